@@ -1,0 +1,92 @@
+"""The fault catalogue: every kind Holdfast can name, in one table that the command line, the docs and the history walk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from detectors.evidence import Sample
+
+
+class Level(StrEnum):
+    """How much a fault asks for, least to most."""
+
+    RECORD = "record"
+    WATCH = "watch"
+    RETRY_STEP = "retry-step"
+    RESTART_PROCESS = "restart-process"
+    RESET_DEVICE = "reset-device"
+    EVICT_WHEN_IDLE = "evict-when-idle"
+    EVICT_NOW = "evict-now"
+    USER_ERROR = "user-error"
+
+
+class Blame(StrEnum):
+    """What a fault speaks against."""
+
+    GPU = "gpu"
+    NODE = "node"
+    NETWORK = "network"
+    STORAGE = "storage"
+    PROCESS = "process"
+    USER_CODE = "user_code"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultKind:
+    """One kind of fault: what it is, how it is seen, and what it asks for."""
+
+    id: str
+    title: str
+    component: str
+    source: str
+    level: Level
+    blame: Blame
+    action: str
+    reference: str
+    sick: Sample
+    healthy: Sample
+    weight: int = 50
+    """How near the root of an incident this kind usually is (100: always a root, 0: always an echo of another)."""
+
+
+CATALOGUE: Final[dict[str, FaultKind]] = {}
+
+
+def kind(entry: FaultKind) -> FaultKind:
+    """Enter *entry* into the catalogue; a second one of the same id is a mistake of ours."""
+    if entry.id in CATALOGUE:
+        raise ValueError(f"fault kind {entry.id} is entered twice")
+    CATALOGUE[entry.id] = entry
+    return entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A catalogue kind seen on a subject."""
+
+    kind: str
+    at: float
+    node: str | None = None
+    rank: int | None = None
+    step: int | None = None
+    quote: str = ""
+    """The evidence in a person's words."""
+    signature: str = ""
+    """What makes two failures the same one (exception type and place, exit status)."""
+    detail: str = ""
+    """Longer evidence: a traceback, the last lines printed."""
+
+    @property
+    def entry(self) -> FaultKind:
+        """The catalogue's entry of this fault."""
+        return CATALOGUE[self.kind]
+
+    @property
+    def subject(self) -> str:
+        """Whom it was seen on."""
+        if self.rank is not None:
+            return f"rank {self.rank} on {self.node}"
+        return f"node {self.node}" if self.node else "job"

@@ -1,0 +1,77 @@
+"""Faults of checkpoints, as the worker that met them reports them. Training goes on through all of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
+from detectors.evidence import CheckpointTrouble, HangLimits, Sample, WorkerExit
+
+_WHOLE: Final = Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
+
+# Kind, title, level, action.
+_KINDS: Final[tuple[tuple[str, str, Level, str], ...]] = (
+    (
+        "checkpoint-corrupt",
+        "A checkpoint's bytes are not those that were written",
+        Level.WATCH,
+        "take the one before; check the storage: a flipped bit is found by checksum only",
+    ),
+    (
+        "checkpoint-torn",
+        "A checkpoint is incomplete",
+        Level.RECORD,
+        "take the one before; something ended in the middle of a copy or a removal",
+    ),
+    (
+        "checkpoint-disk-full",
+        "A checkpoint could not be written: no space left",
+        Level.WATCH,
+        "free space or lower `checkpoint.keep`; training goes on and the next save tries again",
+    ),
+    (
+        "checkpoint-read-only",
+        "A checkpoint could not be written: the place is read-only or forbidden",
+        Level.WATCH,
+        "mend the mount or the permissions; training goes on and the next save tries again",
+    ),
+    (
+        "checkpoint-write-failed",
+        "A checkpoint could not be written",
+        Level.WATCH,
+        "see the reason; training goes on and the next save tries again",
+    ),
+)
+
+for _id, _title, _level, _action in _KINDS:
+    kind(
+        FaultKind(
+            id=_id,
+            title=_title,
+            component="checkpoint",
+            source="worker's report",
+            level=_level,
+            blame=Blame.STORAGE,
+            action=_action,
+            reference="docs/architecture.md",
+            sick=Sample(evidence=CheckpointTrouble(node="n0", rank=0, at=0.0, kind=_id, path="/ckpt/step-00000100", why="sample", step=100)),
+            healthy=_WHOLE,
+            weight=30,
+        )
+    )
+
+UNKNOWN_TROUBLE: Final = "checkpoint-write-failed"
+
+
+def see_trouble(seen: CheckpointTrouble, _limits: HangLimits) -> Fault:
+    """Name a checkpoint's trouble; a word we do not know is a failed write, never nothing."""
+    known = {entry[0] for entry in _KINDS}
+    return Fault(
+        kind=seen.kind if seen.kind in known else UNKNOWN_TROUBLE,
+        at=seen.at,
+        node=seen.node,
+        rank=seen.rank,
+        step=seen.step,
+        quote=f"{seen.path}: {seen.why}",
+        signature=f"{seen.kind} {seen.path}",
+    )

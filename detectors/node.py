@@ -1,0 +1,70 @@
+"""Faults of agents and whole nodes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
+from detectors.evidence import AgentSilence, Blind, HangLimits, Sample
+
+_GONE: Final = "its connection ended"
+
+AGENT_LOST: Final = kind(
+    FaultKind(
+        id="agent-lost",
+        title="An agent died, but its node still answers",
+        component="agent",
+        source="agent connection, second look at the node",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.PROCESS,
+        action="start a new agent on the node and restart the workers, which died with the old one",
+        reference="docs/architecture.md",
+        sick=Sample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=True)),
+        healthy=Sample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=True)),
+        weight=95,
+    )
+)
+NODE_LOST: Final = kind(
+    FaultKind(
+        id="node-lost",
+        title="A whole node is gone: neither its agent nor the node answers",
+        component="node",
+        source="agent connection, second look at the node",
+        level=Level.EVICT_NOW,
+        blame=Blame.NODE,
+        action="replace the node by a spare and restart the workers",
+        reference="docs/architecture.md",
+        sick=Sample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=False)),
+        healthy=Sample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=False)),
+        weight=100,
+    )
+)
+NODE_UNKNOWN: Final = kind(
+    FaultKind(
+        id="node-unknown",
+        title="An agent is gone and nobody could look whether its node lives",
+        component="node",
+        source="agent connection",
+        level=Level.EVICT_NOW,
+        blame=Blame.NODE,
+        action="treat the node as lost: its workers cannot be reached",
+        reference="docs/architecture.md",
+        sick=Sample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=Blind("the probe could not run"))),
+        healthy=Sample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=Blind("the probe could not run"))),
+        weight=97,
+    )
+)
+
+
+def see_silence(seen: AgentSilence, _limits: HangLimits) -> Fault | None:
+    """Name what an agent's silence means, by a second look at its node; None while the agent speaks."""
+    if not seen.why:
+        return None
+    if isinstance(seen.node_answers, Blind):
+        entry, second = NODE_UNKNOWN, f"whether the node lives could not be seen ({seen.node_answers.why})"
+    elif seen.node_answers:
+        entry, second = AGENT_LOST, "the node itself answers"
+    else:
+        entry, second = NODE_LOST, "the node does not answer either"
+    quote = f"the agent is gone ({seen.why}); {second}"
+    return Fault(kind=entry.id, at=seen.at, node=seen.node, step=seen.step, quote=quote, signature=entry.id)

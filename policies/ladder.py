@@ -1,0 +1,266 @@
+"""The recovery ladder: ordered rules from a case to a decision. The first answer wins; the last rule always answers.
+
+A `Case` holds all that a rule may know, its own *now* included. A rule that does not answer says why (`Pass`), so that a person can later
+read which rules were passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from detectors.catalogue import Level
+from detectors.diagnosis import Diagnosis
+
+
+class Rung(StrEnum):
+    """What can be done about an incident, finest first."""
+
+    RESTART_IN_PLACE = "restart-in-place"
+    REPLACE_NODE = "replace-node"
+    SHRINK = "shrink"
+    WAIT_FOR_CAPACITY = "wait-for-capacity"
+    GIVE_UP = "give-up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """One earlier recovery of this job."""
+
+    at: float
+    rung: Rung
+    node: str | None
+    """The node the root fault spoke against."""
+    gained: bool
+    """Whether the job made a step it had never made before, until the next fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How often recovery may be tried: seconds and counts."""
+
+    in_place: int = 3
+    window: float = 3600.0
+    recoveries: int = 20
+    fruitless: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """All that a rule may know."""
+
+    now: float
+    diagnosis: Diagnosis
+    members: tuple[str, ...]
+    """Nodes that hold ranks, in the order of their ranks."""
+    lost: frozenset[str] = frozenset()
+    """Members that no longer answer, or cannot run workers."""
+    spares: tuple[str, ...] = ()
+    """Healthy nodes with an agent and no ranks."""
+    least: int = 1
+    past: tuple[Recovery, ...] = ()
+    tried: tuple[Rung, ...] = ()
+    """Rungs that failed already in this incident."""
+    budget: Budget = Budget()
+
+    @property
+    def blamed(self) -> frozenset[str]:
+        """Members that have to go at any rung above a restart in place: the lost ones and the root fault's own."""
+        node = self.diagnosis.root.node
+        return self.lost | ({node} if node in self.members else frozenset())
+
+    def recent(self) -> list[Recovery]:
+        """Return the recoveries within the budget's window."""
+        return [one for one in self.past if self.now - one.at < self.budget.window]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do, and why, in words that go unchanged into log, history, UI and CLI."""
+
+    rung: Rung
+    because: str
+    drop: tuple[str, ...] = ()
+    """Members that leave."""
+    add: tuple[str, ...] = ()
+    """Spares that take their places."""
+    need: int = 0
+    """Nodes to wait for."""
+    rotate: bool = False
+    """Give every rank to another node, so that a failure that follows the rank is told from one that stays with the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Not mine, and why."""
+
+    why: str
+
+
+Rule = Callable[[Case], Decision | Pass]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopForUserError:
+    """Stop at once when the script is at fault: retries would burn time and blame nodes."""
+
+    def __call__(self, case: Case) -> Decision | Pass:
+        """Answer a user's error."""
+        if case.diagnosis.root.entry.level is not Level.USER_ERROR:
+            return Pass("no user error")
+        return Decision(rung=Rung.GIVE_UP, because=case.diagnosis.because)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWhenFruitless:
+    """Stop when recoveries bring the job nowhere."""
+
+    def __call__(self, case: Case) -> Decision | Pass:
+        """Answer when the newest *fruitless* recoveries all ended without a new step."""
+        run = 0
+        for one in reversed(case.past):
+            if one.gained:
+                break
+            run += 1
+        if run < case.budget.fruitless:
+            return Pass(f"{run} of {case.budget.fruitless} recoveries in a row without a new step")
+        return Decision(
+            rung=Rung.GIVE_UP,
+            because=f"{run} recoveries in a row brought no new step; last: {case.diagnosis.because}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWhenSpent:
+    """Stop when the job has used up its recoveries."""
+
+    def __call__(self, case: Case) -> Decision | Pass:
+        """Answer when the window holds as many recoveries as the budget allows."""
+        used, most = len(case.recent()), case.budget.recoveries
+        if used < most:
+            return Pass(f"{used} of {most} recoveries used")
+        return Decision(
+            rung=Rung.GIVE_UP,
+            because=f"{used} recoveries within {case.budget.window:.0f} s are as many as the budget allows; last: {case.diagnosis.because}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartInPlace:
+    """Restart the workers on the nodes they have, until the node's budget is spent."""
+
+    def __call__(self, case: Case) -> Decision | Pass:
+        """Answer a fault of a process whose node still answers."""
+        root = case.diagnosis.root
+        if case.lost:
+            return Pass(f"{', '.join(sorted(case.lost))} no longer answers")
+        if Rung.RESTART_IN_PLACE in case.tried:
+            return Pass("tried already in this incident")
+        if root.entry.level is Level.EVICT_NOW:
+            return Pass(f"{root.kind} asks to leave the node")
+        used = sum(one.node == root.node and one.rung is Rung.RESTART_IN_PLACE for one in case.recent())
+        if used >= case.budget.in_place:
+            return Pass(f"{used} restarts of {root.node or 'the job'} within {case.budget.window:.0f} s are as many as the budget allows")
+        rotate = root.kind in ("worker-exception", "worker-exit-code", "worker-exit-early") and len(case.members) > 1
+        because = f"{case.diagnosis.because}; restart {used + 1} of {case.budget.in_place} within {case.budget.window:.0f} s"
+        if rotate:
+            because += ", with the ranks on other nodes to see whether the failure follows the step"
+        return Decision(rung=Rung.RESTART_IN_PLACE, because=because, rotate=rotate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceBySpare:
+    """Give the places of bad nodes to spares."""
+
+    def __call__(self, case: Case) -> Decision | Pass:
+        """Answer when there are enough spares for all that have to go."""
+        bad = tuple(node for node in case.members if node in case.blamed)
+        if not bad:
+            return Pass("no node is to blame")
+        if Rung.REPLACE_NODE in case.tried and not case.lost:
+            return Pass("tried already in this incident")
+        if len(case.spares) < len(bad):
+            return Pass(f"{len(case.spares)} spare(s) for {len(bad)} node(s)")
+        add = case.spares[: len(bad)]
+        because = f"{case.diagnosis.because}; {', '.join(add)} takes the place of {', '.join(bad)}"
+        return Decision(rung=Rung.REPLACE_NODE, because=because, drop=bad, add=add)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shrink:
+    """Go on with what is left, down to the least width the job allows."""
+
+    def __call__(self, case: Case) -> Decision | Pass:
+        """Answer when the nodes left, spares included, are at least *least*."""
+        bad = tuple(node for node in case.members if node in case.blamed)
+        if not bad:
+            return Pass("no node is to blame")
+        left = len(case.members) - len(bad)
+        add = case.spares[: len(bad)]
+        if left + len(add) < case.least:
+            return Pass(f"{left + len(add)} node(s) left, the job needs {case.least}")
+        because = f"{case.diagnosis.because}; no spare for {', '.join(bad[len(add) :])}: on with {left + len(add)} node(s), at least {case.least} are needed"
+        return Decision(rung=Rung.SHRINK, because=because, drop=bad, add=add)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitForCapacity:
+    """Wait until enough nodes are back: as many as the job needs at least, or its full width."""
+
+    full: bool = False
+
+    def __call__(self, case: Case) -> Decision | Pass:
+        """Answer when nodes are lost: they may come back, or others may."""
+        if not case.blamed:
+            return Pass("no node is to blame")
+        if Rung.WAIT_FOR_CAPACITY in case.tried:
+            return Pass("waited already in this incident")
+        bad = tuple(node for node in case.members if node in case.blamed)
+        need = len(case.members) if self.full else case.least
+        because = f"{case.diagnosis.because}; too few nodes are left, so the job waits until it has {need}"
+        return Decision(rung=Rung.WAIT_FOR_CAPACITY, because=because, drop=bad, add=case.spares[: len(bad)], need=need)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """Always answer: nothing else is left."""
+
+    def __call__(self, case: Case) -> Decision | Pass:
+        """End the job with a verdict."""
+        tried = f" (tried: {', '.join(case.tried)})" if case.tried else ""
+        return Decision(rung=Rung.GIVE_UP, because=f"{case.diagnosis.because}; no rung of the ladder is left{tried}")
+
+
+Policy = tuple[Rule, ...]
+
+_STOPS: Final = (StopForUserError(), StopWhenFruitless(), StopWhenSpent())
+
+POLICIES: Final[dict[str, Policy]] = {
+    # Waits for its full width rather than train on fewer nodes.
+    "patient": (*_STOPS, RestartInPlace(), ReplaceBySpare(), WaitForCapacity(full=True), Shrink(), GiveUp()),
+    "balanced": (*_STOPS, RestartInPlace(), ReplaceBySpare(), Shrink(), WaitForCapacity(), GiveUp()),
+    # Leaves a node at its first fault while there are spares.
+    "aggressive": (*_STOPS, ReplaceBySpare(), RestartInPlace(), Shrink(), WaitForCapacity(), GiveUp()),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A decision with the rule that made it and those that passed."""
+
+    decision: Decision
+    rule: str
+    passed_over: dict[str, str]
+
+
+def decide(policy: Policy, case: Case) -> Answer:
+    """Return the first answer of *policy* to *case*."""
+    passed: dict[str, str] = {}
+    for rule in policy:
+        answer = rule(case)
+        if isinstance(answer, Decision):
+            return Answer(decision=answer, rule=repr(rule), passed_over=passed)
+        passed[type(rule).__name__] = answer.why
+    raise AssertionError("a policy whose last rule does not always answer")  # noqa: EM101

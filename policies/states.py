@@ -1,0 +1,100 @@
+"""The life of a job: one table of states and moves. What it does not list is refused; the docs draw their diagram from it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+
+class State(StrEnum):
+    """Where a job is in its life."""
+
+    LAUNCHING = "LAUNCHING"
+    RUNNING = "RUNNING"
+    DIAGNOSING = "DIAGNOSING"
+    ISOLATING = "ISOLATING"
+    RESCHEDULING = "RESCHEDULING"
+    RESUMING = "RESUMING"
+    WAITING = "WAITING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class Event(StrEnum):
+    """What moves a job on."""
+
+    STARTED = "started"
+    """Every worker runs, and every one known to report steps made its first."""
+    FINISHED = "finished"
+    """Every worker ended well."""
+    FAULTED = "faulted"
+    """A symptom was seen that somebody has to explain."""
+    DISMISSED = "dismissed"
+    """The diagnosis found nothing to act on."""
+    DECIDED = "decided"
+    """A policy chose a rung of the ladder."""
+    ISOLATED = "isolated"
+    """Every rank has stopped and the faulty nodes are out."""
+    PLACED = "placed"
+    """A new membership is agreed."""
+    SHORT = "short"
+    """There are fewer healthy nodes than the job can use."""
+    GAINED = "gained"
+    """Enough nodes are back."""
+    GAVE_UP = "gave-up"
+    """No rung is left, or the job is the user's to mend."""
+    STOP_ASKED = "stop-asked"
+    """A person asked the job to stop."""
+
+
+MOVES: Final[dict[tuple[State, Event], State]] = {
+    (State.LAUNCHING, Event.STARTED): State.RUNNING,
+    (State.LAUNCHING, Event.FAULTED): State.DIAGNOSING,
+    (State.LAUNCHING, Event.FINISHED): State.COMPLETED,
+    (State.LAUNCHING, Event.GAVE_UP): State.FAILED,
+    (State.LAUNCHING, Event.STOP_ASKED): State.CANCELLED,
+    (State.RUNNING, Event.FAULTED): State.DIAGNOSING,
+    (State.RUNNING, Event.FINISHED): State.COMPLETED,
+    (State.RUNNING, Event.STOP_ASKED): State.CANCELLED,
+    (State.DIAGNOSING, Event.DISMISSED): State.RUNNING,
+    (State.DIAGNOSING, Event.DECIDED): State.ISOLATING,
+    (State.DIAGNOSING, Event.GAVE_UP): State.FAILED,
+    (State.DIAGNOSING, Event.STOP_ASKED): State.CANCELLED,
+    (State.ISOLATING, Event.ISOLATED): State.RESCHEDULING,
+    (State.ISOLATING, Event.FAULTED): State.DIAGNOSING,
+    (State.ISOLATING, Event.STOP_ASKED): State.CANCELLED,
+    (State.RESCHEDULING, Event.PLACED): State.RESUMING,
+    (State.RESCHEDULING, Event.SHORT): State.WAITING,
+    (State.RESCHEDULING, Event.FAULTED): State.DIAGNOSING,
+    (State.RESCHEDULING, Event.STOP_ASKED): State.CANCELLED,
+    (State.RESUMING, Event.STARTED): State.RUNNING,
+    (State.RESUMING, Event.FINISHED): State.COMPLETED,
+    (State.RESUMING, Event.FAULTED): State.DIAGNOSING,
+    (State.RESUMING, Event.STOP_ASKED): State.CANCELLED,
+    (State.WAITING, Event.GAINED): State.RESCHEDULING,
+    (State.WAITING, Event.FAULTED): State.DIAGNOSING,
+    (State.WAITING, Event.STOP_ASKED): State.CANCELLED,
+}
+
+TERMINAL: Final = frozenset(State) - {state for state, _ in MOVES}
+"""States that nothing leaves: computed, never listed."""
+
+
+class UnlistedMove(ValueError):
+    """A move that `MOVES` does not list: ours to mend, never the operator's."""
+
+    def __init__(self, state: State, event: Event) -> None:
+        super().__init__(state, event)
+        self.state, self.event = state, event
+
+    def __str__(self) -> str:
+        return f"no move from {self.state} on '{self.event}'"
+
+
+def advance(state: State, event: Event) -> State:
+    """Return where *event* takes a job; refuse what the table does not list."""
+    try:
+        return MOVES[state, event]
+    except KeyError:
+        raise UnlistedMove(state, event) from None
