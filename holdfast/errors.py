@@ -1,0 +1,208 @@
+"""Everything Holdfast raises on purpose, named for what the caller can do about it.
+
+HoldfastError
+├── OperatorError            a person can mend it: says what is wrong, where, and the cure
+│   ├── BadFile              a job, cluster or policy file that cannot be used as it is
+│   ├── JobAlreadyRunning    another flow holds the lease of this job
+│   ├── NotEnoughNodes       more nodes wanted than the cluster can give
+│   ├── NotWritable          a directory that must be written cannot be
+│   ├── UnknownJob           no job of that name in the history
+│   ├── UnknownIncident      no incident of that number or id in the history
+│   └── HistoryTrouble       the history cannot be used
+│       ├── HistoryCorrupt   its file is not a database, or is damaged
+│       ├── HistoryLocked    another program holds it and does not let go
+│       ├── HistoryTooNew    a newer Holdfast wrote it
+│       └── HistoryUnreachable  the database server does not answer
+└── WorldError               something outside failed: policies decide what follows
+    ├── NodeLost             a node gives no sign of life
+    ├── AgentGone            the agent's connection ended
+    ├── OrderRefused         an agent understood an order and said no
+    └── LeaseLost            another flow took over this job
+
+Every class passes its fields to ``Exception.__init__``, so each survives pickling (Prefect and torch need it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class HoldfastError(Exception):
+    """Anything Holdfast raises on purpose."""
+
+
+class OperatorError(HoldfastError):
+    """A person can mend it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing wrong with a file: the *field*, the *reason* and the *cure*."""
+
+    field: str
+    reason: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.reason}. {self.cure}"
+
+
+class BadFile(OperatorError):
+    """A job, cluster or policy file that cannot be used as it is."""
+
+    def __init__(self, path: str, problems: tuple[Problem, ...]) -> None:
+        super().__init__(path, problems)
+        self.path, self.problems = path, problems
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.path}: {len(self.problems)} problem(s)", *(f"  {p}" for p in self.problems)])
+
+
+class JobAlreadyRunning(OperatorError):
+    """Another flow holds the lease of this job."""
+
+    def __init__(self, job: str, holder: str) -> None:
+        super().__init__(job, holder)
+        self.job, self.holder = job, holder
+
+    def __str__(self) -> str:
+        return (
+            f"job '{self.job}' is already running, held by {self.holder}. "
+            f"Watch it with `holdfast status {self.job}`, stop it with `holdfast stop {self.job}`, or give this one another name."
+        )
+
+
+class NotEnoughNodes(OperatorError):
+    """More nodes wanted than the cluster can give."""
+
+    def __init__(self, wanted: int, free: int, cluster: str, detail: str = "") -> None:
+        super().__init__(wanted, free, cluster, detail)
+        self.wanted, self.free, self.cluster, self.detail = wanted, free, cluster, detail
+
+    def __str__(self) -> str:
+        detail = f" ({self.detail})" if self.detail else ""
+        return (
+            f"the job wants {self.wanted} node(s) but cluster '{self.cluster}' has {self.free} free{detail}. "
+            "Lower `nodes.wanted` or `nodes.spare`, or give the cluster more nodes; `holdfast nodes` lists them."
+        )
+
+
+class NotWritable(OperatorError):
+    """A directory that must be written cannot be."""
+
+    def __init__(self, what: str, path: str, reason: str) -> None:
+        super().__init__(what, path, reason)
+        self.what, self.path, self.reason = what, path, reason
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.path} cannot be written: {self.reason}. Create it, free space, or mend its permissions, or name another one."
+
+
+class UnknownJob(OperatorError):
+    """No job of that name in the history."""
+
+    def __init__(self, job: str, known: tuple[str, ...] = ()) -> None:
+        super().__init__(job, known)
+        self.job, self.known = job, known
+
+    def __str__(self) -> str:
+        known = f" Known jobs: {', '.join(self.known)}." if self.known else ""
+        return f"no job '{self.job}' in the history.{known} `holdfast history` lists all."
+
+
+class UnknownIncident(OperatorError):
+    """No incident of that number or id in the history."""
+
+    def __init__(self, incident: str) -> None:
+        super().__init__(incident)
+        self.incident = incident
+
+    def __str__(self) -> str:
+        return f"no incident '{self.incident}' in the history. `holdfast history JOB` lists the incidents of a job."
+
+
+class HistoryTrouble(OperatorError):
+    """The history cannot be used."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason)
+        self.url, self.reason = url, reason
+
+    def __str__(self) -> str:
+        return f"history {self.url}: {self.reason}."
+
+
+class HistoryCorrupt(HistoryTrouble):
+    """Its file is not a database, or is damaged."""
+
+    def __str__(self) -> str:
+        return f"history {self.url} is damaged: {self.reason}. Nothing was changed. Move the file away to start a new history, or restore a backup."
+
+
+class HistoryLocked(HistoryTrouble):
+    """Another program holds it and does not let go."""
+
+    def __str__(self) -> str:
+        return f"history {self.url} is locked by another program: {self.reason}. End that program, or name another history by HOLDFAST_HISTORY."
+
+
+class HistoryTooNew(HistoryTrouble):
+    """A newer Holdfast wrote it."""
+
+    def __str__(self) -> str:
+        return f"history {self.url} was written by a newer Holdfast: {self.reason}. Upgrade this one, or name another history by HOLDFAST_HISTORY."
+
+
+class HistoryUnreachable(HistoryTrouble):
+    """The database server does not answer."""
+
+    def __str__(self) -> str:
+        return f"history {self.url} cannot be reached: {self.reason}. Start the database, or mend HOLDFAST_HISTORY."
+
+
+class WorldError(HoldfastError):
+    """Something outside failed: policies decide what follows."""
+
+
+class NodeLost(WorldError):
+    """A node gives no sign of life."""
+
+    def __init__(self, node: str, why: str) -> None:
+        super().__init__(node, why)
+        self.node, self.why = node, why
+
+    def __str__(self) -> str:
+        return f"node {self.node} is lost: {self.why}"
+
+
+class AgentGone(WorldError):
+    """The agent's connection ended."""
+
+    def __init__(self, node: str, why: str) -> None:
+        super().__init__(node, why)
+        self.node, self.why = node, why
+
+    def __str__(self) -> str:
+        return f"the agent of node {self.node} is gone: {self.why}"
+
+
+class OrderRefused(WorldError):
+    """An agent understood an order and said no."""
+
+    def __init__(self, node: str, order: str, why: str) -> None:
+        super().__init__(node, order, why)
+        self.node, self.order, self.why = node, order, why
+
+    def __str__(self) -> str:
+        return f"node {self.node} refused '{self.order}': {self.why}"
+
+
+class LeaseLost(WorldError):
+    """Another flow took over this job."""
+
+    def __init__(self, job: str, holder: str) -> None:
+        super().__init__(job, holder)
+        self.job, self.holder = job, holder
+
+    def __str__(self) -> str:
+        return f"the lease of job '{self.job}' went to {self.holder}; this flow stops steering and leaves the workers alone"

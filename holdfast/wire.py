@@ -1,0 +1,103 @@
+"""The one protocol: JSON lines over unix sockets, between flow and agent, and between agent and worker.
+
+Standard library only: it is imported by the agent, by the runtime inside the training process, and by the control side.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+PROTOCOL: Final = 1
+"""Version spoken in every hello; another one is refused with a cure."""
+
+LONGEST_LINE: Final = 4 * 1024 * 1024
+"""Bytes. A longer line is not a message of ours."""
+
+Message = dict[str, Any]
+
+
+class BadLine(ValueError):
+    """A line that is not a message: not JSON, not an object, or too long."""
+
+
+def encode(message: Message) -> bytes:
+    """Return *message* as one line. NaN and infinities travel as Python's JSON writes them (``NaN``)."""
+    return json.dumps(message, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Return the message in *line*; raise `BadLine` for anything that is not one JSON object."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadLine(f"not JSON: {line[:80]!r}") from error
+    if not isinstance(message, dict):
+        raise BadLine(f"not an object: {line[:80]!r}")
+    return message
+
+
+class LineBuffer:
+    """Collect bytes as they arrive and give back whole messages."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Take *data* and yield every message that is now complete; raise `BadLine` on garbage."""
+        self._rest += data
+        if len(self._rest) > LONGEST_LINE and b"\n" not in self._rest:
+            raise BadLine("line too long")
+        *lines, rest = self._rest.split(b"\n")
+        self._rest = bytearray(rest)
+        for line in lines:
+            if line.strip():
+                yield decode(bytes(line))
+
+
+@contextmanager
+def reachable(path: Path) -> Iterator[str]:
+    """Give an address for the socket at *path* that fits into the 108 bytes the kernel allows.
+
+    A node's directory may lie deep; going through an open descriptor of the folder makes its depth irrelevant.
+    """
+    if len(os.fsencode(path)) < 100:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def connect(path: Path, *, seconds: float | None = None) -> socket.socket:
+    """Connect to the unix socket at *path*; raise ``OSError`` when nobody listens there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.settimeout(seconds)
+        with reachable(path) as address:
+            sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def listen(path: Path) -> socket.socket:
+    """Listen on a unix socket at *path* that only its owner may open (mode 0600); replace a stale one."""
+    path.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    old = os.umask(0o177)
+    try:
+        with reachable(path) as address:
+            sock.bind(address)
+    finally:
+        os.umask(old)
+    sock.listen(128)
+    return sock
