@@ -1,0 +1,1 @@
+"""What Prefect runs: flows that read as sentences made of tasks."""

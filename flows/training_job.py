@@ -1,0 +1,69 @@
+"""The training-job flow: one job's life as a state machine; it turns once an incident."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from prefect import flow
+from prefect.states import Cancelled, Completed, Failed
+from prefect.states import State as FlowState
+
+from holdfast.control.run import Run
+from holdfast.control.steering import steering
+from holdfast.spec import Cluster, LocalCluster, TrainingJob
+from policies.states import State
+from tasks.detect import detect
+from tasks.isolate import isolate
+from tasks.launch import launch
+from tasks.monitor import monitor
+from tasks.publish import Publisher
+from tasks.reschedule import reschedule, wait_for_capacity
+from tasks.resume import resume
+from tasks.turn import Turn
+
+TURNS: Final[dict[State, Callable[[str], Turn | None]]] = {
+    State.LAUNCHING: launch,
+    State.RUNNING: monitor,
+    State.DIAGNOSING: detect,
+    State.ISOLATING: isolate,
+    State.RESCHEDULING: reschedule,
+    State.RESUMING: resume,
+    State.WAITING: wait_for_capacity,
+}
+"""Which task takes a job out of which state."""
+
+
+@flow(name="training-job", flow_run_name="train {job.name}", validate_parameters=True)
+def training_job(job: TrainingJob, cluster: Cluster = LocalCluster()) -> FlowState:
+    """Keep a training job running through faults until it completes, fails for good, or is stopped.
+
+    A job of this name that already runs without a flow is adopted: no step is lost and no worker restarts.
+
+    Args:
+        job: What to run, on how many nodes, and how it recovers.
+        cluster: Where the nodes come from.
+    """
+    publisher = Publisher(job.name)
+    with steering(job, cluster, publisher.tell) as run:
+        while not run.over:
+            turn = TURNS[run.state](job.name)
+            if turn is not None:
+                run.move(*turn)
+    publisher.close()
+    return verdict(run)
+
+
+def verdict(run: Run) -> FlowState:
+    """Return the job's end as Prefect's: with the words that moved it there."""
+    if run.state is State.COMPLETED:
+        return Completed(message=run.moved)
+    return Cancelled(message=run.moved) if run.state is State.CANCELLED else Failed(message=run.moved)
+
+
+if __name__ == "__main__":
+    from flows import program
+    from flows.training_job import training_job as steer  # under its importable name, as tasks and artifacts will know it
+
+    sys.exit(program.main(sys.argv[1:], steer))

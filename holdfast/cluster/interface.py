@@ -1,0 +1,58 @@
+"""What every kind of cluster can do. The control side knows no other way to reach a node."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """What can be seen of a node from outside: its agent, and the job that holds it."""
+
+    name: str
+    standing: str
+    """``up``: its agent serves; ``idle``: it answers and runs no agent; ``off``: it does not answer."""
+    job: str | None = None
+    agent: str = "down"
+    pid: int | None = None
+
+
+class NodeSource(Protocol):
+    """A cluster's nodes."""
+
+    name: str
+
+    def names(self) -> list[str]:
+        """Return the names of all nodes, in a fixed order."""
+        ...
+
+    def start_agent(self, node: str) -> None:
+        """Start an agent on *node* and wait until it listens; raise `NodeLost` when that cannot be."""
+        ...
+
+    def connect(self, node: str) -> socket.socket:
+        """Return a connection to the agent of *node*; raise ``OSError`` when nobody listens."""
+        ...
+
+    def answers(self, node: str) -> bool:
+        """Tell whether *node* itself answers, independently of its agent."""
+        ...
+
+    def fence(self, node: str) -> list[int]:
+        """Make sure that nothing a job started on *node* runs any more; return the pids that had to be killed."""
+        ...
+
+    def address(self, node: str) -> str:
+        """Return the address under which workers reach *node*."""
+        ...
+
+    def survey(self) -> list[NodeView]:
+        """Look at every node."""
+        ...
+
+    def folder(self, node: str) -> Path:
+        """Return the folder on *node* that holds its agent's files."""
+        ...

@@ -1,0 +1,129 @@
+"""Adopt a job that runs without a flow: from the history, and from the journals of its agents."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from detectors.catalogue import CATALOGUE, Fault
+from detectors.diagnosis import Before
+from holdfast.control.incident import IncidentInWork
+from holdfast.control.run import Attempt, Run
+from holdfast.errors import WorldError
+from holdfast.history import models, queries
+from holdfast.log import note
+from holdfast.wire import Message
+from policies.ladder import Decision, Rung
+from policies.states import Event, State
+
+log = logging.getLogger("holdfast.control")
+
+
+def adopt(run: Run) -> None:
+    """Take up *run* where the flow before left it; faults that happened in between are in the agents' journals."""
+    last = queries.state_of(run.history, run.job.id)
+    run.state = State(last.after) if last is not None else State.LAUNCHING
+    _remember(run)
+    row = queries.newest_generation(run.history, run.job.id)
+    generation = row.number if row else 0
+    membership = {node: list(ranks) for node, ranks in row.ranks.items()} if row else {}
+    told = _reach(run, sorted({*membership, *_ours(run)}))
+    newest: Message = max(told.values(), key=lambda one: one["generation"], default={"generation": 0, "membership": {}})
+    if newest["generation"] > generation:  # the flow died between its order and its note of it
+        generation, membership = newest["generation"], newest["membership"]
+    _continue(run, generation, membership, row)
+    for node in membership:
+        if node not in told:
+            run.fleet.unreached[node] = "no agent was there to adopt"
+    run.pump(0.0)
+    run.managed = run.managed or run.board.managed()
+    alive = sum(len(one["workers"]) for one in told.values())
+    run.remark(f"a new flow adopted the job in state {run.state}: {alive} worker(s) of generation {generation} live on {len(told)} node(s)")
+    _reenter(run)
+
+
+def _ours(run: Run) -> list[str]:
+    return [view.name for view in run.fleet.source.survey() if view.job == run.job.id]
+
+
+def _reach(run: Run, nodes: list[str]) -> dict[str, Message]:
+    answers = run.fleet.each(nodes, run.fleet.adopt)
+    for node, answer in answers.items():
+        if isinstance(answer, WorldError):
+            note(log, "agent.not-adopted", node=node, why=answer)
+    return {node: answer for node, answer in answers.items() if not isinstance(answer, WorldError)}
+
+
+def _continue(run: Run, generation: int, membership: dict[str, list[int]], row: models.Generation | None) -> None:
+    """Replay what the agents told into the board of the generation that runs."""
+    recorded = [one.step for one in queries.steps(run.history, run.job.id) if one.generation == generation]
+    saved = [one.step or 0 for one in queries.checkpoints(run.history, run.job.id) if one.generation == generation and not one.trouble]
+    run.continue_generation(generation, membership, recorded=max(recorded, default=0), saved=max(saved, default=0))
+    run.port = row.port if row else 0
+    for step in queries.steps(run.history, run.job.id):
+        if step.generation == generation:
+            run.board.durations.append((step.step, step.seconds))
+
+
+def _remember(run: Run) -> None:
+    """Take the job's past from the history: recoveries, failures, the newest step, and the incident in work."""
+    last = queries.last_step(run.history, run.job.id)
+    run.best = last.step if last else 0
+    run.managed = last is not None
+    known = queries.incidents(run.history, run.job.id)
+    run.incidents = max((one.number for one in known), default=0)
+    faults = queries.faults(run.history, run.job.id)
+    for decision in queries.decisions(run.history, run.job.id):
+        if decision.rung == Rung.GIVE_UP:
+            continue
+        incident = next((one for one in known if one.id == decision.incident_id), None)
+        root = next((one for one in faults if one.incident_id == decision.incident_id and one.root), None)
+        run.attempts.append(
+            Attempt(
+                at=decision.at,
+                rung=Rung(decision.rung),
+                node=root.node if root else None,
+                best=(incident.step_before or 0) if incident else 0,
+            )
+        )
+        if root:
+            run.befores.append(Before(node=root.node, step=root.step, signature=str(root.evidence.get("signature", ""))))
+    opened = queries.open_incident(run.history, run.job.id)
+    if opened is not None:
+        run.incident = _incident(run, opened, [one for one in faults if one.incident_id == opened.id])
+
+
+def _incident(run: Run, row: models.Incident, faults: list[models.Fault]) -> IncidentInWork:
+    decided = queries.decisions(run.history, incident_id=row.id)
+    incident = IncidentInWork(row=row, lap_at=row.fault_at, board=run.board)
+    incident.lap("detect", row.detected_at)
+    incident.faults = [_fault(one) for one in faults if one.kind in CATALOGUE]
+    if decided:
+        incident.decision, incident.rung_at = _decision(decided[-1]), decided[-1].at
+        incident.lap("diagnose", decided[-1].at)
+    return incident
+
+
+def _fault(row: models.Fault) -> Fault:
+    text = {name: str(row.evidence.get(name, "")) for name in ("quote", "signature", "detail")}
+    return Fault(kind=row.kind, at=row.at, node=row.node, rank=row.rank, step=row.step, **text)
+
+
+def _decision(row: models.Decision) -> Decision:
+    act: dict[str, Any] = row.act
+    return Decision(
+        rung=Rung(row.rung),
+        because=row.because,
+        drop=tuple(act.get("drop", ())),
+        add=tuple(act.get("add", ())),
+        need=int(act.get("need", 0)),
+        rotate=bool(act.get("rotate", False)),
+    )
+
+
+def _reenter(run: Run) -> None:
+    """Choose where to go on: a recovery that was cut short is decided anew, on what is known now."""
+    whole = run.board.all_started() and bool(run.members)
+    cut_short = run.state in (State.ISOLATING, State.RESCHEDULING) or (run.state is State.RESUMING and not whole)
+    if cut_short:
+        run.move(Event.FAULTED, "the flow died in the middle of this recovery")

@@ -1,0 +1,266 @@
+"""What is known of one generation: folded from the agents' events, asked by the tasks. No I/O.
+
+All of it belongs to one generation; the next one starts with an empty board, so that nothing begun and never ended can look like a fault later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from detectors.evidence import Blind, CheckpointTrouble, Evidence, HangLimits, Overrun, Progress, Raised, RankProgress, StartTrouble, WorkerExit, WorkerStop
+from detectors.progress import WINDOW
+from holdfast.wire import Message
+
+
+@dataclass(slots=True, kw_only=True)
+class RankView:
+    """One rank as its node's agent tells of it. Times are the agent's wall clock."""
+
+    rank: int
+    node: str
+    pid: int | None = None
+    started: float | None = None
+    managed: bool = False
+    hello: bool = False
+    step: int = 0
+    first_step: float | None = None
+    first_step_number: int | None = None
+    until: int | None = None
+    resumed: int | None = None
+    marks: dict[str, float] = field(default_factory=dict)
+    beat: dict[str, Any] = field(default_factory=dict)
+    beat_at: float = 0.0
+    stopped: tuple[int, float] | None = None
+    raised: bool = False
+    ended: bool = False
+    well: bool = False
+
+    def reached(self) -> tuple[str, int, str]:
+        """Return the node, how far this rank's start came, and that in words."""
+        stages = ((self.first_step, "has stepped"), (self.resumed is not None, "has loaded its state"), (self.marks, "has joined the group"))
+        for far, (true, words) in zip((4, 3, 2), stages, strict=True):
+            if true:
+                return self.node, far, words
+        return self.node, int(self.started is not None), "has started" if self.started is not None else "has not started"
+
+
+class Board:
+    """One generation's ranks, the evidence against them, and how far they are."""
+
+    def __init__(self, generation: int, membership: dict[str, list[int]]) -> None:
+        self.generation, self.membership = generation, membership
+        self.ranks = {rank: RankView(rank=rank, node=node) for node, ranks in membership.items() for rank in ranks}
+        self.evidence: list[Evidence] = []
+        self.gone: set[str] = set()
+        """Nodes all of whose workers have ended by our order."""
+        self.durations: deque[tuple[int, float]] = deque(maxlen=100_000)
+        self.step_before = 0
+        """Newest step any rank has finished."""
+        self.overrun: Overrun | None = None
+
+    # -- taking in ----------------------------------------------------------------------------------------------------
+
+    def take(self, node: str, event: Message) -> None:
+        """Fold one event of *node*'s agent in; what belongs to another generation is dropped."""
+        if event.get("generation", self.generation) != self.generation:
+            return
+        handler = getattr(self, "_on_" + str(event["event"]).replace(".", "_"), None)
+        if handler is not None:
+            handler(node, event)
+
+    def _on_worker_started(self, _node: str, event: Message) -> None:
+        view = self.ranks[event["rank"]]
+        view.pid, view.started = event["pid"], event["at"]
+
+    def _on_worker_hello(self, _node: str, event: Message) -> None:
+        self.ranks[event["rank"]].hello = True
+
+    def _on_mark(self, _node: str, event: Message) -> None:
+        view = self.ranks[event["rank"]]
+        view.managed = True
+        view.marks[event["name"]] = event["seconds"]
+
+    def _on_resumed(self, _node: str, event: Message) -> None:
+        view = self.ranks[event["rank"]]
+        view.managed, view.resumed, view.step = True, event["step"], event["step"]
+        self.step_before = max(self.step_before, event["step"])
+
+    def _on_worker_stepped(self, _node: str, event: Message) -> None:
+        view = self.ranks[event["rank"]]
+        view.managed, view.first_step, view.first_step_number = True, event["at"], event["step"]
+        view.until = event.get("until")
+        self._advance(view, event["step"])
+
+    def _on_steps(self, _node: str, event: Message) -> None:
+        for step, _, seconds, _ in event["steps"]:
+            self.durations.append((step, seconds))
+            self._advance(self.ranks[0], step)
+
+    def _on_beats(self, _node: str, event: Message) -> None:
+        for name, beat in event["ranks"].items():
+            view = self.ranks.get(int(name))
+            if view is not None:
+                view.beat, view.beat_at = beat, event["at"]
+                view.managed = view.managed or beat["managed"]
+                self._advance(view, beat["step"] or 0)
+
+    def _advance(self, view: RankView, step: int) -> None:
+        view.step = max(view.step, step)
+        self.step_before = max(self.step_before, view.step)
+
+    def _on_worker_stopped(self, _node: str, event: Message) -> None:
+        self.ranks[event["rank"]].stopped = (event["signal"], event["at"])
+
+    def _on_worker_continued(self, _node: str, event: Message) -> None:
+        self.ranks[event["rank"]].stopped = None
+
+    def _on_worker_raised(self, node: str, event: Message) -> None:
+        view = self.ranks[event["rank"]]
+        view.raised = True
+        self.evidence.append(
+            WorkerExit(node=node, rank=view.rank, at=event["at"], code=1, step=view.step, raised=_raised(event["raised"]), finished=False)
+        )
+
+    def _on_worker_exited(self, node: str, event: Message) -> None:
+        view = self.ranks[event["rank"]]
+        view.ended, view.stopped = True, None
+        if event["ordered"] or view.raised:
+            return
+        seen = WorkerExit(
+            node=node,
+            rank=view.rank,
+            at=event["ended"],
+            code=event["code"],
+            signal=event["signal"],
+            finished=event["finished"],
+            step=max(view.step, event["step"] or 0),
+            raised=_raised(event["raised"]) if event["raised"] else None,
+            oom=event["oom"] or (Blind(event["oom_blind"]) if event["oom_blind"] else None),
+            output=event["output"],
+        )
+        view.well = seen.code == 0 and seen.finished
+        self.evidence.append(seen)
+
+    def _on_start_failed(self, node: str, event: Message) -> None:
+        self.evidence.append(StartTrouble(node=node, at=event["at"], why=event["why"], errno=event["errno"]))
+
+    def _on_workers_gone(self, node: str, _event: Message) -> None:
+        self.gone.add(node)
+
+    def trouble(self, node: str, event: Message) -> CheckpointTrouble:
+        """Return the evidence in a worker's report of a bad checkpoint."""
+        facts = {name: event[name] for name in ("rank", "at", "kind", "path", "why", "step")}
+        return CheckpointTrouble(node=node, **facts)
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def stops(self, now: float) -> list[WorkerStop]:
+        """Return the workers that stand still by a signal."""
+        return [
+            WorkerStop(node=view.node, rank=view.rank, at=view.stopped[1], signal=view.stopped[0], seconds=now - view.stopped[1], step=view.step)
+            for view in self.ranks.values()
+            if view.stopped is not None and not view.ended
+        ]
+
+    def progress(self, now: float, *, steps_expected: bool) -> Progress | None:
+        """Return how far all living ranks are, or None before their agents have told."""
+        living = [view for view in self.ranks.values() if not view.ended]
+        if not living or any(not view.beat for view in living):
+            return None
+        ranks = {view.rank: _rank_progress(view, now) for view in living}
+        quiet = [view.beat["output_age"] + now - view.beat_at for view in living if view.beat["output_age"] is not None]
+        return Progress(
+            at=now,
+            ranks=ranks,
+            step_seconds=tuple(seconds for _, seconds in list(self.durations)[-WINDOW:]),
+            since_start=now - min(view.started or now for view in living),
+            steps_expected=steps_expected and any(view.managed for view in living),
+            output_age=min(quiet, default=None),
+        )
+
+    def managed(self) -> bool:
+        """Tell whether any rank has announced that it reports steps."""
+        return any(view.managed for view in self.ranks.values())
+
+    def all_started(self) -> bool:
+        """Tell whether every rank has a process, or had one."""
+        return all(view.started is not None for view in self.ranks.values())
+
+    def all_stepped(self) -> bool:
+        """Tell whether every rank has finished a step of this generation."""
+        return all(view.first_step is not None for view in self.ranks.values())
+
+    def at_work(self) -> bool:
+        """Tell whether every rank has a process that runs, or ended as it should."""
+        return all(view.started is not None and (not view.ended or view.well) for view in self.ranks.values())
+
+    def all_well(self) -> bool:
+        """Tell whether every rank has ended as it should."""
+        return all(view.well for view in self.ranks.values())
+
+    def all_ended(self, nodes: set[str]) -> bool:
+        """Tell whether nothing of this generation runs on *nodes*, as their agents say."""
+        return nodes <= self.gone
+
+    def first_step_at(self) -> float | None:
+        """Return when the last rank finished its first step (or started, for scripts that report none)."""
+        if self.all_stepped():
+            return max(view.first_step or 0.0 for view in self.ranks.values())
+        if not self.managed() and self.all_started():
+            return max(view.started or 0.0 for view in self.ranks.values())
+        return None
+
+    def resumed_step(self) -> int | None:
+        """Return the step that the ranks went on from."""
+        return max((view.resumed for view in self.ranks.values() if view.resumed is not None), default=None)
+
+    def until(self) -> int | None:
+        """Return the step that the script wants to reach."""
+        return next((view.until for view in self.ranks.values() if view.until is not None), None)
+
+    def slowest_mark(self, name: str) -> float:
+        """Return the longest seconds any rank spent on *name* (``group``, ``load``)."""
+        return max((view.marks.get(name, 0.0) for view in self.ranks.values()), default=0.0)
+
+    def seconds_of(self, after: int) -> float:
+        """Return how many seconds the steps after *after* took: the work that a rollback to it loses."""
+        return sum(seconds for step, seconds in self.durations if step > after)
+
+
+def _raised(facts: Message) -> Raised:
+    return Raised(
+        type=str(facts["type"]),
+        message=str(facts["message"]),
+        traceback=str(facts.get("traceback") or ""),
+        errno=facts.get("errno"),
+        peer_lost=bool(facts.get("peer_lost")),
+    )
+
+
+def _rank_progress(view: RankView, now: float) -> RankProgress:
+    beat = view.beat
+    return RankProgress(
+        node=view.node,
+        step=view.step,
+        age=beat["age"] + now - view.beat_at,
+        section=beat["section"],
+        section_limit=beat["section_limit"],
+        process=beat["process"],
+        wait=beat["wait"],
+        managed=view.managed,
+    )
+
+
+def limits_of(limits: Any) -> HangLimits:  # noqa: ANN401 (holdfast.spec.Limits, which this module must not need to import)
+    """Return the job's limits as the detectors read them, in seconds."""
+    silence = limits.output_silence
+    return HangLimits(
+        first_step=limits.first_step.total_seconds(),
+        least=limits.hang_least.total_seconds(),
+        factor=limits.hang_factor,
+        section=limits.section.total_seconds(),
+        stopped_grace=limits.stopped_grace.total_seconds(),
+        output_silence=silence.total_seconds() if silence is not None else None,
+    )

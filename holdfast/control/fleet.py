@@ -1,0 +1,188 @@
+"""The nodes of one job: agents brought up, ordered in parallel, looked at, fenced."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from holdfast.cluster import NodeSource
+from holdfast.control.channel import AgentChannel, Inbox
+from holdfast.errors import AgentGone, OrderRefused, WorldError
+from holdfast.log import note
+from holdfast.wire import Message
+
+log = logging.getLogger("holdfast.control")
+
+HANDS: Final = 32
+"""Threads that reach nodes at once: more only fight for the interpreter."""
+
+T = TypeVar("T")
+
+
+class Fleet:
+    """The agents of a job's nodes."""
+
+    def __init__(self, source: NodeSource, plan: dict[str, Any], *, epoch: int) -> None:
+        self.source, self.plan, self.epoch = source, plan, epoch
+        self.inbox: Inbox = Inbox()
+        self.channels: dict[str, AgentChannel] = {}
+        self.unreached: dict[str, str] = {}
+        """Nodes that should have an agent of this job and, when looked for, had none."""
+        self._hands = ThreadPoolExecutor(HANDS, thread_name_prefix="fleet")
+
+    def each(self, nodes: Iterable[str], act: Callable[[str], T]) -> dict[str, T | WorldError]:
+        """Do *act* on all *nodes* at once; what failed for the world's reasons is an answer too."""
+
+        def safely(node: str) -> T | WorldError:
+            try:
+                return act(node)
+            except WorldError as error:
+                return error
+
+        nodes = list(nodes)
+        if len(nodes) == 1:
+            return {nodes[0]: safely(nodes[0])}
+        return dict(zip(nodes, self._hands.map(safely, nodes), strict=True))
+
+    # -- agents -------------------------------------------------------------------------------------------------------
+
+    def bring_up(self, node: str) -> AgentChannel:
+        """Have an agent on *node*, attached and ready to run this job's workers; raise a `WorldError` when that cannot be."""
+        channel = self._reach(node)
+        if channel is None:
+            self.source.start_agent(node)
+            channel = AgentChannel(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch)
+        try:
+            channel.attach()
+            channel.order("prepare", **self.plan)
+        except WorldError:
+            channel.close()
+            raise
+        self.channels[node] = channel
+        self.unreached.pop(node, None)
+        return channel
+
+    def adopt(self, node: str) -> Message:
+        """Attach to an agent that runs already, and have it tell all events of its generation; return what it says of itself."""
+        channel = self._reach(node)
+        if channel is None:
+            raise AgentGone(node, "no agent listens")
+        try:
+            told = channel.about()
+            if told["job"] != self.plan["job"]:
+                raise OrderRefused(node, "attach", "its agent does not run this job")  # noqa: TRY301
+            channel.attach(since=told["since"])
+        except WorldError:
+            channel.close()
+            raise
+        self.channels[node] = channel
+        return told
+
+    def _reach(self, node: str) -> AgentChannel | None:
+        try:
+            return AgentChannel(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch)
+        except AgentGone:
+            return None
+
+    def drop(self, node: str) -> None:
+        """Let go of a node: its agent ends, and what it had started is killed."""
+        channel = self.channels.pop(node, None)
+        self.unreached.pop(node, None)
+        if channel is not None:
+            with suppress(WorldError):
+                channel.order("end", seconds=2.0)
+            channel.close()
+        self.fence(node)
+
+    def fence(self, node: str) -> None:
+        """Make sure nothing of the job runs on *node*."""
+        killed = self.source.fence(node)
+        if killed:
+            note(log, "node.fenced", node=node, killed=len(killed))
+
+    def order(self, nodes: Iterable[str], verb: str, **facts: Any) -> dict[str, Message | WorldError]:
+        """Give the same order to all *nodes*: every order is out before the first answer is waited for."""
+        return self.each(nodes, lambda node: self.channel(node).order(verb, **facts))
+
+    def channel(self, node: str) -> AgentChannel:
+        """Return the connection to *node*; raise `AgentGone` when there is none."""
+        try:
+            return self.channels[node]
+        except KeyError:
+            raise AgentGone(node, "it has no agent") from None
+
+    def ping(self) -> None:
+        """Renew the agents' leases."""
+        for channel in list(self.channels.values()):
+            channel.ping()
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def gone(self) -> dict[str, str]:
+        """Return the nodes whose agents' connections ended, and how."""
+        return {**self.unreached, **{node: channel.gone for node, channel in self.channels.items() if channel.gone}}
+
+    def gone_at(self, node: str) -> float:
+        """Return when the agent of *node* was last known to speak (wall clock)."""
+        channel = self.channels.get(node)
+        if channel is None:
+            return time.time()
+        return channel.gone_at or time.time() - (time.monotonic() - channel.heard)
+
+    def silent(self, seconds: float) -> dict[str, str]:
+        """Return the nodes whose agents are connected but have not spoken for longer than *seconds*."""
+        now = time.monotonic()
+        return {
+            node: f"it has been silent for {now - channel.heard:.1f} s"
+            for node, channel in self.channels.items()
+            if not channel.gone and now - channel.heard > seconds
+        }
+
+    def alive(self) -> list[str]:
+        """Return the nodes with a living connection."""
+        return [node for node, channel in self.channels.items() if not channel.gone]
+
+    def second_look(self, node: str) -> bool:
+        """Tell whether *node* lives although its agent does not speak: it answers, and a new agent comes up on it.
+
+        What the old agent left is killed first, so that no two agents serve one node.
+        """
+        old = self.channels.pop(node, None)
+        if old is not None:
+            old.close()
+        self.unreached.setdefault(node, "no agent since a second look")
+        if not self.source.answers(node):
+            return False
+        self.fence(node)
+        try:
+            self.bring_up(node)
+        except WorldError as error:
+            note(log, "node.second-look-failed", node=node, why=error)
+            return False
+        return True
+
+    def free(self) -> list[str]:
+        """Return the nodes of the cluster that answer and are held by nobody, in the cluster's order."""
+        return [view.name for view in self.source.survey() if view.standing == "idle" or (view.standing == "up" and view.job is None)]
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self, *, end: bool) -> None:
+        """Part from all agents; with *end*, end them and whatever they had started."""
+        nodes = list(self.channels)
+        if end:
+            self.each(nodes, self.drop)
+        for channel in self.channels.values():
+            channel.close()
+        self.channels.clear()
+        self._hands.shutdown(wait=False)
+
+
+def failures(answers: dict[str, Any]) -> dict[str, WorldError]:
+    """Return the nodes that did not do as told, and why."""
+    return {node: answer for node, answer in answers.items() if isinstance(answer, WorldError)}
+

@@ -1,0 +1,63 @@
+"""The incident in work: its faults, what was tried, and where its seconds went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from detectors.catalogue import Fault
+from detectors.diagnosis import Diagnosis
+from holdfast.control.board import Board
+from holdfast.history import models
+from policies.ladder import Decision, Rung
+
+PHASES: Final = (
+    "detect",
+    "diagnose",
+    "isolate",
+    "failed attempt",
+    "wait",
+    "reschedule",
+    "communication",
+    "load",
+    "warm-up",
+    "rollback",
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class IncidentInWork:
+    """One incident from its first fault to the first new step."""
+
+    row: models.Incident
+    lap_at: float
+    """When the phase that runs now began."""
+    board: Board
+    """What was known when the fault came: the steps that a rollback loses are on it."""
+    faults: list[Fault] = field(default_factory=list)
+    fault_rows: list[models.Fault] = field(default_factory=list)
+    decisions: list[models.Decision] = field(default_factory=list)
+    diagnosis: Diagnosis | None = None
+    decision: Decision | None = None
+    tried: list[Rung] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
+    """Members that cannot hold ranks any more."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    rung_at: float = 0.0
+    """When the rung in work began."""
+
+    def lap(self, phase: str, now: float) -> None:
+        """Count the time since the last lap to *phase*."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + max(0.0, now - self.lap_at)
+        self.lap_at = max(self.lap_at, now)
+
+    def phases(self) -> list[tuple[str, float]]:
+        """Return the phases that took place, in their order."""
+        return [(name, self.seconds[name]) for name in PHASES if name in self.seconds]
+
+    def rows(self) -> list[models.Phase]:
+        """Return the phases as rows of the history."""
+        return [
+            models.Phase(job_id=self.row.job_id, incident_id=self.row.id, position=position, name=name, seconds=seconds)
+            for position, (name, seconds) in enumerate(self.phases())
+        ]

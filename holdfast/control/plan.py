@@ -1,0 +1,103 @@
+"""From a job's description to what agents are told: how workers are run, and the environment of each rank."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.places import job_directory
+from holdfast.runtime.preload import USUAL
+
+if TYPE_CHECKING:
+    from holdfast.history import Job
+    from holdfast.spec import TrainingJob
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def log_directory(job: str) -> Path:
+    """Return the folder with one log per rank."""
+    return job_directory(job) / "logs"
+
+
+def how_to_run(spec: TrainingJob, job: Job) -> dict[str, Any]:
+    """Return the fields of the ``prepare`` order: the same for every node and generation of this job."""
+    warm = spec.script is not None
+    if spec.script is not None:
+        argv = [str(spec.inside(spec.script)), *spec.args]
+    else:
+        argv = list(spec.command or [])
+    return {
+        "job": job.id,
+        "lease": spec.limits.lease.total_seconds(),
+        "warm": warm,
+        "python": spec.python or sys.executable,
+        "preload": list(USUAL) if warm and _wants_torch(argv[0]) else [],
+        "argv": argv,
+        "directory": str(spec.inside(".")),
+        "environment": _environment(spec, job),
+        "log_directory": str(log_directory(job.name)),
+    }
+
+
+def _wants_torch(script: str) -> bool:
+    """Tell whether the script imports torch sooner or later, itself or through Holdfast."""
+    try:
+        text = Path(script).read_bytes()
+    except OSError:
+        return False
+    return re.search(rb"^\s*(?:import|from)\s+(?:torch|holdfast)\b", text, re.MULTILINE) is not None
+
+
+def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
+    environment = {
+        "PYTHONUNBUFFERED": "1",  # what a killed worker printed is evidence
+        "HOLDFAST_JOB": job.name,
+        "HOLDFAST_CHECKPOINT_DIR": str(spec.checkpoints),
+        "HOLDFAST_SAVE_EVERY": str(spec.checkpoint.every),
+        "HOLDFAST_KEEP": str(spec.checkpoint.keep),
+    }
+    if spec.nodes.ranks > 1:
+        environment["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks of one node must not fight for its cores
+    if (ROOT / "pyproject.toml").exists():
+        environment["PYTHONPATH"] = str(ROOT)  # run from a source tree, the workers find it too
+    return {**environment, **spec.environment}
+
+
+def rank_environments(membership: dict[str, list[int]], *, generation: int, address: str, port: int, job: str) -> dict[str, list[dict[str, Any]]]:
+    """Return for each node what its workers need to know of their places: the variables that ``torchrun`` sets.
+
+    Global ranks are consecutive over the nodes in the order of *membership*.
+    """
+    world = sum(len(ranks) for ranks in membership.values())
+    shared = {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world),
+        "ROLE_WORLD_SIZE": str(world),
+        "ROLE_NAME": "default",
+        "GROUP_WORLD_SIZE": str(len(membership)),
+        "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
+        "TORCHELASTIC_RUN_ID": job,
+        "HOLDFAST_GENERATION": str(generation),
+    }
+    return {
+        node: [
+            {
+                "rank": rank,
+                "environment": {
+                    **shared,
+                    "RANK": str(rank),
+                    "ROLE_RANK": str(rank),
+                    "LOCAL_RANK": str(local),
+                    "LOCAL_WORLD_SIZE": str(len(ranks)),
+                    "GROUP_RANK": str(group),
+                },
+            }
+            for local, rank in enumerate(ranks)
+        ]
+        for group, (node, ranks) in enumerate(membership.items())
+    }

@@ -1,0 +1,369 @@
+"""One job as its flow sees it: the state, the fleet, the board, the incident in work, and the record of all of it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from detectors.catalogue import Fault, Level
+from detectors.diagnosis import Before, see
+from detectors.evidence import Evidence
+from holdfast.control.board import Board, limits_of
+from holdfast.control.fleet import Fleet
+from holdfast.control.incident import IncidentInWork
+from holdfast.errors import LeaseLost
+from holdfast.history import History, LeaseKeeper, Recorder, models, queries
+from holdfast.log import note
+from holdfast.spec import Cluster, TrainingJob
+from holdfast.wire import Message
+from policies.ladder import Budget, Recovery, Rung
+from policies.states import TERMINAL, Event, State, advance
+
+log = logging.getLogger("holdfast.control")
+
+TICK: Final = 0.1
+"""Seconds between two looks at everything that is no event: stops, silence, progress."""
+PING: Final = 1.0
+ASK: Final = 0.5
+"""Seconds between two looks into the history for a person's request."""
+SETTLED: Final = 300.0
+"""Seconds a job without steps must run for its recovery to count as having brought it on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One recovery that was decided: when, which rung, against which node, and the job's newest step ever at that time."""
+
+    at: float
+    rung: Rung
+    node: str | None
+    best: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A job being steered."""
+
+    job: models.Job
+    spec: TrainingJob
+    cluster: Cluster
+    history: History
+    recorder: Recorder
+    fleet: Fleet
+    keeper: LeaseKeeper = field(init=False)
+    state: State = State.LAUNCHING
+    generation: int = 0
+    members: tuple[str, ...] = ()
+    port: int = 0
+    board: Board = field(default_factory=lambda: Board(0, {}))
+    incident: IncidentInWork | None = None
+    incidents: int = 0
+    attempts: list[Attempt] = field(default_factory=list)
+    befores: list[Before] = field(default_factory=list)
+    managed: bool = False
+    """Its workers have been seen to report steps."""
+    best: int = 0
+    """Newest step the job ever finished."""
+    moved: str = ""
+    """Because of the last move."""
+    lost: str | None = None
+    """Who took the lease away, if somebody did."""
+    stop_asked: bool = False
+    tell: Callable[[str, dict[str, Any]], None] = lambda _event, _facts: None
+    """Where news for the Prefect UI go."""
+    _recorded: int = 0
+    _saved: int = 0
+    _troubles: set[tuple[str, str]] = field(default_factory=set)
+    _next_ask: float = 0.0
+    _next_ping: float = 0.0
+
+    # -- moving -------------------------------------------------------------------------------------------------------
+
+    def move(self, event: Event, because: str) -> None:
+        """Take the move that *event* asks for, and record it."""
+        before, self.state = self.state, advance(self.state, event)
+        self.moved = because
+        self.recorder.add(
+            models.Move(
+                job_id=self.job.id,
+                at=time.time(),
+                before=before,
+                event=event,
+                after=self.state,
+                because=because,
+                generation=self.generation,
+            )
+        )
+        note(log, "job.moved", job=self.job.name, before=before, event=event, after=self.state, because=because)
+        self.tell("moved", {"before": before, "event": event, "after": self.state, "because": because})
+
+    @property
+    def over(self) -> bool:
+        """Tell whether the job has ended."""
+        return self.state in TERMINAL
+
+    def submit(self) -> None:
+        """Record that the job begins its life."""
+        self.recorder.add(
+            models.Move(
+                job_id=self.job.id, at=time.time(), before="", event="submitted", after=self.state, because="submitted", generation=0
+            )
+        )
+
+    def lose(self, holder: str) -> None:
+        """Learn that *holder* took the lease away."""
+        self.lost = holder
+
+    def remark(self, text: str) -> None:
+        """Record something worth telling that is no fault."""
+        note(log, "job.remark", job=self.job.name, text=text)
+        self.recorder.add(models.Remark(job_id=self.job.id, at=time.time(), text=text))
+
+    def stand(self, node: str, standing: str, because: str) -> None:
+        """Record a change of a node's standing."""
+        self.recorder.add(
+            models.NodeMove(cluster=self.cluster.name, node=node, at=time.time(), standing=standing, because=because, job_id=self.job.id)
+        )
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def pump(self, seconds: float = TICK) -> None:
+        """Take in what agents have said, waiting up to *seconds* for the first word; do what is due in between."""
+        try:
+            node, event = self.fleet.inbox.get(timeout=seconds)
+            while True:
+                self._take(node, event)
+                node, event = self.fleet.inbox.get_nowait()
+        except queue.Empty:
+            pass
+        self._housekeep()
+
+    def _housekeep(self) -> None:
+        if self.lost:
+            raise LeaseLost(self.job.name, self.lost)
+        now = time.monotonic()
+        if now >= self._next_ping:
+            self._next_ping = now + PING
+            self.fleet.ping()
+            self.drop_dead_spares()
+        if now >= self._next_ask:
+            self._next_ask = now + ASK
+            self._ask()
+
+    def _ask(self) -> None:
+        try:
+            asked = queries.pending_requests(self.history, self.job.id)
+        except Exception as error:  # noqa: BLE001 (a history that is away for minutes must not stop a job; it is asked again)
+            note(log, "history.away", why=error)
+            return
+        for request in asked:
+            self.stop_asked = self.stop_asked or request.kind == "stop"
+            self.recorder.amend(models.Request, request.id, handled_at=time.time())
+
+    def _take(self, node: str, event: Message) -> None:
+        self.board.take(node, event)
+        self.best = max(self.best, self.board.step_before)
+        handler = getattr(self, "_on_" + event["event"].replace(".", "_"), None)
+        if handler is not None and event.get("generation", self.generation) == self.generation:
+            handler(node, event)
+
+    def _on_steps(self, _node: str, event: Message) -> None:
+        self.managed = True
+        for step, at, seconds, loss in event["steps"]:
+            if step > self._recorded:
+                self._recorded = step
+                self.recorder.add(
+                    models.Step(job_id=self.job.id, generation=self.generation, step=step, at=at, seconds=seconds, loss=loss)
+                )
+        step, _, seconds, loss = event["steps"][-1]
+        self.tell("progress", {"step": step, "until": self.board.until(), "loss": loss, "seconds": seconds})
+
+    def _on_resumed(self, _node: str, _event: Message) -> None:
+        self.managed = True
+
+    def _on_saved(self, _node: str, event: Message) -> None:
+        if event["step"] <= self._saved:
+            return
+        self._saved = event["step"]
+        facts = {name: event[name] for name in ("at", "step", "path", "seconds", "size")}
+        self.recorder.add(models.Checkpoint(job_id=self.job.id, generation=self.generation, **facts))
+
+    def _on_trouble(self, node: str, event: Message) -> None:
+        """A checkpoint's trouble is recorded at once; training goes on through it, so the flow need not turn."""
+        if (event["kind"], event["path"]) in self._troubles:
+            return
+        self._troubles.add((event["kind"], event["path"]))
+        facts = {name: event[name] for name in ("at", "step", "path")}
+        self.recorder.add(
+            models.Checkpoint(job_id=self.job.id, generation=self.generation, trouble=event["kind"], because=event["why"], **facts)
+        )
+        for fault in see([self.board.trouble(node, event)], limits_of(self.spec.limits)):
+            self.record_fault(fault, incident=None)
+            self.remark(f"{fault.entry.title}: {fault.quote}. Cure: {fault.entry.action}")
+
+    def record_fault(self, fault: Fault, *, incident: str | None, root: bool = False) -> models.Fault:
+        """Write a fault into the history, and return its row."""
+        row = models.Fault(
+            job_id=self.job.id,
+            incident_id=incident,
+            at=fault.at,
+            kind=fault.kind,
+            level=fault.entry.level,
+            subject=fault.subject,
+            blame=fault.entry.blame,
+            rank=fault.rank,
+            node=fault.node,
+            generation=self.generation,
+            step=fault.step,
+            root=root,
+            evidence={"quote": fault.quote, "signature": fault.signature, "detail": fault.detail, "source": fault.entry.source},
+        )
+        self.recorder.add(row)
+        self.tell("fault", {"kind": fault.kind, "subject": fault.subject, "quote": fault.quote, "level": fault.entry.level})
+        return row
+
+    # -- evidence -----------------------------------------------------------------------------------------------------
+
+    def evidence(self) -> list[Evidence]:
+        """Return everything that speaks against this generation now, agents' silence aside."""
+        now = time.time()
+        found: list[Evidence] = [*self.board.evidence, *self.board.stops(now)]
+        steps = self.spec.progress == "steps" or (self.spec.progress == "auto" and (self.managed or self.board.managed()))
+        progress = self.board.progress(now, steps_expected=steps)
+        if progress is not None:
+            found.append(progress)
+        if self.board.overrun is not None:
+            found.append(self.board.overrun)
+        return found
+
+    def faults(self) -> list[Fault]:
+        """Return the faults of this generation that ask for an act."""
+        seen = see(self.evidence(), limits_of(self.spec.limits))
+        return [fault for fault in seen if fault.entry.level not in (Level.RECORD, Level.WATCH)]
+
+    def missing(self) -> dict[str, str]:
+        """Return the members whose agents do not speak, and why: gone, or silent while no step comes through."""
+        gone = self.fleet.gone()
+        silent = self.fleet.silent(self.spec.limits.agent_silence.total_seconds())
+        if silent and self._steps_advance():
+            silent = {}  # never act on a node while the job's steps still advance through it
+        return {node: why for node, why in {**silent, **gone}.items() if node in self.members}
+
+    def _steps_advance(self) -> bool:
+        limit = self.spec.limits.agent_silence.total_seconds()
+        newest = max((view.beat_at - view.beat.get("age", 0.0) for view in self.board.ranks.values() if view.beat), default=0.0)
+        return time.time() - newest < limit
+
+    def symptom(self) -> str | None:
+        """Return what has to be explained, if anything."""
+        missing = self.missing()
+        if missing:
+            return "; ".join(f"the agent of {node} is gone: {why}" for node, why in missing.items())
+        found = self.faults()
+        return f"{found[0].kind} of {found[0].subject}: {found[0].quote}" if found else None
+
+    def begun(self) -> bool:
+        """Tell whether this generation is at work: all started, and a job known to report steps has made its first one."""
+        if not self.board.all_started():
+            return False
+        expects = self.spec.progress == "steps" or (self.spec.progress == "auto" and self.managed)
+        return self.board.all_stepped() if expects else True
+
+    def spares(self) -> tuple[str, ...]:
+        """Return the nodes with an agent and no ranks."""
+        return tuple(node for node in self.fleet.alive() if node not in self.members)
+
+    def drop_dead_spares(self) -> None:
+        """Let go of spares whose agents are gone: no rank is hurt, so it is recorded and no incident."""
+        for node, why in self.fleet.gone().items():
+            if node not in self.members:
+                self.fleet.drop(node)
+                self.stand(node, "lost", f"the agent of this spare is gone: {why}")
+                self.remark(f"spare {node} is gone ({why}); {len(self.spares())} spare(s) left")
+
+    # -- generations --------------------------------------------------------------------------------------------------
+
+    def generation_id(self) -> str:
+        """Return the id of the current generation's row: one job, one number, one row, whoever writes it."""
+        return f"{self.job.id}-{self.generation}"
+
+    def end_generation(self) -> None:
+        """Record the end of the current generation, if there is one."""
+        if self.generation:
+            self.recorder.amend(models.Generation, self.generation_id(), ended_at=time.time())
+
+    def begin_generation(self, number: int, membership: dict[str, list[int]], *, port: int = 0) -> None:
+        """Start a new generation with an empty board."""
+        self.generation, self.members, self.port = number, tuple(membership), port
+        self.board = Board(number, membership)
+        self._recorded = self._saved = 0
+
+    def continue_generation(self, number: int, membership: dict[str, list[int]], *, recorded: int, saved: int) -> None:
+        """Take up a generation that another flow began: what the history has of it is not recorded twice."""
+        self.begin_generation(number, membership)
+        self._recorded, self._saved = recorded, saved
+
+    def note_first_step(self) -> None:
+        """Record when this generation did its first step, and what it went on from."""
+        resumed = self.board.resumed_step()
+        self.recorder.amend(models.Generation, self.generation_id(), first_step_at=self.board.first_step_at(), resumed_step=resumed)
+
+    def close_incident(self, outcome: str) -> None:
+        """Record how the incident in work ended: phases, steps lost, downtime."""
+        incident = self.incident
+        assert incident is not None
+        row, now = incident.row, time.time()
+        row.outcome, row.closed_at, row.generation_after = outcome, now, self.generation
+        if outcome == "recovered":
+            self._account(incident, now)
+            self.note_first_step()
+        for phase in incident.rows():
+            self.recorder.add(phase)
+        fields = ("rung", "outcome", "closed_at", "generation_after", "resumed_step", "steps_lost", "downtime_s", "because")
+        self.recorder.amend(models.Incident, row.id, **{name: getattr(row, name) for name in fields})
+        self.tell("incident", {"incident": incident})
+        self.incident = None
+
+    def _account(self, incident: IncidentInWork, now: float) -> None:
+        """Split the time since the ranks were stopped into T1 to T4, and price the rollback (T0) by what the lost steps had taken."""
+        row, first = incident.row, self.board.first_step_at() or now
+        started = max((view.started or 0.0 for view in self.board.ranks.values()), default=now)
+        incident.lap("reschedule", started)
+        group, load = self.board.slowest_mark("group"), self.board.slowest_mark("load")
+        incident.seconds |= {"communication": group, "load": load, "warm-up": max(0.0, first - incident.lap_at - group - load)}
+        row.downtime_s = first - row.fault_at
+        row.resumed_step = self.board.resumed_step()
+        if row.resumed_step is not None and row.step_before is not None:
+            row.steps_lost = max(0, row.step_before - row.resumed_step)
+            incident.seconds["rollback"] = incident.board.seconds_of(row.resumed_step)
+
+    def past(self, now: float) -> tuple[Recovery, ...]:
+        """Return the earlier recoveries with what each gained until the next one."""
+        if not self.attempts:
+            return ()
+        nexts = [(one.at, one.best) for one in self.attempts[1:]] + [(now, self.best)]
+        return tuple(
+            Recovery(at=one.at, rung=one.rung, node=one.node, gained=best > one.best if self.managed else at - one.at > SETTLED)
+            for one, (at, best) in zip(self.attempts, nexts, strict=True)
+        )
+
+    def budget(self) -> Budget:
+        """Return the job's budget as the policies read it."""
+        budget = self.spec.budget
+        return Budget(
+            in_place=budget.in_place, window=budget.window.total_seconds(), recoveries=budget.recoveries, fruitless=budget.fruitless
+        )
+
+    def deadline(self, rung: Rung) -> float:
+        """Return how many seconds *rung* may take."""
+        deadlines = self.spec.deadlines
+        return {
+            Rung.RESTART_IN_PLACE: deadlines.restart_in_place,
+            Rung.REPLACE_NODE: deadlines.replace_node,
+            Rung.SHRINK: deadlines.shrink,
+            Rung.WAIT_FOR_CAPACITY: deadlines.replace_node,  # once capacity is there; the wait has its own
+        }[rung].total_seconds()

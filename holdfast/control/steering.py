@@ -1,0 +1,158 @@
+"""Take a job's wheel and let go of it again: the lease, the fleet, adoption of a job that runs already, and the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from holdfast.cluster import open_cluster
+from holdfast.control import runs
+from holdfast.control.adoption import adopt
+from holdfast.control.fleet import Fleet
+from holdfast.control.plan import how_to_run
+from holdfast.control.run import Run
+from holdfast.errors import HoldfastError, JobAlreadyRunning, LeaseLost, WorldError
+from holdfast.history import LEASE_SECONDS, History, Lease, LeaseKeeper, Recorder, absorb, models, queries, take, wait_take
+from holdfast.log import note
+from holdfast.places import job_directory
+from holdfast.spec import Cluster, TrainingJob
+from policies.states import Event, State
+
+log = logging.getLogger("holdfast.control")
+
+Tell = Callable[[str, dict[str, Any]], None]
+
+END_SECONDS: Final = 10.0
+"""How long the history may take to take in the last rows; what is left is spilled beside the job and absorbed next time."""
+
+
+@contextmanager
+def steering(spec: TrainingJob, cluster: Cluster, tell: Tell = lambda _event, _facts: None) -> Iterator[Run]:
+    """Steer the job while the block runs: launch it, or adopt it when it runs already.
+
+    However the block ends, nothing is lost: a job that is over takes its processes along; one that is not goes on under its agents, to be
+    adopted by the next flow. A termination of this process is a person's wish to stop the job.
+    """
+    history = History.open()
+    recorder = Recorder(history, spill_file(spec.name))
+    absorb(history, spill_file(spec.name))
+    run: Run | None = None
+    try:
+        run = _take_wheel(spec, cluster, history, recorder)
+        run.tell = tell
+        runs.enter(run)
+        try:
+            yield run
+        except (LeaseLost, GeneratorExit):
+            raise
+        except HoldfastError:
+            raise
+        except Exception:
+            run.remark("the flow failed; training goes on under its agents. Run the same command again to adopt the job")
+            raise
+        except BaseException as error:  # a signal to this process, as Prefect or Python turn it into an exception
+            _stop(run, f"the flow was told to end ({type(error).__name__})")
+            raise
+        finally:
+            _let_go(run)
+    finally:
+        recorder.close(END_SECONDS)
+        history.close()
+
+
+def spill_file(job: str) -> Any:  # noqa: ANN401 (a path; the annotation would import pathlib for its own sake)
+    """Return the file that takes rows the database could not."""
+    folder = job_directory(job)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / "history.spill.jsonl"
+
+
+def _take_wheel(spec: TrainingJob, cluster: Cluster, history: History, recorder: Recorder) -> Run:
+    live = queries.live_job(history, spec.name)
+    job = live or models.Job(
+        name=spec.name,
+        spec=spec.model_dump(mode="json"),
+        cluster=cluster.model_dump(mode="json"),
+        directory=str(job_directory(spec.name)),
+        at=time.time(),
+    )
+    holder = f"{socket.gethostname()} pid {os.getpid()}"
+    lease = _lease(history, job, holder)
+    if live is not None:
+        spec, cluster = TrainingJob.model_validate(live.spec), type(cluster).model_validate(live.cluster)
+    source = open_cluster(cluster)
+    run = Run(
+        job=job,
+        spec=spec,
+        cluster=cluster,
+        history=history,
+        recorder=recorder,
+        fleet=Fleet(source, how_to_run(spec, job), epoch=lease.epoch),
+    )
+    run.keeper = LeaseKeeper(history, lease, run.lose)
+    if live is None:
+        run.submit()
+    else:
+        adopt(run)
+    return run
+
+
+def _lease(history: History, job: models.Job, holder: str) -> Lease:
+    """Take the job's lease. A holder on another host may be dead without our knowing: its lease is waited out once."""
+    try:
+        return take(history, job, holder=holder)
+    except JobAlreadyRunning:
+        from holdfast.history import holder_of  # noqa: PLC0415 (a cold path)
+
+        present = holder_of(history, job.id)
+        if present is None or present.host == socket.gethostname():
+            raise
+        return wait_take(history, job, holder=holder, seconds=LEASE_SECONDS + 1.0)
+
+
+def _stop(run: Run, because: str) -> None:
+    if not run.over:
+        run.move(Event.STOP_ASKED, because)
+
+
+def _let_go(run: Run) -> None:
+    """End what has to end, and hand back the lease."""
+    try:
+        if run.over and run.lost is None:
+            _end(run)
+        else:
+            run.fleet.close(end=False)
+    finally:
+        runs.leave(run)
+        run.keeper.release()
+
+
+def _end(run: Run) -> None:
+    """End the job's processes: gently when a person asked for it, at once otherwise."""
+    try:
+        if run.state is State.CANCELLED:
+            _stop_gently(run)
+        if run.incident is not None:
+            run.close_incident("stopped" if run.state is State.CANCELLED else "gave-up")
+        run.end_generation()
+    except WorldError as error:
+        note(log, "job.end-trouble", why=error)
+    for node in run.members:  # one that was lost has no channel, but may have processes
+        if node not in run.fleet.channels:
+            run.fleet.fence(node)
+    run.fleet.close(end=True)
+
+
+def _stop_gently(run: Run) -> None:
+    grace = run.spec.limits.stop_grace.total_seconds()
+    nodes = {node for node in run.members if node in run.fleet.alive()}
+    run.fleet.order(nodes, "stop", generation=run.generation, signal=int(signal.SIGTERM), grace=grace)
+    until = time.monotonic() + grace + 2.0
+    while not run.board.all_ended(nodes & set(run.fleet.alive())) and time.monotonic() < until:
+        run.pump(0.05)

@@ -1,0 +1,140 @@
+"""Detect: gather the evidence of an incident, find its root, and have the policy decide."""
+
+from __future__ import annotations
+
+import time
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from detectors.catalogue import Fault
+from detectors.diagnosis import Before, Diagnosis, diagnose, seconds_to_settle, see
+from detectors.evidence import AgentSilence
+from detectors.process import START_FAILED
+from holdfast.control import runs
+from holdfast.control.board import limits_of
+from holdfast.control.incident import IncidentInWork
+from holdfast.control.run import Attempt, Run
+from holdfast.history import models
+from policies.ladder import POLICIES, Answer, Case, Rung, decide
+from policies.states import Event
+from tasks.turn import Turn
+
+
+@task(task_run_name="detect {job}", cache_policy=NO_CACHE)
+def detect(job: str) -> Turn:
+    """Explain what was seen and decide what to do about it."""
+    run = runs.of(job)
+    detected = time.time()
+    if run.incident is not None:
+        run.incident.lap("failed attempt", detected)
+    silences = look_twice(run)
+    faults = settled(run, silences)
+    if not faults and run.board.at_work():
+        if run.incident is not None:
+            run.close_incident("passed")
+        return Turn(Event.DISMISSED, "it passed by itself before it had to be acted on")
+    if run.incident is not None:
+        faults = faults or run.incident.faults
+    diagnosis = diagnose(faults, tuple(run.befores), len(run.members))
+    incident = open_incident(run, diagnosis, detected)
+    incident.lost |= {silence.node for silence in silences if silence.node_answers is not True}
+    incident.lost |= {fault.node for fault in faults if fault.kind == START_FAILED.id and fault.node}
+    return choose(run, incident, diagnosis)
+
+
+def look_twice(run: Run) -> list[AgentSilence]:
+    """Look at the nodes whose agents do not speak, by a second way that does not need the agent."""
+    missing = run.missing()
+    at = {node: run.fleet.gone_at(node) for node in missing}
+    answers = run.fleet.each(missing, run.fleet.second_look)
+    return [
+        AgentSilence(node=node, at=at[node], why=missing[node], node_answers=answer is True, step=run.board.step_before)
+        for node, answer in answers.items()
+    ]
+
+
+def settled(run: Run, silences: list[AgentSilence]) -> list[Fault]:
+    """Return the faults once enough is known: an echo alone waits for its cause, a shared failure for its twins."""
+    begin = time.monotonic()
+    while True:
+        faults = run.faults() + see(silences, limits_of(run.spec.limits))
+        if time.monotonic() - begin >= seconds_to_settle(faults, len(run.members)):
+            return faults
+        run.pump(0.02)
+        if run.missing():
+            silences = silences + look_twice(run)
+
+
+def open_incident(run: Run, diagnosis: Diagnosis, detected: float) -> IncidentInWork:
+    """Open the incident, or add what is new to the one in work, and record it."""
+    root = diagnosis.root
+    faults = [root, *(fault for fault in diagnosis.echoes if fault is not root)]
+    incident = run.incident
+    if incident is None:
+        run.incidents += 1
+        row = models.Incident(
+            job_id=run.job.id,
+            number=run.incidents,
+            kind=root.kind,
+            subject=root.subject,
+            fault_at=min(root.at, detected),
+            detected_at=detected,
+            generation_before=run.generation,
+            step_before=run.board.step_before if run.managed else None,
+            because=diagnosis.because,
+        )
+        incident = run.incident = IncidentInWork(row=row, lap_at=row.fault_at, board=run.board)
+        incident.lap("detect", detected)
+        run.recorder.add(row)
+    for fault in faults:
+        if fault not in incident.faults:
+            incident.faults.append(fault)
+            incident.fault_rows.append(run.record_fault(fault, incident=incident.row.id, root=fault is root))
+    incident.diagnosis = diagnosis
+    return incident
+
+
+def choose(run: Run, incident: IncidentInWork, diagnosis: Diagnosis) -> Turn:
+    """Have the job's policy decide, and record the decision with its reasons."""
+    now = time.time()
+    case = Case(
+        now=now,
+        diagnosis=diagnosis,
+        members=run.members,
+        lost=frozenset(incident.lost & set(run.members)),
+        spares=run.spares(),
+        least=run.spec.nodes.fewest,
+        past=run.past(now),
+        tried=tuple(incident.tried),
+        budget=run.budget(),
+    )
+    answer = decide(POLICIES[run.spec.policy], case)
+    record(run, incident, answer, now)
+    incident.lap("diagnose", time.time())
+    if answer.decision.rung is Rung.GIVE_UP:
+        return Turn(Event.GAVE_UP, answer.decision.because)
+    root = diagnosis.root
+    run.attempts.append(Attempt(at=now, rung=answer.decision.rung, node=root.node, best=run.best))
+    run.befores.append(Before(node=root.node, step=root.step, signature=root.signature))
+    return Turn(Event.DECIDED, answer.decision.because)
+
+
+def record(run: Run, incident: IncidentInWork, answer: Answer, now: float) -> None:
+    """Write down what was decided, by which rule, and which rules passed."""
+    decision = answer.decision
+    incident.decision, incident.rung_at = decision, now
+    incident.row.rung, incident.row.because = decision.rung, decision.because
+    row = models.Decision(
+        job_id=run.job.id,
+        incident_id=incident.row.id,
+        at=now,
+        rung=decision.rung,
+        rule=answer.rule,
+        because=decision.because,
+        act={"drop": list(decision.drop), "add": list(decision.add), "need": decision.need, "rotate": decision.rotate},
+        passed_over=dict(answer.passed_over),
+    )
+    run.recorder.add(row)
+    run.recorder.amend(models.Incident, incident.row.id, rung=decision.rung, because=decision.because)
+    incident.decisions.append(row)

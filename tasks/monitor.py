@@ -1,0 +1,51 @@
+"""Monitor: wait for the next thing that the flow has to turn for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from holdfast.control import runs
+from holdfast.control.run import TICK, Run
+from policies.states import Event
+from tasks.turn import Turn
+
+SLICE: Final = 300.0
+"""Seconds a monitor task lasts when nothing happens: months of training are thousands of task runs, not millions."""
+
+
+@task(task_run_name="monitor {job}", cache_policy=NO_CACHE)
+def monitor(job: str) -> Turn | None:
+    """Watch the job until something has to be answered; None when a quiet slice is over."""
+    run = runs.of(job)
+    return watch(run, seconds=SLICE)
+
+
+def watch(run: Run, *, seconds: float, until: Callable[[], bool] | None = None) -> Turn | None:
+    """Take in what happens until the job faults, finishes, is asked to stop, or *until* is true; None after *seconds*."""
+    end = time.monotonic() + seconds
+    while True:
+        turn = _look(run)
+        if turn is not None:
+            return turn
+        if until is not None and until():
+            return Turn(Event.STARTED, f"all {len(run.board.ranks)} rank(s) are at work")
+        left = end - time.monotonic()
+        if left <= 0:
+            return None
+        run.pump(min(TICK, left))
+
+
+def _look(run: Run) -> Turn | None:
+    symptom = run.symptom()
+    if symptom:
+        return Turn(Event.FAULTED, symptom)
+    if run.board.ranks and run.board.all_well():
+        return Turn(Event.FINISHED, f"all {len(run.board.ranks)} rank(s) ended with status 0")
+    if run.stop_asked:
+        return Turn(Event.STOP_ASKED, "a person asked the job to stop")
+    return None
