@@ -1,0 +1,364 @@
+"""The demo: one real training job, undisturbed and then broken in three ways; both must end the same, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+import urllib.request
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.chaos import Chaos
+from holdfast.cli.flow_process import FlowProcess, Turn, write_spec
+from holdfast.cli.output import say
+from holdfast.cli.screens import screen_for
+from holdfast.cli.watching import Watch
+from holdfast.cluster.local import LocalNodes
+from holdfast.errors import HoldfastError, NotWritable, OperatorError
+from holdfast.history import History, Job, models, queries
+from holdfast.places import home
+from holdfast.process import kill_group
+from holdfast.report import write_report
+from holdfast.report.wording import duration
+from holdfast.spec import LocalCluster, TrainingJob
+
+STEPS: Final = 60
+SERVER_SECONDS: Final = 120.0
+"""How long a Prefect server may take to answer: 5 s as a rule, longer on its first start on a busy machine."""
+CALM: Final = "demo-undisturbed"
+BROKEN: Final = "demo-with-faults"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """One fault that was injected."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What the two runs have in common."""
+
+    parameters: bool
+    losses: bool
+    steps: int
+    digest: str
+
+    @property
+    def bit_equal(self) -> bool:
+        """Tell whether both runs ended the same and had the same loss at every step."""
+        return self.parameters and self.losses and self.steps == STEPS
+
+
+def run_demo(json_file: Path | None, browser: bool) -> int:  # noqa: FBT001 (the command's switch, passed on)
+    """Run the demo; return 0 when everything was as promised."""
+    stage = _set_stage()
+    try:
+        with _ends_tidily(), _prefect(stage) as server:
+            say(f"Prefect UI (while the demo runs): {server}/runs" if server else "Prefect: the server that is configured.")
+            return _play(stage, json_file, browser=browser)
+    except KeyboardInterrupt:
+        say("stopped; nothing of the demo is left running.")
+        return 130
+    finally:
+        for node in _nodes().names():
+            _nodes().fence(node)
+
+
+def _set_stage() -> Path:
+    """Make an empty home for the demo, so that it neither meets nor leaves anything elsewhere."""
+    stage = home() / "demo"
+    os.environ["HOLDFAST_HOME"] = str(stage)
+    os.environ.pop("HOLDFAST_HISTORY", None)
+    try:
+        for node in _nodes().names():  # of a demo that was killed
+            _nodes().fence(node)
+        if stage.exists():
+            shutil.rmtree(stage)
+        stage.mkdir(parents=True)
+    except OSError as error:
+        raise NotWritable("the demo's folder", str(stage), error.strerror or str(error)) from error
+    return stage
+
+
+def _nodes() -> LocalNodes:
+    return LocalNodes.of(_cluster())
+
+
+def _cluster() -> LocalCluster:
+    return LocalCluster(name="demo", nodes=3)
+
+
+def _script() -> Path:
+    """Return the training script: in a checkout under ``examples``, in an installed Holdfast beside this module."""
+    found = Path(__file__).resolve().parents[1] / "examples" / "byte_gpt.py"
+    return found if found.exists() else Path(__file__).with_name("examples") / "byte_gpt.py"
+
+
+def _job(name: str, stage: Path) -> TrainingJob:
+    return TrainingJob.model_validate(
+        {
+            "name": name,
+            "script": str(_script()),
+            "args": ["--steps", str(STEPS), "--result", str(stage / f"{name}.json")],
+            "directory": str(stage),
+            "nodes": {"wanted": 2, "spare": 1, "ranks": 2},
+            "checkpoint": {"every": 5},
+        }
+    )
+
+
+@contextmanager
+def _ends_tidily() -> Iterator[None]:
+    """Turn a vanished terminal and a request to end into Ctrl-C: the demo takes everything along."""
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- Prefect -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _prefect(stage: Path) -> Iterator[str | None]:
+    """Give the address of a Prefect server of our own; none when one is configured."""
+    if _is_configured():
+        yield None
+        return
+    port = _free_port()
+    folder = stage / "prefect"
+    folder.mkdir()
+    address = f"http://127.0.0.1:{port}"
+    quiet = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_LOGGING_LEVEL": "WARNING", "DO_NOT_TRACK": "1"}
+    os.environ.update(quiet, PREFECT_HOME=str(folder), PREFECT_API_URL=f"{address}/api")
+    say("Starting a Prefect server for the demo ...")
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | {"HOLDFAST_NODE_MARK": str(_nodes().folder("server"))},
+        )
+    try:
+        _await(server, f"{address}/api/health", folder / "server.log")
+        yield address
+    finally:
+        kill_group(server.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(5)
+        kill_group(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _is_configured() -> bool:
+    """Tell whether Prefect knows a server: by the environment, or by its active profile (read without importing Prefect, which takes seconds)."""
+    if os.environ.get("PREFECT_API_URL"):
+        return True
+    folder = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    with suppress(OSError, ValueError, KeyError):
+        profiles = tomllib.loads((folder / "profiles.toml").read_text())
+        active = os.environ.get("PREFECT_PROFILE") or profiles["active"]
+        return bool(profiles["profiles"][active].get("PREFECT_API_URL"))
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _await(server: subprocess.Popen[bytes], health: str, log: Path) -> None:
+    until = time.monotonic() + SERVER_SECONDS
+    while time.monotonic() < until and server.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(health, timeout=2) as answer:  # noqa: S310 (our own address)
+            if answer.status == 200:  # noqa: PLR2004 (HTTP's word for yes)
+                return
+        time.sleep(0.2)
+    raise ServerSilent(str(log))
+
+
+class ServerSilent(OperatorError):
+    """The demo's own Prefect server did not come up."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__(log)
+        self.log = log
+
+    def __str__(self) -> str:
+        return f"the demo's Prefect server did not come up; see {self.log}. Or start one yourself and set PREFECT_API_URL to it."
+
+
+# -- the two runs ------------------------------------------------------------------------------------------------------
+
+
+def _play(stage: Path, json_file: Path | None, *, browser: bool) -> int:
+    history = History.open()
+    try:
+        say(f"\n1. A byte-level GPT on the standard library's own text, 2 nodes of 2 ranks and 1 spare, {STEPS} steps, undisturbed.")
+        calm = _run(history, CALM, stage)
+        say("\n2. The same again, with a killed rank, a stopped rank and a lost node.")
+        acts: list[Act] = []
+        broken = _run(history, BROKEN, stage, acts)
+        proof = _prove(history, calm, broken, stage)
+        report = write_report(history, broken, stage / "report.html")
+        told = _told(history, broken, acts)
+        _tell(told, proof, report, stage)
+        if json_file:
+            _write(json_file, told, proof, report)
+        if browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            webbrowser.open(report.as_uri())
+        return 0 if proof.bit_equal and len(told) == len(acts) == 3 else 1  # noqa: PLR2004 (the three faults of the demo)
+    finally:
+        history.close()
+
+
+def _run(history: History, name: str, stage: Path, acts: list[Act] | None = None) -> Job:
+    """Run one job to its end with its progress shown; break it on the way if *acts* is there to note how."""
+    job = _job(name, stage)
+    spec = write_spec(name, {"job": job.model_dump(mode="json"), "cluster": _cluster().model_dump(mode="json")})
+    with Turn(name) as turn:
+        flow = FlowProcess(name, spec, turn, frozenset())
+        if acts is not None:
+            threading.Thread(target=_break, args=(name, acts), name="chaos", daemon=True).start()
+        screen = screen_for(as_json=False, hint="Ctrl-C ends the demo")
+        status = Watch(history, screen, flow=flow, from_now=False).until_the_end()
+    if status == 130:  # noqa: PLR2004 (Ctrl-C, as shells count it)
+        raise KeyboardInterrupt
+    if status:
+        raise DemoFailed(name, str(flow.log))
+    return queries.newest_job(history, name)
+
+
+class DemoFailed(OperatorError):
+    """A run of the demo did not complete."""
+
+    def __init__(self, job: str, log: str) -> None:
+        super().__init__(job, log)
+        self.job, self.log = job, log
+
+    def __str__(self) -> str:
+        return f"job '{self.job}' did not complete. What happened stands above and in {self.log}."
+
+
+def _break(job: str, acts: list[Act]) -> None:
+    """Inject the three faults, each after a quarter of the steps more."""
+    history = History.open()
+    try:
+        _inject(Chaos(_nodes(), history, job), acts)
+    except (HoldfastError, OSError, KeyError) as error:  # the job ended before it could be broken: the count of incidents tells
+        say(f"(a fault could not be injected: {error})")
+    finally:
+        history.close()
+
+
+def _inject(chaos: Chaos, acts: list[Act]) -> None:
+    chaos.at_step(STEPS // 4, lambda: acts.append(Act(at=chaos.kill(3), text="SIGKILL to rank 3")))
+    chaos.at_step(STEPS // 2, lambda: acts.append(Act(at=chaos.stop(1), text="SIGSTOP to rank 1")))
+
+    def power_off() -> None:
+        at, node = chaos.power_off(0)
+        acts.append(Act(at=at, text=f"power off {node}, which holds rank 0"))
+
+    chaos.at_step(3 * STEPS // 4, power_off)
+
+
+# -- the proof ---------------------------------------------------------------------------------------------------------
+
+
+def _prove(history: History, calm: Job, broken: Job, stage: Path) -> Proof:
+    ends = [json.loads((stage / f"{job.name}.json").read_text()) for job in (calm, broken)]
+    curves = [{row.step: row.loss for row in queries.curve(history, job.id)} for job in (calm, broken)]
+    return Proof(
+        parameters=ends[0]["parameters_sha256"] == ends[1]["parameters_sha256"],
+        losses=curves[0] == curves[1] and None not in curves[0].values(),
+        steps=len(curves[1]),
+        digest=ends[1]["parameters_sha256"],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """One incident as the demo tells it. Times count from the injection itself."""
+
+    injected: str
+    kind: str
+    rung: str
+    detect_s: float
+    downtime_s: float
+    steps_lost: int
+    because: str
+    phases: dict[str, float]
+
+
+def _told(history: History, job: Job, acts: list[Act]) -> list[Told]:
+    return [_one(history, row, act) for row, act in zip(queries.incidents(history, job.id), acts, strict=False)]
+
+
+def _one(history: History, row: models.Incident, act: Act) -> Told:
+    return Told(
+        injected=act.text,
+        kind=row.kind,
+        rung=row.rung or "",
+        detect_s=round(row.detected_at - act.at, 4),
+        downtime_s=round(row.fault_at + (row.downtime_s or 0.0) - act.at, 4),
+        steps_lost=row.steps_lost or 0,
+        because=row.because,
+        phases={phase.name: round(phase.seconds, 4) for phase in queries.phases(history, row.id)},
+    )
+
+
+def _tell(told: list[Told], proof: Proof, report: Path, stage: Path) -> None:
+    say("\n3. What happened")
+    for number, one in enumerate(told, 1):
+        say(f"   {number}. {one.injected}: {one.kind}, found after {duration(one.detect_s)}, {one.rung},")
+        say(f"      training again after {duration(one.downtime_s)}, {one.steps_lost} step(s) computed again")
+        say(f"      because {one.because}")
+        say("      " + ", ".join(f"{name} {duration(seconds)}" for name, seconds in one.phases.items()))
+    yes = {True: "equal", False: "NOT EQUAL"}
+    say("\n4. The proof")
+    say(f"   loss at each of {proof.steps} steps: {yes[proof.losses]}")
+    say(f"   parameters at the end: {yes[proof.parameters]} (sha256 {proof.digest[:16]}...)")
+    say(f"\nReport: {report}")
+    say(f"History: HOLDFAST_HOME={stage} holdfast history {BROKEN}")
+    if (stage / "prefect").exists():
+        say(f"Prefect UI of these runs: PREFECT_HOME={stage / 'prefect'} prefect server start, then open http://127.0.0.1:4200/runs")
+    else:
+        say("Prefect UI: the flow runs are on the server you have configured.")
+
+
+def _write(path: Path, told: list[Told], proof: Proof, report: Path) -> None:
+    facts: dict[str, Any] = {
+        "bit_equal": proof.bit_equal,
+        "incidents": [asdict(one) for one in told],
+        "steps": proof.steps,
+        "report": str(report),
+        "parameters_sha256": proof.digest,
+    }
+    try:
+        path.write_text(json.dumps(facts, indent=2) + "\n")
+    except OSError as error:
+        raise NotWritable("the result file", str(path), error.strerror or str(error)) from error
