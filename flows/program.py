@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from prefect.states import State as FlowState
+from prefect.client.schemas.objects import State as FlowState
+from prefect.exceptions import CancelledRun, FailedRun
 
+from holdfast.control import runs
 from holdfast.errors import HoldfastError, OperatorError
 from holdfast.history import History, queries
 from holdfast.spec import LocalCluster, TrainingJob
@@ -18,6 +23,8 @@ from holdfast.spec import LocalCluster, TrainingJob
 EXITS: Final = {"COMPLETED": 0, "FAILED": 1, "CANCELLED": 3}
 REFUSED: Final = 2
 UNFINISHED: Final = 4
+FAREWELL_SECONDS: Final = 15.0
+"""How long Prefect may take to note the end of a flow run: for a server that is away it would wait minutes, and the history has all."""
 
 
 def main(arguments: list[str], steer: Callable[..., FlowState]) -> int:
@@ -27,23 +34,38 @@ def main(arguments: list[str], steer: Callable[..., FlowState]) -> int:
         job = TrainingJob.model_validate(described["job"])
         cluster = LocalCluster.model_validate(described["cluster"])
     except (IndexError, OSError, ValueError, KeyError) as error:
-        print(f"holdfast: no usable description of a job: {error}", file=sys.stderr)  # noqa: T201
-        return REFUSED
+        return _refuse(f"no usable description of a job: {error}")
+    threading.Thread(target=_leave_in_time, args=(job.name,), name="farewell", daemon=True).start()
     try:
-        steer(job, cluster, return_state=True)
+        steer(job, cluster)
     except OperatorError as error:
-        print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
-        return REFUSED
+        return _refuse(str(error))
+    except (FailedRun, CancelledRun):
+        pass  # the verdict on the job, told below
     except HoldfastError as error:
         print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
-    except BaseException:  # noqa: BLE001 (Prefect's server may be away at the end: what counts is what the history says)
+    except BaseException:  # noqa: BLE001 (whatever Prefect makes of the end of a run: what counts is what the history says)
         traceback.print_exc()
     return _verdict(job.name)
+
+
+def _refuse(why: str) -> int:
+    print(f"holdfast: {why}", file=sys.stderr)  # noqa: T201
+    return REFUSED
 
 
 def _verdict(job: str) -> int:
     """Return the exit status that the history's last word on the job asks for."""
     history = History.open()
-    state: Any = queries.state_of(history, queries.newest_job(history, job).id)
+    state = queries.state_of(history, queries.newest_job(history, job).id)
     history.close()
     return EXITS.get(state.after if state else "", UNFINISHED)
+
+
+def _leave_in_time(job: str) -> None:
+    """Once the job is no longer steered, give Prefect a while to note the end of its run, then leave without it."""
+    while not runs.was_let_go(job):
+        time.sleep(0.5)
+    time.sleep(FAREWELL_SECONDS)
+    print("holdfast: the Prefect server did not take the end of this flow run; the history has it", file=sys.stderr, flush=True)  # noqa: T201
+    os._exit(_verdict(job))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from prefect import flow
+from prefect.client.schemas.objects import State as FlowState
 from prefect.states import Cancelled, Completed, Failed
-from prefect.states import State as FlowState
 
 from holdfast.control.run import Run
 from holdfast.control.steering import steering
@@ -34,9 +34,11 @@ TURNS: Final[dict[State, Callable[[str], Turn | None]]] = {
 }
 """Which task takes a job out of which state."""
 
+THIS_MACHINE: Final = LocalCluster()
+
 
 @flow(name="training-job", flow_run_name="train {job.name}", validate_parameters=True)
-def training_job(job: TrainingJob, cluster: Cluster = LocalCluster()) -> FlowState:
+def training_job(job: TrainingJob, cluster: Cluster = THIS_MACHINE) -> FlowState:
     """Keep a training job running through faults until it completes, fails for good, or is stopped.
 
     A job of this name that already runs without a flow is adopted: no step is lost and no worker restarts.

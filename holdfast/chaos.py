@@ -1,6 +1,7 @@
 """Break a running job on purpose: kill, stop and raise in ranks, take agents and nodes away, at a chosen step.
 
-For the demo, the tests and the benchmarks. Every act returns when it was done (wall clock), so that detection can be measured from the fault itself.
+For the demo, the tests and the benchmarks. Every act returns when it was done (wall clock), so that
+detection can be measured from the fault itself.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Chaos:
 
     def ranks(self) -> dict[int, Placed]:
         """Return where every rank lives."""
-        found = {}
+        found: dict[int, Placed] = {}
         for view in self._nodes.survey():
             if view.standing != "up":
                 continue

@@ -6,16 +6,10 @@ import json
 import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import threading
-import time
-import tomllib
-import urllib.request
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,14 +23,12 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.errors import HoldfastError, NotWritable, OperatorError
 from holdfast.history import History, Job, models, queries
 from holdfast.places import home
-from holdfast.process import kill_group
+from holdfast.prefect_server import TemporaryServer, is_configured
 from holdfast.report import write_report
 from holdfast.report.wording import duration
 from holdfast.spec import LocalCluster, TrainingJob
 
 STEPS: Final = 60
-SERVER_SECONDS: Final = 120.0
-"""How long a Prefect server may take to answer: 5 s as a rule, longer on its first start on a busy machine."""
 CALM: Final = "demo-undisturbed"
 BROKEN: Final = "demo-with-faults"
 
@@ -143,73 +135,19 @@ def _ends_tidily() -> Iterator[None]:
 @contextmanager
 def _prefect(stage: Path) -> Iterator[str | None]:
     """Give the address of a Prefect server of our own; none when one is configured."""
-    if _is_configured():
+    if is_configured():
         yield None
         return
-    port = _free_port()
     folder = stage / "prefect"
     folder.mkdir()
-    address = f"http://127.0.0.1:{port}"
-    quiet = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_LOGGING_LEVEL": "WARNING", "DO_NOT_TRACK": "1"}
-    os.environ.update(quiet, PREFECT_HOME=str(folder), PREFECT_API_URL=f"{address}/api")
     say("Starting a Prefect server for the demo ...")
-    with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env=os.environ | {"HOLDFAST_NODE_MARK": str(_nodes().folder("server"))},
-        )
+    server = TemporaryServer(folder / "server.log", {**os.environ, "PREFECT_HOME": str(folder), "PREFECT_LOGGING_LEVEL": "WARNING"})
+    os.environ.update(server.environment)
     try:
-        _await(server, f"{address}/api/health", folder / "server.log")
-        yield address
-    finally:
-        kill_group(server.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            server.wait(5)
-        kill_group(server.pid, signal.SIGKILL)
         server.wait()
-
-
-def _is_configured() -> bool:
-    """Tell whether Prefect knows a server: by the environment, or by its active profile (read without importing Prefect, which takes seconds)."""
-    if os.environ.get("PREFECT_API_URL"):
-        return True
-    folder = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
-    with suppress(OSError, ValueError, KeyError):
-        profiles = tomllib.loads((folder / "profiles.toml").read_text())
-        active = os.environ.get("PREFECT_PROFILE") or profiles["active"]
-        return bool(profiles["profiles"][active].get("PREFECT_API_URL"))
-    return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _await(server: subprocess.Popen[bytes], health: str, log: Path) -> None:
-    until = time.monotonic() + SERVER_SECONDS
-    while time.monotonic() < until and server.poll() is None:
-        with suppress(OSError), urllib.request.urlopen(health, timeout=2) as answer:  # noqa: S310 (our own address)
-            if answer.status == 200:  # noqa: PLR2004 (HTTP's word for yes)
-                return
-        time.sleep(0.2)
-    raise ServerSilent(str(log))
-
-
-class ServerSilent(OperatorError):
-    """The demo's own Prefect server did not come up."""
-
-    def __init__(self, log: str) -> None:
-        super().__init__(log)
-        self.log = log
-
-    def __str__(self) -> str:
-        return f"the demo's Prefect server did not come up; see {self.log}. Or start one yourself and set PREFECT_API_URL to it."
+        yield server.address
+    finally:
+        server.close()
 
 
 # -- the two runs ------------------------------------------------------------------------------------------------------
@@ -265,7 +203,7 @@ class DemoFailed(OperatorError):
 
 
 def _break(job: str, acts: list[Act]) -> None:
-    """Inject the three faults, each after a quarter of the steps more."""
+    """Inject the three faults."""
     history = History.open()
     try:
         _inject(Chaos(_nodes(), history, job), acts)
@@ -276,14 +214,15 @@ def _break(job: str, acts: list[Act]) -> None:
 
 
 def _inject(chaos: Chaos, acts: list[Act]) -> None:
-    chaos.at_step(STEPS // 4, lambda: acts.append(Act(at=chaos.kill(3), text="SIGKILL to rank 3")))
-    chaos.at_step(STEPS // 2, lambda: acts.append(Act(at=chaos.stop(1), text="SIGSTOP to rank 1")))
+    """Kill a rank, stop one, and take away the node of rank 0: some steps after a checkpoint each, so that a rollback is seen too."""
+    chaos.at_step(18, lambda: acts.append(Act(at=chaos.kill(3), text="SIGKILL to rank 3")))
+    chaos.at_step(33, lambda: acts.append(Act(at=chaos.stop(1), text="SIGSTOP to rank 1")))
 
     def power_off() -> None:
         at, node = chaos.power_off(0)
         acts.append(Act(at=at, text=f"power off {node}, which holds rank 0"))
 
-    chaos.at_step(3 * STEPS // 4, power_off)
+    chaos.at_step(47, power_off)
 
 
 # -- the proof ---------------------------------------------------------------------------------------------------------

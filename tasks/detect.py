@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from detectors.catalogue import Fault
-from detectors.diagnosis import Before, Diagnosis, diagnose, seconds_to_settle, see
+from detectors.catalogue import CATALOGUE, Fault
+from detectors.diagnosis import FOLLOWS_STEP, Before, Diagnosis, diagnose, seconds_to_settle, see
 from detectors.evidence import AgentSilence
 from detectors.process import START_FAILED
 from holdfast.control import runs
@@ -19,6 +20,9 @@ from holdfast.history import models
 from policies.ladder import POLICIES, Answer, Case, Rung, decide
 from policies.states import Event
 from tasks.turn import Turn
+
+STRAGGLERS: Final = 10.0
+"""Seconds that a worker may take to start after the first one failed, before the failure is judged without it."""
 
 
 @task(task_run_name="detect {job}", cache_policy=NO_CACHE)
@@ -36,7 +40,7 @@ def detect(job: str) -> Turn:
         return Turn(Event.DISMISSED, "it passed by itself before it had to be acted on")
     if run.incident is not None:
         faults = faults or run.incident.faults
-    diagnosis = diagnose(faults, tuple(run.befores), len(run.members))
+    diagnosis = diagnose(faults, tuple(run.failures_before), len(run.members))
     incident = open_incident(run, diagnosis, detected)
     incident.lost |= {silence.node for silence in silences if silence.node_answers is not True}
     incident.lost |= {fault.node for fault in faults if fault.kind == START_FAILED.id and fault.node}
@@ -59,11 +63,17 @@ def settled(run: Run, silences: list[AgentSilence]) -> list[Fault]:
     begin = time.monotonic()
     while True:
         faults = run.faults() + see(silences, limits_of(run.spec.limits))
-        if time.monotonic() - begin >= seconds_to_settle(faults, len(run.members)):
+        waited = time.monotonic() - begin
+        if waited >= seconds_to_settle(faults, len(run.members)) and (waited >= STRAGGLERS or not _waits_for_twins(run, faults)):
             return faults
         run.pump(0.02)
         if run.missing():
             silences = silences + look_twice(run)
+
+
+def _waits_for_twins(run: Run, faults: list[Fault]) -> bool:
+    """Tell whether a script failed before all its workers have started: those that come later may fail the same way."""
+    return bool(faults) and not run.board.all_started() and all(fault.kind in FOLLOWS_STEP for fault in faults)
 
 
 def open_incident(run: Run, diagnosis: Diagnosis, detected: float) -> IncidentInWork:
@@ -87,6 +97,9 @@ def open_incident(run: Run, diagnosis: Diagnosis, detected: float) -> IncidentIn
         incident = run.incident = IncidentInWork(row=row, lap_at=row.fault_at, board=run.board)
         incident.lap("detect", detected)
         run.recorder.add(row)
+    elif root.entry.weight > CATALOGUE[incident.row.kind].weight:
+        incident.row.kind, incident.row.subject = root.kind, root.subject
+        run.recorder.amend(models.Incident, incident.row.id, kind=root.kind, subject=root.subject)
     for fault in faults:
         if fault not in incident.faults:
             incident.faults.append(fault)
@@ -116,7 +129,7 @@ def choose(run: Run, incident: IncidentInWork, diagnosis: Diagnosis) -> Turn:
         return Turn(Event.GAVE_UP, answer.decision.because)
     root = diagnosis.root
     run.attempts.append(Attempt(at=now, rung=answer.decision.rung, node=root.node, best=run.best))
-    run.befores.append(Before(node=root.node, step=root.step, signature=root.signature))
+    run.failures_before.append(Before(node=root.node, step=root.step, signature=root.signature))
     return Turn(Event.DECIDED, answer.decision.because)
 
 

@@ -16,10 +16,7 @@ from prefect.events import emit_event
 
 from holdfast.control.incident import IncidentInWork
 from holdfast.log import note
-try:
-    from holdfast.report.markdown import incident_markdown
-except ImportError:
-    incident_markdown = lambda *a: "x"
+from holdfast.report.markdown import incident_markdown
 
 log = logging.getLogger("holdfast.publish")
 
@@ -64,7 +61,7 @@ class Publisher:
                     note(log, "prefect.away", level=logging.WARNING, why=error)
                 self._failing = True
 
-    def _emit(self, name: str, **facts: Any) -> None:
+    def _emit(self, name: str, **facts: object) -> None:
         resource = {"prefect.resource.id": f"holdfast.job.{self._job}", "prefect.resource.name": self._job}
         self._work.put(lambda: _sent(emit_event(event=f"holdfast.{name}", resource=resource, payload=facts)))
 

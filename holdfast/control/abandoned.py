@@ -9,7 +9,7 @@ from policies.states import Event
 
 
 def end(_history: History, job: Job) -> None:
-    """Take the lease of *job*, stop its workers, end its agents, and record it as cancelled; raise `JobAlreadyRunning` when a flow lives."""
+    """Take the lease of *job*, end its workers and agents, and record it as cancelled; raise `JobAlreadyRunning` when a flow lives."""
     spec, cluster = TrainingJob.model_validate(job.spec), LocalCluster.model_validate(job.cluster)
     with steering(spec, cluster) as run:
         if not run.over:

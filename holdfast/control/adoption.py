@@ -87,7 +87,7 @@ def _remember(run: Run) -> None:
             )
         )
         if root:
-            run.befores.append(Before(node=root.node, step=root.step, signature=str(root.evidence.get("signature", ""))))
+            run.failures_before.append(Before(node=root.node, step=root.step, signature=str(root.evidence.get("signature", ""))))
     opened = queries.open_incident(run.history, run.job.id)
     if opened is not None:
         run.incident = _incident(run, opened, [one for one in faults if one.incident_id == opened.id])

@@ -1,15 +1,28 @@
 """What is known of one generation: folded from the agents' events, asked by the tasks. No I/O.
 
-All of it belongs to one generation; the next one starts with an empty board, so that nothing begun and never ended can look like a fault later.
+All of it belongs to one generation; the next one starts with an empty board, so that nothing begun and
+never ended can look like a fault later.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from detectors.evidence import Blind, CheckpointTrouble, Evidence, HangLimits, Overrun, Progress, Raised, RankProgress, StartTrouble, WorkerExit, WorkerStop
+from detectors.evidence import (
+    Blind,
+    CheckpointTrouble,
+    Evidence,
+    HangLimits,
+    Overrun,
+    Progress,
+    Raised,
+    RankProgress,
+    StartTrouble,
+    WorkerExit,
+    WorkerStop,
+)
 from detectors.progress import WINDOW
 from holdfast.wire import Message
 
@@ -32,18 +45,29 @@ class RankView:
     marks: dict[str, float] = field(default_factory=dict)
     beat: dict[str, Any] = field(default_factory=dict)
     beat_at: float = 0.0
-    stopped: tuple[int, float] | None = None
+    progress_at: float = 0.0
+    """When it last got on, as far as is known here."""
+    stopped: tuple[int, float, float] | None = None
+    """Signal that stopped it, when by its agent's clock, and when that was heard."""
     raised: bool = False
     ended: bool = False
     well: bool = False
 
     def reached(self) -> tuple[str, int, str]:
         """Return the node, how far this rank's start came, and that in words."""
-        stages = ((self.first_step, "has stepped"), (self.resumed is not None, "has loaded its state"), (self.marks, "has joined the group"))
+        stages = (
+            (self.first_step, "has stepped"),
+            (self.resumed is not None, "has loaded its state"),
+            (self.marks, "has joined the group"),
+        )
         for far, (true, words) in zip((4, 3, 2), stages, strict=True):
             if true:
                 return self.node, far, words
         return self.node, int(self.started is not None), "has started" if self.started is not None else "has not started"
+
+
+_PROGRESS: Final = frozenset({"worker.started", "worker.hello", "mark", "resumed", "worker.stepped", "section", "saved", "bye"})
+"""Events that show a rank getting on."""
 
 
 class Board:
@@ -59,13 +83,20 @@ class Board:
         self.step_before = 0
         """Newest step any rank has finished."""
         self.overrun: Overrun | None = None
+        self._now = 0.0
 
     # -- taking in ----------------------------------------------------------------------------------------------------
 
-    def take(self, node: str, event: Message) -> None:
-        """Fold one event of *node*'s agent in; what belongs to another generation is dropped."""
+    def take(self, node: str, event: Message, now: float) -> None:
+        """Fold one event of *node*'s agent in, which arrived at *now*; what belongs to another generation is dropped.
+
+        Ages are counted from the arrival, by one clock: those of the nodes may differ.
+        """
         if event.get("generation", self.generation) != self.generation:
             return
+        self._now = now
+        if event["event"] in _PROGRESS:
+            self.ranks[event["rank"]].progress_at = now
         handler = getattr(self, "_on_" + str(event["event"]).replace(".", "_"), None)
         if handler is not None:
             handler(node, event)
@@ -97,12 +128,14 @@ class Board:
         for step, _, seconds, _ in event["steps"]:
             self.durations.append((step, seconds))
             self._advance(self.ranks[0], step)
+        self.ranks[0].progress_at = self._now
 
     def _on_beats(self, _node: str, event: Message) -> None:
         for name, beat in event["ranks"].items():
             view = self.ranks.get(int(name))
             if view is not None:
-                view.beat, view.beat_at = beat, event["at"]
+                view.beat, view.beat_at = beat, self._now
+                view.progress_at = max(view.progress_at, self._now - beat["age"])
                 view.managed = view.managed or beat["managed"]
                 self._advance(view, beat["step"] or 0)
 
@@ -111,7 +144,7 @@ class Board:
         self.step_before = max(self.step_before, view.step)
 
     def _on_worker_stopped(self, _node: str, event: Message) -> None:
-        self.ranks[event["rank"]].stopped = (event["signal"], event["at"])
+        self.ranks[event["rank"]].stopped = (event["signal"], event["at"], self._now)
 
     def _on_worker_continued(self, _node: str, event: Message) -> None:
         self.ranks[event["rank"]].stopped = None
@@ -119,6 +152,7 @@ class Board:
     def _on_worker_raised(self, node: str, event: Message) -> None:
         view = self.ranks[event["rank"]]
         view.raised = True
+        self._advance(view, event["step"] or 0)
         self.evidence.append(
             WorkerExit(node=node, rank=view.rank, at=event["at"], code=1, step=view.step, raised=_raised(event["raised"]), finished=False)
         )
@@ -159,7 +193,9 @@ class Board:
     def stops(self, now: float) -> list[WorkerStop]:
         """Return the workers that stand still by a signal."""
         return [
-            WorkerStop(node=view.node, rank=view.rank, at=view.stopped[1], signal=view.stopped[0], seconds=now - view.stopped[1], step=view.step)
+            WorkerStop(
+                node=view.node, rank=view.rank, at=view.stopped[1], signal=view.stopped[0], seconds=now - view.stopped[2], step=view.step
+            )
             for view in self.ranks.values()
             if view.stopped is not None and not view.ended
         ]
@@ -244,7 +280,7 @@ def _rank_progress(view: RankView, now: float) -> RankProgress:
     return RankProgress(
         node=view.node,
         step=view.step,
-        age=beat["age"] + now - view.beat_at,
+        age=now - view.progress_at,
         section=beat["section"],
         section_limit=beat["section_limit"],
         process=beat["process"],

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from holdfast.errors import AgentGone, OrderRefused
 from holdfast.log import note
@@ -26,8 +26,8 @@ Inbox = queue.SimpleQueue[tuple[str, Message]]
 class AgentChannel:
     """One agent. Its events go to *inbox* with the node's name; the end of the connection is an event too."""
 
-    def __init__(self, node: str, connect: Callable[[], socket.socket], inbox: Inbox, *, epoch: int) -> None:
-        self.node, self.epoch = node, epoch
+    def __init__(self, node: str, connect: Callable[[], socket.socket], inbox: Inbox, *, epoch: int, job: str | None = None) -> None:
+        self.node, self.epoch, self.job = node, epoch, job
         self.heard = time.monotonic()
         self.gone: str | None = None
         self.gone_at: float | None = None
@@ -49,10 +49,10 @@ class AgentChannel:
 
     def attach(self, *, since: int = LATEST) -> None:
         """Have the agent tell its events from now on, those after *since* first; return when the first ones are in the inbox."""
-        self.order("attach", since=since)
+        self.order("attach", since=since, protocol=PROTOCOL)
         self.order("ping")  # answered after the events of the past: one stream keeps its order
 
-    def order(self, verb: str, *, seconds: float = 10.0, **facts: Any) -> Message:
+    def order(self, verb: str, *, seconds: float = 10.0, **facts: object) -> Message:
         """Give an order and wait for its answer; raise `OrderRefused` when it is no, `AgentGone` when none comes."""
         number = self.send(verb, **facts)
         try:
@@ -67,7 +67,7 @@ class AgentChannel:
             raise OrderRefused(self.node, verb, answer["why"])
         return answer
 
-    def send(self, verb: str, **facts: Any) -> int:
+    def send(self, verb: str, **facts: object) -> int:
         """Give an order without waiting; return its number, under which `settle` finds the answer."""
         with self._lock:
             self._number += 1
@@ -76,7 +76,7 @@ class AgentChannel:
             if self.gone:
                 raise AgentGone(self.node, self.gone)
             try:
-                self._socket.sendall(encode({"id": number, "do": verb, "epoch": self.epoch, **facts}))
+                self._socket.sendall(encode({"id": number, "do": verb, "epoch": self.epoch, "job": self.job, **facts}))
             except OSError as error:
                 raise AgentGone(self.node, str(error)) from error
         return number

@@ -55,7 +55,7 @@ class Fleet:
         channel = self._reach(node)
         if channel is None:
             self.source.start_agent(node)
-            channel = AgentChannel(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch)
+            channel = AgentChannel(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch, job=self.plan["job"])
         try:
             channel.attach()
             channel.order("prepare", **self.plan)
@@ -74,7 +74,7 @@ class Fleet:
         try:
             told = channel.about()
             if told["job"] != self.plan["job"]:
-                raise OrderRefused(node, "attach", "its agent does not run this job")  # noqa: TRY301
+                raise OrderRefused(node, "attach", "its agent does not run this job")
             channel.attach(since=told["since"])
         except WorldError:
             channel.close()
@@ -84,7 +84,7 @@ class Fleet:
 
     def _reach(self, node: str) -> AgentChannel | None:
         try:
-            return AgentChannel(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch)
+            return AgentChannel(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch, job=self.plan["job"])
         except AgentGone:
             return None
 
@@ -104,9 +104,9 @@ class Fleet:
         if killed:
             note(log, "node.fenced", node=node, killed=len(killed))
 
-    def order(self, nodes: Iterable[str], verb: str, **facts: Any) -> dict[str, Message | WorldError]:
+    def order(self, nodes: Iterable[str], verb: str, *, seconds: float = 10.0, **facts: object) -> dict[str, Message | WorldError]:
         """Give the same order to all *nodes*: every order is out before the first answer is waited for."""
-        return self.each(nodes, lambda node: self.channel(node).order(verb, **facts))
+        return self.each(nodes, lambda node: self.channel(node).order(verb, seconds=seconds, **facts))
 
     def channel(self, node: str) -> AgentChannel:
         """Return the connection to *node*; raise `AgentGone` when there is none."""
@@ -185,4 +185,3 @@ class Fleet:
 def failures(answers: dict[str, Any]) -> dict[str, WorldError]:
     """Return the nodes that did not do as told, and why."""
     return {node: answer for node, answer in answers.items() if isinstance(answer, WorldError)}
-

@@ -25,10 +25,7 @@ def log_directory(job: str) -> Path:
 def how_to_run(spec: TrainingJob, job: Job) -> dict[str, Any]:
     """Return the fields of the ``prepare`` order: the same for every node and generation of this job."""
     warm = spec.script is not None
-    if spec.script is not None:
-        argv = [str(spec.inside(spec.script)), *spec.args]
-    else:
-        argv = list(spec.command or [])
+    argv = [str(spec.inside(spec.script)), *spec.args] if spec.script is not None else list(spec.command or [])
     return {
         "job": job.id,
         "lease": spec.limits.lease.total_seconds(),
@@ -66,7 +63,9 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
     return {**environment, **spec.environment}
 
 
-def rank_environments(membership: dict[str, list[int]], *, generation: int, address: str, port: int, job: str) -> dict[str, list[dict[str, Any]]]:
+def rank_environments(
+    membership: dict[str, list[int]], *, generation: int, address: str, port: int, job: str
+) -> dict[str, list[dict[str, Any]]]:
     """Return for each node what its workers need to know of their places: the variables that ``torchrun`` sets.
 
     Global ranks are consecutive over the nodes in the order of *membership*.

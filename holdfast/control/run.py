@@ -63,7 +63,7 @@ class Run:
     incident: IncidentInWork | None = None
     incidents: int = 0
     attempts: list[Attempt] = field(default_factory=list)
-    befores: list[Before] = field(default_factory=list)
+    failures_before: list[Before] = field(default_factory=list)
     managed: bool = False
     """Its workers have been seen to report steps."""
     best: int = 0
@@ -165,7 +165,7 @@ class Run:
             self.recorder.amend(models.Request, request.id, handled_at=time.time())
 
     def _take(self, node: str, event: Message) -> None:
-        self.board.take(node, event)
+        self.board.take(node, event, time.time())
         self.best = max(self.best, self.board.step_before)
         handler = getattr(self, "_on_" + event["event"].replace(".", "_"), None)
         if handler is not None and event.get("generation", self.generation) == self.generation:
@@ -176,14 +176,16 @@ class Run:
         for step, at, seconds, loss in event["steps"]:
             if step > self._recorded:
                 self._recorded = step
-                self.recorder.add(
-                    models.Step(job_id=self.job.id, generation=self.generation, step=step, at=at, seconds=seconds, loss=loss)
-                )
+                self.recorder.add(models.Step(job_id=self.job.id, generation=self.generation, step=step, at=at, seconds=seconds, loss=loss))
         step, _, seconds, loss = event["steps"][-1]
         self.tell("progress", {"step": step, "until": self.board.until(), "loss": loss, "seconds": seconds})
 
     def _on_resumed(self, _node: str, _event: Message) -> None:
         self.managed = True
+
+    def _on_worker_stepped(self, _node: str, _event: Message) -> None:
+        if self.board.all_stepped():
+            self.note_first_step()
 
     def _on_saved(self, _node: str, event: Message) -> None:
         if event["step"] <= self._saved:
@@ -193,7 +195,7 @@ class Run:
         self.recorder.add(models.Checkpoint(job_id=self.job.id, generation=self.generation, **facts))
 
     def _on_trouble(self, node: str, event: Message) -> None:
-        """A checkpoint's trouble is recorded at once; training goes on through it, so the flow need not turn."""
+        """Record a checkpoint's trouble at once; training goes on through it, so the flow need not turn."""
         if (event["kind"], event["path"]) in self._troubles:
             return
         self._troubles.add((event["kind"], event["path"]))
@@ -255,7 +257,7 @@ class Run:
 
     def _steps_advance(self) -> bool:
         limit = self.spec.limits.agent_silence.total_seconds()
-        newest = max((view.beat_at - view.beat.get("age", 0.0) for view in self.board.ranks.values() if view.beat), default=0.0)
+        newest = max((view.progress_at for view in self.board.ranks.values()), default=0.0)
         return time.time() - newest < limit
 
     def symptom(self) -> str | None:
@@ -310,7 +312,8 @@ class Run:
     def note_first_step(self) -> None:
         """Record when this generation did its first step, and what it went on from."""
         resumed = self.board.resumed_step()
-        self.recorder.amend(models.Generation, self.generation_id(), first_step_at=self.board.first_step_at(), resumed_step=resumed)
+        first, until = self.board.first_step_at(), self.board.until()
+        self.recorder.amend(models.Generation, self.generation_id(), first_step_at=first, resumed_step=resumed, until=until)
 
     def close_incident(self, outcome: str) -> None:
         """Record how the incident in work ended: phases, steps lost, downtime."""
@@ -320,7 +323,6 @@ class Run:
         row.outcome, row.closed_at, row.generation_after = outcome, now, self.generation
         if outcome == "recovered":
             self._account(incident, now)
-            self.note_first_step()
         for phase in incident.rows():
             self.recorder.add(phase)
         fields = ("rung", "outcome", "closed_at", "generation_after", "resumed_step", "steps_lost", "downtime_s", "because")

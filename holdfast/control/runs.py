@@ -5,16 +5,24 @@ from __future__ import annotations
 from holdfast.control.run import Run
 
 _RUNS: dict[str, Run] = {}
+_LET_GO: set[str] = set()
 
 
 def enter(run: Run) -> None:
     """Make *run* known to the tasks of this process."""
     _RUNS[run.job.name] = run
+    _LET_GO.discard(run.job.name)
 
 
 def leave(run: Run) -> None:
     """Forget *run*."""
     _RUNS.pop(run.job.name, None)
+    _LET_GO.add(run.job.name)
+
+
+def was_let_go(job: str) -> bool:
+    """Tell whether this process steered *job* once and does no more."""
+    return job in _LET_GO
 
 
 def of(job: str) -> Run:

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from holdfast.cluster import open_cluster
@@ -66,7 +67,7 @@ def steering(spec: TrainingJob, cluster: Cluster, tell: Tell = lambda _event, _f
         history.close()
 
 
-def spill_file(job: str) -> Any:  # noqa: ANN401 (a path; the annotation would import pathlib for its own sake)
+def spill_file(job: str) -> Path:
     """Return the file that takes rows the database could not."""
     folder = job_directory(job)
     folder.mkdir(parents=True, exist_ok=True)

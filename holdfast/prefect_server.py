@@ -1,0 +1,116 @@
+"""A Prefect server for who has none: bound to the life of the process that needs it.
+
+Standard library only: whether a server is configured is read from the environment and the profile, since importing Prefect takes seconds.
+``python -m holdfast.prefect_server PROGRAM ARGUMENT...`` runs a Python module with a server at hand, its own if none is
+configured; the module takes the place of this process, so that the server dies with it, however it dies.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from holdfast.errors import OperatorError
+from holdfast.process import die_with_parent
+
+START_SECONDS: Final = 120.0
+"""How long a server may take to answer: 5 s as a rule, longer on its first start on a busy machine."""
+
+QUIET: Final = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+"""A server of ours sends nothing anywhere."""
+
+
+class ServerSilent(OperatorError):
+    """A Prefect server of our own did not come up."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__(log)
+        self.log = log
+
+    def __str__(self) -> str:
+        return f"the temporary Prefect server did not come up; see {self.log}. Or start one yourself and set PREFECT_API_URL to it."
+
+
+def is_configured() -> bool:
+    """Tell whether Prefect knows a server: by the environment, or by its active profile."""
+    if os.environ.get("PREFECT_API_URL"):
+        return True
+    folder = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    with suppress(OSError, ValueError, KeyError, AttributeError):
+        profiles = tomllib.loads((folder / "profiles.toml").read_text())
+        active = os.environ.get("PREFECT_PROFILE") or profiles["active"]
+        return bool(profiles["profiles"][active].get("PREFECT_API_URL"))
+    return False
+
+
+class TemporaryServer:
+    """A server on a free port of the loopback interface; it dies with this process."""
+
+    def __init__(self, log: Path, environment: dict[str, str]) -> None:
+        port, parent = _free_port(), os.getpid()
+        self.address, self.log = f"http://127.0.0.1:{port}", log
+        self.environment = {**environment, **QUIET, "PREFECT_API_URL": f"{self.address}/api"}
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**self.environment, "PREFECT_LOGGING_SERVER_LEVEL": "WARNING"},
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 (nobody has started a thread yet)
+            )
+
+    def wait(self) -> None:
+        """Wait until the server answers; raise `ServerSilent` when it does not."""
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until and self._process.poll() is None:
+            with suppress(OSError), urllib.request.urlopen(f"{self.address}/api/health", timeout=2) as answer:  # noqa: S310 (our own address)
+                if answer.status == 200:  # noqa: PLR2004 (HTTP's word for yes)
+                    return
+            time.sleep(0.1)
+        self.close()
+        raise ServerSilent(str(self.log))
+
+    def close(self) -> None:
+        """End the server. What it has answered is in its database; it has nothing else to save."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main(arguments: list[str]) -> int:
+    """Become ``python -m`` *arguments*, with a Prefect server to talk to."""
+    environment = dict(os.environ)
+    if not is_configured():
+        folder = Path(environment.get("PREFECT_HOME") or "~/.prefect").expanduser()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            server = TemporaryServer(folder / "holdfast-server.log", environment)
+            server.wait()
+        except (OSError, OperatorError) as error:
+            print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
+            return 2
+        environment = server.environment
+        print(f"Prefect UI while this job runs: {server.address}/runs", flush=True)  # noqa: T201
+    command = [sys.executable, "-P", "-m", *arguments]
+    return os.execve(sys.executable, command, environment)  # noqa: S606 (the same process: the server dies with it)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,42 @@
+"""What all tests share: a home of their own, time limits, and the promise that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.leftovers import leftovers
+from tests.waiting import wait_until
+
+INTEGRATION_SECONDS = 120
+INTEGRATION = Path(__file__).parent / "integration"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lies in integration/ and give it more time, unless the test names its own."""
+    for item in items:
+        if item.path.is_relative_to(INTEGRATION):
+            item.add_marker(pytest.mark.integration)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(INTEGRATION_SECONDS))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail the run when a process that a test started outlives all tests."""
+    yield
+    base = tmp_path_factory.getbasetemp()
+    wait_until(lambda: not leftovers(base), seconds=10, explain=lambda: "Left running:\n" + "\n".join(leftovers(base)))
+
+
+@pytest.fixture
+def holdfast_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give Holdfast a fresh home with a short path, and take away what the caller's shell says about Holdfast and Prefect."""
+    for name in [name for name in os.environ if name.startswith(("HOLDFAST_", "PREFECT_"))]:
+        monkeypatch.delenv(name)
+    home = tmp_path_factory.mktemp("h")
+    monkeypatch.setenv("HOLDFAST_HOME", str(home))
+    return home

@@ -1,0 +1,91 @@
+"""Real servers, each started once for all integration tests, on free ports and in folders of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.integration.stage import Stage
+from tests.waiting import wait_until
+
+START_SECONDS = 90
+"""Prefect migrates a fresh database first: 5 s on a quiet machine, many times that on a busy one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefectServer:
+    """A Prefect server of our own."""
+
+    url: str
+    """Of the API."""
+    environment: dict[str, str]
+    """For processes that talk to it; their Holdfast home lies in the tests' folder too."""
+    pid: int
+
+    @property
+    def home(self) -> Path:
+        """Return the Holdfast home of the processes that use `environment`."""
+        return Path(self.environment["HOLDFAST_HOME"])
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def answers(url: str) -> bool:
+    """Say whether the API at *url* is up."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:  # noqa: S310 (our own http address)
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    """Start a Prefect server with an empty database; end it with all it started."""
+    place, port = tmp_path_factory.mktemp("prefect"), free_port()
+    url = f"http://127.0.0.1:{port}/api"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "HOLDFAST_"))} | {
+        "HOLDFAST_HOME": str(tmp_path_factory.mktemp("h")),
+        "PREFECT_HOME": str(place),
+        "PREFECT_API_URL": url,
+        "PREFECT_CLI_COLORS": "false",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    log = place / "server.log"
+    with log.open("wb") as out:
+        server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+    try:
+        wait_until(lambda: answers(url) or server.poll() is not None, seconds=START_SECONDS, explain=log.read_text)
+        assert server.poll() is None, log.read_text()
+        yield PrefectServer(url=url, environment=environment, pid=server.pid)
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)  # the database goes with it: nothing to save
+        server.wait()
+
+
+@pytest.fixture
+def stage(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Give an empty stage, and see to it that a job that has ended left nothing running."""
+    home = tmp_path_factory.mktemp("s")
+    stage = Stage(home, prefect_server.environment | {"HOLDFAST_HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])})
+    yield stage
+    left = stage.left() if all(play.process.poll() is not None for play in stage.plays) else []
+    stage.close()
+    assert not left

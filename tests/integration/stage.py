@@ -1,0 +1,144 @@
+"""A stage for jobs: real flow processes against a real Prefect server, real agents, and chaos at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.chaos import Chaos
+from holdfast.cluster.local import LocalNodes
+from holdfast.history import History, Incident, Job, queries
+from tests.waiting import wait_until
+
+PACED = Path(__file__).with_name("paced.py")
+
+
+@dataclass
+class Play:
+    """One job on the stage."""
+
+    name: str
+    stage: Stage
+    process: subprocess.Popen[bytes]
+    spec: Path
+
+    @property
+    def job(self) -> Job:
+        """Return the job's newest row."""
+        return queries.newest_job(self.stage.history, self.name)
+
+    @property
+    def chaos(self) -> Chaos:
+        """Return what breaks this job."""
+        return Chaos(self.stage.nodes, self.stage.history, self.name)
+
+    def log(self) -> str:
+        """Return what the flow and its agents wrote: what a person would read after a failure."""
+        logs = [self.spec.with_name("flow.log"), *sorted((self.stage.home / "jobs" / self.name / "logs").glob("*.log"))]
+        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in logs if path.exists())
+
+    def state(self) -> str:
+        """Return the job's state; empty before it has one."""
+        live = queries.jobs(self.stage.history, self.name)
+        move = queries.state_of(self.stage.history, live[0].id) if live else None
+        return move.after if move else ""
+
+    def reaches(self, state: str, seconds: float = 60.0) -> None:
+        """Wait until the job is in *state*."""
+        wait_until(lambda: self.state() == state, seconds=seconds, explain=lambda: f"state {self.state()}\n{self.log()}")
+
+    def steps_to(self, step: int, seconds: float = 60.0) -> None:
+        """Wait until the job has finished *step*."""
+        wait_until(lambda: self.chaos.step() >= step, seconds=seconds, explain=self.log)
+
+    def ends(self, seconds: float = 100.0) -> int:
+        """Wait for the flow's end; return its exit status."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the flow did not end, state {self.state()}\n{self.log()}") from None
+
+    def incidents(self) -> list[Incident]:
+        """Return the job's incidents."""
+        return queries.incidents(self.stage.history, self.job.id)
+
+    def saw(self, number: int) -> bool:
+        """Tell whether so many incidents have been seen."""
+        return len(self.incidents()) >= number
+
+    def kinds(self) -> list[str]:
+        """Return the root kinds of the incidents, in order."""
+        return [one.kind for one in self.incidents()]
+
+    def because(self) -> str:
+        """Return why the job is where it is."""
+        move = queries.state_of(self.stage.history, self.job.id)
+        assert move is not None
+        return move.because
+
+    def pids(self) -> dict[int, int]:
+        """Return the processes of the ranks."""
+        return {rank: placed.pid for rank, placed in self.chaos.ranks().items()}
+
+
+@dataclass
+class Stage:
+    """A home, a history, a local cluster, and the jobs that play on them."""
+
+    home: Path
+    environment: dict[str, str]
+    count: int = 3
+    plays: list[Play] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.history = History.open(f"sqlite:///{self.home / 'history.db'}")
+        self.nodes = LocalNodes("stage", self.home / "nodes", self.count)
+
+    def play(self, name: str, **fields: Any) -> Play:
+        """Start a flow for the job described by *fields*; the paced script unless they name another."""
+        folder = self.home / "jobs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if "script" not in fields and "command" not in fields:
+            fields["script"] = str(PACED)
+        job = {"name": name, "directory": str(folder), **fields}
+        cluster = {"kind": "local", "name": "stage", "nodes": self.count, "directory": str(self.home / "nodes")}
+        spec = folder / "spec.json"
+        spec.write_text(json.dumps({"job": job, "cluster": cluster}))
+        return self.again(name, spec)
+
+    def again(self, name: str, spec: Path) -> Play:
+        """Start a flow for a job that has been described before."""
+        with spec.with_name("flow.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "flows.training_job", str(spec)],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        play = Play(name, self, process, spec)
+        self.plays.append(play)
+        return play
+
+    def close(self) -> None:
+        """End whatever still plays."""
+        for play in self.plays:
+            if play.process.poll() is None:
+                os.killpg(play.process.pid, signal.SIGKILL)
+                play.process.wait()
+        for node in self.nodes.names():
+            self.nodes.fence(node)
+        self.history.close()
+
+    def left(self) -> list[int]:
+        """Return the pids of processes that carry the mark of one of the nodes."""
+        from holdfast.process import marked  # noqa: PLC0415 (only this look needs it)
+
+        return [pid for node in self.nodes.names() for pid in marked("HOLDFAST_NODE_MARK", str(self.nodes.folder(node)))]

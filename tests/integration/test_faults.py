@@ -1,0 +1,223 @@
+"""Every fault of this round, injected into a real job under a real flow: what it is called, what is decided, and how the job ends."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+from pathlib import Path
+
+from holdfast.history import queries
+from holdfast.process import state_of
+from tests.integration.stage import Stage
+from tests.waiting import wait_until
+
+TWO = {"wanted": 2, "ranks": 1}
+
+
+def test_a_worker_killed_by_any_signal_is_named_and_restarted_in_place(stage: Stage) -> None:
+    """Each signal has its own kind, and costs a restart on the same nodes."""
+    play = stage.play("signals", args=["--steps", "80"], nodes=TWO, budget={"in_place": 9, "recoveries": 9})
+    for turn, number in enumerate((signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGUSR1), 1):
+        play.chaos.at_step(15 * turn, partial(play.chaos.signal, 1, number))
+        wait_until(partial(play.saw, turn), seconds=30, explain=play.log)
+    assert play.ends() == 0, play.log()
+    assert play.kinds() == ["worker-sigkill", "worker-sigsegv", "worker-sigterm", "worker-sigusr1"]
+    assert {one.rung for one in play.incidents()} == {"restart-in-place"}
+    assert all(one.outcome == "recovered" and one.steps_lost is not None for one in play.incidents())
+    assert [step.step for step in queries.curve(stage.history, play.job.id)] == list(range(1, 81))
+
+
+def test_an_exception_that_does_not_come_again_costs_one_restart_on_other_nodes(stage: Stage) -> None:
+    """The ranks change places, so that a failure that follows the step can be told from one that stays with its node."""
+    each = "if rank == 0 and generation == 1 and step == 5: raise ValueError('a passing cloud')"
+    play = stage.play("cloud", args=["--steps", "20", "--each", each], nodes=TWO)
+    assert play.ends() == 0, play.log()
+    assert play.kinds() == ["worker-exception"]
+    first, second = queries.generations(stage.history, play.job.id)
+    assert list(first.ranks) == list(reversed(list(second.ranks)))
+    fault = next(one for one in queries.faults(stage.history, play.job.id) if one.root)
+    assert "a passing cloud" in fault.evidence["quote"]
+    assert "Traceback" in fault.evidence["detail"]
+
+
+def test_the_same_exception_at_the_same_step_on_another_node_is_the_users_error(stage: Stage) -> None:
+    """The job stops after one retry, names the script and shows the traceback; no node is blamed."""
+    play = stage.play("broken", args=["--steps", "20", "--each", "if rank == 1 and step == 5: raise KeyError('bad batch')"], nodes=TWO)
+    assert play.ends() == 1
+    assert play.kinds() == ["user-error"]
+    assert len(queries.generations(stage.history, play.job.id)) == 2
+    assert play.incidents()[-1].outcome == "gave-up"
+    assert "script and not a node" in play.because()
+    assert any("KeyError: 'bad batch'" in one.evidence["detail"] for one in queries.faults(stage.history, play.job.id))
+
+
+def test_a_script_that_fails_on_all_nodes_at_once_is_stopped_without_a_retry(stage: Stage) -> None:
+    """An import error on every rank needs no second look."""
+    play = stage.play("typo", args=["--first", "import no_such_module"], nodes=TWO)
+    assert play.ends() == 1
+    assert play.kinds() == ["user-error"]
+    assert len(queries.generations(stage.history, play.job.id)) == 1
+    assert "no_such_module" in play.because()
+
+
+def test_a_rank_that_stands_still_is_a_hang_by_the_jobs_own_step_time(stage: Stage) -> None:
+    """The limit is some steps long, and the culprit is the rank furthest behind."""
+    each = "if rank == 1 and generation == 1 and step == 9: time.sleep(3600)\nif generation == 1 and step == 10: time.sleep(3600)"
+    play = stage.play("hang", args=["--steps", "20", "--each", each], nodes=TWO)
+    assert play.ends() == 0, play.log()
+    assert play.kinds() == ["job-hang"]
+    assert play.incidents()[0].subject.startswith("rank 1 on")
+    assert "limit 2.0 s" in play.incidents()[0].because
+
+
+def test_a_declared_long_section_is_no_hang(stage: Stage) -> None:
+    """A section longer than the hang limit passes; the same silence without it would not."""
+    each = "if step == 9:\n line.section('evaluation', 60.0, begin=True)\n time.sleep(4)\n line.section('evaluation', 60.0, begin=False)"
+    play = stage.play("section", args=["--steps", "15", "--each", each], nodes=TWO)
+    assert play.ends() == 0, play.log()
+    assert play.kinds() == []
+
+
+def test_a_stopped_rank_is_a_fault_after_its_grace(stage: Stage) -> None:
+    """SIGSTOP is seen by the agent, not by a time-out of the group."""
+    play = stage.play("stopped", args=["--steps", "40"], nodes=TWO)
+    play.chaos.at_step(5, lambda: play.chaos.stop(0))
+    assert play.ends() == 0, play.log()
+    assert play.kinds() == ["worker-stopped"]
+
+
+def test_a_rank_that_is_let_go_on_within_the_grace_is_no_fault(stage: Stage) -> None:
+    """A debugger that stops a rank for a moment costs nothing."""
+    play = stage.play("debugger", args=["--steps", "40"], nodes=TWO, limits={"stopped_grace": "5s", "hang_least": "20s"})
+    play.chaos.at_step(5, lambda: play.chaos.stop(0))
+    wait_until(lambda: state_of(play.pids()[0]) == "T", seconds=10)
+    play.chaos.signal(0, signal.SIGCONT)
+    assert play.ends() == 0, play.log()
+    assert play.kinds() == []
+
+
+def test_a_killed_agent_is_replaced_on_its_own_node(stage: Stage) -> None:
+    """The node answers, so it keeps its ranks; its workers had died with the agent."""
+    play = stage.play("agent", args=["--steps", "40"], nodes=TWO | {"spare": 1})
+    play.chaos.at_step(8, lambda: play.chaos.kill_agent("node-1"))
+    assert play.ends() == 0, play.log()
+    assert [(one.kind, one.rung) for one in play.incidents()] == [("agent-lost", "restart-in-place")]
+    assert set(queries.generations(stage.history, play.job.id)[-1].ranks) == {"node-0", "node-1"}
+
+
+def test_a_lost_node_is_replaced_by_the_spare_even_when_it_held_rank_0(stage: Stage) -> None:
+    """Rank 0 and its node are nothing special."""
+    play = stage.play("spare", args=["--steps", "40"], nodes=TWO | {"spare": 1})
+    play.chaos.at_step(8, lambda: play.chaos.power_off(0))
+    assert play.ends() == 0, play.log()
+    assert [(one.kind, one.rung) for one in play.incidents()] == [("node-lost", "replace-node")]
+    assert list(queries.generations(stage.history, play.job.id)[-1].ranks) == ["node-2", "node-1"]
+    assert queries.node_standings(stage.history, "stage")["node-0"].standing == "lost"
+
+
+def test_without_a_spare_the_job_goes_on_with_what_is_left(stage: Stage) -> None:
+    """A job that allows fewer nodes shrinks."""
+    play = stage.play("shrink", args=["--steps", "40"], nodes={"wanted": 3, "least": 2, "ranks": 1})
+    play.chaos.at_step(8, lambda: play.chaos.power_off(2))
+    assert play.ends() == 0, play.log()
+    assert [(one.kind, one.rung) for one in play.incidents()] == [("node-lost", "shrink")]
+    assert queries.generations(stage.history, play.job.id)[-1].world_size == 2
+
+
+def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) -> None:
+    """Capacity that comes back is taken within seconds."""
+    play = stage.play("waits", args=["--steps", "40"], nodes={"wanted": 3, "ranks": 1})
+    _, node = play.chaos.at_step(8, lambda: play.chaos.power_off(1))
+    play.reaches("WAITING")
+    play.chaos.power_on(node)
+    assert play.ends() == 0, play.log()
+    assert [(one.rung, one.outcome) for one in play.incidents()] == [("wait-for-capacity", "recovered")]
+
+
+def test_a_job_that_waits_too_long_is_given_up_with_the_reason(stage: Stage) -> None:
+    """The verdict says what was tried."""
+    deadlines = {"wait_for_capacity": "2s"}
+    play = stage.play("gives-up", args=["--steps", "40"], nodes={"wanted": 3, "ranks": 1}, deadlines=deadlines)
+    play.chaos.at_step(8, lambda: play.chaos.power_off(1))
+    assert play.ends() == 1, play.log()
+    assert "no rung of the ladder is left" in play.because()
+    assert "wait-for-capacity" in play.because()
+
+
+def test_a_job_that_never_steps_is_restarted_then_given_up(stage: Stage) -> None:
+    """Three recoveries without a step are enough."""
+    limits = {"first_step": "2s"}
+    play = stage.play(
+        "never",
+        args=["--first", "line.mark('group', 0.0); time.sleep(3600)"],
+        nodes=TWO,
+        limits=limits,
+        deadlines={"restart_in_place": "3s", "replace_node": "3s", "shrink": "3s"},
+        progress="steps",
+    )
+    assert play.ends() == 1, play.log()
+    assert play.kinds()[0] == "job-never-stepped"
+    assert play.incidents()[-1].outcome == "gave-up"
+
+
+def test_a_fault_in_the_middle_of_a_recovery_is_part_of_it(stage: Stage) -> None:
+    """A worker that dies again while the job resumes costs another attempt of the same incident."""
+    first = "if generation == 2 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)"
+    play = stage.play("again", args=["--steps", "40", "--first", first], nodes=TWO)
+    play.chaos.at_step(8, lambda: play.chaos.kill(0))
+    assert play.ends() == 0, play.log()
+    assert len(play.incidents()) == 1
+    assert len(queries.decisions(stage.history, incident_id=play.incidents()[0].id)) == 2
+    assert [step.step for step in queries.curve(stage.history, play.job.id)] == list(range(1, 41))
+
+
+def test_a_script_that_always_dies_is_given_up_within_its_budget(stage: Stage) -> None:
+    """A broken script never loops."""
+    play = stage.play("loops", args=["--first", "os.kill(os.getpid(), signal.SIGABRT)"], nodes=TWO)
+    assert play.ends() == 1, play.log()
+    assert len(queries.generations(stage.history, play.job.id)) <= 5
+
+
+def test_a_script_that_knows_nothing_of_holdfast_runs_and_is_restarted(stage: Stage, tmp_path: Path) -> None:
+    """It resumes in its own way; binary output harms nobody."""
+    kept = tmp_path / "runs"
+    script = tmp_path / "plain.py"
+    script.write_text(
+        "import os, sys, time, pathlib\n"
+        f"kept = pathlib.Path({str(kept)!r} + os.environ['RANK'])\n"
+        "sys.stdout.buffer.write(bytes(range(256)) * 40)\n"
+        "first = not kept.exists()\n"
+        "kept.write_text(os.environ['MASTER_PORT'])\n"
+        "time.sleep(1)\n"
+        "if first and os.environ['RANK'] == '1': os._exit(7)\n"
+    )
+    play = stage.play("plain", script=str(script), nodes=TWO)
+    assert play.ends() == 0, play.log()
+    assert play.kinds() == ["worker-exit-code"]
+
+
+def test_a_command_that_cannot_be_started_is_told_and_given_up(stage: Stage) -> None:
+    """The verdict holds the system's own words."""
+    play = stage.play("nothing", command=["/no/such/program"], nodes=TWO)
+    assert play.ends() == 1, play.log()
+    assert "No such file" in play.because()
+
+
+def test_more_nodes_than_there_are_is_refused_with_the_cure(stage: Stage) -> None:
+    """Nothing is started, nothing is left."""
+    play = stage.play("many", nodes={"wanted": 9, "ranks": 1})
+    assert play.ends() == 1
+    assert "wants 9 node(s) but cluster 'stage' has 3 free" in play.because()
+
+
+def test_a_stop_ends_the_workers_gently(stage: Stage) -> None:
+    """A person's request is carried out within the grace, and the verdict is CANCELLED."""
+    first = "signal.signal(signal.SIGTERM, lambda *_: (print('saved before leaving', flush=True), sys.exit(0)))"
+    play = stage.play("stops", args=["--steps", "2000", "--first", first], nodes=TWO)
+    play.steps_to(5)
+    from holdfast.cli.watching import request_stop  # noqa: PLC0415 (what `holdfast stop` does)
+
+    request_stop(stage.history, play.job)
+    assert play.ends() == 3, play.log()
+    assert play.state() == "CANCELLED"
+    assert "saved before leaving" in play.log()
