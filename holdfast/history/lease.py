@@ -1,0 +1,213 @@
+"""Who steers a job: one flow at a time, decided by one row of the history. Orders carry its epoch, so that a late one is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from sqlalchemy import func, or_, text
+from sqlmodel import Session, col, select
+
+from holdfast.errors import JobAlreadyRunning
+from holdfast.history.models import Job, Lease
+from holdfast.history.store import History
+from holdfast.log import note
+
+LEASE_SECONDS: Final = 5.0
+"""A lease not renewed for so long is free for anyone."""
+
+RENEW_SECONDS: Final = 1.0
+_RETRY_EVERY: Final = 0.1
+
+log = logging.getLogger(__name__)
+
+
+def take(history: History, job: Job, *, holder: str) -> Lease:
+    """Take the lease of *job* in the name of *holder* (its row is written if the history has none yet).
+
+    Raise `JobAlreadyRunning` while someone lives who steers this job, or another one of the same name.
+    """
+    with history.session(immediate=True) as session:
+        now = _now(session)
+        _one_at_a_time(session, job.name)
+        leases = _leases_of(session, job)
+        for lease in leases:
+            if _is_live(lease, now):
+                raise JobAlreadyRunning(job.name, _described(lease))
+        epoch = max((lease.epoch for lease in leases if lease.job_id == job.id), default=0) + 1
+        if session.get(Job, job.id) is None:
+            session.add(Job(**job.model_dump()))
+        return session.merge(_own_lease(job.id, epoch, holder, now))
+
+
+def wait_take(history: History, job: Job, *, holder: str, seconds: float) -> Lease:
+    """Take the lease as soon as it is free; raise `JobAlreadyRunning` when it is not for so many *seconds*."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return take(history, job, holder=holder)
+        except JobAlreadyRunning:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(_RETRY_EVERY)
+
+
+def holder_of(history: History, job_id: str) -> Lease | None:
+    """Return the lease of who steers the job now; nothing when it expired, was given back, or its holder is dead."""
+    with history.session() as session:
+        lease = session.get(Lease, job_id)
+        return lease if lease is not None and _is_live(lease, _now(session)) else None
+
+
+class LeaseKeeper:
+    """Renew a lease every second in a thread, until it is released or taken over.
+
+    A database that is away costs nothing as long as nobody else takes the lease: it is renewed when the database is back.
+    """
+
+    def __init__(self, history: History, lease: Lease, on_lost: Callable[[str], None]) -> None:
+        self.lease = lease
+        self._history, self._on_lost = history, on_lost
+        self._over = threading.Event()
+        self._away = self._given_up = False
+        self._thread = threading.Thread(target=self._keep, name=f"lease of {lease.job_id}", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Stop renewing and give the lease back, so that the next flow need not wait; never raise."""
+        self._over.set()
+        if threading.current_thread() is not self._thread:  # it may be, in on_lost
+            self._thread.join()
+        if not self._given_up:
+            self._given_up = True
+            self._try(self._give_back)
+
+    def _keep(self) -> None:
+        """Renew until it is over."""
+        while not self._over.wait(RENEW_SECONDS):
+            self._try(self._renew)
+
+    def _try(self, act: Callable[[], None]) -> None:
+        """Talk to the history; say once when it is away, and once when it is back."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 (whatever the database has, the lease must be kept when it is back)
+            if not self._away:
+                note(log, "lease.history-away", level=logging.WARNING, job=self.lease.job_id, error=error)
+            self._away = True
+        else:
+            if self._away:
+                note(log, "lease.history-back", job=self.lease.job_id)
+            self._away = False
+
+    def _renew(self) -> None:
+        """Move the expiry on, unless the row says that the job changed hands."""
+        with self._history.session(immediate=True) as session:
+            present = session.get(Lease, self.lease.job_id, with_for_update=True)
+            if present is None or not self._is_anothers(present):
+                session.merge(_renewed(self.lease, _now(session)))
+                return
+        self._lose(_described(present))
+
+    def _give_back(self) -> None:
+        """Expire the lease now, if it is still ours. The row stays: the epoch must never fall."""
+        with self._history.session(immediate=True) as session:
+            present = session.get(Lease, self.lease.job_id, with_for_update=True)
+            if present is not None and not self._is_anothers(present):
+                present.expires_at = 0.0
+
+    def _is_anothers(self, present: Lease) -> bool:
+        """Tell whether *present* was taken after ours. An older row (a restored database) is nobody's claim."""
+        return present.epoch > self.lease.epoch or (present.epoch == self.lease.epoch and _who(present) != _who(self.lease))
+
+    def _lose(self, taker: str) -> None:
+        """Stop renewing and tell, once, who steers now."""
+        self._given_up = True
+        self._over.set()
+        note(log, "lease.lost", level=logging.WARNING, job=self.lease.job_id, epoch=self.lease.epoch, to=taker)
+        try:
+            self._on_lost(taker)
+        except Exception as error:  # noqa: BLE001 (the thread ends here either way; what the caller got wrong must be seen)
+            note(log, "lease.on-lost-failed", level=logging.ERROR, job=self.lease.job_id, error=repr(error))
+
+
+@cache
+def this_host() -> str:
+    """Return what names this machine, this boot, and the process ids as seen from here: two containers are two hosts."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+    return f"{platform.node()}/{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def started_at(pid: int) -> float | None:
+    """Return when process *pid* started, in seconds since the machine booted; nothing when it is dead or awaits its burial."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = line.rpartition(")")[2].split()  # the name before it may hold anything; see proc_pid_stat(5)
+    return None if fields[0] in "ZX" else int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _is_live(lease: Lease, now: float) -> bool:
+    """Tell whether *lease* has not expired, and its holder, where it can be seen from here, is alive."""
+    if lease.expires_at <= now:
+        return False
+    return lease.host != this_host() or started_at(lease.pid) == lease.pid_started
+
+
+def _own_lease(job_id: str, epoch: int, holder: str, now: float) -> Lease:
+    """Return a lease for this process."""
+    pid = os.getpid()
+    started = started_at(pid) or 0.0
+    return Lease(job_id=job_id, epoch=epoch, holder=holder, host=this_host(), pid=pid, pid_started=started, expires_at=now + LEASE_SECONDS)
+
+
+def _renewed(lease: Lease, now: float) -> Lease:
+    """Return a copy of *lease* that is good from *now*."""
+    return Lease(**{**lease.model_dump(), "expires_at": now + LEASE_SECONDS})
+
+
+def _who(lease: Lease) -> tuple[str, str, int, float]:
+    """Return what tells two holders apart."""
+    return lease.holder, lease.host, lease.pid, lease.pid_started
+
+
+def _described(lease: Lease) -> str:
+    """Return a holder in words."""
+    return f"{lease.holder} (pid {lease.pid} on {lease.host.partition('/')[0]})"
+
+
+def _now(session: Session) -> float:
+    """Return the time of the one clock that all flows share: the server's, or that of the machine with the file."""
+    if session.get_bind().dialect.name == "postgresql":
+        return float(session.scalar(text("SELECT extract(epoch FROM clock_timestamp())")))
+    return time.time()
+
+
+def _one_at_a_time(session: Session, name: str) -> None:
+    """Let no two processes decide about the same job name at once; SQLite's write lock is held already."""
+    if session.get_bind().dialect.name == "postgresql":
+        key = int.from_bytes(hashlib.sha256(f"holdfast lease {name}".encode()).digest()[:8], "big", signed=True)
+        session.scalar(select(func.pg_advisory_xact_lock(key)))
+
+
+def _leases_of(session: Session, job: Job) -> list[Lease]:
+    """Return the lease of *job* and of every other job of its name, locked until the transaction ends."""
+    mine = or_(col(Lease.job_id) == job.id, col(Job.name) == job.name)
+    query = select(Lease).outerjoin(Job, col(Job.id) == col(Lease.job_id)).where(mine)
+    return list(session.exec(query.with_for_update(of=Lease)))

@@ -1,0 +1,259 @@
+"""The tables of the history. Rows are appended; the few that close later (incident, generation) are amended once.
+
+Times are seconds since 1970 (UTC, float), so that SQLite and PostgreSQL agree to the microsecond. Ids are made by the
+writer (`new_id`), never by the database: a record can be referred to before the database has seen it, or while it is away.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from typing import Any, ClassVar, Final
+
+from sqlalchemy import JSON, BigInteger, Column, Dialect, Float, Index, TypeDecorator
+from sqlmodel import Field, SQLModel
+
+_making = threading.Lock()
+_newest = 0
+
+
+def new_id() -> str:
+    """Return an id that sorts by the time it was made: 12 hex digits of milliseconds, 12 random ones.
+
+    Ids of one process grow strictly, even within a millisecond and when the clock is set back: "the newest row" is
+    the one with the greatest id.
+    """
+    global _newest  # noqa: PLW0603 (one sequence a process is the point)
+    fresh = (time.time_ns() // 1_000_000) << 48 | int.from_bytes(os.urandom(6), "big")
+    with _making:
+        _newest = max(fresh, _newest + 1)
+        return f"{_newest:024x}"
+
+
+class Real(TypeDecorator[float]):
+    """A float that may be NaN or infinite. SQLite would store NaN as NULL: a loss that went bad would look unreported."""
+
+    impl = Float
+    cache_ok = True
+
+    def bind_processor(self, dialect: Dialect) -> Any:  # noqa: ANN401 (a function of the dialect's own kind)
+        """Give SQLite the word for the number that it does not know; `Float` itself would turn the word back."""
+        return _word_for_nan if dialect.name == "sqlite" else super().bind_processor(dialect)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> float | None:  # noqa: ANN401, ARG002 (SQLAlchemy's signature)
+        """Return the number again."""
+        return None if value is None else float(value)
+
+
+def _json() -> Any:  # noqa: ANN401 (sqlmodel's own type)
+    return Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+
+
+def _word_for_nan(value: float | None) -> float | str | None:
+    """Return *value*, or ``NaN`` as a word."""
+    return "NaN" if value is not None and math.isnan(value) else value
+
+
+class Job(SQLModel, table=True):
+    """One submission of a job; the same name may be submitted again once it has ended."""
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    name: str = Field(index=True)
+    spec: dict[str, Any] = _json()
+    cluster: dict[str, Any] = _json()
+    directory: str
+    at: float
+
+
+class Lease(SQLModel, table=True):
+    """Who steers a job now. *epoch* grows by one at every change of hands and fences orders to agents."""
+
+    job_id: str = Field(primary_key=True)
+    epoch: int
+    holder: str
+    host: str
+    pid: int
+    pid_started: float
+    expires_at: float
+
+
+class Move(SQLModel, table=True):
+    """One move of a job's state machine; the newest row is the state."""
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    job_id: str = Field(index=True)
+    at: float
+    before: str
+    event: str
+    after: str
+    because: str
+    generation: int
+
+
+class Generation(SQLModel, table=True):
+    """One agreed membership: which node holds which ranks."""
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    job_id: str = Field(index=True)
+    number: int
+    at: float
+    world_size: int
+    ranks: dict[str, Any] = _json()
+    """Node name to the list of global ranks it holds, in order of local rank."""
+    port: int = 0
+    resumed_step: int | None = Field(default=None, sa_type=BigInteger)
+    until: int | None = Field(default=None, sa_type=BigInteger)
+    """Step at which the script says it will end; empty when it does not say."""
+    first_step_at: float | None = None
+    ended_at: float | None = None
+    because: str = ""
+
+
+class NodeMove(SQLModel, table=True):
+    """One change of a node's standing (``healthy``, ``suspect``, ``lost``, ``excluded``); the newest row is the standing."""
+
+    __tablename__: ClassVar[Any] = "node_move"
+    id: str = Field(default_factory=new_id, primary_key=True)
+    cluster: str = Field(index=True)
+    node: str = Field(index=True)
+    at: float
+    standing: str
+    because: str
+    job_id: str | None = None
+
+
+class Incident(SQLModel, table=True):
+    """The faults that one recovery answers. Open while *closed_at* is empty."""
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    job_id: str = Field(index=True)
+    number: int
+    kind: str
+    """Catalogue kind of the root fault."""
+    subject: str
+    fault_at: float
+    """When the fault happened, as its observer saw it."""
+    detected_at: float
+    """When the flow knew."""
+    ordered_at: float | None = None
+    """When the first order of the recovery went out."""
+    closed_at: float | None = None
+    generation_before: int
+    generation_after: int | None = None
+    rung: str | None = None
+    outcome: str | None = None
+    """``recovered``, ``passed`` (by itself), ``stopped`` or ``gave-up``."""
+    step_before: int | None = Field(default=None, sa_type=BigInteger)
+    """Newest step any rank had reported when the fault was seen."""
+    resumed_step: int | None = Field(default=None, sa_type=BigInteger)
+    steps_lost: int | None = Field(default=None, sa_type=BigInteger)
+    downtime_s: float | None = None
+    """From *fault_at* to the first new step (first start of all workers for scripts that report no steps)."""
+    because: str = ""
+
+
+class Fault(SQLModel, table=True):
+    """A catalogue kind seen on a subject."""
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    job_id: str = Field(index=True)
+    incident_id: str | None = Field(default=None, index=True)
+    at: float
+    kind: str
+    level: str
+    subject: str
+    blame: str
+    rank: int | None = None
+    node: str | None = None
+    generation: int
+    step: int | None = Field(default=None, sa_type=BigInteger)
+    root: bool = False
+    evidence: dict[str, Any] = _json()
+
+
+class Decision(SQLModel, table=True):
+    """What a policy answered, and why."""
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    job_id: str = Field(index=True)
+    incident_id: str = Field(index=True)
+    at: float
+    rung: str
+    rule: str
+    because: str
+    act: dict[str, Any] = _json()
+    """Fields of the decision: nodes dropped, nodes added, restarts counted."""
+    passed_over: dict[str, Any] = _json()
+    """Rule to the reason why it did not answer."""
+
+
+class Phase(SQLModel, table=True):
+    """One phase of one recovery, in seconds.
+
+    detect, diagnose, isolate, reschedule (T1), communication (T2), load (T3), warm-up (T4), rollback (T0).
+    """
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    job_id: str = Field(index=True)
+    incident_id: str = Field(index=True)
+    position: int
+    name: str
+    seconds: float
+
+
+class Step(SQLModel, table=True):
+    """A step that rank 0 reported."""
+
+    __table_args__ = (Index("ix_step_job_at", "job_id", "at"),)
+    job_id: str = Field(primary_key=True)
+    generation: int = Field(primary_key=True)
+    step: int = Field(primary_key=True, sa_type=BigInteger)
+    at: float
+    seconds: float
+    loss: float | None = Field(default=None, sa_type=Real)
+
+
+class Checkpoint(SQLModel, table=True):
+    """A checkpoint that was written, or trouble with one."""
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    job_id: str = Field(index=True)
+    at: float
+    step: int | None = Field(default=None, sa_type=BigInteger)
+    generation: int
+    path: str
+    seconds: float | None = None
+    size: int | None = Field(default=None, sa_type=BigInteger)
+    """Bytes: more than 32 bits hold."""
+    trouble: str | None = None
+    """Catalogue kind of what is wrong with it; empty for a whole one."""
+    because: str = ""
+
+
+class Request(SQLModel, table=True):
+    """What a person asked of a running job (``stop``)."""
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    job_id: str = Field(index=True)
+    at: float
+    kind: str
+    by: str
+    handled_at: float | None = None
+
+
+class Remark(SQLModel, table=True):
+    """Something worth telling that is no fault: a warning, an adoption, a script that ended at once."""
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    job_id: str = Field(index=True)
+    at: float
+    text: str
+
+
+TABLES: Final = [
+    SQLModel.metadata.tables[str(model.__tablename__)]
+    for model in (Job, Lease, Move, Generation, NodeMove, Incident, Fault, Decision, Phase, Step, Checkpoint, Request, Remark)
+]
+"""Every table of the history; a program around us may have SQLModel tables of its own."""

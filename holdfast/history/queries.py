@@ -1,0 +1,265 @@
+"""What readers ask of the history. Every function takes the history first and returns rows that outlive its session."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import ColumnElement, and_, func
+from sqlmodel import SQLModel, col, select
+
+from holdfast.errors import UnknownIncident, UnknownJob
+from holdfast.history.models import (
+    Checkpoint,
+    Decision,
+    Fault,
+    Generation,
+    Incident,
+    Job,
+    Move,
+    NodeMove,
+    Phase,
+    Remark,
+    Request,
+    Step,
+)
+from holdfast.history.store import History
+
+TERMINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
+"""States that a job does not leave; any other word, known or not, is a live job."""
+
+Row = TypeVar("Row", bound=SQLModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """What faults cost a job so far."""
+
+    steps_twice: int
+    """Steps that were computed again after a rollback."""
+    rollback_s: float
+    """Seconds that went into results thrown away."""
+    downtime_s: float
+    """Seconds of all incidents from the fault to the first new step; an open one counts until now."""
+    productive_s: float
+    """Seconds of the steps that count."""
+    wall_s: float
+    """Seconds from the submission to the end, or until now."""
+
+    @property
+    def lost_s(self) -> float:
+        """Return downtime and rollback together."""
+        return self.downtime_s + self.rollback_s
+
+    @property
+    def ettr(self) -> float | None:
+        """Return the effective training time ratio: productive seconds over wall seconds; empty before the first step."""
+        return self.productive_s / self.wall_s if self.wall_s > 0 and self.productive_s > 0 else None
+
+
+def jobs(history: History, name: str | None = None, *, limit: int | None = 50) -> list[Job]:
+    """Return the newest jobs, newest first; only those called *name* when given."""
+    return _rows(history, Job, *_named(name), newest_first=True, limit=limit)
+
+
+def newest_job(history: History, name: str) -> Job:
+    """Return the newest job called *name*; raise `UnknownJob` with the names that come close."""
+    found = jobs(history, name, limit=1)
+    if found:
+        return found[0]
+    with history.session() as session:
+        names = list(session.exec(select(Job.name).group_by(Job.name).order_by(func.max(col(Job.id)).desc())))
+    raise UnknownJob(name, tuple(difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names[:5]))
+
+
+def live_job(history: History, name: str) -> Job | None:
+    """Return the newest job called *name* that has not ended."""
+    return next((job for job in jobs(history, name, limit=None) if not has_ended(history, job.id)), None)
+
+
+def has_ended(history: History, job_id: str) -> bool:
+    """Tell whether the job is in a terminal state."""
+    state = state_of(history, job_id)
+    return state is not None and state.after in TERMINAL
+
+
+def state_of(history: History, job_id: str) -> Move | None:
+    """Return the newest move of the job: its `after` is the state. Empty before the first."""
+    return _newest(history, Move, col(Move.job_id) == job_id)
+
+
+def moves(history: History, job_id: str) -> list[Move]:
+    """Return the job's moves in the order they were made."""
+    return _rows(history, Move, col(Move.job_id) == job_id)
+
+
+def generations(history: History, job_id: str) -> list[Generation]:
+    """Return the job's generations by number."""
+    return _rows(history, Generation, col(Generation.job_id) == job_id, order=col(Generation.number))
+
+
+def newest_generation(history: History, job_id: str) -> Generation | None:
+    """Return the job's generation with the greatest number."""
+    found = _rows(history, Generation, col(Generation.job_id) == job_id, order=col(Generation.number), newest_first=True, limit=1)
+    return found[0] if found else None
+
+
+def incidents(history: History, job_id: str) -> list[Incident]:
+    """Return the job's incidents by number."""
+    return _rows(history, Incident, col(Incident.job_id) == job_id, order=col(Incident.number))
+
+
+def incident(history: History, ref: str | int, job: str | None = None) -> Incident:
+    """Return the incident that *ref* names: a number within *job* (default: the newest job), an id, or an id's unique beginning."""
+    wanted = str(ref).strip().lower()
+    of_job = [] if job is None else [col(Incident.job_id) == newest_job(history, job).id]
+    found: list[Incident] = []
+    if wanted.isascii() and wanted.isdigit() and len(wanted) < 10:  # noqa: PLR2004 (longer is a beginning of an id, not a number)
+        found = _by_number(history, int(wanted), of_job)
+    if not found and wanted.isascii() and wanted.isalnum():
+        found = _rows(history, Incident, col(Incident.id).startswith(wanted), *of_job, limit=2)
+    if len(found) != 1:
+        raise UnknownIncident(str(ref))
+    return found[0]
+
+
+def open_incident(history: History, job_id: str) -> Incident | None:
+    """Return the job's newest incident that is not closed."""
+    return _newest(history, Incident, col(Incident.job_id) == job_id, col(Incident.closed_at).is_(None))
+
+
+def faults(history: History, job_id: str | None = None, *, incident_id: str | None = None) -> list[Fault]:
+    """Return the faults of a job, or of one incident, in the order they were recorded."""
+    return _rows(history, Fault, *_of(Fault, job_id, incident_id))
+
+
+def decisions(history: History, job_id: str | None = None, *, incident_id: str | None = None) -> list[Decision]:
+    """Return the decisions of a job, or of one incident, in the order they were made."""
+    return _rows(history, Decision, *_of(Decision, job_id, incident_id))
+
+
+def phases(history: History, incident_id: str | None = None, *, job_id: str | None = None) -> list[Phase]:
+    """Return the phases of one incident, or of all of a job's, each incident's in their order."""
+    found = _rows(history, Phase, *_of(Phase, job_id, incident_id))
+    return sorted(found, key=lambda phase: (phase.incident_id, phase.position))
+
+
+def steps(history: History, job_id: str, *, after: float | None = None, generation: int | None = None) -> list[Step]:
+    """Return every step reported, steps computed twice included, by generation and number.
+
+    With *after*, those reported since then; with *generation*, those of that one.
+    """
+    only = [] if after is None else [col(Step.at) > after]
+    only += [] if generation is None else [col(Step.generation) == generation]
+    with history.session() as session:
+        found = session.exec(select(Step).where(col(Step.job_id) == job_id, *only).order_by(col(Step.generation), col(Step.step)))
+        return list(found)
+
+
+def curve(history: History, job_id: str) -> list[Step]:
+    """Return one row a step, by number: the newest generation that computed it wins."""
+    newest = (
+        select(col(Step.step).label("step"), func.max(col(Step.generation)).label("generation"))
+        .where(col(Step.job_id) == job_id)
+        .group_by(col(Step.step))
+        .subquery()
+    )
+    both = and_(col(Step.step) == newest.c.step, col(Step.generation) == newest.c.generation)
+    with history.session() as session:
+        return list(session.exec(select(Step).join(newest, both).where(col(Step.job_id) == job_id).order_by(col(Step.step))))
+
+
+def last_step(history: History, job_id: str) -> Step | None:
+    """Return the greatest step of the newest generation that reported one: where the job stands."""
+    query = select(Step).where(col(Step.job_id) == job_id).order_by(col(Step.generation).desc(), col(Step.step).desc()).limit(1)
+    with history.session() as session:
+        return session.exec(query).first()
+
+
+def node_standings(history: History, cluster: str) -> dict[str, NodeMove]:
+    """Return each node's newest move, by node name; a node never spoken of is not there."""
+    newest = select(func.max(col(NodeMove.id))).where(col(NodeMove.cluster) == cluster).group_by(col(NodeMove.node))
+    return {move.node: move for move in _rows(history, NodeMove, col(NodeMove.id).in_(newest), order=col(NodeMove.node))}
+
+
+def checkpoints(history: History, job_id: str) -> list[Checkpoint]:
+    """Return the job's checkpoints, and troubles with them, in the order they were recorded."""
+    return _rows(history, Checkpoint, col(Checkpoint.job_id) == job_id)
+
+
+def pending_requests(history: History, job_id: str) -> list[Request]:
+    """Return what people asked of the job and nobody has handled yet, oldest first."""
+    return _rows(history, Request, col(Request.job_id) == job_id, col(Request.handled_at).is_(None))
+
+
+def remarks(history: History, job_id: str) -> list[Remark]:
+    """Return the job's remarks in the order they were made."""
+    return _rows(history, Remark, col(Remark.job_id) == job_id)
+
+
+def losses(history: History, job_id: str, *, now: float | None = None) -> Losses:
+    """Return what faults cost the job until its end, or until *now*."""
+    newer = func.row_number().over(partition_by=col(Step.step), order_by=col(Step.generation).desc())
+    ranked = select(col(Step.seconds).label("seconds"), (newer == 1).label("kept")).where(col(Step.job_id) == job_id).subquery()
+    sums = select(ranked.c.kept, func.count(), func.sum(ranked.c.seconds)).group_by(ranked.c.kept)
+    with history.session() as session:
+        job = session.get(Job, job_id)
+        counted = {bool(kept): (rows, float(seconds)) for kept, rows, seconds in session.exec(sums)}
+    state = state_of(history, job_id)
+    end = state.at if state is not None and state.after in TERMINAL else now if now is not None else time.time()
+    return Losses(
+        steps_twice=counted.get(False, (0, 0.0))[0],
+        rollback_s=counted.get(False, (0, 0.0))[1],
+        downtime_s=sum(_downtime(one, end) for one in incidents(history, job_id)),
+        productive_s=counted.get(True, (0, 0.0))[1],
+        wall_s=max(0.0, end - job.at) if job is not None else 0.0,
+    )
+
+
+def _downtime(one: Incident, end: float) -> float:
+    """Return the seconds that an incident kept the job from training, until *end* while it is open."""
+    if one.downtime_s is not None:
+        return one.downtime_s
+    return max(0.0, (one.closed_at if one.closed_at is not None else end) - one.fault_at)
+
+
+def _named(name: str | None) -> list[ColumnElement[bool]]:
+    """Return the condition for jobs called *name*."""
+    return [] if name is None else [col(Job.name) == name]
+
+
+def _by_number(history: History, number: int, of_job: list[ColumnElement[bool]]) -> list[Incident]:
+    """Return the incident of that number: of the given job, else of the newest job."""
+    if not of_job:
+        of_job = [col(Incident.job_id) == job.id for job in jobs(history, limit=1)]
+    return _rows(history, Incident, col(Incident.number) == number, *of_job) if of_job else []
+
+
+def _of(model: type[Any], job_id: str | None, incident_id: str | None) -> list[ColumnElement[bool]]:
+    """Return the conditions for rows of a job, of an incident, or of both."""
+    assert job_id is not None or incident_id is not None, "name a job or an incident"
+    wanted = {"job_id": job_id, "incident_id": incident_id}
+    return [col(getattr(model, name)) == value for name, value in wanted.items() if value is not None]
+
+
+def _newest(history: History, model: type[Row], *where: ColumnElement[bool]) -> Row | None:
+    """Return the row with the greatest id: ids grow in the order rows were made, even when the clock is set back."""
+    found = _rows(history, model, *where, newest_first=True, limit=1)
+    return found[0] if found else None
+
+
+def _rows(
+    history: History,
+    model: type[Row],
+    *where: ColumnElement[bool],
+    order: Any = None,  # noqa: ANN401 (a column, whose Python type SQLModel hides)
+    newest_first: bool = False,
+    limit: int | None = None,
+) -> list[Row]:
+    """Return the rows by *order* (default: by id)."""
+    by = col(model.id) if order is None else order  # type: ignore[attr-defined]
+    query = select(model).where(*where).order_by(by.desc() if newest_first else by).limit(limit)
+    with history.session() as session:
+        return list(session.exec(query))

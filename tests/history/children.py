@@ -1,0 +1,157 @@
+"""What other processes do to a history: each function runs in a child, told by lines on stdin, telling by lines on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from holdfast.errors import HoldfastError, JobAlreadyRunning
+from holdfast.history import History, LeaseKeeper, queries, take
+from tests.history.rows import a_job, a_step
+
+ROOT: Final = Path(__file__).parents[2]
+
+
+class Child:
+    """A child that runs one function of this module."""
+
+    def __init__(self, name: str, *arguments: str) -> None:
+        argv = [sys.executable, "-m", "tests.history.children", name, *arguments]
+        self.process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    @property
+    def pid(self) -> int:
+        """Return its process id."""
+        return self.process.pid
+
+    def tell(self, line: str = "") -> None:
+        """Send it a line."""
+        assert self.process.stdin is not None
+        print(line, file=self.process.stdin, flush=True)
+
+    def hear(self) -> str:
+        """Return its next line; an ended child says nothing more."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def kill(self) -> None:
+        """End it by SIGKILL, and bury it."""
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        """Leave nothing of it."""
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def say(line: object) -> None:
+    """Tell the test a line."""
+    print(line, flush=True)
+
+
+def write_steps(url: str, job: str, count: str) -> None:
+    """Write steps one by one, each in its own transaction; say each after it was committed."""
+    history = History.open(url, patience=15)
+    for number in range(1, int(count) + 1):
+        with history.session() as session:
+            session.add(a_step(job, number))
+        say(number)
+
+
+def count_steps(url: str, job: str) -> None:
+    """Say on each line how many steps there are, until told to stop."""
+    history = History.open(url, create=False)
+    for line in sys.stdin:
+        say(len(queries.steps(history, line.strip() or job)))
+
+
+def open_when_told(url: str) -> None:
+    """Open the history at the signal; say whether it worked."""
+    say("ready")
+    sys.stdin.readline()
+    try:
+        history = History.open(url, patience=15)
+        say(f"opened {len(queries.jobs(history))}")
+    except HoldfastError as error:
+        say(f"{type(error).__name__}: {error}")
+
+
+def lock_file(path: str, statement: str) -> None:
+    """Hold an SQLite file by *statement* until told."""
+    raw = sqlite3.connect(path, isolation_level=None, timeout=10)
+    raw.execute(statement)
+    say("locked")
+    sys.stdin.readline()
+    raw.close()
+    say("let go")
+
+
+def race_for_leases(url: str, name: str) -> None:
+    """For each job id told, try to take its lease and say its epoch, or that it is refused."""
+    history = History.open(url, patience=15)
+    say("ready")
+    for line in sys.stdin:
+        try:
+            say(take(history, a_job("raced", id=line.strip()), holder=name).epoch)
+        except JobAlreadyRunning:
+            say("refused")
+
+
+def hold_lease(url: str, job_id: str, job_name: str) -> None:
+    """Take a lease, keep it until told, then release it; say when it is lost."""
+    history = History.open(url)
+    lease = take(history, a_job(job_name, id=job_id), holder="child")
+    with LeaseKeeper(history, lease, lambda taker: say(f"lost to {taker}")):
+        say(lease.epoch)
+        sys.stdin.readline()
+    say("released")
+
+
+def hold_lease_in_a_zombie(url: str, job_id: str, job_name: str) -> None:
+    """Let a grandchild take a lease and die, and do not bury it."""
+    pid = os.fork()
+    if pid == 0:
+        take(History.open(url), a_job(job_name, id=job_id), holder="zombie")
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    say("dead")
+    sys.stdin.readline()
+
+
+def say_modules(url: str) -> None:
+    """Say which modules are loaded after opening the history, and how many threads run."""
+    History.open(url).close()
+    say(json.dumps({"modules": sorted(sys.modules), "threads": threading.active_count()}))
+
+
+def open_readonly(url: str, create: str) -> None:
+    """Open a history and say how many jobs it has, or which error it is."""
+    try:
+        say(len(queries.jobs(History.open(url, create=create == "create"))))
+    except HoldfastError as error:
+        say(f"{type(error).__name__}: {error}")
+
+
+def write_or_say(url: str) -> None:
+    """Write a job, or say which error it is."""
+    try:
+        with History.open(url).session() as session:
+            session.add(a_job())
+        say("written")
+    except HoldfastError as error:
+        say(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    function: Callable[..., None] = globals()[sys.argv[1]]
+    function(*sys.argv[2:])

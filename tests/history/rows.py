@@ -1,0 +1,60 @@
+"""Rows with what a test does not care about filled in."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from holdfast.history import Checkpoint, Decision, Fault, Generation, Incident, Job, Move, NodeMove, Phase, Remark, Request, Step
+
+
+def a_job(name: str = "gpt", **fields: Any) -> Job:
+    """Return a job."""
+    return Job(**{"name": name, "spec": {"name": name}, "directory": "/jobs", "at": time.time(), **fields})
+
+
+def a_move(job: str, after: str, **fields: Any) -> Move:
+    """Return a move to the state *after*."""
+    return Move(**{"job_id": job, "at": 1.0, "before": "", "event": "", "after": after, "because": "", "generation": 1, **fields})
+
+
+def a_step(job: str, step: int, **fields: Any) -> Step:
+    """Return a step of generation 1 that took a second."""
+    return Step(**{"job_id": job, "generation": 1, "step": step, "at": float(step), "seconds": 1.0, "loss": 1.0 / step, **fields})
+
+
+def an_incident(job: str, number: int, **fields: Any) -> Incident:
+    """Return an incident."""
+    known = {"kind": "killed", "subject": "rank 0", "fault_at": 1.0, "detected_at": 1.1, "generation_before": 1}
+    return Incident(**{"job_id": job, "number": number, **known, **fields})
+
+
+def a_fault(job: str, **fields: Any) -> Fault:
+    """Return a fault."""
+    known = {"at": 1.0, "kind": "killed", "level": "restart-process", "subject": "rank 0", "blame": "unknown", "generation": 1}
+    return Fault(**{"job_id": job, **known, **fields})
+
+
+def a_decision(job: str, incident: str, **fields: Any) -> Decision:
+    """Return a decision."""
+    known = {"at": 1.0, "rung": "restart-in-place", "rule": "RestartWithin()", "because": "restart 1 of 3"}
+    return Decision(**{"job_id": job, "incident_id": incident, **known, **fields})
+
+
+def one_of_each(job: str) -> list[Any]:
+    """Return a row of every table that a recorder writes."""
+    incident = an_incident(job, 1)
+    return [
+        a_job(id=job),
+        a_move(job, "LAUNCHING"),
+        Generation(job_id=job, number=1, at=1.0, world_size=2, ranks={"n0": [0, 1]}),
+        NodeMove(cluster="local", node="n0", at=1.0, standing="healthy", because="new"),
+        incident,
+        a_fault(job, incident_id=incident.id),
+        a_decision(job, incident.id),
+        Phase(job_id=job, incident_id=incident.id, position=0, name="detect", seconds=0.1),
+        a_step(job, 1),
+        Checkpoint(job_id=job, at=1.0, step=1, generation=1, path="/c/1", size=5 * 2**40),
+        Request(job_id=job, at=1.0, kind="stop", by="me"),
+        Remark(job_id=job, at=1.0, text="hello"),
+    ]

@@ -1,0 +1,295 @@
+"""The lease: one flow steers a job, and its orders carry an epoch that only grows."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.errors import JobAlreadyRunning
+from holdfast.history import LEASE_SECONDS, History, Lease, LeaseKeeper, holder_of, new_id, queries, take, wait_take
+from holdfast.history.lease import started_at, this_host
+from tests.history.children import Child
+from tests.history.postgres_server import PostgresServer
+from tests.history.rows import a_job
+from tests.waiting import wait_until
+
+StartChild = Callable[..., Child]
+
+
+def forge(history: History, job_id: str, **fields: Any) -> None:
+    """Write a lease of somebody else."""
+    known: dict[str, Any] = {
+        "epoch": 7,
+        "holder": "elsewhere",
+        "host": "far/away/1",
+        "pid": 1,
+        "pid_started": 0.0,
+        "expires_at": time.time() + 60,
+    }
+    with history.session() as session:
+        session.merge(Lease(job_id=job_id, **{**known, **fields}))
+
+
+def row_of(history: History, job_id: str) -> Lease:
+    """Return the lease's row as it is."""
+    with history.session() as session:
+        row = session.get(Lease, job_id)
+        assert row is not None
+        return row
+
+
+def ignore(_: str) -> None:
+    """Take no notice."""
+
+
+@pytest.fixture
+def keeper_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LeaseKeeper]]:
+    """Give a maker of keepers in a hurry, released at the end."""
+    monkeypatch.setattr("holdfast.history.lease.RENEW_SECONDS", 0.05)
+    made: list[LeaseKeeper] = []
+
+    def make(history: History, lease: Lease, on_lost: Callable[[str], None] = ignore) -> LeaseKeeper:
+        made.append(LeaseKeeper(history, lease, on_lost))
+        return made[-1]
+
+    yield make
+    for keeper in made:
+        keeper.release()
+
+
+def test_a_job_is_taken_once(history: History) -> None:
+    """The second flow is refused with the name of the first."""
+    job = a_job()
+    lease = take(history, job, holder="flow brave-otter")
+    assert (lease.epoch, lease.pid) == (1, os.getpid())
+    with pytest.raises(JobAlreadyRunning, match=rf"held by flow brave-otter \(pid {os.getpid()} on "):
+        take(history, job, holder="flow two")
+    assert holder_of(history, job.id) == lease
+    assert [one.id for one in queries.jobs(history)] == [job.id]
+
+
+def test_two_submissions_of_one_name_are_one_job(history: History) -> None:
+    """Started at the same moment, each with a row of its own: the second is refused. Another name is free."""
+    take(history, a_job("gpt"), holder="one")
+    with pytest.raises(JobAlreadyRunning, match="'gpt' is already running, held by one"):
+        take(history, a_job("gpt"), holder="two")
+    assert len(queries.jobs(history, "gpt")) == 1
+    assert take(history, a_job("bert"), holder="two").epoch == 1
+
+
+def test_the_epoch_grows_by_one_at_every_change_of_hands(history: History, keeper_of: Callable[..., LeaseKeeper]) -> None:
+    """Released, expired or dead: the row stays and counts on."""
+    job = a_job()
+    for epoch in range(1, 4):
+        lease = take(history, job, holder=f"flow {epoch}")
+        assert lease.epoch == epoch
+        keeper_of(history, lease).release()
+        assert holder_of(history, job.id) is None
+    forge(history, job.id, epoch=10, expires_at=time.time() - 0.001)
+    assert take(history, job, holder="later").epoch == 11
+
+
+def test_of_two_racing_processes_exactly_one_gets_the_lease(history_url: str, child: StartChild) -> None:
+    """Many rounds: first takers of the same job, and of the same name."""
+    history = History.open(history_url)
+    racers = [child("race_for_leases", history_url, name) for name in ("left", "right")]
+    assert [racer.hear() for racer in racers] == ["ready"] * 2
+    for number in range(40):
+        ids = [new_id()] * 2 if number % 2 else [new_id(), new_id()]
+        for racer, job_id in zip(racers, ids, strict=True):
+            racer.tell(job_id)
+        assert sorted(racer.hear() for racer in racers) == ["1", "refused"]
+        with history.session() as session:  # leave the name free for the next round
+            for job_id in ids:
+                if lease := session.get(Lease, job_id):
+                    lease.expires_at = 0.0
+    history.close()
+
+
+def test_racers_for_an_expired_lease_get_the_next_epoch_once(history_url: str, child: StartChild) -> None:
+    """Both find the old holder gone."""
+    history = History.open(history_url)
+    racers = [child("race_for_leases", history_url, name) for name in ("left", "right")]
+    assert [racer.hear() for racer in racers] == ["ready"] * 2
+    job = a_job("raced")
+    for epoch in range(1, 30):
+        for racer in racers:
+            racer.tell(job.id)
+        assert sorted(racer.hear() for racer in racers) == [str(epoch), "refused"]
+        forge(history, job.id, epoch=epoch, expires_at=0.0)
+    history.close()
+
+
+def test_a_killed_holder_is_replaced_at_once_on_its_host(history_url: str, child: StartChild) -> None:
+    """Kill -9 of the flow: nobody waits for the expiry."""
+    history = History.open(history_url)
+    job = a_job()
+    holder = child("hold_lease", history_url, job.id, job.name)
+    assert holder.hear() == "1"
+    with pytest.raises(JobAlreadyRunning):
+        take(history, job, holder="me")
+    holder.kill()
+    assert row_of(history, job.id).expires_at > time.time()
+    assert holder_of(history, job.id) is None
+    assert take(history, job, holder="me").epoch == 2
+    history.close()
+
+
+def test_a_holder_that_nobody_buried_is_dead(history_url: str, child: StartChild) -> None:
+    """A zombie has a pid and a start time, and steers nothing."""
+    history = History.open(history_url)
+    job = a_job()
+    parent = child("hold_lease_in_a_zombie", history_url, job.id, job.name)
+    assert parent.hear() == "dead"
+    assert row_of(history, job.id).expires_at > time.time()
+    assert take(history, job, holder="me").epoch == 2
+    history.close()
+
+
+def test_a_process_that_got_the_dead_holders_pid_is_not_the_holder(history: History) -> None:
+    """Pids come back; the start time does not."""
+    job = a_job()
+    mine = started_at(os.getpid())
+    assert mine is not None
+    forge(history, job.id, host=this_host(), pid=os.getpid(), pid_started=mine)
+    with pytest.raises(JobAlreadyRunning):
+        take(history, job, holder="me")
+    forge(history, job.id, host=this_host(), pid=os.getpid(), pid_started=mine - 100)
+    assert take(history, job, holder="me").epoch == 8
+
+
+def test_a_holder_on_another_host_is_replaced_only_after_its_expiry(history: History) -> None:
+    """From here nobody can see whether it lives."""
+    job = a_job()
+    forge(history, job.id, pid=2**22 + 1, expires_at=time.time() + 1.0)
+    with pytest.raises(JobAlreadyRunning, match=r"held by elsewhere .* on far"):
+        wait_take(history, job, holder="me", seconds=0.3)
+    assert wait_take(history, job, holder="me", seconds=10).epoch == 8
+    assert row_of(history, job.id).host == this_host()
+
+
+def test_a_keeper_renews_and_releases(history_url: str, child: StartChild) -> None:
+    """For longer than a lease lasts, and no longer than it is wanted."""
+    history = History.open(history_url)
+    job = a_job()
+    holder = child("hold_lease", history_url, job.id, job.name)
+    assert holder.hear() == "1"
+    first = row_of(history, job.id).expires_at
+    wait_until(lambda: row_of(history, job.id).expires_at > first + 2, seconds=15)
+    holder.tell()
+    assert holder.hear() == "released"
+    assert take(history, job, holder="me").epoch == 2
+    history.close()
+
+
+def test_a_keeper_notices_that_it_was_taken_over(history: History, keeper_of: Callable[..., LeaseKeeper]) -> None:
+    """A flow that slept too long stops steering; its release does not hurt the new holder."""
+    job = a_job()
+    lost: list[str] = []
+    keeper = keeper_of(history, take(history, job, holder="me"), lost.append)
+    forge(history, job.id, epoch=2)
+    wait_until(lambda: lost, seconds=10)
+    assert lost == ["elsewhere (pid 1 on far)"]
+    keeper.release()
+    assert lost == ["elsewhere (pid 1 on far)"]
+    present = holder_of(history, job.id)
+    assert present is not None
+    assert (present.epoch, present.holder) == (2, "elsewhere")
+
+
+def test_an_expired_lease_that_nobody_took_is_still_ours(history: History, keeper_of: Callable[..., LeaseKeeper]) -> None:
+    """So is one whose row went away with a database restored from yesterday."""
+    job = a_job()
+    lost: list[str] = []
+    lease = take(history, job, holder="me")
+    forge(history, job.id, **{**lease.model_dump(exclude={"job_id"}), "expires_at": 1.0})
+    keeper_of(history, lease, lost.append)
+    wait_until(lambda: row_of(history, job.id).expires_at > time.time(), seconds=10)
+    with history.session() as session:
+        session.delete(session.get(Lease, job.id))
+    wait_until(lambda: holder_of(history, job.id), seconds=10)
+    forge(history, job.id, epoch=0)
+    wait_until(lambda: row_of(history, job.id).epoch == 1, seconds=10)
+    assert not lost
+
+
+def test_a_database_that_is_away_is_no_lost_lease(
+    postgres: PostgresServer, keeper_of: Callable[..., LeaseKeeper], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server is killed and started again: the keeper goes on, and has said so once."""
+    history = History.open(postgres.fresh_url())
+    job = a_job()
+    lost: list[str] = []
+    keeper = keeper_of(history, take(history, job, holder="me"), lost.append)
+    postgres.stop()
+    try:
+        wait_until(lambda: "lease.history-away" in caplog.text, seconds=10)
+    finally:
+        postgres.start()
+    before = row_of(history, job.id).expires_at
+    wait_until(lambda: row_of(history, job.id).expires_at > before, seconds=10)
+    keeper.release()
+    assert not lost
+    assert caplog.text.count("lease.history-away") == 1
+    assert take(history, job, holder="next").epoch == 2
+    history.close()
+
+
+def test_a_lease_can_be_released_when_the_database_is_gone(postgres: PostgresServer, keeper_of: Callable[..., LeaseKeeper]) -> None:
+    """The end of a flow must not hang on its history."""
+    history = History.open(postgres.fresh_url())
+    keeper = keeper_of(history, take(history, a_job(), holder="me"))
+    postgres.stop()
+    try:
+        keeper.release()
+    finally:
+        postgres.start()
+    history.close()
+
+
+def test_a_failing_callback_is_told_and_ends_the_keeper(
+    history: History, keeper_of: Callable[..., LeaseKeeper], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And one that releases in the callback does not wait for itself."""
+    job = a_job()
+
+    def fail(_: str) -> None:
+        keeper.release()
+        raise ZeroDivisionError
+
+    keeper = keeper_of(history, take(history, job, holder="me"), fail)
+    forge(history, job.id, epoch=2)
+    wait_until(lambda: "lease.on-lost-failed" in caplog.text, seconds=10)
+    wait_until(lambda: not keeper._thread.is_alive(), seconds=10)
+
+
+def test_threads_of_one_process_do_not_share_a_lease(history: History) -> None:
+    """The same pid is no permission."""
+    job = a_job()
+    answers: list[str] = []
+
+    def attempt(name: str) -> None:
+        try:
+            answers.append(str(take(history, job, holder=name).epoch))
+        except JobAlreadyRunning:
+            answers.append("refused")
+
+    threads = [threading.Thread(target=attempt, args=(str(number),)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == ["1"] + ["refused"] * 5
+
+
+def test_a_lease_lasts_as_long_as_it_says(history: History) -> None:
+    """By the clock that all flows share."""
+    job = a_job()
+    before = time.time()
+    lease = take(history, job, holder="me")
+    assert before + LEASE_SECONDS - 1 < lease.expires_at < time.time() + LEASE_SECONDS + 1
