@@ -1,0 +1,218 @@
+"""The loss over wall time, over steps, and close up around one incident."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from markupsafe import Markup
+
+from holdfast.report import wording
+from holdfast.report.axes import LABEL_PIXELS, Mark, count_axis, incident_marks, loss_axis, step_axis, time_axis
+from holdfast.report.ink import Box, Drawing, Ink, drawing, svg
+from holdfast.report.story import Case, Flags, Steps, Story
+from holdfast.report.thinning import Floats, Places, smoothed, thin_pieces
+
+_CROWDED: Final = 3
+"""With more points than this a pixel column, a line through their medians is drawn over them."""
+_BAND_LABEL_PIXELS: Final = 30
+_DOTS: Final = 60
+"""With more steps than this, dots on the line would touch."""
+_CLOSE: Final = 14
+"""Steps shown before and after those that an incident cost."""
+
+
+Piece = tuple[Floats, Floats]
+"""A stretch of a line: x, ascending, and y, which may have gaps."""
+
+
+def over_time(story: Story, box: Box, name: str) -> Markup:
+    """Draw the loss (the step number, for a script that reports no loss) over wall time."""
+    on, steps = drawing(box), story.steps
+    height = steps.loss if steps.with_loss else steps.step.astype(np.float64)
+    time_axis(on, story.wall_seconds)
+    _height_axis(on, steps, height)
+    _generation_bands(on, [(one.number, max(0.0, one.at - story.job.at), end) for one, end in _lives(story)])
+    _downtimes(on, story)
+    faults = np.array([case.incident.fault_at - story.job.at for case in story.cases])
+    kept, lost = _in_time(story, height)
+    _line(on, lost, faults, color=Ink.AGAIN, linewidth=1.8, dashes=(2, 1.2))
+    _curve(on, kept, faults)
+    _gaps(on, steps, np.sort(steps.at[~np.isfinite(steps.loss)]) - story.job.at)
+    incident_marks(on, [_mark(case, case.incident.fault_at - story.job.at) for case in story.cases])
+    what = "Loss" if steps.with_loss else "Step number"
+    return svg(on, name=name, title=f"{what} over wall time", words=_words(story))
+
+
+def over_steps(story: Story, box: Box, name: str) -> Markup:
+    """Draw the loss over steps: the newest value of each, with those computed twice underneath."""
+    on, steps, kept = drawing(box), story.steps, story.steps.kept
+    first, last = (int(steps.step.min()), int(steps.step.max())) if len(steps) else (0, 1)
+    step_axis(on, first, last)
+    _height_axis(on, steps, steps.loss)
+    _generation_bands(on, _step_spans(steps))
+    faults = np.array([float(case.incident.step_before or 0) for case in story.cases])
+    for low, high in _given_up_spans(steps, (last - first) / box.columns):
+        on.axes.axvspan(low - 0.5, high + 0.5, facecolor=Ink.AGAIN_BAND, edgecolor="none", zorder=1)
+    old = [_by_step(steps, steps.given_up & (steps.generation == number)) for number in np.unique(steps.generation[steps.given_up])]
+    _line(on, old, faults, color=Ink.AGAIN, linewidth=5, alpha=0.75)
+    _curve(on, [(steps.step[kept].astype(np.float64), steps.loss[kept])], faults)
+    _gaps(on, steps, steps.step[kept][~np.isfinite(steps.loss[kept])].astype(np.float64))
+    incident_marks(on, [_mark(case, case.incident.step_before) for case in story.cases if case.incident.step_before is not None])
+    return svg(on, name=name, title="Loss over steps", words=_words(story))
+
+
+def close_up(story: Story, case: Case, box: Box, name: str) -> Markup | None:
+    """Draw the loss around one incident, before and after, or nothing where too few steps have a loss."""
+    span = _affected(case)
+    if span is None:
+        return None
+    steps, (low, high) = story.steps, span
+    near = (steps.step >= low - _CLOSE) & (steps.step <= high + _CLOSE) & np.isfinite(steps.loss)
+    old = near & (steps.generation <= case.incident.generation_before)
+    new = near & (steps.generation == case.incident.generation_after)
+    from_here = near & (steps.generation == case.incident.generation_before) & (steps.step == low)
+    if np.count_nonzero(old) < 2 or not new.any():  # noqa: PLR2004 (a line has two ends)
+        return None
+    on, seen = drawing(box), steps.step[old | new]
+    step_axis(on, float(seen.min()), float(seen.max()))
+    loss_axis(on, float(steps.loss[old | new].min()), float(steps.loss[old | new].max()))
+    on.axes.axvspan(low + 0.5, high + 0.5, facecolor=Ink.AGAIN_BAND, edgecolor="none")
+    before = [_by_step(steps, old & (steps.generation == number)) for number in np.unique(steps.generation[old])]
+    _line(on, before, np.empty(0), color=Ink.AGAIN, linewidth=5, alpha=0.75)
+    dots = {"marker": "o", "markersize": 4} if np.count_nonzero(new) < _DOTS else {}
+    _line(on, [_by_step(steps, new | from_here)], np.empty(0), color=Ink.LOSS, linewidth=1.8, **dots)
+    on.axes.axvline(high, color=Ink.INCIDENT, linewidth=1, dashes=(3, 2))
+    words = f"Thick: before the fault at step {high:,}. Thin: after resuming from step {low:,}."
+    return svg(on, name=name, title=f"Loss around incident {case.incident.number}", words=words)
+
+
+def _by_step(steps: Steps, chosen: Flags) -> Piece:
+    places = np.flatnonzero(chosen)
+    places = places[np.argsort(steps.step[places], kind="stable")]
+    return steps.step[places].astype(np.float64), steps.loss[places]
+
+
+def _in_time(story: Story, height: Floats) -> tuple[list[Piece], list[Piece]]:
+    """Return each generation's steps that count, and those it lost, which start where the others stop."""
+    steps, kept, lost = story.steps, [], []
+    for number in np.unique(steps.generation):
+        places = np.flatnonzero(steps.generation == number)
+        places = places[np.argsort(steps.at[places], kind="stable")]
+        x, y, gone = steps.at[places] - story.job.at, height[places], steps.given_up[places]
+        kept.append((x[~gone], y[~gone]))
+        beside = gone | np.append(gone[1:], np.False_)
+        lost.append((x[beside], y[beside]) if gone.any() else (x[:0], y[:0]))
+    return kept, lost
+
+
+def _affected(case: Case) -> tuple[int, int] | None:
+    """Return the step that the recovery went back to, and the newest one before the fault."""
+    incident = case.incident
+    if incident.step_before is None or incident.generation_after is None:
+        return None
+    back_to = incident.step_before if incident.resumed_step is None else min(incident.resumed_step, incident.step_before)
+    return back_to, incident.step_before
+
+
+def _height_axis(on: Drawing, steps: Steps, height: Floats) -> None:
+    finite = height[np.isfinite(height)]
+    if steps.with_loss:
+        loss_axis(on, float(finite.min()), float(finite.max()))
+    else:
+        count_axis(on, float(finite.max()) if len(finite) else 1.0)
+
+
+def _curve(on: Drawing, pieces: Sequence[Piece], faults: Floats) -> None:
+    """Draw the steps that count; a crowd of them as a pale line with its medians on top."""
+    x, y = (np.concatenate(column) if column else np.empty(0) for column in ([x for x, _ in pieces], [y for _, y in pieces]))
+    finite = np.flatnonzero(np.isfinite(y))
+    if len(finite) <= _CROWDED * on.box.columns:
+        _line(on, pieces, faults, color=Ink.LOSS, linewidth=1.8, solid_capstyle="round")
+    else:
+        _line(on, pieces, faults, color=Ink.LOSS, linewidth=0.8, alpha=0.4)
+        on.axes.plot(*smoothed(x, y, on.box.columns // 4), color=Ink.LOSS, linewidth=2, zorder=5)
+    if len(finite):
+        on.axes.plot(x[finite[-1]], y[finite[-1]], "o", color=Ink.LOSS, markersize=6, clip_on=False, zorder=6)
+
+
+def _line(on: Drawing, pieces: Sequence[Piece], faults: Floats, **style: Any) -> None:  # noqa: ANN401 (what matplotlib takes for a line)
+    x, y = thin_pieces(pieces, on.box.columns, faults)
+    if np.isfinite(y).any():
+        on.axes.plot(x, y, zorder=3, **style)
+
+
+def _gaps(on: Drawing, steps: Steps, x: Floats) -> None:
+    """Mark at the foot of the plot where a step had no finite loss, one mark a few pixels."""
+    if not steps.with_loss or not len(x):
+        return
+    low, high = on.axes.get_xlim()
+    apart = np.unique(np.round((x - low) / (high - low) * on.box.columns / 7))
+    foot = on.axes.get_xaxis_transform()
+    on.axes.plot(
+        low + apart * 7 / on.box.columns * (high - low), np.full(len(apart), 8 / on.box.rows), "x", color=Ink.INCIDENT, markersize=6,
+        markeredgewidth=1.6, transform=foot, zorder=6, gid=on.tip("no finite loss"),
+    )  # fmt: skip
+
+
+def _lives(story: Story) -> list[tuple[Any, float]]:
+    """Return each generation with the time, from the job's start, at which it ended."""
+    after = [*(one.at for one in story.generations[1:]), story.end]
+    return [(one, (one.ended_at or end) - story.job.at) for one, end in zip(story.generations, after, strict=True)]
+
+
+def _generation_bands(on: Drawing, spans: Sequence[tuple[int, float, float]]) -> None:
+    """Shade every other generation, and number those that have the room."""
+    low, high = on.axes.get_xlim()
+    for number, start, end in spans:
+        pixels = (end - start) / (high - low) * on.box.columns
+        if number % 2 == 0 and pixels >= 1:
+            on.axes.axvspan(start, end, facecolor=Ink.SHADE, edgecolor="none", zorder=0)
+        if pixels >= _BAND_LABEL_PIXELS and len(spans) > 1:
+            above = on.axes.get_xaxis_transform()
+            on.axes.text(start, 1 + LABEL_PIXELS / on.box.rows, f" g{number}", transform=above, color=Ink.QUIET, fontsize=11, va="baseline")
+
+
+def _downtimes(on: Drawing, story: Story) -> None:
+    """Shade the time that each incident took; of those within one pixel the first stands for all."""
+    pixel, drawn = story.wall_seconds / on.box.columns, -math.inf
+    for case in story.cases:
+        start, lasted = case.incident.fault_at - story.job.at, story.downtime(case.incident)
+        if lasted and start + lasted > drawn + pixel:
+            words = f"incident {case.incident.number}: down for {wording.duration(lasted)}"
+            on.axes.axvspan(start, start + lasted, facecolor=Ink.DOWN_BAND, edgecolor="none", zorder=1, gid=on.tip(words))
+            drawn = start + lasted
+
+
+def _step_spans(steps: Steps) -> list[tuple[int, float, float]]:
+    kept = steps.kept
+    numbers = steps.generation[kept]
+    found = [(int(number), steps.step[kept][numbers == number]) for number in np.unique(numbers)]
+    return [(number, float(of.min()), float(of.max())) for number, of in found]
+
+
+def _given_up_spans(steps: Steps, pixel: float) -> list[tuple[int, int]]:
+    """Return the runs of steps that were given up, merged where they overlap or lie within a *pixel* of steps."""
+    again = np.unique(steps.step[steps.given_up])
+    if not len(again):
+        return []
+    ends: Places = np.flatnonzero(np.diff(again) > max(1.0, pixel))
+    starts = np.concatenate([[0], ends + 1])
+    return [(int(again[low]), int(again[high])) for low, high in zip(starts, [*ends, len(again) - 1], strict=True)]
+
+
+def _mark(case: Case, x: float) -> Mark:
+    one = case.incident
+    return Mark(number=one.number, x=max(0.0, x), words=f"incident {one.number}: {one.kind} on {one.subject}")
+
+
+def _words(story: Story) -> str:
+    steps = story.steps
+    told = f"{wording.plural(len(steps), 'step')} reported in {wording.plural(len(story.generations), 'generation')}"
+    finite = steps.loss[steps.kept][np.isfinite(steps.loss[steps.kept])]
+    if len(finite):
+        told += f"; the loss went from {finite[0]:.4g} to {finite[-1]:.4g}"
+    again = wording.plural(story.losses.steps_twice, "step")
+    return f"{told}. {wording.plural(len(story.cases), 'incident')}, {again} computed twice."

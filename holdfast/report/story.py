@@ -1,0 +1,207 @@
+"""All that the history knows about one job, read once, in the form in which the page tells it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+import sqlalchemy
+from sqlmodel import col, select
+
+from holdfast.history import queries
+from holdfast.history.models import Checkpoint, Decision, Fault, Generation, Incident, Job, Move, NodeMove, Phase, Remark, Step
+from holdfast.history.queries import TERMINAL, Losses
+from holdfast.history.store import History
+from holdfast.report.thinning import Floats, Places
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class OfIncident(Protocol):
+    """A row that may hang on an incident."""
+
+    incident_id: Any
+
+
+Row = TypeVar("Row", bound=OfIncident)
+_COLUMNS: Final = np.dtype([("generation", "i8"), ("step", "i8"), ("at", "f8"), ("seconds", "f8"), ("loss", "f8")])
+LARGEST_LOSS = 1e30
+"""A loss beyond this is as lost as an infinite one, and would only break the arithmetic of a plot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Every step that was reported, ordered by generation and time: one array a column, all of one length."""
+
+    generation: Places
+    step: Places
+    at: Floats
+    seconds: Floats
+    loss: Floats
+    """NaN where there is none or none that is finite."""
+    given_up: Flags
+    """True where a later generation went back before this step."""
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @property
+    def kept(self) -> Places:
+        """Return the places of the steps that count, in ascending step."""
+        places = np.flatnonzero(~self.given_up)
+        return places[np.argsort(self.step[places], kind="stable")].astype(np.int64)
+
+    @property
+    def with_loss(self) -> bool:
+        """Say whether there is any finite loss."""
+        return bool(np.isfinite(self.loss).any())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One incident with everything that hangs on it."""
+
+    incident: Incident
+    faults: Sequence[Fault]
+    decisions: Sequence[Decision]
+    phases: Sequence[Phase]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """One job's history, in order of time."""
+
+    job: Job
+    now: float
+    moves: Sequence[Move]
+    generations: Sequence[Generation]
+    cases: Sequence[Case]
+    loose_faults: Sequence[Fault]
+    """Faults that no incident answers."""
+    node_moves: Sequence[NodeMove]
+    checkpoints: Sequence[Checkpoint]
+    remarks: Sequence[Remark]
+    steps: Steps
+
+    @property
+    def state(self) -> str:
+        """Return the newest state, ``LAUNCHING`` before the first move."""
+        return self.moves[-1].after if self.moves else "LAUNCHING"
+
+    @property
+    def ended(self) -> bool:
+        """Say whether nothing can follow."""
+        return self.state in TERMINAL
+
+    @cached_property
+    def end(self) -> float:
+        """Return when the job ended, or *now* while it has not."""
+        return self.moves[-1].at if self.ended else max(self.now, self.job.at)
+
+    @property
+    def wall_seconds(self) -> float:
+        """Return how long the job has taken so far."""
+        return max(0.0, self.end - self.job.at)
+
+    @cached_property
+    def losses(self) -> Losses:
+        """Return what faults cost the job, as `queries.losses` does, from the steps already read."""
+        steps = self.steps
+        order = np.lexsort((steps.generation, steps.step))
+        newest = order[np.flatnonzero(np.diff(steps.step[order], append=-1))]
+        productive = float(steps.seconds[newest].sum())
+        return Losses(
+            steps_twice=len(steps) - len(newest),
+            rollback_s=max(0.0, float(steps.seconds.sum()) - productive),
+            downtime_s=sum(self.downtime(case.incident) for case in self.cases),
+            productive_s=productive,
+            wall_s=self.wall_seconds,
+        )
+
+    def downtime(self, incident: Incident) -> float:
+        """Return the seconds that an incident kept the job from training, until the end while it is open."""
+        if incident.downtime_s is not None:
+            return incident.downtime_s
+        return max(0.0, (self.end if incident.closed_at is None else incident.closed_at) - incident.fault_at)
+
+
+def gather(history: History, job: Job, *, now: float) -> Story:
+    """Read all that the history knows about *job*."""
+    moves, generations = queries.moves(history, job.id), queries.generations(history, job.id)
+    faults = _by_incident(queries.faults(history, job.id))
+    return Story(
+        job=job,
+        now=now,
+        moves=moves,
+        generations=generations,
+        cases=_cases(history, job, faults),
+        loose_faults=faults[None],
+        node_moves=_node_moves(history, job, moves[-1].at + 1 if moves and moves[-1].after in TERMINAL else now),
+        checkpoints=queries.checkpoints(history, job.id),
+        remarks=queries.remarks(history, job.id),
+        steps=_steps(history, job, generations),
+    )
+
+
+def _cases(history: History, job: Job, faults: Mapping[str | None, list[Fault]]) -> list[Case]:
+    decisions = _by_incident(queries.decisions(history, job.id))
+    phases = _by_incident(queries.phases(history, job_id=job.id))
+    return [
+        Case(incident=one, faults=faults.get(one.id, []), decisions=decisions[one.id], phases=phases[one.id])
+        for one in queries.incidents(history, job.id)
+    ]
+
+
+def _by_incident(rows: Iterable[Row]) -> defaultdict[str | None, list[Row]]:
+    found: defaultdict[str | None, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row.incident_id].append(row)
+    return found
+
+
+def _node_moves(history: History, job: Job, until: float) -> list[NodeMove]:
+    """Return what befell the nodes of the job's cluster before the job ended."""
+    cluster = str(job.cluster.get("name", ""))
+    wanted = select(NodeMove).where(NodeMove.cluster == cluster, col(NodeMove.at) <= until).order_by(col(NodeMove.id))
+    with history.session() as session:
+        return list(session.exec(wanted))
+
+
+def _steps(history: History, job: Job, generations: Sequence[Generation]) -> Steps:
+    """Read the steps as bare numbers: a million rows as objects would take longer than all the rest."""
+    columns = sqlalchemy.select(*(col(getattr(Step, name)) for name in _COLUMNS.names or ()))
+    with history.session() as session:
+        wanted = columns.where(col(Step.job_id) == job.id).order_by(col(Step.generation), col(Step.step))
+        found = session.connection().execute(wanted, execution_options={"yield_per": 20_000})
+        table = np.fromiter((tuple(row) for row in found), dtype=_COLUMNS)
+    with np.errstate(invalid="ignore"):
+        usable = np.abs(table["loss"]) < LARGEST_LOSS
+    return Steps(
+        generation=table["generation"],
+        step=table["step"],
+        at=table["at"],
+        seconds=table["seconds"],
+        loss=np.where(usable, table["loss"], np.nan),
+        given_up=_given_up(table["generation"], table["step"], generations),
+    )
+
+
+def _given_up(generation: Places, step: Places, generations: Sequence[Generation]) -> Flags:
+    """Mark each step that a later generation went back before, whether or not it has come that far again.
+
+    A generation goes back to the step it resumed from; one that reported steps without saying where it resumed, to before its first.
+    """
+    back_to: dict[int, int] = {one.number: one.resumed_step for one in generations if one.resumed_step is not None}
+    numbers, firsts = np.unique(generation, return_index=True)
+    for number, first in zip(numbers.tolist(), firsts.tolist(), strict=True):
+        back_to[number] = int(step[first]) - 1
+    marked = np.zeros(len(step), dtype=np.bool_)
+    for number, first, last in zip(numbers.tolist(), firsts.tolist(), np.append(firsts, len(step))[1:].tolist(), strict=True):
+        later = [goal for other, goal in back_to.items() if other > number]
+        if later:
+            marked[first:last] = step[first:last] > min(later)
+    return marked

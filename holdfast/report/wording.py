@@ -1,0 +1,123 @@
+"""How a number, a time or a stranger's text is put into words. The same words in the report and in the Prefect UI."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+NOTHING: Final = "–"  # noqa: RUF001 (a dash is no hyphen)
+"""Stands where a value is not known."""
+
+_MINUTE: Final = 60
+_HOUR: Final = 3600
+_DAY: Final = 86400
+_BYTES: Final = 1000
+_KEPT_CONTROLS: Final = "\n\t"
+_FORMAT_KEPT: Final = "\u200d"
+"""The joiner that holds emoji together is the one format character that cannot mislead a reader."""
+
+
+def duration(seconds: float | None) -> str:
+    """Say how long *seconds* are, in the unit that a person would choose."""
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    if seconds < 0:
+        return f"−{duration(-seconds)}"  # noqa: RUF001 (a minus is no hyphen)
+    if seconds < _MINUTE:
+        return _short(seconds)
+    whole = round(seconds)
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
+    if whole < _DAY:
+        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
+    return f"{whole // _DAY} d {whole % _DAY // _HOUR:02d} h"
+
+
+def _short(seconds: float) -> str:
+    for limit, factor, unit, digits in ((0.0095, 1000, "ms", 1), (0.9995, 1000, "ms", 0), (9.995, 1, "s", 2)):
+        if seconds < limit:
+            return f"{seconds * factor:.{digits}f} {unit}" if seconds else "0 s"
+    return f"{seconds:.1f} s"
+
+
+def moment(at: float | None) -> str:
+    """Return *at* (seconds since 1970) as date and time in UTC."""
+    if at is None or not math.isfinite(at):
+        return NOTHING
+    return datetime.fromtimestamp(at, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def since(at: float | None, zero: float) -> str:
+    """Say how long after *zero* something happened."""
+    return NOTHING if at is None else duration(max(0.0, at - zero))
+
+
+def count(number: int | None) -> str:
+    """Group the digits of *number*."""
+    return NOTHING if number is None else f"{number:,}"
+
+
+def share(part: float | None) -> str:
+    """Say *part* (0 to 1) in per cent."""
+    if part is None or not math.isfinite(part):
+        return NOTHING
+    if 0.9995 <= part < 1:  # noqa: PLR2004 (would be rounded to all of it, which it is not)
+        return f"{min(part * 100, 99.999):.3f}%"
+    return f"{part * 100:.1f}%"
+
+
+def size(number: int | None) -> str:
+    """Say how much *number* bytes are."""
+    if number is None:
+        return NOTHING
+    amount = float(number)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < _BYTES:
+            return f"{amount:.0f} B" if unit == "B" else f"{amount:.3g} {unit}"
+        amount /= _BYTES
+    return f"{amount:,.3g} TB" if amount < _BYTES else f"{amount:,.0f} TB"
+
+
+def plural(number: int, one: str, many: str | None = None) -> str:
+    """Put *number* before the form of the noun that it asks for."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Write a set of ranks as ranges."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in runs) or NOTHING  # noqa: RUF001 (a range)
+
+
+def visible(text: str) -> str:
+    """Return *text* with every character that a reader could not see, or that reorders the others, made visible."""
+    return "".join(char if _harmless(char) else _picture(char) for char in text.replace("\r\n", "\n"))
+
+
+def _harmless(char: str) -> bool:
+    kind = unicodedata.category(char)
+    return char in _KEPT_CONTROLS or char == _FORMAT_KEPT or kind not in {"Cc", "Cf", "Cs", "Co", "Cn"}
+
+
+def _picture(char: str) -> str:
+    """Draw an ASCII control character as its own picture, anything else as its code point."""
+    code = ord(char)
+    if code < 32:  # noqa: PLR2004 (the first 32 code points have pictures from U+2400 on)
+        return chr(0x2400 + code)
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004 (the end of the basic plane)
+
+
+def clipped(text: str, limit: int) -> str:
+    """Return *text*, or its two ends with a word on how much was left out between them."""
+    if len(text) <= limit:
+        return text
+    head, tail = limit // 4, limit - limit // 4
+    return f"{text[:head]}\n… {count(len(text) - limit)} characters left out …\n{text[-tail:]}"

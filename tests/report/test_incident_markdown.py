@@ -1,0 +1,134 @@
+"""One incident as Markdown: what it says, and that strangers' text stays text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from holdfast.history.models import Decision, Fault, Incident, Job, Phase
+from holdfast.history.store import History
+from holdfast.report import wording
+from holdfast.report.markdown import incident_markdown
+from holdfast.report.story import Case, Story
+from tests.report import filled, odd
+
+
+def _written(case: Case) -> str:
+    return incident_markdown(case.incident, case.faults, case.decisions, case.phases)
+
+
+def tokens(markdown: str) -> list[Token]:
+    """Return all tokens, inline ones among them, as a renderer that lets HTML through would have them."""
+    found = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(markdown)
+    return [one for block in found for one in (block, *(block.children or []))]
+
+
+def shape(markdown: str) -> list[str]:
+    """Return what a renderer makes of it, without the words."""
+    return [one.type for one in tokens(markdown) if one.type not in {"text", "text_special", "softbreak"}]
+
+
+@pytest.fixture
+def killed(story_of: Callable[[Callable[[History], Job]], Story]) -> Case:
+    """Give the first incident of the usual job."""
+    return story_of(filled.three_incidents).cases[0]
+
+
+def test_it_says_what_was_seen_what_was_decided_and_where_the_time_went(killed: Case) -> None:
+    """The because of the decision stands there word for word."""
+    written = _written(killed)
+    assert written.startswith("# Incident 1: worker-sigkill\n")
+    for line in (
+        "| Subject | rank 1 on node-0 |",
+        "| Downtime | 1.12 s |",
+        "| Steps lost | 22 |",
+        "### worker-sigkill on rank 1 on node-0",
+        "- quote: rank 1 on node-0 was ended by SIGKILL",
+        f"> because {killed.decisions[0].because}",
+        "- passed over StopForUserError(): no user error",
+        "| reschedule | T1 | 0.172 | 5.6% |",
+        "| rollback | T0 | 1.980 | 63.9% |",
+        "| **all** | **T** | **3.097** |  |",
+    ):
+        assert line in written.splitlines()
+    fences = [one.content for one in tokens(written) if one.type == "fence"]
+    assert fences == [filled.TRACEBACK]
+
+
+def test_the_root_comes_first_whatever_came_first(killed: Case) -> None:
+    """A reader wants the cause before its echoes."""
+    written = incident_markdown(killed.incident, killed.faults[::-1], killed.decisions, killed.phases)
+    assert written == _written(killed)
+
+
+def test_an_incident_that_is_only_open_is_said_to_be() -> None:
+    """Nothing decided, nothing timed, nothing closed."""
+    incident = Incident(job_id="j", number=7, kind="job-hang", subject="job", fault_at=10.0, detected_at=12.5, generation_before=3)
+    written = incident_markdown(incident, [], [], [])
+    for words in (
+        "| Outcome | open |",
+        "| Detected in | 2.50 s |",
+        "No fault was recorded",
+        "Nothing was decided yet.",
+        "No phase was recorded.",
+    ):
+        assert words in written
+
+
+def _saying(text: str) -> str:
+    """Return the Markdown of an incident in which strangers say *text* wherever they can."""
+    incident = Incident(
+        job_id="j",
+        number=1,
+        kind=text,
+        subject=text,
+        fault_at=0.0,
+        detected_at=0.0,
+        generation_before=1,
+        outcome=text,
+        rung=text,
+        because=text,
+    )
+    evidence = {text + "x": " ".join(text.split()) + "x", "detail": f"first\n{text}"}
+    fault = Fault(job_id="j", at=0.0, kind=text, level=text, subject=text, blame=text, generation=1, evidence=evidence)
+    act = {"node": text + "x"}
+    decision = Decision(job_id="j", incident_id="i", at=0.0, rung=text, rule=text, because=text, act=act, passed_over={text: text})
+    phase = Phase(job_id="j", incident_id="i", position=0, name=text, seconds=1.0)
+    return incident_markdown(incident, [fault], [decision], [phase])
+
+
+hostile: Sequence[str] = [
+    odd.HOSTILE, "a | b", "**bold** _x_ `code`", "[link](http://x)", "![i](x)", "<b>", "&lt;", "```\n# head", "~~~", "| - |", "\\", "\\|",
+    "# h", "- item", "> quote", "1. one", "---", "===", "~~gone~~", "<http://x.example>", "|", "_", "*", "`", "+", "\ud800\x00",
+]  # fmt: skip
+
+
+anything = st.text(st.sampled_from("ab1.\\`*_[]()<>&|~#+-=! \n\t\"'$:/"), min_size=1, max_size=30).filter(str.strip)
+
+
+@settings(deadline=None)
+@given(text=st.sampled_from(hostile) | anything)
+def test_no_text_changes_the_shape_of_the_markdown(text: str) -> None:
+    """The same headings, tables, lists and code as with a harmless word, and no HTML; and the words are all there."""
+    written = _saying(text)
+    written.encode("utf-8")
+    found = tokens(written)
+    assert shape(written) == shape(_saying("word"))
+    assert not [
+        one
+        for one in found
+        if one.type
+        in {
+            "html_block",
+            "html_inline",
+            "link_open",
+            "image",
+        }
+    ]
+    shown = ["".join(child.content for child in one.children or []) for one in found if one.type == "inline"]
+    assert "because " + " ".join(wording.visible(text).split()) in shown

@@ -1,0 +1,252 @@
+"""The page: what it holds, that it stands alone, and that nothing a stranger wrote can act in it."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import NotWritable
+from holdfast.history import queries
+from holdfast.history.models import Fault, Incident, Job, Move, Remark
+from holdfast.history.store import History
+from holdfast.report import wording, write_report
+from holdfast.report.page import page
+from holdfast.report.story import Case, Steps, Story, gather
+from tests.report import filled, odd
+from tests.report.parsed import Element, Page
+
+Parsed = Callable[[str], Element]
+Pages = Callable[[str], str]
+EVERY = ["three_incidents", *odd.ODD]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_page_is_whole_and_stands_alone(pages: Pages, parsed: Parsed, name: str) -> None:
+    """Well nested, each id once, each reference met; no script, and nothing fetched from anywhere."""
+    root = parsed(name)
+    ids = Counter(one.attributes["id"] for one in root.walk() if "id" in one.attributes)
+    assert [one for one, times in ids.items() if times > 1] == []
+    for one in root.walk():
+        assert set(one.attributes.get("aria-labelledby", "").split()) <= ids.keys()
+        assert not any(attribute.startswith("on") for attribute in one.attributes)
+        for attribute in ("src", "href", "data", "action", "srcset", "poster"):
+            target = one.attributes.get(attribute, "#")
+            assert target == "data:," or (target.startswith("#") and (target == "#" or target[1:] in ids)), (one.tag, target)
+    assert not {one.tag for one in root.walk()} & {"script", "iframe", "img", "object", "embed", "base", "form"}
+    style = " ".join(one.attributes.get("style", "") for one in root.walk()) + pages(name).split("</style>", maxsplit=1)[0]
+    assert "@import" not in style
+    assert all(inner.startswith("#") and inner[1:] in ids for inner in re.findall(r"url\(['\"]?([^)'\"]*)", style))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_page_is_small_and_every_drawing_is_described_and_themed(pages: Pages, parsed: Parsed, name: str) -> None:
+    """A drawing has a title and a description, its words are text, and its colours are variables that the style sheet knows."""
+    source, root = pages(name), parsed(name)
+    assert len(source.encode()) < 2_000_000
+    for drawn in root.find("svg", class_="drawing"):
+        assert [child.tag for child in drawn.inside if isinstance(child, Element)][:2] == ["title", "desc"]
+        assert all(one.text for one in drawn.inside[:2] if isinstance(one, Element))
+        assert drawn.find("text")
+    colours = re.findall(r"(?:fill|stroke): ?(#\w+|rgb\([^)]*\)|black)", source.split("</style>", maxsplit=1)[1])
+    assert colours == [], "a colour of its own cannot follow the reader's theme"
+    used = set(re.findall(r"var\((--[\w-]+)\)", source))
+    for block in themes(source).values():
+        assert used <= block.keys()
+
+
+def themes(source: str) -> dict[str, dict[str, str]]:
+    """Return the colours of the style sheet by theme; what the dark one does not say is as in the light one."""
+    light, dark = re.findall(r":root \{(.*?)\}", source, re.DOTALL)[:2]
+    read = [dict(re.findall(r"(--[\w-]+): (#\w{6})", block)) for block in (light, dark)]
+    return {"light": read[0], "dark": read[0] | read[1]}
+
+
+def test_the_page_tells_of_every_incident(parsed: Parsed) -> None:
+    """Kind, subject, evidence, decision with its because, phases, numbers: all in the incident's own part."""
+    root = parsed("three_incidents")
+    found = root.find("details", class_="incident")
+    assert [one.attributes["id"] for one in found] == ["incident-1", "incident-2", "incident-3"]
+    words = found[0].words
+    for claim in (
+        "worker-sigkill rank 1 on node-0",
+        "recovered",
+        "restart-in-place",
+        "came 18 ms before the connection errors of the other ranks; restart 1 of 3 within 3600 s",
+        "Connection closed by peer [127.0.0.1]:40123",
+        "3 rules passed over",
+        "0 of 20 recoveries used",
+        "communication T2 310 ms",
+        "had reached 122, resumed from 100",
+    ):
+        assert claim in words
+    assert "node-2 takes the place of node-1" in found[2].text
+
+
+def test_the_page_has_the_headline_and_every_section(parsed: Parsed) -> None:
+    """What a reader looks for first stands there in words."""
+    root = parsed("three_incidents")
+    heads = [one.text for one in root.find("h2")]
+    assert heads == [
+        "Headline facts",
+        "Over wall time",
+        "Over steps",
+        "Where recovery time went",
+        "Incidents",
+        "Generations",
+        "Nodes",
+        "Checkpoints",
+        "Remarks",
+    ]
+    tiles = {one.find("dt")[0].text: one.find("dd", class_="value")[0].text for one in root.find("div", class_="tile")}
+    assert tiles["Steps"] == "600"
+    assert tiles["Incidents"] == "3"
+    assert tiles["Steps lost"] == "71"
+    assert tiles["Checkpoints"] == "12"
+    assert [one.text for one in root.find("span", class_="verdict")] == ["completed"]
+    assert "Completed 600 steps" in root.find("p", class_="sentence")[0].text
+
+
+def test_the_page_says_who_held_which_ranks_and_what_became_of_the_nodes(parsed: Parsed) -> None:
+    """Newcomers and leavers of a generation are marked, a lost node is named with the reason."""
+    root = parsed("three_incidents")
+    members = [cell.words for cell in root.find("td", class_="members")]
+    assert members[0] == "node-0 0–1 node-1 2–3"  # noqa: RUF001 (ranges)
+    assert members[-1] == "node-0 0–1 + node-2 2–3 node-1"  # noqa: RUF001 (ranges)
+    assert [one.text for one in root.find("span", class_="went")] == ["node-1"]
+    assert "the node does not answer" in root.text
+    assert "shard 2 is not what the manifest says" in root.text
+    assert "it adopted the running job" in root.text
+
+
+def test_the_environment_of_a_job_stays_out_of_its_report(pages: Pages) -> None:
+    """Reports are sent around; tokens live in environments."""
+    assert filled.SPEC["environment"] == {"TOKEN": "swordfish"}
+    assert "swordfish" not in pages("three_incidents")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nothing", "No step has been reported yet."),
+        ("nothing", "No incident so far."),
+        ("unmanaged", "No step was reported."),
+        ("unmanaged_steps", "Step number (no finite loss was reported) against the time since submission."),
+        ("one_step", "Completed 1 step in"),
+        ("one_step", "No incident: nothing had to be recovered."),
+        ("broken_losses", "41 steps without a finite one"),
+        ("no_finite_loss", "none finite reported"),
+        ("recovering", "Not over yet"),
+        ("recovering", "1 open"),
+        ("failed", "Why it failed"),
+        ("many_incidents", "The 24 longest are shown, 36 shorter ones are not."),
+        ("many_nodes", "292 more nodes"),
+    ],
+)
+def test_a_page_of_an_odd_job_says_what_is_odd(parsed: Parsed, name: str, words: str) -> None:
+    """An empty place would leave the reader guessing."""
+    assert words in parsed(name).words
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_numbers_of_the_page_are_those_of_the_history(history: History, name: str) -> None:
+    """The report reads the steps its own way, for speed; what faults cost comes out the same."""
+    job = odd.ODD.get(name, filled.three_incidents)(history)
+    now = filled.BEGAN + 200_000
+    mine, theirs = gather(history, job, now=now).losses, queries.losses(history, job.id, now=now)
+    assert mine.steps_twice == theirs.steps_twice
+    for field in ("rollback_s", "downtime_s", "productive_s", "wall_s"):
+        assert getattr(mine, field) == pytest.approx(getattr(theirs, field))
+
+
+def test_text_from_strangers_is_shown_and_never_acts(pages: Pages, parsed: Parsed) -> None:
+    """Markup, templates, formulas, escape sequences and reversed text arrive as what they are: text."""
+    source, root = pages("failed"), parsed("failed")
+    assert root.text.count('<script>alert("x")</script>') > 10
+    assert "{{ 7*7 }} $\\alpha$ " in root.text
+    assert "<script" not in source
+    assert "<img" not in source
+    assert not set("\x00\x1b\u202e") & set(source)
+
+
+hostile = st.text(min_size=1, max_size=60) | st.sampled_from(
+    [odd.HOSTILE, "</title></style>", "<!--", "]]>", "&lt;", "\ud800", "{% raw %}"]
+)
+
+
+def _bare(text: str) -> Story:
+    """Return a story without drawings that says *text* wherever a stranger can."""
+    job = Job(name=text, spec={"script": text, "policy": text}, cluster={"name": text}, directory=text, at=filled.BEGAN)
+    move = Move(job_id=job.id, at=filled.BEGAN, before=text, event=text, after="FAILED", because=text, generation=1)
+    incident = Incident(
+        job_id=job.id, number=1, kind=text, subject=text, fault_at=1.0, detected_at=2.0, generation_before=1, rung=text, outcome=text
+    )
+    evidence = {text: text, "lines": [text, text], "deep": {text: [text]}}
+    fault = Fault(job_id=job.id, at=1.0, kind=text, level=text, subject=text, blame=text, generation=1, evidence=evidence)
+    case = Case(incident=incident, faults=[fault], decisions=[], phases=[])
+    number, real = np.empty(0, dtype=np.int64), np.empty(0)
+    empty = Steps(generation=number, step=number, at=real, seconds=real, loss=real, given_up=np.empty(0, dtype=np.bool_))
+    remark = Remark(job_id=job.id, at=1.0, text=text)
+    return Story(
+        job=job, now=filled.BEGAN, moves=[move], generations=[], cases=[case], loose_faults=[fault], node_moves=[], checkpoints=[],
+        remarks=[remark], steps=empty,
+    )  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(text=hostile)
+def test_no_text_changes_the_shape_of_the_page(text: str) -> None:
+    """Whatever is written, the page has the same elements as with a harmless word, and says it."""
+    found = Page(page(_bare(text)).encode().decode()).root
+    assert outline(found) == harmless_outline()
+    assert found.find("li")[-1].find("span")[-1].text.strip() == wording.visible(text).strip()
+
+
+@functools.cache
+def harmless_outline() -> Counter[str]:
+    """Return the elements of the page that says a harmless word everywhere."""
+    return outline(Page(page(_bare("word"))).root)
+
+
+def outline(root: Element) -> Counter[str]:
+    """Count the elements, but for the blocks that long evidence gets."""
+    return Counter(one.tag for one in root.walk() if one.tag != "pre")
+
+
+def test_a_report_is_written_whole_or_not_at_all(history: History, tmp_path: Path) -> None:
+    """A missing folder is made, an old report replaced, a link followed, nothing else left behind."""
+    job = odd.nothing(history)
+    folder = tmp_path / "reports" / "of today"
+    written = write_report(history, job, folder / "a.html")
+    assert written == folder / "a.html"
+    written.write_text("old")
+    (folder / "link.html").symlink_to(written)
+    assert write_report(history, job, folder / "link.html") == folder / "link.html"
+    assert written.read_text("utf-8").startswith("<!DOCTYPE html>")
+    assert sorted(file.name for file in folder.iterdir()) == ["a.html", "link.html"]
+
+
+@pytest.mark.parametrize("output", [".", "/dev/full", "/proc/none/report.html", "file/report.html"])
+def test_a_place_that_cannot_be_written_is_the_operators_to_mend(history: History, tmp_path: Path, output: str) -> None:
+    """The message names the place and the reason."""
+    (tmp_path / "file").touch()
+    before = set(tmp_path.iterdir())
+    with pytest.raises(NotWritable, match=r"report .* cannot be written"):
+        write_report(history, odd.nothing(history), tmp_path / output)
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_nothing_heavy_is_imported_before_a_report_is_drawn() -> None:
+    """The command line imports `holdfast.report`, the flow its Markdown."""
+    program = "import sys, holdfast.report, holdfast.report.markdown; print(*sys.modules)"
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert not {"matplotlib", "numpy", "jinja2", "torch", "prefect"} & set(child.stdout.split())
