@@ -1,0 +1,68 @@
+# Each target sets up what it needs: on a fresh machine any one of them is enough.
+#   make test ARGS="-k arrows"      what comes after the command
+#   make install PYTHON=python3.13  another interpreter (3.11 to 3.13)
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+BENCHMARKS ?= restart
+
+# -qq: pip tells errors, not warnings about places that it looked at. The constraints hold for what builds the package too.
+PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
+
+.PHONY: help install demo test check docs bench lock clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+install: $(VENV)/.all  ## Install Holdfast with all it needs to run into .venv
+	@echo "Holdfast is installed: $(BIN)/holdfast --help"
+
+demo: $(VENV)/.all  ## Train, break the training three times, and prove that nothing was lost
+	@$(BIN)/holdfast demo $(ARGS)
+
+test: $(VENV)/.dev  ## Run all tests (installs the system packages that they need)
+	@scripts/system_packages.sh
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev  ## Lint, formatting, types, spelling
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/codespell
+	@echo "check: ruff, formatting, types and spelling are fine"
+
+docs: $(VENV)/.dev  ## Write the generated pages in docs/ anew
+	@$(BIN)/python -m docs.generate
+
+bench: $(VENV)/.all  ## Measure what the README claims; results in build/bench/
+	@mkdir -p build/bench
+	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name --json build/bench/$$name.json $(ARGS); done
+
+lock:  ## Write constraints.txt anew (UPGRADE=1: with newer versions)
+	@scripts/lock.sh
+
+clean:  ## Remove what the targets above made
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/.made:
+	@echo "Making $(VENV)"
+	@"$$(scripts/find_python.sh $(PYTHON))" -m venv $(VENV)
+	@touch $@
+
+# torch comes first and by its exact version: asked for by a range, pip may take a build that pulls in gigabytes.
+$(VENV)/.all: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "Installing torch and Holdfast into $(VENV) (minutes the first time)"
+	@$(PIP_INSTALL) "$$(grep '^torch==' constraints.txt)"
+	@$(PIP_INSTALL) -e '.[all]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.all
+	@echo "Installing what tests and checks need into $(VENV)"
+	@$(PIP_INSTALL) -e '.[all,dev]'
+	@touch $@

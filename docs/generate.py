@@ -1,0 +1,213 @@
+"""Write the pages of docs/ that are drawn from the code: `python -m docs.generate`, or `make docs`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+import detectors
+from detectors.catalogue import CATALOGUE
+from policies.states import MOVES, TERMINAL, Event, State
+
+DOCS: Final = Path(__file__).parent
+
+HEAD: Final = "<!-- Written by `make docs`; a change made here is lost. -->\n"
+
+VARIABLES: Final[Mapping[str, str]] = {
+    "HOLDFAST_HOME": "Folder of everything that Holdfast keeps: jobs, local clusters, the history. Default: `~/.holdfast`.",
+    "HOLDFAST_HISTORY": "Database URL of the history, `sqlite:///...` or `postgresql://...`. Default: `history.db` in the folder above.",
+}
+"""What a person may set, and what it means."""
+
+WORKER_VARIABLES: Final[Mapping[str, str]] = {
+    "HOLDFAST_SOCKET": "Unix socket of the agent; where it is missing, `import holdfast` runs without one.",
+    "HOLDFAST_JOB": "Name of the job.",
+    "HOLDFAST_NODE": "Name of the node.",
+    "HOLDFAST_NODE_MARK": "Folder of the node: marks every process that belongs to it, so that none is overlooked when the node is fenced.",
+    "HOLDFAST_GENERATION": "Number of the membership that this worker belongs to.",
+    "HOLDFAST_STARTED": "When the worker was started, in seconds since 1970.",
+    "HOLDFAST_CHECKPOINT_DIR": "Folder of the checkpoints.",
+    "HOLDFAST_SAVE_EVERY": "Steps between two checkpoints; 0 saves none.",
+    "HOLDFAST_KEEP": "Checkpoints kept.",
+}
+"""What the agent sets for each worker, beside the variables of `torchrun`."""
+
+
+def table(*rows: tuple[str, ...]) -> str:
+    """Return *rows* as a table in Markdown; the first is its head."""
+    head, *body = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+    return "\n".join([head, "|" + " --- |" * len(rows[0]), *body]) + "\n"
+
+
+def said_under(kind: type[Event]) -> dict[str, str]:
+    """Return the sentence that stands under each member of *kind* in its source."""
+    lines = next(node.body for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef))
+    said = {}
+    for member, below in pairwise(lines):
+        match member, below:
+            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(text))):
+                said[name] = text
+    return said
+
+
+def diagram() -> Iterator[str]:
+    """Draw `MOVES`: one arrow for all the events that lead from one state to another."""
+    yield f"    [*] --> {next(iter(MOVES))[0]}"
+    for before, after in dict.fromkeys((state, after) for (state, _), after in MOVES.items()):
+        events = [event for (state, event), to in MOVES.items() if (state, to) == (before, after)]
+        yield f"    {before} --> {after}: {', '.join(events)}"
+    yield from (f"    {state} --> [*]" for state in State if state in TERMINAL)
+
+
+def states_page() -> str:
+    """Show the life of a job: diagram, table of moves, meaning of the events."""
+    said = said_under(Event)
+    moves = [(state, f"`{event}`", after) for (state, event), after in MOVES.items()]
+    return "\n".join([
+        HEAD,
+        "# The life of a job\n",
+        "A move that is not in this table is refused.",
+        "The history keeps every move with its reason; the newest one is the state of the job.",
+        f"A job ends as {' or '.join(state for state in State if state in TERMINAL)}.\n",
+        "```mermaid\nstateDiagram-v2",
+        *diagram(),
+        "```\n",
+        table(("State", "Event", "Next state"), *moves),
+        "## Events\n",
+        table(("Event", "Meaning"), *((f"`{event}`", said[event.name]) for event in Event)),
+    ])  # fmt: skip
+
+
+def faults_page() -> str:
+    """Show the catalogue: what each kind is, how it is seen, what it asks for."""
+    for module in pkgutil.iter_modules(detectors.__path__, "detectors."):  # each enters its own kinds
+        import_module(module.name)
+    rows = [
+        (f"[`{one.id}`]({one.reference.removeprefix('docs/')})", one.title, one.source, f"`{one.level}`", f"`{one.blame}`", one.action)
+        for one in sorted(CATALOGUE.values(), key=lambda one: one.id)
+    ]
+    return "\n".join([
+        HEAD,
+        "# The fault catalogue\n",
+        "Every kind of fault that Holdfast can name. The level is how much a fault asks for, the blame what it speaks against.\n",
+        table(("Kind", "What it is", "Seen by", "Level", "Blame", "Answer"), *rows),
+    ])  # fmt: skip
+
+
+def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield *command* and all below it, each with the words that call it."""
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            yield from commands(child, f"{path} {name}")
+
+
+def cli_page() -> str:
+    """Show `--help` of every command."""
+    from holdfast.cli import app  # noqa: PLC0415 (the other pages do not need it)
+
+    parts = [HEAD, "# The command line\n"]
+    for path, command in commands(app, "holdfast"):
+        context = click.Context(command, info_name=path, terminal_width=100, max_content_width=100)
+        parts.append(f"## `{path}`\n\n```text\n{command.get_help(context).rstrip()}\n```\n")
+    return "\n".join(parts)
+
+
+def fields_of(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
+    """Return the fields of *model*, each with its name."""
+    return list(model.model_fields.items())
+
+
+def models(top: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield *top* and the models in its fields, each with the field it stands in."""
+    yield path, top
+    for name, field in fields_of(top):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from models(field.annotation, f"{path}.{name}".lstrip("."))
+
+
+PLAIN: Final[Mapping[Any, str]] = {str: "text", int: "whole number", float: "number", bool: "yes or no", timedelta: "duration"}
+
+
+def named(kind: Any) -> str:  # noqa: ANN401 (any annotation is a type here)
+    """Return the type *kind* in a reader's words."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return " or ".join(f"`{value}`" for value in inner)
+    if origin in {typing.Union, types.UnionType}:
+        return " or ".join(named(member) for member in inner if member is not types.NoneType)
+    if origin is list:
+        return f"list of {named(inner[0])}"
+    if origin is dict:
+        return f"{named(inner[0])} to {named(inner[1])}"
+    return named(inner[0]) if origin is typing.Annotated else PLAIN.get(kind) or str(kind.__name__)
+
+
+def duration(value: timedelta) -> str:
+    """Return *value* as one writes it in a job file."""
+    for unit, seconds in (("d", 86400), ("h", 3600), ("m", 60)):
+        if value and value % timedelta(seconds=seconds) == timedelta():
+            return f"{value // timedelta(seconds=seconds)}{unit}"
+    return f"{value.total_seconds():g}s"
+
+
+def default(field: FieldInfo) -> str:
+    """Return the default of *field* as one writes it, or what its absence means."""
+    value = field.get_default(call_default_factory=True, validated_data={}) if not field.is_required() else ...
+    if value is ...:
+        return "(required)"
+    if isinstance(value, BaseModel):
+        return "see below"
+    if isinstance(value, timedelta):
+        return f"`{duration(value)}`"
+    return "(empty)" if value in (None, [], {}) else f"`{value}`"
+
+
+def settings_page() -> str:
+    """List every field of what a user writes, then the environment variables."""
+    from holdfast.spec import LocalCluster, TrainingJob  # noqa: PLC0415 (the other pages do not need it)
+
+    parts = [HEAD, "# Settings\n", "A job file is YAML or Python. Durations are `90s`, `5m`, `2h`, `1d`, or a number of seconds.\n"]
+    for title, top in (("Job", TrainingJob), ("Cluster", LocalCluster)):
+        for path, model in models(top):
+            parts += [f"#{'##' if path else '#'} {f'`{path}`' if path else title}\n", f"{(model.__doc__ or '').strip()}\n"]
+            rows = [(f"`{name}`", named(field.annotation), default(field), field.description or "") for name, field in fields_of(model)]
+            parts.append(table(("Field", "Type", "Default", "Meaning"), *rows))
+    for title, names in (("Environment variables", VARIABLES), ("Set for each worker", WORKER_VARIABLES)):
+        parts += [f"## {title}\n", table(("Variable", "Meaning"), *((f"`{name}`", text) for name, text in names.items()))]
+    return "\n".join(parts)
+
+
+PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "states.md": states_page,
+    "faults.md": faults_page,
+    "cli.md": cli_page,
+    "settings.md": settings_page,
+}
+"""Page to what draws it."""
+
+
+def main() -> None:
+    """Write every page that differs."""
+    for name, draw in PAGES.items():
+        page, text = DOCS / name, draw()
+        if not page.exists() or page.read_text() != text:
+            page.write_text(text)
+            print(f"docs/{name} written")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The project's own files agree with each other."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import NormalizedName, canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def locked() -> list[Requirement]:
+    """Return the lines of constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def versions() -> dict[NormalizedName, Version]:
+    """Return the one version of each locked package."""
+    return {canonicalize_name(lock.name): Version(str(lock.specifier).removeprefix("==")) for lock in locked()}
+
+
+def wanted() -> Iterator[Requirement]:
+    """Yield what the extras ask for, leaving out their references to each other."""
+    for lines in EXTRAS.values():
+        yield from (need for line in lines if (need := Requirement(line)).name != "holdfast")
+
+
+def closure() -> dict[NormalizedName, str]:
+    """Return every package that the extras lead to in this environment, with the one that asks for it."""
+    seen: dict[NormalizedName, str] = {}
+    waiting = [(need, "pyproject.toml") for need in wanted()]
+    while waiting:
+        need, asker = waiting.pop()
+        name = canonicalize_name(need.name)
+        if name not in seen:
+            waiting += [(child, name) for child in needs_of(need)]
+        seen[name] = asker
+    return seen
+
+
+def needs_of(need: Requirement) -> list[Requirement]:
+    """Return what an installed package with the extras of *need* asks for here; nothing for one that is not installed."""
+    try:
+        children = [Requirement(line) for line in requires(need.name) or ()]
+    except PackageNotFoundError:
+        return []
+    return [c for c in children if c.marker is None or any(c.marker.evaluate({"extra": extra}) for extra in need.extras | {""})]
+
+
+def test_every_lock_is_one_exact_version() -> None:
+    """One version for every Python and machine, so that a bug report needs no more than the commit."""
+    assert all(str(lock.specifier).startswith("==") and "*" not in str(lock.specifier) for lock in locked())
+    assert len(locked()) == len(versions())
+
+
+@pytest.mark.parametrize("need", list(wanted()), ids=lambda need: need.name)
+def test_what_an_extra_asks_for_is_locked_at_a_version_it_allows(need: Requirement) -> None:
+    """`make lock` mends what this refuses."""
+    assert versions()[canonicalize_name(need.name)] in need.specifier
+
+
+def test_the_whole_closure_is_locked() -> None:
+    """A package that comes in by the back door floats otherwise."""
+    loose = {name: asker for name, asker in closure().items() if name not in versions()}
+    assert not loose
+
+
+def test_torch_is_locked_without_a_local_version() -> None:
+    """An index with CPU builds and one with CUDA builds both satisfy it."""
+    assert versions()[canonicalize_name("torch")] == Version("2.13.0")
+    assert versions()[canonicalize_name("torch")].local is None
+
+
+def test_a_node_needs_no_package() -> None:
+    """The base install is the agent's: standard library only."""
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"] == []
