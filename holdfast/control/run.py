@@ -15,8 +15,9 @@ from detectors.evidence import Evidence
 from holdfast.control.board import Board, limits_of
 from holdfast.control.fleet import Fleet
 from holdfast.control.incident import IncidentInWork
+from holdfast.control.requests import Requests
 from holdfast.errors import LeaseLost
-from holdfast.history import History, LeaseKeeper, Recorder, models, queries
+from holdfast.history import History, LeaseKeeper, Recorder, models
 from holdfast.log import note
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.wire import Message
@@ -28,8 +29,6 @@ log = logging.getLogger("holdfast.control")
 TICK: Final = 0.1
 """Seconds between two looks at everything that is no event: stops, silence, progress."""
 PING: Final = 1.0
-ASK: Final = 0.5
-"""Seconds between two looks into the history for a person's request."""
 SETTLED: Final = 300.0
 """Seconds a job without steps must run for its recovery to count as having brought it on."""
 
@@ -55,6 +54,7 @@ class Run:
     recorder: Recorder
     fleet: Fleet
     keeper: LeaseKeeper = field(init=False)
+    requests: Requests = field(init=False)
     state: State = State.LAUNCHING
     generation: int = 0
     members: tuple[str, ...] = ()
@@ -72,13 +72,11 @@ class Run:
     """Because of the last move."""
     lost: str | None = None
     """Who took the lease away, if somebody did."""
-    stop_asked: bool = False
     tell: Callable[[str, dict[str, Any]], None] = lambda _event, _facts: None
     """Where news for the Prefect UI go."""
     _recorded: int = 0
     _saved: int = 0
     _troubles: set[tuple[str, str]] = field(default_factory=set)
-    _next_ask: float = 0.0
     _next_ping: float = 0.0
 
     # -- moving -------------------------------------------------------------------------------------------------------
@@ -100,6 +98,11 @@ class Run:
         )
         note(log, "job.moved", job=self.job.name, before=before, event=event, after=self.state, because=because)
         self.tell("moved", {"before": before, "event": event, "after": self.state, "because": because})
+
+    @property
+    def stop_asked(self) -> bool:
+        """Tell whether a person asked the job to stop."""
+        return self.requests.stop_asked
 
     @property
     def over(self) -> bool:
@@ -150,19 +153,6 @@ class Run:
             self._next_ping = now + PING
             self.fleet.ping()
             self.drop_dead_spares()
-        if now >= self._next_ask:
-            self._next_ask = now + ASK
-            self._ask()
-
-    def _ask(self) -> None:
-        try:
-            asked = queries.pending_requests(self.history, self.job.id)
-        except Exception as error:  # noqa: BLE001 (a history that is away for minutes must not stop a job; it is asked again)
-            note(log, "history.away", why=error)
-            return
-        for request in asked:
-            self.stop_asked = self.stop_asked or request.kind == "stop"
-            self.recorder.amend(models.Request, request.id, handled_at=time.time())
 
     def _take(self, node: str, event: Message) -> None:
         self.board.take(node, event, time.time())

@@ -17,6 +17,7 @@ from holdfast.control import runs
 from holdfast.control.adoption import adopt
 from holdfast.control.fleet import Fleet
 from holdfast.control.plan import how_to_run
+from holdfast.control.requests import Requests
 from holdfast.control.run import Run
 from holdfast.errors import HoldfastError, JobAlreadyRunning, LeaseLost, WorldError
 from holdfast.history import LEASE_SECONDS, History, Lease, LeaseKeeper, Recorder, absorb, models, queries, take, wait_take
@@ -97,6 +98,7 @@ def _take_wheel(spec: TrainingJob, cluster: Cluster, history: History, recorder:
         fleet=Fleet(source, how_to_run(spec, job), epoch=lease.epoch),
     )
     run.keeper = LeaseKeeper(history, lease, run.lose)
+    run.requests = Requests(history, recorder, job.id)
     if live is None:
         run.submit()
     else:
@@ -130,8 +132,9 @@ def _let_go(run: Run) -> None:
         else:
             run.fleet.close(end=False)
     finally:
-        runs.leave(run)
+        run.requests.close()
         run.keeper.release()
+        runs.leave(run)
 
 
 def _end(run: Run) -> None:
@@ -144,10 +147,11 @@ def _end(run: Run) -> None:
         run.end_generation()
     except WorldError as error:
         note(log, "job.end-trouble", why=error)
-    for node in run.members:  # one that was lost has no channel, but may have processes
-        if node not in run.fleet.channels:
-            run.fleet.fence(node)
-    run.fleet.close(end=True)
+    finally:  # a second signal to this process cuts the gentle stop short, and must not leave workers behind
+        for node in run.members:  # one that was lost has no channel, but may have processes
+            if node not in run.fleet.channels:
+                run.fleet.fence(node)
+        run.fleet.close(end=True)
 
 
 def _stop_gently(run: Run) -> None:
