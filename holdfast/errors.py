@@ -95,7 +95,8 @@ class NotWritable(OperatorError):
         self.what, self.path, self.reason = what, path, reason
 
     def __str__(self) -> str:
-        return f"{self.what} {self.path} cannot be written: {self.reason}. Create it, free space, or mend its permissions, or name another one."
+        cure = "Create it, free space, or mend its permissions, or name another one."
+        return f"{self.what} {self.path} cannot be written: {self.reason}. {cure}"
 
 
 class UnknownJob(OperatorError):
@@ -136,21 +137,24 @@ class HistoryCorrupt(HistoryTrouble):
     """Its file is not a database, or is damaged."""
 
     def __str__(self) -> str:
-        return f"history {self.url} is damaged: {self.reason}. Nothing was changed. Move the file away to start a new history, or restore a backup."
+        cure = "Move the file away to start a new history, or restore a backup."
+        return f"history {self.url} is damaged: {self.reason}. Nothing was changed. {cure}"
 
 
 class HistoryLocked(HistoryTrouble):
     """Another program holds it and does not let go."""
 
     def __str__(self) -> str:
-        return f"history {self.url} is locked by another program: {self.reason}. End that program, or name another history by HOLDFAST_HISTORY."
+        cure = "End that program, or name another history by HOLDFAST_HISTORY."
+        return f"history {self.url} is locked by another program: {self.reason}. {cure}"
 
 
 class HistoryTooNew(HistoryTrouble):
     """A newer Holdfast wrote it."""
 
     def __str__(self) -> str:
-        return f"history {self.url} was written by a newer Holdfast: {self.reason}. Upgrade this one, or name another history by HOLDFAST_HISTORY."
+        cure = "Upgrade this one, or name another history by HOLDFAST_HISTORY."
+        return f"history {self.url} was written by a newer Holdfast: {self.reason}. {cure}"
 
 
 class HistoryUnreachable(HistoryTrouble):

@@ -1,4 +1,4 @@
-"""What Linux offers for owning processes: death signals, subreapers, start times, markers. Standard library only."""
+"""What Linux offers for owning processes: death signals, subreapers, start times, marks. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
+
+NODE_MARK: Final = "HOLDFAST_NODE_MARK"
+"""Variable that everything started on a node carries in its environment: the node's folder (`mark_of`)."""
+AGENT_MARK: Final = "HOLDFAST_AGENT"
+"""Variable that everything started by one agent carries: the agent's id."""
 
 _SET_PDEATHSIG: Final = 1
 _SET_CHILD_SUBREAPER: Final = 36
@@ -22,7 +28,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send *number* to this process when its parent dies; end at once if *parent* is dead already."""
+    """Have the kernel send *number* to this process when its parent dies; send it at once if *parent* is dead already."""
     _prctl(_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
@@ -33,10 +39,21 @@ def adopt_orphans() -> None:
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
+def fresh_signals() -> None:
+    """Undo what a caller blocked or ignored: both are handed down through exec, and would make a process deaf.
+
+    SIGPIPE and SIGXFSZ stay as Python wants them; `subprocess` restores those by itself.
+    """
+    ours = {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
+    for number in signal.valid_signals() - ours:
+        if signal.getsignal(number) is not signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
 def _stat(pid: int) -> list[str] | None:
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            text = file.read()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     return text[text.rindex(")") + 2 :].split()
@@ -51,11 +68,16 @@ def state_of(pid: int) -> str:
 def wait_of(pid: int) -> str:
     """Return the kernel function *pid* sleeps in, or nothing when it cannot be read."""
     try:
-        with open(f"/proc/{pid}/wchan", encoding="utf-8", errors="replace") as file:
-            found = file.read().strip()
+        found = Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
     return "" if found == "0" else found
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of *pid*, or None when it is gone."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else None
 
 
 def started_at(pid: int) -> int | None:
@@ -72,54 +94,87 @@ def is_alive(pid: int, started: int | None) -> bool:
 
 def all_pids() -> list[int]:
     """Return the pids of this machine's processes."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    with os.scandir("/proc") as entries:
+        return [int(entry.name) for entry in entries if entry.name.isdigit()]
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the pids whose parent is *pid*."""
-    found = []
-    for other in all_pids():
-        fields = _stat(other)
-        if fields and int(fields[1]) == pid:
-            found.append(other)
-    return found
+    """Return the pids whose parent is *pid*, zombies included."""
+    try:
+        lists = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:  # a kernel without that file, or a thread that ended meanwhile
+        return [other for other in all_pids() if parent_of(other) == pid]
+    return [int(child) for children in lists for child in children.split()]
+
+
+def mark_of(folder: Path) -> str:
+    """Return the mark of the node whose folder is *folder*, the same for every spelling of the path."""
+    return str(folder.resolve())
 
 
 def marked(name: str, value: str) -> Iterator[int]:
-    """Yield the pids whose environment holds ``name=value``: whatever a node started carries its mark."""
-    wanted = f"{name}={value}".encode()
-    for pid in all_pids():
+    """Yield the pids, this one aside, whose environment holds ``name=value``, the newest first; a zombie has none."""
+    wanted = os.fsencode(f"{name}={value}")
+    for pid in sorted(all_pids(), reverse=True):
         try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                found = wanted in file.read().split(b"\0")
-        except OSError:
+            found = wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:  # it ended meanwhile, or belongs to somebody else
             continue
         if found and pid != os.getpid():
             yield pid
 
 
 def kill(pid: int, number: int) -> None:
-    """Send a signal; a process that is gone already is no error."""
-    with suppress(ProcessLookupError):
+    """Send a signal; a process that is gone already, or is not ours, is no error."""
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
-def kill_group(pid: int, number: int) -> None:
-    """Send a signal to the process group that *pid* leads; one that is gone already is no error."""
-    with suppress(ProcessLookupError, PermissionError):
+def kill_group(pid: int, number: int) -> bool:
+    """Send a signal to the process group that *pid* leads; tell whether there is one."""
+    try:
         os.killpg(pid, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # there is one, and none of it is ours any more
+    return True
 
 
 def sweep(name: str, value: str, *, seconds: float = 5.0) -> list[int]:
-    """Kill everything that carries the mark ``name=value`` and wait until it is gone; return what was killed."""
+    """Kill everything that carries the mark ``name=value`` and wait until it is gone; return what was killed.
+
+    Two looks in a row must find nothing: a process that forks and ends in the middle of a look hides its child from it.
+    """
     killed: set[int] = set()
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        alive = [pid for pid in marked(name, value) if state_of(pid) not in ("Z", "?")]
-        if not alive:
-            break
-        for pid in alive:
-            kill(pid, signal.SIGKILL)
-        killed.update(alive)
-        time.sleep(0.01)
+    until, quiet = time.monotonic() + seconds, 0
+    while quiet < 2 and time.monotonic() < until:  # noqa: PLR2004 (said above)
+        quiet += 1
+        for pid in marked(name, value):
+            kill(pid, signal.SIGKILL)  # at once, before it can fork again
+            killed.add(pid)
+            quiet = 0
+        if not quiet:
+            time.sleep(0.002)
     return sorted(killed)
+
+
+def end_children(*, spare: int | None = None, seconds: float | None = None) -> bool:
+    """Kill the children of this process, *spare* aside, until none is left: each may hand its own up to us. Tell whether all are gone."""
+    until = None if seconds is None else time.monotonic() + seconds
+    pause, quiet = 0.001, 0
+    while until is None or time.monotonic() < until:
+        left = [pid for pid in children_of(os.getpid()) if pid != spare]
+        for pid in left:
+            kill(pid, signal.SIGKILL)
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return True
+        quiet = 0 if left or ended else quiet + 1
+        if quiet > 1:
+            return True
+        if not ended:  # one may hang in the kernel for long
+            time.sleep(pause)
+            pause = min(0.5, pause * 1.5)
+    return False

@@ -19,6 +19,9 @@ PROTOCOL: Final = 1
 LONGEST_LINE: Final = 4 * 1024 * 1024
 """Bytes. A longer line is not a message of ours."""
 
+LONGEST_ADDRESS: Final = 100
+"""Bytes of a path that surely fit into a socket's address (the kernel has room for 107)."""
+
 Message = dict[str, Any]
 
 
@@ -49,27 +52,34 @@ class LineBuffer:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Take *data* and yield every message that is now complete; raise `BadLine` on garbage."""
+        """Take *data* and yield every message that is now complete; raise `BadLine` on garbage, after the messages before it."""
         self._rest += data
-        if len(self._rest) > LONGEST_LINE and b"\n" not in self._rest:
-            raise BadLine("line too long")
-        *lines, rest = self._rest.split(b"\n")
-        self._rest = bytearray(rest)
+        lines = []
+        if b"\n" in data:  # bytes that trickle in must not have the whole line searched each time
+            *lines, self._rest = self._rest.split(b"\n")
+        return self._messages(lines, too_long=len(self._rest) > LONGEST_LINE)
+
+    @staticmethod
+    def _messages(lines: list[bytearray], *, too_long: bool) -> Iterator[Message]:
         for line in lines:
+            if len(line) > LONGEST_LINE:
+                raise BadLine(f"a line of {len(line)} bytes is too long")
             if line.strip():
                 yield decode(bytes(line))
+        if too_long:
+            raise BadLine(f"a line of more than {LONGEST_LINE} bytes is too long")
 
 
 @contextmanager
 def reachable(path: Path) -> Iterator[str]:
-    """Give an address for the socket at *path* that fits into the 108 bytes the kernel allows.
+    """Give an address for the socket at *path* that fits into what the kernel allows.
 
     A node's directory may lie deep; going through an open descriptor of the folder makes its depth irrelevant.
     """
-    if len(os.fsencode(path)) < 100:
+    if len(os.fsencode(path)) <= LONGEST_ADDRESS:
         yield str(path)
         return
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
@@ -97,7 +107,10 @@ def listen(path: Path) -> socket.socket:
     try:
         with reachable(path) as address:
             sock.bind(address)
+        sock.listen(128)
+    except BaseException:
+        sock.close()
+        raise
     finally:
         os.umask(old)
-    sock.listen(128)
     return sock

@@ -1,1 +1,1 @@
-"""One process per node: starts workers, watches them and the node, keeps a journal, streams events. Standard library only."""
+"""One process per node: it starts the job's workers, watches them and the node, and tells the flow. Standard library only."""

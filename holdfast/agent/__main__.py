@@ -5,50 +5,82 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import secrets
 import sys
 from pathlib import Path
 
 from holdfast.agent.guardian import guard
+from holdfast.agent.identity import Identity, take_node
+from holdfast.agent.memory import KERNEL_LOG
 from holdfast.agent.service import Service
-from holdfast.process import sweep
+from holdfast.process import AGENT_MARK, NODE_MARK, fresh_signals, mark_of, marked, sweep
 from holdfast.wire import encode
 
 
 def main() -> int:
-    """Parse the command line, take leftovers of an earlier agent away, and serve."""
+    """Take the node, end what an earlier agent left there, and serve."""
+    args = _arguments()
+    _carry_mark(args.directory)
+    fresh_signals()
+    me = Identity(directory=args.directory, node=args.node, cluster=args.cluster, id=secrets.token_hex(6))
+    try:
+        _take(me)
+    except OSError as error:
+        return _refuse(args.ready_fd, error)
+    if args.detach and os.fork():
+        os._exit(0)
+    if args.detach:
+        os.setsid()
+    os.environ.update({NODE_MARK: mark_of(me.directory), AGENT_MARK: me.id})
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+
+    def serve() -> int:
+        try:
+            service = Service(me, kernel_log=args.kernel_log)
+        except OSError as error:
+            return _refuse(args.ready_fd, error)
+        return service.run(args.ready_fd)
+
+    return guard(serve, me.id)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m holdfast.agent", description="Run a node's agent: it starts and watches workers.")
     parser.add_argument("--directory", type=Path, required=True, help="the node's own folder (socket, journal, logs)")
     parser.add_argument("--node", required=True, help="the node's name")
     parser.add_argument("--cluster", default="local", help="the cluster's name")
     parser.add_argument("--ready-fd", type=int, help="descriptor that gets one line of JSON once the agent listens")
     parser.add_argument("--detach", action="store_true", help="leave the caller's session at once and outlive it")
+    parser.add_argument("--kernel-log", type=Path, default=KERNEL_LOG, help="where the kernel tells of out-of-memory kills")
     args = parser.parse_args()
-    try:
-        args.directory.mkdir(parents=True, exist_ok=True)
-        os.chmod(args.directory, 0o700)
-    except OSError as error:
-        _refuse(args.ready_fd, f"{args.directory} cannot be made: {error.strerror}")
-        return 2
-    os.environ.pop("HOLDFAST_NODE_MARK", None)
-    sweep("HOLDFAST_NODE_MARK", str(args.directory))
-    os.environ["HOLDFAST_NODE_MARK"] = str(args.directory)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-
-    if args.detach and os.fork():
-        os._exit(0)
-    if args.detach:
-        os.setsid()
-
-    def serve() -> int:
-        return Service(args.directory, args.node, args.cluster).run(args.ready_fd)
-
-    return guard(serve)
+    args.directory = args.directory.absolute()
+    return args
 
 
-def _refuse(ready: int | None, why: str) -> None:
+def _carry_mark(directory: Path) -> None:
+    """Carry the node's mark from the first instruction on: others read the environment that a program began with."""
+    mark = mark_of(directory)
+    if os.environ.get(NODE_MARK) != mark:
+        os.environ[NODE_MARK] = mark
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 (this very program)
+
+
+def _take(me: Identity) -> None:
+    """Make the node's folder, lock it, and end what an earlier agent left; raise ``OSError`` when that cannot be."""
+    me.directory.mkdir(parents=True, exist_ok=True)
+    me.directory.chmod(0o700)
+    take_node(me.directory)
+    sweep(NODE_MARK, mark_of(me.directory))
+    left = list(marked(NODE_MARK, mark_of(me.directory)))
+    if left:
+        raise OSError(f"processes of an earlier agent cannot be ended: {', '.join(map(str, left))}")
+
+
+def _refuse(ready: int | None, why: OSError) -> int:
     print(f"holdfast agent: {why}", file=sys.stderr)
     if ready is not None:
-        os.write(ready, encode({"ready": False, "why": why}))
+        os.write(ready, encode({"ready": False, "why": str(why)}))
+    return 2
 
 
 if __name__ == "__main__":

@@ -2,82 +2,115 @@
 
 from __future__ import annotations
 
-import json
+import heapq
 import os
+import re
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from holdfast.wire import BadLine, Message, decode, encode
+from holdfast.wire import Message, encode
 
-LARGEST: Final = 64 * 1024 * 1024
+LARGEST: Final = 32 * 1024 * 1024
 """Bytes after which the file is set aside and a new one begun; one older file is kept."""
 REMEMBERED: Final = 4096
-"""Newest events that are replayed without reading the file."""
+"""Newest events that are kept in memory too, and told without reading the file."""
+
+_NUMBERED: Final = re.compile(rb'\{"seq":(\d+),.*\}\n', re.DOTALL)
+
+Event = tuple[int, bytes]
+"""An event's number and its line."""
 
 
 class Journal:
-    """Append-only, with sequence numbers from 1. A line is in the kernel before its event is sent, so kill -9 loses none that was told."""
+    """Append-only, with sequence numbers from 1. A line is in the kernel before its event is sent, so kill -9 loses none that was told.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        if path.exists():
-            os.replace(path, path.with_suffix(".before"))
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    Most lines are finished steps: after days of them the oldest are dropped. What else happened in the current generation, its milestones,
+    is never dropped, or a flow that adopts a job after a week would not know of its workers.
+    """
+
+    def __init__(self, path: Path, *, largest: int = LARGEST, remembered: int = REMEMBERED) -> None:
+        self._path, self._older, self._largest = path, path.with_suffix(".old"), largest
+        with suppress(FileNotFoundError):
+            path.replace(path.with_suffix(".before"))
+        self._older.unlink(missing_ok=True)
+        self._file = self._open()
         self._size = 0
-        self._recent: deque[Message] = deque(maxlen=REMEMBERED)
+        self._recent: deque[Event] = deque(maxlen=remembered)
+        self._milestones: list[Event] = []
         self.seq = 0
         self.failing: str | None = None
+        """Why the newest event is not on disk."""
 
-    def add(self, event: Message) -> Message:
-        """Number *event* and keep it. A full disk costs the file, not the event: it stays in memory and is still sent."""
+    def _open(self) -> int:
+        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def begin_generation(self) -> None:
+        """Let go of the milestones of the generation before."""
+        self._milestones.clear()
+
+    def add(self, event: Message, *, milestone: bool = True) -> bytes:
+        """Give *event* its number, keep it, and return its line. On a full disk it is kept in memory alone."""
         self.seq += 1
-        event = {"seq": self.seq, **event}
-        self._recent.append(event)
+        line = encode({"seq": self.seq, **event})
+        self._recent.append((self.seq, line))
+        if milestone:
+            self._milestones.append((self.seq, line))
+        self._write(line)
+        return line
+
+    def _write(self, line: bytes) -> None:
         try:
-            self._size += os.write(self._file, encode(event))
+            written = os.write(self._file, line)
+            if written < len(line):
+                os.ftruncate(self._file, self._size)  # half a line would spoil the next one too
+                self.failing = "No space left on device"
+                return
+            self._size += written
+            if self._size > self._largest:
+                self._rotate()
             self.failing = None
         except OSError as error:
-            self.failing = str(error)
-        if self._size > LARGEST:
-            self._rotate()
-        return event
-
-    def since(self, seq: int) -> Iterator[Message]:
-        """Yield the events after *seq*, oldest first."""
-        recent = list(self._recent)
-        if recent and recent[0]["seq"] <= seq + 1:
-            yield from (event for event in recent if event["seq"] > seq)
-            return
-        first = recent[0]["seq"] if recent else self.seq + 1
-        for path in (self._path.with_suffix(".old"), self._path):
-            yield from (event for event in _lines(path) if seq < event.get("seq", 0) < first)
-        yield from recent
+            self.failing = error.strerror or str(error)
 
     def _rotate(self) -> None:
+        self._path.replace(self._older)
+        fresh = self._open()
         os.close(self._file)
-        os.replace(self._path, self._path.with_suffix(".old"))
-        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._size = 0
+        self._file, self._size = fresh, 0
 
+    def since(self, seq: int) -> Iterator[Event]:
+        """Yield the events after *seq*, oldest first, up to the newest there is when the reader gets so far."""
+        while seq < self.seq:
+            for number, line in self._after(seq):
+                yield number, line
+                seq = number
 
-def _lines(path: Path) -> Iterator[Message]:
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        for line in file:
-            try:
-                yield decode(line)
-            except BadLine:
-                continue  # a line torn by a full disk
+    def _after(self, seq: int) -> Iterator[Event]:
+        recent = list(self._recent)
+        first = recent[0][0]
+        if first > seq + 1:
+            kept = [event for event in self._milestones if seq < event[0] < first]
+            for event in heapq.merge(kept, self._stored(seq, first)):
+                if event[0] > seq:  # a milestone may be on disk as well
+                    seq = event[0]
+                    yield event
+        yield from (event for event in recent if event[0] > seq)
 
-
-def write_json(path: Path, facts: Message) -> None:
-    """Write *facts* to *path* whole or not at all, for its owner only."""
-    beside = path.with_suffix(".new")
-    beside.write_text(json.dumps(facts))
-    beside.chmod(0o600)
-    os.replace(beside, path)
+    def _stored(self, seq: int, before: int) -> Iterator[Event]:
+        """Yield the events on disk after *seq* and before *before*; both files are opened first, as they may be rotated meanwhile."""
+        files = []
+        for path in (self._older, self._path):
+            with suppress(OSError):
+                files.append(path.open("rb"))
+        try:
+            for file in files:
+                for line in file:
+                    found = _NUMBERED.fullmatch(line)
+                    if found and seq < int(found[1]) < before:
+                        yield int(found[1]), line
+        finally:
+            for file in files:
+                file.close()

@@ -7,6 +7,11 @@ import re
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+KERNEL_LOG: Final = Path("/dev/kmsg")
+INITIAL_PIDS: Final = "pid:[4026531836]"
+"""The pid namespace whose numbers the kernel's log speaks of (PROC_PID_INIT_INO in the kernel's proc_ns.h)."""
 
 _KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory|oom_reaper|OOM).*?[Kk]ill(?:ed)? process (\d+)")
 
@@ -14,19 +19,19 @@ _KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory|oom_reaper|O
 class OutOfMemory:
     """Follows the kernel log and the agent's cgroup; says what it could not read."""
 
-    def __init__(self, kernel_log: Path = Path("/dev/kmsg")) -> None:
-        self.blind: str | None = None
+    def __init__(self, kernel_log: Path = KERNEL_LOG) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=256)
-        self._counter = _cgroup_counter()
-        self._seen = self._count()
+        self._half = ""
+        self._log, why = -1, f"{kernel_log} speaks of another pid namespace"
         try:
             self._log = os.open(kernel_log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with suppress(OSError):  # a plain file stands in where the kernel log cannot be had
-                os.lseek(self._log, 0, os.SEEK_END)
+            os.lseek(self._log, 0, os.SEEK_END)
         except OSError as error:
-            self._log = -1
-            if self._counter is None:
-                self.blind = f"{kernel_log}: {error.strerror}, and no cgroup counter"
+            why = f"{kernel_log}: {error.strerror}"
+        ours = self._log >= 0 and _pids_are_the_logs()
+        self._counter = None if ours else _cgroup_counter()  # it counts our neighbours' losses too, and the log tells whose each was
+        self._seen = self._count()
+        self.blind = None if ours or self._counter else f"{why}, and no cgroup counter"
 
     def _count(self) -> int:
         if self._counter is None:
@@ -39,16 +44,23 @@ class OutOfMemory:
     def _drain(self) -> None:
         while self._log >= 0:
             try:
-                record = os.read(self._log, 8192).decode(errors="replace")
+                text = os.read(self._log, 8192).decode(errors="replace")
             except BrokenPipeError:
                 continue  # the ring overtook us: the next read goes on with the oldest record left
             except OSError:
                 return
-            if not record:
+            if not text:
                 return
-            found = _KILLED.search(record)
-            if found:
-                self._lines.append((int(found[1]), record.partition(";")[2].splitlines()[0].strip()))
+            *lines, self._half = (self._half + text).split("\n")
+            for line in lines:
+                self._take(line)
+
+    def _take(self, line: str) -> None:
+        found = _KILLED.search(line)
+        if found:
+            head, _, words = line.partition(";")  # a record of /dev/kmsg begins with "6,1234,5678,-;"
+            said = words if re.fullmatch(r"[\d,]+[-,\w=]*", head) else line
+            self._lines.append((int(found[1]), said.strip()))
 
     def forget(self) -> None:
         """Start anew before workers start: a pid may be used again."""
@@ -64,9 +76,16 @@ class OutOfMemory:
                 return line
         count = self._count()
         if count > self._seen:
-            self._seen = count
+            self._seen += 1
             return f"the cgroup's oom_kill counter rose to {count} ({self._counter})"
         return None
+
+
+def _pids_are_the_logs() -> bool:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink()) == INITIAL_PIDS
+    except OSError:
+        return False
 
 
 def _cgroup_counter() -> Path | None:
@@ -77,11 +96,11 @@ def _cgroup_counter() -> Path | None:
         return None
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers == "" or "memory" in controllers.split(","):
+        if not controllers or "memory" in controllers.split(","):
             for base in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
                 for name in ("memory.events", "memory.oom_control"):
-                    candidate = Path(base + path) / name
-                    with suppress(OSError):
-                        if "oom_kill " in candidate.read_text():
-                            return candidate
+                    for folder in (Path(base + path), Path(base)):  # a container sees its own cgroup at the mount's root
+                        with suppress(OSError):
+                            if "oom_kill " in (folder / name).read_text():
+                                return folder / name
     return None

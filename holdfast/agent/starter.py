@@ -9,113 +9,86 @@ import os
 import signal
 import socket
 import subprocess
-import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Final
 
-from holdfast.process import die_with_parent
-from holdfast.wire import LineBuffer, Message, encode
+from holdfast.agent.line import Line
+from holdfast.process import die_with_parent, fresh_signals, kill
+
+PROGRAM: Final = Path(__file__).resolve().parents[1] / "runtime" / "warm_main.py"
+"""Run as a file, so that it needs no Holdfast installed beside the job's own interpreter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """What to run for one rank."""
 
-    rank: int
     argv: tuple[str, ...]
     """Whole command when cold; script and its arguments when warm."""
     environment: dict[str, str]
     directory: str
-    log: str
+    log: Path
 
 
 def start_cold(launch: Launch) -> int:
     """Start a worker as an ordinary child that dies with this process; return its pid. Raise ``OSError`` when it cannot be."""
+    with launch.log.open("ab") as log:
+        return _spawn(launch.argv, log, env=launch.environment, cwd=launch.directory, start_new_session=True)
+
+
+def _spawn(argv: tuple[str, ...], log: IO[bytes], **how: Any) -> int:  # noqa: ANN401 (what Popen takes)
     parent = os.getpid()
-    with open(launch.log, "ab") as log:
-        child = subprocess.Popen(
-            launch.argv,
-            env=launch.environment,
-            cwd=launch.directory,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 (the agent has one thread)
-        )
+
+    def as_ours() -> None:
+        fresh_signals()
+        die_with_parent(parent)
+
+    try:
+        child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=as_ours, **how)  # noqa: PLW1509 (one thread)
+    except subprocess.SubprocessError as error:
+        raise OSError(f"the process could not be set up: {error}") from error
     child.returncode = 0  # reaped by the agent's own loop, so that Popen never waits for it
     return child.pid
 
 
-class WarmStarter:
-    """The agent's end of a warm starter."""
+class WarmStarter(Line):
+    """The agent's end of a warm starter: what it says is read as messages, a launch is one to it."""
 
-    def __init__(self, *, python: str, environment: dict[str, str], preload: list[str], log: IO[bytes]) -> None:
+    def __init__(self, *, python: str, environment: dict[str, str], preload: tuple[str, ...], log: Path) -> None:
         ours, theirs = socket.socketpair()
-        self.python, self.preload = python, preload
-        parent = os.getpid()
-        child = subprocess.Popen(
-            [python, "-m", "holdfast.runtime.warm", str(theirs.fileno()), *preload],
-            env=_importable(environment),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 (the agent has one thread)
-        )
-        child.returncode = 0
-        theirs.close()
-        ours.setblocking(False)
-        self.pid, self.socket = child.pid, ours
-        self._lines = LineBuffer()
+        super().__init__(ours)
         self.ready = False
-
-    def send(self, launch: Launch) -> None:
-        """Ask for a worker; its pid comes back as a message."""
-        self.socket.setblocking(True)
+        self.asked = 0.0
+        """When it was last asked for something, or last answered (monotonic)."""
+        self._buried = False
         try:
-            self.socket.sendall(
-                encode(
-                    {
-                        "rank": launch.rank,
-                        "argv": launch.argv,
-                        "environment": launch.environment,
-                        "directory": launch.directory,
-                        "log": launch.log,
-                        "agent": os.getpid(),
-                    }
-                )
-            )
-        finally:
-            self.socket.setblocking(False)
+            with theirs, log.open("ab") as output:
+                argv = (python, str(PROGRAM), str(theirs.fileno()), *preload)
+                self.pid = _spawn(argv, output, env=environment, pass_fds=[theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
 
-    def read(self) -> list[Message] | None:
-        """Return the messages that have arrived, or None when the starter is gone."""
-        try:
-            data = self.socket.recv(65536)
-        except BlockingIOError:
-            return []
-        except OSError:
-            return None
-        return list(self._lines.feed(data)) if data else None
+    def ask(self, rank: int, launch: Launch) -> bool:
+        """Ask for a worker, whose pid comes back as a message; False when the starter is gone."""
+        self.asked = time.monotonic()
+        facts = {"argv": launch.argv, "environment": launch.environment, "directory": launch.directory, "log": str(launch.log)}
+        return self.send({"rank": rank, "agent": os.getpid(), **facts})
+
+    def hang_up(self) -> None:
+        """Let nothing more be said: what has been said can still be read, and then the end."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def bury(self) -> None:
+        """Learn that its process has ended: its pid may be another's from now on."""
+        self._buried = True
 
     def close(self) -> None:
         """End the starter."""
         self.socket.close()
-        try:
-            os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-
-
-def _importable(environment: dict[str, str]) -> dict[str, str]:
-    """Return *environment* with this very Holdfast importable, wherever it lies."""
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
-
-
-def default_python() -> str:
-    """Return the interpreter that runs this agent."""
-    return sys.executable
+        if not self._buried:
+            kill(self.pid, signal.SIGKILL)

@@ -14,14 +14,14 @@ TAIL: Final = 8192
 """Bytes of a worker's output that travel with its end."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Worker:
     """One rank's process in one generation."""
 
     rank: int
     generation: int
     log: Path
-    log_begin: int
+    log_begin: int = 0
     """Size of the log when this worker started: what comes after is its own."""
     pid: int | None = None
     started: float = 0.0
@@ -32,8 +32,6 @@ class Worker:
     """When it last showed progress (monotonic)."""
     section: str | None = None
     section_limit: float | None = None
-    stopped: tuple[int, float] | None = None
-    """Signal that stopped it, and when (monotonic)."""
     raised: dict[str, Any] | None = None
     finished: bool = False
     gone: bool = False
@@ -61,6 +59,18 @@ class Worker:
             return round(max(0.0, time.time() - max(self.log.stat().st_mtime, self.started)), 3)
         except OSError:
             return None
+
+    def open_log(self) -> None:
+        """Say in the log where this worker's output begins; raise ``OSError`` when there can be no log."""
+        line = f"--- holdfast: rank {self.rank}, generation {self.generation}\n".encode()
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            self.log_begin = os.fstat(log).st_size
+            self.log_begin += os.write(log, line)
+        except OSError:  # a full disk: the worker may still train, only its output is lost
+            return
+        finally:
+            os.close(log)
 
     def tail(self) -> str:
         """Return the last lines of this worker's own output; bytes that are no text are replaced."""

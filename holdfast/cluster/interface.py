@@ -23,7 +23,10 @@ class NodeView:
 class NodeSource(Protocol):
     """A cluster's nodes."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Return the cluster's name."""
+        ...
 
     def names(self) -> list[str]:
         """Return the names of all nodes, in a fixed order."""

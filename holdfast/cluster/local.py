@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Final, Self
 from holdfast.cluster.interface import NodeView
 from holdfast.errors import NodeLost
 from holdfast.places import cluster_directory
-from holdfast.process import is_alive, sweep
-from holdfast.wire import LineBuffer, connect
+from holdfast.process import NODE_MARK, is_alive, mark_of, sweep
+from holdfast.wire import BadLine, LineBuffer, Message, connect
 
 if TYPE_CHECKING:
     from holdfast.spec import LocalCluster
 
 START_SECONDS: Final = 20.0
 """How long an agent may take to listen: some 0.2 s on an idle machine, more on one that is busy starting others."""
+ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,40 +54,47 @@ class LocalNodes:
         """Return the loopback address."""
         return "127.0.0.1"
 
+    # -- agents -------------------------------------------------------------------------------------------------------
+
     def start_agent(self, node: str) -> None:
-        """Start an agent that outlives this process, and wait until it listens."""
+        """Start an agent that outlives this process, and wait until it listens; raise `NodeLost` when that cannot be."""
         if not self.answers(node):
             raise NodeLost(node, "it is switched off")
         folder = self.folder(node)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             told = self._spawn(node, folder)
-        except OSError as error:
+        except (OSError, BadLine, subprocess.TimeoutExpired) as error:
             raise NodeLost(node, f"no agent could be started in {folder}: {error}") from error
         if not told.get("ready"):
             raise NodeLost(node, f"its agent did not come up: {told.get('why', 'no word from it')}; see {folder / 'agent.log'}")
+        if not self.answers(node):  # switched off meanwhile
+            self.fence(node)
+            raise NodeLost(node, "it is switched off")
 
-    def _spawn(self, node: str, folder: Path) -> dict[str, object]:
+    def _spawn(self, node: str, folder: Path) -> Message:
+        """Start the agent; return its first word, or nothing when it ended without one."""
         ours, theirs = socket.socketpair()
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")))),
-            "HOLDFAST_NODE_MARK": str(folder),
-        }
-        with ours, (folder / "agent.log").open("ab") as log:
+        with ours, theirs, (folder / "agent.log").open("ab") as log:
             command = [sys.executable, "-m", "holdfast.agent", "--detach", "--directory", str(folder)]
             command += ["--node", node, "--cluster", self.name, "--ready-fd", str(theirs.fileno())]
-            with theirs:
-                starter = subprocess.Popen(
-                    command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()], cwd="/"
-                )
-            starter.wait()
-            ours.settimeout(START_SECONDS)
-            lines = LineBuffer()
-            while data := ours.recv(4096):
-                for message in lines.feed(data):
-                    return message
-        return {}
+            starter = subprocess.Popen(
+                command,
+                env=_environment(folder),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                cwd="/",
+            )
+            theirs.close()
+            try:
+                starter.wait(START_SECONDS)
+                return _first_word(ours)
+            except BaseException:
+                starter.kill()
+                starter.wait()
+                raise
 
     def connect(self, node: str) -> socket.socket:
         """Connect to the agent's socket."""
@@ -94,17 +102,19 @@ class LocalNodes:
             raise ConnectionRefusedError(f"{node} is switched off")
         return connect(self.folder(node) / "agent.sock", seconds=5.0)
 
+    # -- nodes --------------------------------------------------------------------------------------------------------
+
     def answers(self, node: str) -> bool:
         """Tell whether the node is switched on."""
         return not (self.folder(node) / "off").exists()
 
     def fence(self, node: str) -> list[int]:
         """Kill everything that carries the node's mark, its agent included."""
-        return sweep("HOLDFAST_NODE_MARK", str(self.folder(node)))
+        return sweep(NODE_MARK, mark_of(self.folder(node)))
 
     def power_off(self, node: str) -> None:
         """Take the node away at once, as a power cut would: for chaos runs and the demo."""
-        self.folder(node).mkdir(parents=True, exist_ok=True)
+        self.folder(node).mkdir(parents=True, exist_ok=True, mode=0o700)
         (self.folder(node) / "off").touch()
         self.fence(node)
 
@@ -121,9 +131,27 @@ class LocalNodes:
             return NodeView(name=node, standing="off")
         try:
             facts = json.loads((self.folder(node) / "agent.json").read_text())
-            alive = is_alive(int(facts["pid"]), facts["started"])
+            pid, job = int(facts["pid"]), facts["job"]
+            alive = is_alive(pid, facts["started"])
         except (OSError, ValueError, KeyError, TypeError):
             return NodeView(name=node, standing="idle")
         if not alive:
             return NodeView(name=node, standing="idle")
-        return NodeView(name=node, standing="up", job=facts.get("job"), agent="up", pid=facts["pid"])
+        return NodeView(name=node, standing="up", job=job, agent="up", pid=pid)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Return the environment of an agent: ours, and the node's mark, by which everything on the node is found again."""
+    environment = {**os.environ, NODE_MARK: mark_of(folder)}
+    if (ROOT / "pyproject.toml").exists():  # a source tree need not be installed
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return environment
+
+
+def _first_word(sock: socket.socket) -> Message:
+    sock.settimeout(START_SECONDS)
+    lines = LineBuffer()
+    while data := sock.recv(4096):
+        for message in lines.feed(data):
+            return message
+    return {}

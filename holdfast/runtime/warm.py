@@ -6,43 +6,57 @@ It never runs a thread, an operator or a CUDA call before it forks, so that a fo
 
 from __future__ import annotations
 
+import builtins
 import importlib
+import importlib.machinery
+import importlib.util
+import multiprocessing.process
 import os
 import random
 import signal
 import socket
 import sys
 import time
-import traceback
+import zipfile
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import NoReturn
 
 from holdfast.process import die_with_parent
 from holdfast.wire import LineBuffer, Message, encode
-
-def _preload(modules: list[str]) -> list[str]:
-    """Import *modules*, and tell which could be: a missing one is the script's matter, not ours."""
-    done = []
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            continue
-        done.append(name)
-    return done
 
 
 def main() -> None:
     """Serve starts until the agent goes away; in a fork, become the worker."""
     channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
     begin = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     done = _preload(sys.argv[2:])
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # or every fork would print what is left in it
     channel.sendall(encode({"ready": True, "preloaded": done, "seconds": time.monotonic() - begin}))
     worker = _serve(channel)
     if worker is not None:
         worker()
+
+
+def _preload(modules: list[str]) -> list[str]:
+    """Import *modules*, and tell which could be: one that cannot is the script's matter, not ours."""
+    done = []
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 (a foreign package may raise anything, and the script may not need it)
+            print(f"{name} is not imported ahead: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 (our log)
+        else:
+            done.append(name)
+    return done
+
+
+# -- forking ----------------------------------------------------------------------------------------------------------
 
 
 def _serve(channel: socket.socket) -> Callable[[], None] | None:
@@ -62,22 +76,40 @@ def _fork(channel: socket.socket, order: Message) -> Callable[[], None] | None:
     try:
         middle = os.fork()
     except OSError as error:
-        channel.sendall(encode({"rank": order["rank"], "error": str(error), "errno": error.errno}))
+        _tell(channel, order, error=str(error), errno=error.errno)
         return None
     if middle:
-        os.waitpid(middle, 0)
+        _, status = os.waitpid(middle, 0)
+        if status:
+            _tell(channel, order, error="the process that was to start it was killed")
         return None
+    return _split(channel, order, begin)
+
+
+def _split(channel: socket.socket, order: Message, begin: float) -> Callable[[], None]:
+    """Tell the agent the worker's pid before the worker may go on: none runs that the agent does not know."""
     middle = os.getpid()
+    told, tell = os.pipe()
     try:
         worker = os.fork()
     except OSError as error:
-        channel.sendall(encode({"rank": order["rank"], "error": str(error), "errno": error.errno}))
+        _tell(channel, order, error=str(error), errno=error.errno)
         os._exit(0)
     if worker:
-        channel.sendall(encode({"rank": order["rank"], "pid": worker}))
+        with suppress(OSError):  # the agent is gone: so is the worker, by the end of its pipe
+            _tell(channel, order, pid=worker)
+            os.write(tell, b".")
         os._exit(0)
     channel.close()
+    os.close(tell)
+    if not os.read(told, 1):
+        os._exit(1)
+    os.close(told)
     return lambda: _become(order, middle, begin)
+
+
+def _tell(channel: socket.socket, order: Message, **facts: object) -> None:
+    channel.sendall(encode({"rank": order["rank"], **facts}))
 
 
 def _become(order: Message, middle: int, begin: float) -> None:
@@ -88,66 +120,101 @@ def _become(order: Message, middle: int, begin: float) -> None:
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
+    for target in (1, 2):
+        os.dup2(log, target)
     os.close(log)
-    os.close(nothing)
     os.environ.clear()
     os.environ.update(order["environment"])
     os.environ["HOLDFAST_STARTED"] = repr(begin)
     _reseed()
-    _run(list(order["argv"]), order["directory"])
+    os.chdir(order["directory"])
+    _run(list(order["argv"]))
 
 
 def _reseed() -> None:
-    """Give this fork its own entropy, as a fresh interpreter has."""
+    """Give this fork random streams of its own, as a fresh interpreter has; `random` does so by itself."""
     random.seed()
-    numpy = sys.modules.get("numpy")
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         numpy.random.seed()
+    if torch is not None:
+        torch.default_generator.seed()
 
 
-def _run(argv: list[str], directory: str) -> None:
+# -- running the script -----------------------------------------------------------------------------------------------
+
+
+def _run(argv: list[str]) -> None:
     """Run the script as ``python script.py`` would: same ``__main__``, same ``sys.path[0]``, same exit status."""
+    script = argv[0]
+    if _is_program(script):
+        os.execv(sys.executable, [sys.executable, *argv])  # noqa: S606 (a folder, an archive or bytecode: for an interpreter of its own)
+    source = _read(script)
+    main = _as_main(argv)
     try:
-        os.chdir(directory)
-        with open(argv[0], "rb") as file:
-            source = file.read()
-        main = ModuleType("__main__")
-        main.__dict__.update({"__file__": argv[0], "__builtins__": __builtins__, "__spec__": None, "__cached__": None})
-        code = compile(source, argv[0], "exec")
-    except (OSError, SyntaxError, ValueError) as error:
-        _report(error)
-        traceback.print_exception(error)
-        sys.exit(1)
-    sys.argv = argv
-    sys.path[0] = os.path.dirname(os.path.abspath(argv[0]))
-    sys.modules["__main__"] = main
-    try:
+        code = compile(source, script, "exec", dont_inherit=True)  # our own `from __future__` is not the script's
         exec(code, main.__dict__)  # noqa: S102 (running the user's script is what this is for)
-    except Exception as error:  # noqa: BLE001 (whatever leaves the script is told to the agent, printed, and ends it)
+    except BaseException as error:
+        if not isinstance(error, SystemExit | KeyboardInterrupt):
+            _report(error)
+        _hide_our_frames()
+        raise  # the interpreter does what it does for any script: print, run exit handlers, end with the right status
+
+
+def _is_program(script: str) -> bool:
+    if os.path.isdir(script) or zipfile.is_zipfile(script):  # noqa: PTH112 (a script's name is a string everywhere here)
+        return True
+    try:
+        with Path(script).open("rb") as file:
+            return file.read(4) == importlib.util.MAGIC_NUMBER
+    except OSError:
+        return False
+
+
+def _read(script: str) -> bytes:
+    """Return the script's source; end as Python does when there is none."""
+    try:
+        return Path(script).read_bytes()
+    except OSError as error:
         _report(error)
-        _print(error)
-        sys.exit(1)
+        _complain(f"{sys.executable}: can't open file {os.fspath(Path(script).absolute())!r}: [Errno {error.errno}] {error.strerror}")
 
 
-def _print(error: BaseException) -> None:
-    """Print the traceback without our own frames in front."""
-    first = error.__traceback__
-    shown: Any = first.tb_next if first is not None and first.tb_next is not None else first
-    traceback.print_exception(type(error), error, shown)
+def _complain(text: str) -> NoReturn:
+    print(text, file=sys.stderr)  # noqa: T201 (the worker's own output)
+    sys.exit(2)
+
+
+def _as_main(argv: list[str]) -> ModuleType:
+    """Make an empty ``__main__`` for the script, and tell Python that it was started for it."""
+    script = os.path.abspath(argv[0])  # noqa: PTH100 (Python keeps links in this path too)
+    main = ModuleType("__main__")
+    loader = importlib.machinery.SourceFileLoader("__main__", script)
+    main.__dict__.update(__file__=script, __builtins__=builtins, __loader__=loader, __spec__=None, __cached__=None, __annotations__={})
+    sys.modules["__main__"] = main
+    sys.argv, sys.orig_argv = argv, [sys.executable, *argv]
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))  # noqa: PTH120 (a string, as Python puts there)
+    multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # noqa: PTH109 (as above)
+    return main
+
+
+def _hide_our_frames() -> None:
+    """Have an exception printed from the script's first line on, by whatever hook the script has left."""
+    print_it = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        while trace is not None and trace.tb_frame.f_code is not _run.__code__:
+            trace = trace.tb_next
+        trace = trace.tb_next if trace is not None else None
+        print_it(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = hook
 
 
 def _report(error: BaseException) -> None:
     """Tell the agent what left the script, before the process ends."""
-    from holdfast.runtime.link import link  # noqa: PLC0415 (only a failing worker needs it)
+    with suppress(Exception):  # what the script has left of its environment must not hide what ended it
+        from holdfast.runtime.link import link  # noqa: PLC0415 (only a failing worker needs it)
 
-    link().exception(error)
-
-
-if __name__ == "__main__":
-    # Under its importable name, so that nothing of the starter is left in the ``__main__`` that a worker replaces.
-    from holdfast.runtime import warm
-
-    warm.main()
+        link().exception(error)

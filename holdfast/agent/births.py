@@ -1,0 +1,243 @@
+"""Where workers' processes come from: a warm starter for as long as one can be had, and cold starts in its place."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from holdfast.agent import fields
+from holdfast.agent.identity import Identity
+from holdfast.agent.starter import Launch, WarmStarter, start_cold
+from holdfast.log import note
+from holdfast.wire import BadLine, Message
+
+log = logging.getLogger("holdfast.agent")
+
+ANSWER_SECONDS: Final = 20.0
+"""How long a starter that is ready may take over a fork (some 20 ms) before it counts as stuck."""
+MOST_STARTERS: Final = 10
+"""Starters one job may lose on a node; after that its workers start cold there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a job's workers are run on this node."""
+
+    job: str
+    lease: float
+    """Seconds after which the agent ends when no flow has spoken."""
+    warm: bool
+    python: str
+    preload: tuple[str, ...]
+    argv: tuple[str, ...]
+    directory: str
+    environment: dict[str, str]
+    log_directory: Path
+
+    @classmethod
+    def of(cls, order: Message) -> Plan:
+        """Return the plan in a ``prepare`` order; raise `BadField` when it is none."""
+        warm = fields.flag(order, "warm")
+        return cls(
+            job=fields.text(order, "job"),
+            lease=fields.seconds(order, "lease"),
+            warm=warm,
+            python=fields.path(order, "python") if warm else "",
+            preload=fields.words(order, "preload") if warm else (),
+            argv=fields.words(order, "argv", least=1),
+            directory=fields.path(order, "directory"),
+            environment=fields.environment(order, "environment"),
+            log_directory=Path(fields.path(order, "log_directory")),
+        )
+
+
+class Births:
+    """Has processes made, and tells of each when it is there."""
+
+    def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None]) -> None:
+        self._me, self._selector, self._emit = me, selector, emit
+        self.born: Callable[[int, int], None] = lambda _rank, _pid: None
+        self.failed: Callable[[int, str, int | None], None] = lambda _rank, _why, _errno: None
+        self._plan: Plan | None = None
+        self._starter: WarmStarter | None = None
+        self._lost = 0
+        self._waiting: dict[int, Launch | None] = {}
+        """Workers that the starter owes us; None for one that nobody wants any more."""
+
+    @property
+    def starter_pid(self) -> int | None:
+        """Return the pid of the warm starter, if there is one."""
+        return self._starter.pid if self._starter else None
+
+    def prepare(self, plan: Plan) -> bool:
+        """Take on *plan* and have a starter warmed up for it; tell whether there is one. Raise ``OSError`` when there cannot be."""
+        before, self._plan = self._plan, plan
+        if before and (before.python, before.preload, before.environment) != (plan.python, plan.preload, plan.environment):
+            self._drop_starter()
+        if plan.warm and self._starter is None and self._lost < MOST_STARTERS:
+            self._warm_up()
+        return self._starter is not None
+
+    def _warm_up(self) -> None:
+        assert self._plan is not None
+        starter = WarmStarter(
+            python=self._plan.python,
+            environment={**os.environ, **self._plan.environment, **self._me.marks()},
+            preload=self._plan.preload,
+            log=self._me.directory / "starter.log",
+        )
+        self._starter = starter
+        self._selector.register(starter.socket, selectors.EVENT_READ, lambda mask: self._serve(starter, mask))
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    def begin(self, rank: int, places: dict[str, str], output: Path) -> None:
+        """Have a worker started; `born` or `failed` is called, now or later."""
+        plan = self._plan
+        assert plan is not None
+        environment = {**os.environ, **plan.environment, **places, **self._me.marks()}
+        launch = Launch(argv=plan.argv, environment=environment, directory=plan.directory, log=output)
+        if self._starter is None:
+            self._start_cold(rank, launch)
+            return
+        self._waiting[rank] = launch
+        if self._starter.ready:
+            self._ask(self._starter, rank, launch)
+
+    def _ask(self, starter: WarmStarter, rank: int, launch: Launch) -> None:
+        if starter.ask(rank, launch):
+            self._watch(starter)
+        else:
+            self._starter_gone(starter)
+
+    def _start_cold(self, rank: int, launch: Launch) -> None:
+        assert self._plan is not None
+        if self._plan.warm:  # the script was meant for a starter, which is an interpreter already
+            launch = replace(launch, argv=(self._plan.python, *launch.argv))
+        try:
+            pid = start_cold(launch)
+        except OSError as error:
+            self.failed(rank, str(error), error.errno)
+        else:
+            self.born(rank, pid)
+
+    def forget(self) -> None:
+        """Want nothing any more. What the starter has been asked for still comes to life, all else has `failed`."""
+        self._waiting = dict.fromkeys(self._waiting)
+        if self._starter is None or not self._starter.ready:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for rank in waiting:
+            self.failed(rank, "stopped before it was started", None)
+
+    # -- the warm starter ---------------------------------------------------------------------------------------------
+
+    def _watch(self, starter: WarmStarter) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if starter.unsent else 0)
+        key = self._selector.get_key(starter.socket)
+        if key.events != events:
+            self._selector.modify(starter.socket, events, key.data)
+
+    def _serve(self, starter: WarmStarter, mask: int) -> None:
+        if starter is not self._starter:
+            return
+        if mask & selectors.EVENT_WRITE and not starter.drain():
+            self._starter_gone(starter)
+            return
+        self._watch(starter)
+        if mask & selectors.EVENT_READ:
+            self.hear()
+
+    def hear(self) -> None:
+        """Take in what the starter has said: before anybody asks who a process is, its pid must have been heard."""
+        starter = self._starter
+        if starter is None:
+            return
+        try:
+            open_still = starter.read()
+            while starter.inbox:
+                self._take(starter, starter.inbox.popleft())
+        except (BadLine, fields.BadField) as error:
+            note(log, "starter.garbage", why=error)
+            open_still = False
+        if not open_still:
+            self._starter_gone(starter)
+
+    def _take(self, starter: WarmStarter, message: Message) -> None:
+        starter.asked = time.monotonic()
+        if "ready" in message:
+            starter.ready = True
+            self._emit("starter.ready", seconds=fields.seconds(message, "seconds"), preloaded=list(fields.words(message, "preloaded")))
+            for rank, launch in list(self._waiting.items()):
+                assert launch is not None  # what was unwanted before the starter was ready is forgotten
+                self._ask(starter, rank, launch)
+            return
+        rank = fields.whole(message, "rank")
+        if rank not in self._waiting:
+            return
+        del self._waiting[rank]
+        if "pid" in message:
+            self.born(rank, fields.whole(message, "pid", least=2))
+        else:
+            self.failed(rank, fields.text(message, "error"), fields.maybe(fields.whole, message, "errno"))
+
+    def buried(self, pid: int) -> bool:
+        """Tell whether *pid*, which has ended, was the starter; the end of its socket says so too, after its last messages."""
+        if self._starter is None or self._starter.pid != pid:
+            return False
+        self._starter.bury()
+        return True
+
+    def _starter_gone(self, starter: WarmStarter) -> None:
+        """Start cold what the dead starter still owed, and warm up another one unless it never was of use."""
+        if starter is not self._starter:
+            return
+        self._drop_starter()
+        self._lost += 1
+        self._emit("starter.gone", ready=starter.ready)
+        waiting, self._waiting = self._waiting, {}
+        for rank, launch in waiting.items():
+            if launch is None:
+                self.failed(rank, "stopped before it was started", None)
+            else:
+                self._start_cold(rank, launch)
+        if starter.ready and self._lost < MOST_STARTERS:
+            try:
+                self._warm_up()
+            except OSError as error:
+                note(log, "starter.failed", why=error)
+
+    def _drop_starter(self) -> None:
+        if self._starter is not None:
+            self._selector.unregister(self._starter.socket)
+            self._starter.close()
+            self._starter = None
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def due(self) -> float | None:
+        """Return when the starter will have been silent for too long (monotonic)."""
+        owes = self._starter is not None and self._starter.ready and self._waiting
+        return self._starter.asked + ANSWER_SECONDS if owes and self._starter is not None else None
+
+    def tick(self, now: float) -> None:
+        """Give up a starter that is stuck, after its last words: what it has not told of by then never becomes a worker."""
+        due, starter = self.due(), self._starter
+        if due is None or now < due or starter is None:
+            return
+        starter.hang_up()
+        while self._starter is starter:
+            self.hear()
+
+    def end(self) -> None:
+        """End the starter and forget what it owed: nothing is started any more."""
+        self._drop_starter()
+        self._give_up()

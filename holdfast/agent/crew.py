@@ -1,0 +1,242 @@
+"""The workers of the current generation: started, watched, stopped, and everything that they forked with them."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from holdfast.agent.births import Births, Plan
+from holdfast.agent.identity import Identity
+from holdfast.agent.memory import OutOfMemory
+from holdfast.agent.worker import Worker
+from holdfast.process import children_of, kill, kill_group, parent_of
+
+_ENDED: Final = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
+_ANY: Final = os.WEXITED | os.WSTOPPED | os.WCONTINUED
+
+
+class Crew:
+    """A node's workers."""
+
+    def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], memory: OutOfMemory) -> None:
+        self.workers: dict[int, Worker] = {}
+        self.generation = 0
+        self.membership: dict[str, list[int]] = {}
+        self.plan: Plan | None = None
+        self.last_words: Callable[[Worker], None] = lambda _worker: None
+        """Called when a worker has ended, before its end is told: what it said is in its socket still."""
+        self._emit, self._memory = emit, memory
+        self._births = Births(me, selector, emit)
+        self._births.born, self._births.failed = self._born, self._failed
+        self._stopping: int | None = None
+        self._kill_at: float | None = None
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def living(self) -> list[Worker]:
+        """Return the workers that have not ended, those that are still being started included."""
+        return [worker for worker in self.workers.values() if not worker.gone]
+
+    @property
+    def stopping(self) -> bool:
+        """Tell whether the workers have been told to stop."""
+        return self._stopping is not None
+
+    def worker_of(self, pid: int) -> Worker | None:
+        """Return the living worker that *pid* is, or descends from: a command may run the training script in a child."""
+        for ancestor in _ancestry(pid):
+            worker = self._worker_with(ancestor)
+            if worker is None and any(one.pid is None for one in self.living()):
+                self._births.hear()  # it may say who that is
+                worker = self._worker_with(ancestor)
+            if worker is not None:
+                return worker
+        return None
+
+    def _worker_with(self, pid: int) -> Worker | None:
+        return next((worker for worker in self.workers.values() if worker.pid == pid and not worker.gone), None)
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, plan: Plan) -> bool:
+        """Take on a job's plan; tell whether its workers will start warm. Raise ``OSError`` when they could not be started at all."""
+        plan.log_directory.mkdir(parents=True, exist_ok=True)
+        warm = self._births.prepare(plan)
+        self.plan = plan
+        return warm
+
+    def start(self, generation: int, membership: dict[str, list[int]], places: dict[int, dict[str, str]]) -> None:
+        """Start the workers of a new generation; how each came to be, or did not, is told by events."""
+        assert self.plan is not None
+        self.generation, self.membership = generation, membership
+        self._memory.forget()
+        self._end_strays()
+        self.workers = {rank: Worker(rank=rank, generation=generation, log=self.plan.log_directory / f"rank-{rank}.log") for rank in places}
+        for rank, environment in places.items():
+            worker = self.workers[rank]
+            try:
+                worker.open_log()
+            except OSError as error:
+                self._failed(rank, str(error), error.errno)
+            else:
+                self._births.begin(rank, environment, worker.log)
+
+    def _born(self, rank: int, pid: int) -> None:
+        worker = self.workers[rank]
+        worker.pid, worker.started = pid, time.time()
+        worker.advance()
+        self._emit("worker.started", rank=rank, pid=pid, generation=worker.generation)
+        if self._is_stopping(worker):
+            _signal(worker, signal.SIGKILL)
+
+    def _failed(self, rank: int, why: str, errno: int | None) -> None:
+        worker = self.workers[rank]
+        worker.gone = True
+        if not self._is_stopping(worker):
+            self._emit("start.failed", rank=rank, generation=worker.generation, why=why, errno=errno)
+
+    # -- stopping -----------------------------------------------------------------------------------------------------
+
+    def stop(self, generation: int, number: int, grace: float) -> None:
+        """Signal all workers up to *generation*; kill what is left after *grace* seconds. ``workers.gone`` tells when none is left."""
+        self._stopping = max(generation, self._stopping or 0)
+        self._births.forget()
+        self._signal_all(number)
+        if number != signal.SIGKILL:
+            at = time.monotonic() + grace
+            self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
+        self._settle()
+
+    def _is_stopping(self, worker: Worker) -> bool:
+        return self._stopping is not None and worker.generation <= self._stopping
+
+    def _signal_all(self, number: int) -> None:
+        for worker in self.living():
+            if self._is_stopping(worker):
+                _signal(worker, number)
+
+    def _settle(self) -> None:
+        """Say that an ordered stop is complete once nothing is left, strays included: their ends lead here again."""
+        if self._stopping is None or any(self._is_stopping(worker) for worker in self.living()) or self._end_strays():
+            return
+        generation, self._stopping, self._kill_at = self._stopping, None, None
+        self._emit("workers.gone", generation=generation)
+
+    def _end_strays(self) -> bool:
+        """Kill what workers forked into sessions of their own: as orphans they are our children now. Tell whether there are any."""
+        living = self.living()
+        if any(worker.pid is None for worker in living):
+            return False  # one of our children may be a worker that has not been told of yet
+        strays = set(children_of(os.getpid())) - {worker.pid for worker in living} - {self._births.starter_pid}
+        for pid in strays:
+            kill(pid, signal.SIGKILL)
+        return bool(strays)
+
+    def end(self) -> None:
+        """Kill all workers, and start none any more."""
+        self.stop(self.generation, signal.SIGKILL, 0.0)
+        self._births.end()
+        self._settle()
+
+    # -- watching -----------------------------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        """Take in every change of state of a child."""
+        changed = False
+        for found in _changes():
+            changed = True
+            worker = self._worker_with(found.si_pid)
+            if worker is None and not self._births.buried(found.si_pid):
+                self._births.hear()  # a worker's pid is told before it can end
+                worker = self._worker_with(found.si_pid)
+            if worker is not None:
+                self._changed(worker, found)
+            if found.si_code in _ENDED:
+                os.waitid(os.P_PID, found.si_pid, os.WEXITED)
+        if changed:
+            self._settle()
+
+    def _changed(self, worker: Worker, found: os.waitid_result) -> None:
+        if found.si_code in _ENDED:
+            kill_group(found.si_pid, signal.SIGKILL)  # what it forked goes with it; not reaped yet, the pid is still its own
+            self._ended(worker, found)
+        elif found.si_code == os.CLD_STOPPED:
+            self._emit("worker.stopped", rank=worker.rank, signal=found.si_status, generation=worker.generation, step=worker.step)
+        elif found.si_code == os.CLD_CONTINUED:
+            self._emit("worker.continued", rank=worker.rank, generation=worker.generation)
+
+    def _ended(self, worker: Worker, found: os.waitid_result) -> None:
+        at = time.time()
+        self.last_words(worker)
+        worker.gone = True
+        by_signal = found.si_code != os.CLD_EXITED
+        killed = by_signal and found.si_status == signal.SIGKILL
+        self._emit(
+            "worker.exited",
+            rank=worker.rank,
+            generation=worker.generation,
+            pid=found.si_pid,
+            ended=at,
+            code=None if by_signal else found.si_status,
+            signal=found.si_status if by_signal else None,
+            oom=self._memory.killed(found.si_pid) if killed else None,
+            oom_blind=self._memory.blind if killed else None,
+            raised=worker.raised,
+            finished=worker.finished or not worker.managed,
+            step=worker.step,
+            ordered=self._is_stopping(worker),
+            output=worker.tail() if by_signal or found.si_status or not worker.finished else "",
+        )
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def due(self) -> float | None:
+        """Return when `tick` has something to do (monotonic)."""
+        times = [at for at in (self._kill_at, self._births.due()) if at is not None]
+        return min(times, default=None)
+
+    def tick(self, now: float) -> None:
+        """Do what is due: kill what did not stop in time, give up a starter that is stuck."""
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._signal_all(signal.SIGKILL)
+        self._births.tick(now)
+        self._settle()
+
+
+def _signal(worker: Worker, number: int) -> None:
+    """Signal a worker and its process group, once each; one that is stopped must go on to take it."""
+    if worker.pid is None:
+        return
+    if not kill_group(worker.pid, number):
+        kill(worker.pid, number)  # before its setsid it leads no group yet
+    if number != signal.SIGKILL:
+        kill_group(worker.pid, signal.SIGCONT)
+
+
+def _changes() -> Iterator[os.waitid_result]:
+    """Yield what has happened to our children; one that has ended is still to be waited for, so that its pid stays its own."""
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, _ANY | os.WNOHANG | os.WNOWAIT)
+            if found is not None and found.si_code not in _ENDED:
+                found = os.waitid(os.P_PID, found.si_pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG) or found
+        except ChildProcessError:
+            return
+        if found is None:
+            return
+        yield found
+
+
+def _ancestry(pid: int) -> Iterator[int]:
+    """Yield *pid* and its ancestors, as far as they belong to us."""
+    ours, ancestor = os.getpid(), pid
+    for _ in range(64):
+        if ancestor in {0, 1, ours}:
+            return
+        yield ancestor
+        ancestor = parent_of(ancestor) or 0

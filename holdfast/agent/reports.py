@@ -1,0 +1,184 @@
+"""What workers tell their agent."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast.agent import fields
+from holdfast.agent.crew import Crew
+from holdfast.agent.line import Peer
+from holdfast.agent.worker import Worker
+from holdfast.log import note
+from holdfast.wire import PROTOCOL, Message
+
+log = logging.getLogger("holdfast.agent")
+
+FLUSH: Final = 0.2
+"""Seconds that finished steps may wait for company before they are journaled."""
+LARGEST_STEP: Final = 2**53
+
+
+class Steps:
+    """Rank 0's finished steps on their way into the journal: a lone one goes at once, those that follow quickly go together."""
+
+    def __init__(self, emit: Callable[..., None]) -> None:
+        self._emit = emit
+        self._steps: list[tuple[int, float, float, float | None]] = []
+        self._generation = 0
+        self._last = 0.0
+
+    def add(self, generation: int, step: tuple[int, float, float, float | None]) -> None:
+        """Take a step: its number, when it ended, how long it took, its loss."""
+        if generation != self._generation:
+            self.flush()
+            self._generation = generation
+        self._steps.append(step)
+
+    def due(self) -> float | None:
+        """Return when they go into the journal (monotonic)."""
+        return self._last + FLUSH if self._steps else None
+
+    def tick(self, now: float) -> None:
+        """Flush when it is time."""
+        due = self.due()
+        if due is not None and now >= due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Journal what has come since the last time."""
+        if self._steps:
+            steps, self._steps, self._last = self._steps, [], time.monotonic()
+            self._emit("steps", generation=self._generation, steps=steps)
+
+
+class Reports:
+    """Takes in what workers say."""
+
+    def __init__(self, crew: Crew, steps: Steps, emit: Callable[..., None]) -> None:
+        self._crew, self._steps, self._send = crew, steps, emit
+        self._verbs: dict[str, Callable[[Worker, Message], None]] = {
+            "mark": self._on_mark,
+            "resumed": self._on_resumed,
+            "beat": self._on_beat,
+            "section": self._on_section,
+            "saved": self._on_saved,
+            "trouble": self._on_trouble,
+            "exception": self._on_exception,
+            "bye": self._on_bye,
+        }
+
+    def take(self, peer: Peer, message: Message) -> Message | None:
+        """Take in *message* and return the answer, if it asks for one; what cannot be understood is noted and left."""
+        word, worker = message.get("t"), self.speaker(peer)
+        if word == "commit?":
+            return {"re": message.get("id"), **self._leave(peer, worker)}
+        if worker is None or peer.stranger is not None:
+            return None
+        try:
+            if word == "hello":
+                self._on_hello(peer, worker, message)
+            elif isinstance(word, str) and word in self._verbs:
+                self._verbs[word](worker, message)
+            else:
+                note(log, "worker.unknown-word", rank=worker.rank, word=str(word)[:40])
+        except fields.BadField as error:
+            note(log, "worker.unclear", rank=worker.rank, word=word, why=error)
+        except Exception:  # what one worker says must not end all of them
+            log.exception("worker.report-failed")
+        return None
+
+    def speaker(self, peer: Peer) -> Worker | None:
+        """Return the living worker that *peer* speaks for; once known it stays the same, also for a child that outlives it."""
+        if peer.worker is None and not peer.nobody:
+            peer.worker = self._crew.worker_of(peer.pid)
+            peer.nobody = peer.worker is None
+        return peer.worker if peer.worker is not None and not peer.worker.gone else None
+
+    def _leave(self, peer: Peer, worker: Worker | None) -> Message:
+        """Let a checkpoint be put in place only by a worker of the current generation; its steps are on record before it."""
+        self._steps.flush()
+        why = peer.stranger or ""
+        if worker is None:
+            why = "this process is no worker of the current generation"
+        elif self._crew.stopping:
+            why = f"generation {worker.generation} is over"
+        return {"ok": not why, "why": why}
+
+    def _emit(self, event: str, worker: Worker, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
+        self._send(event, rank=worker.rank, generation=worker.generation, **facts)
+
+    def _on_hello(self, peer: Peer, worker: Worker, message: Message) -> None:
+        spoken = message.get("protocol")
+        if spoken != PROTOCOL:
+            peer.stranger = f"it speaks protocol {str(spoken)[:20]}, this agent {PROTOCOL}: install the same Holdfast for both"
+            self._emit("worker.stranger", worker, why=peer.stranger)
+            return
+        worker.advance()
+        self._emit("worker.hello", worker)
+
+    def _on_mark(self, worker: Worker, message: Message) -> None:
+        name, seconds = fields.text(message, "name"), fields.seconds(message, "seconds")
+        worker.managed = True
+        worker.advance()
+        self._emit("mark", worker, name=name, seconds=seconds)
+
+    def _on_resumed(self, worker: Worker, message: Message) -> None:
+        step, path = fields.whole(message, "step", most=LARGEST_STEP), fields.maybe(fields.text, message, "path")
+        worker.managed = True  # a hello alone is no promise of steps: the warm starter says it for any script that raises
+        worker.advance()
+        worker.step = step
+        self._emit("resumed", worker, step=step, path=path)
+
+    def _on_beat(self, worker: Worker, message: Message) -> None:
+        step, seconds = fields.whole(message, "step", most=LARGEST_STEP), fields.seconds(message, "seconds")
+        until, loss = fields.maybe(fields.whole, message, "until"), fields.maybe(fields.number, message, "loss")
+        worker.step, now = step, time.time()
+        worker.managed = True
+        worker.advance()
+        if worker.first_step is None:
+            worker.first_step = now
+            self._emit("worker.stepped", worker, step=step, until=until)
+        if worker.rank == 0:
+            self._steps.add(worker.generation, (step, now, seconds, loss))
+
+    def _on_section(self, worker: Worker, message: Message) -> None:
+        """Note the section for the beats; an event for each would fill the journal."""
+        name, begins, limit = fields.text(message, "name"), fields.flag(message, "begin"), fields.maybe(fields.seconds, message, "limit_s")
+        worker.section, worker.section_limit = (name, limit) if begins else (None, None)
+        worker.advance()
+
+    def _on_saved(self, worker: Worker, message: Message) -> None:
+        worker.advance()
+        self._emit(
+            "saved",
+            worker,
+            step=fields.whole(message, "step", most=LARGEST_STEP),
+            path=fields.text(message, "path"),
+            seconds=fields.seconds(message, "seconds"),
+            size=fields.whole(message, "size"),
+        )
+
+    def _on_trouble(self, worker: Worker, message: Message) -> None:
+        kind, why = fields.text(message, "kind"), fields.text(message, "why")
+        step, path = fields.maybe(fields.whole, message, "step"), fields.maybe(fields.text, message, "path")
+        self._emit("trouble", worker, kind=kind, step=step, path=path or "", why=why)
+
+    def _on_exception(self, worker: Worker, message: Message) -> None:
+        worker.raised = {
+            "type": fields.text(message, "type"),
+            "message": fields.text(message, "message"),
+            "traceback": fields.maybe(fields.text, message, "traceback"),
+            "step": fields.maybe(fields.whole, message, "step"),
+            "errno": fields.maybe(fields.whole, message, "errno"),
+            "peer_lost": message.get("peer_lost") is True,
+        }
+        self._emit("worker.raised", worker, raised=worker.raised, step=worker.step)  # its process may take a second to end
+
+    def _on_bye(self, worker: Worker, message: Message) -> None:
+        worker.finished = True
+        worker.section, worker.section_limit = "end of script", None  # no steps are expected any more
+        worker.advance()
+        self._emit("bye", worker, step=fields.maybe(fields.whole, message, "step"))

@@ -1,0 +1,31 @@
+"""Real agents for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.rig import Flow, Node
+
+
+@pytest.fixture
+def unborn(tmp_path: Path) -> Iterator[Node]:
+    """Give a node whose agent the test starts itself."""
+    node = Node(tmp_path)
+    yield node
+    node.end()
+
+
+@pytest.fixture
+def node(unborn: Node) -> Node:
+    """Give a node with an agent."""
+    return unborn.begin()
+
+
+@pytest.fixture
+def flow(node: Node) -> Iterator[Flow]:
+    """Give a flow that is attached to the agent."""
+    with node.flow() as flow:
+        yield flow.attach(0)

@@ -1,0 +1,317 @@
+"""The agent's socket: whatever anybody sends, the workers go on; an order that cannot be carried out is answered with the cure."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from holdfast.process import is_alive
+from holdfast.wire import LONGEST_LINE, PROTOCOL, connect, encode
+from tests.agent.rig import SPEAKING, Flow, Node
+
+VERBS = ("about", "attach", "ping", "prepare", "port", "start", "stop")  # "end" means it
+WORDS = ("hello", "mark", "resumed", "beat", "section", "saved", "trouble", "exception", "bye", "commit?", "commit")
+FIELDS = ("id", "epoch", "job", "since", "protocol", "generation", "membership", "workers", "signal", "grace", "lease", "argv", "environment")
+FIELDS_OF_WORKERS = ("step", "seconds", "loss", "until", "name", "begin", "limit_s", "path", "size", "kind", "why", "type", "message", "errno")
+
+ANYTHING: some.SearchStrategy[Any] = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=6),
+    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+ORDERS = some.builds(
+    lambda verb, facts: {**facts, "do": verb}, some.sampled_from(VERBS) | ANYTHING, some.dictionaries(some.sampled_from(FIELDS), ANYTHING)
+)
+SAYINGS = some.builds(
+    lambda word, facts: {**facts, "t": word},
+    some.sampled_from(WORDS) | ANYTHING,
+    some.dictionaries(some.sampled_from(FIELDS_OF_WORKERS), ANYTHING),
+)
+LINES = (ORDERS | SAYINGS | some.dictionaries(some.text(max_size=4), ANYTHING, max_size=3)).map(encode)
+FUZZ = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(scope="module")
+def steered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Flow, int]]:
+    """Give an agent that runs a worker, its flow, and the worker's pid."""
+    node = Node(tmp_path_factory.mktemp("n")).begin()
+    with node.flow(epoch=3) as flow:
+        flow.attach(0)
+        flow.prepare(node, [sys.executable, node.script(PARROT)])
+        flow.start(1)
+        yield node, flow, flow.pid()
+    node.end()
+
+
+PARROT = (
+    SPEAKING
+    + """
+hello()
+place = sys.argv[0] + ".say"
+while True:
+    try:
+        os.rename(place, place + ".now")
+    except FileNotFoundError:
+        time.sleep(0.005)
+        continue
+    with open(place + ".now", "rb") as file:
+        try:
+            sock.sendall(file.read())
+        except OSError:  # cut off: come again
+            pass
+    sock.close()
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(os.environ["HOLDFAST_SOCKET"])
+    os.rename(place + ".now", place + ".done")
+"""
+)
+"""A worker that says what is put before it."""
+
+
+def unharmed(node: Node, flow: Flow, pid: int) -> None:
+    """Tell that the agent serves its flow and keeps its worker."""
+    told = flow.ok("about", protocol=PROTOCOL)
+    assert (told["pid"], told["generation"], told["workers"]) == (node.agent, 1, {"0": pid})
+    flow.ok("ping")
+    assert is_alive(pid, None)
+
+
+def whisper(node: Node, data: bytes) -> bytes:
+    """Say *data* on a connection of its own; return what the agent answers until it has heard all."""
+    with connect(node.folder / "agent.sock", seconds=10) as sock:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has heard enough
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+        heard = b""
+        with suppress(ConnectionResetError):
+            while more := sock.recv(65536):
+                heard += more
+        return heard
+
+
+@given(data=some.binary(max_size=200) | some.lists(some.binary(max_size=40), max_size=4).map(b"\n".join))
+@FUZZ
+def test_garbage_harms_nobody(steered: tuple[Node, Flow, int], data: bytes) -> None:
+    """Bytes of any kind, whole lines and half ones."""
+    node, flow, pid = steered
+    whisper(node, data)
+    unharmed(node, flow, pid)
+
+
+@given(lines=some.lists(LINES, min_size=1, max_size=4))
+@FUZZ
+def test_orders_gone_wrong_harm_nobody(steered: tuple[Node, Flow, int], lines: list[bytes]) -> None:
+    """Known and unknown verbs with missing fields and fields of any type: refused, or without effect on the job of another flow."""
+    node, flow, pid = steered
+    orders = sum(b'"do":' in line for line in lines)
+    answers = [json.loads(line) for line in whisper(node, b"".join(lines)).splitlines()]
+    assert sum("re" in answer for answer in answers) >= orders
+    unharmed(node, flow, pid)
+
+
+@given(lines=some.lists(LINES, min_size=1, max_size=4))
+@settings(FUZZ, max_examples=60)
+def test_a_worker_gone_mad_harms_nobody(steered: tuple[Node, Flow, int], lines: list[bytes]) -> None:
+    """The same from the mouth of a real worker; what the flow is then told has the types it expects."""
+    node, flow, pid = steered
+    place = node.work / "script.py.say"
+    done = place.with_name("script.py.say.done")
+    done.unlink(missing_ok=True)
+    place.with_name("writing").write_bytes(b"".join(line for line in lines if b'"do"' not in line))
+    place.with_name("writing").rename(place)
+    while not done.exists():
+        flow.hear(0.01)
+    unharmed(node, flow, pid)
+    for event in flow.events:
+        assert isinstance(event.get("step", 0), int | None)
+        assert isinstance(event.get("seconds", 0.0), float | int)
+        assert all(isinstance(step, int) for step, *_ in event.get("steps", ()))
+
+
+@pytest.mark.parametrize(
+    ("order", "cure"),
+    [
+        ({"do": "dance"}, "no order is called 'dance': this agent knows about, attach, ping"),
+        ({"do": 5}, "field 'do' must be a text, but it is '5'"),
+        ({"do": "about"}, "this agent speaks protocol 1, the flow None: install the same Holdfast on both sides"),
+        ({"do": "about", "protocol": 99}, "speaks protocol 1, the flow 99: install the same Holdfast"),
+        ({"do": "attach", "since": 0, "protocol": "1"}, "install the same Holdfast"),
+        ({"do": "attach", "protocol": 1}, "field 'since' must be a whole number of at least 0, but it is missing"),
+        ({"do": "attach", "protocol": 1, "since": -1}, "field 'since' must be"),
+        ({"do": "ping", "epoch": float("inf")}, "field 'epoch' must be"),
+        ({"do": "ping", "epoch": 2**70}, "field 'epoch' must be"),
+        ({"do": "ping", "epoch": True}, "field 'epoch' must be"),
+        ({"do": "ping", "epoch": 2}, "a newer flow steers this job (epoch 3, yours 2)"),
+        ({"do": "ping", "job": "another", "epoch": 9}, "held by job job"),
+        ({"do": "prepare", "job": "another"}, "held by job job"),
+        ({"do": "prepare"}, "field 'warm' must be true or false, but it is missing"),
+        ({"do": "start", "generation": 1, "membership": {}, "workers": []}, "generation 1 is not newer than 1"),
+        ({"do": "start", "generation": 2, "membership": {}, "workers": []}, "1 worker(s) of generation 1 still live"),
+        ({"do": "start", "generation": 2, "membership": {"n": ["x"]}, "workers": []}, "field 'membership' must be"),
+        ({"do": "start", "generation": 2, "membership": {}, "workers": [{"rank": 0}]}, "field 'environment' must be"),
+        ({"do": "start", "generation": 2, "membership": {}, "workers": [{"rank": 0, "environment": {"A=B": "c"}}]}, "field 'environment'"),
+        ({"do": "stop", "generation": 0, "signal": 9, "grace": 0}, "generation 0 is over, this is 1"),
+        ({"do": "stop", "generation": 1, "signal": 999, "grace": 0}, "field 'signal' must be the number of a signal, but it is '999'"),
+        ({"do": "stop", "generation": 1, "signal": 15, "grace": float("nan")}, "field 'grace' must be a number of seconds"),
+    ],
+)
+def test_an_order_that_cannot_be_carried_out_is_answered_with_the_cure(
+    steered: tuple[Node, Flow, int], order: dict[str, Any], cure: str
+) -> None:
+    """And changes nothing."""
+    node, flow, pid = steered
+    (answer,) = whisper(node, encode({"id": 8, "epoch": 3, **order})).splitlines()
+    told = json.loads(answer)
+    assert (told["re"], told["ok"]) == (8, False)
+    assert cure in told["why"]
+    unharmed(node, flow, pid)
+
+
+def test_garbage_is_told_what_the_socket_takes(steered: tuple[Node, Flow, int]) -> None:
+    """A person with a terminal may try it."""
+    node, flow, pid = steered
+    assert "This socket takes JSON objects, one a line" in json.loads(whisper(node, b"hello?\n"))["why"]
+    unharmed(node, flow, pid)
+
+
+def test_a_line_without_end_is_cut_off(steered: tuple[Node, Flow, int]) -> None:
+    """It would fill the agent's memory."""
+    node, flow, pid = steered
+    assert b"too long" in whisper(node, b"x" * (LONGEST_LINE + (2 << 20)))
+    unharmed(node, flow, pid)
+
+
+def test_half_a_line_waits_for_its_other_half(steered: tuple[Node, Flow, int]) -> None:
+    """Others are served meanwhile."""
+    node, flow, pid = steered
+    with node.flow(epoch=3) as other:
+        other.raw(b'{"id":9,"do":"pi')
+        unharmed(node, flow, pid)
+        other.raw(b'ng","epoch":3}\n')
+        assert other.until(lambda: other.answers.get(9))["ok"]
+
+
+def test_one_that_talks_without_end_does_not_keep_others_from_being_heard(steered: tuple[Node, Flow, int]) -> None:
+    """The loop gives everybody a turn."""
+    node, flow, pid = steered
+    child = os.fork()
+    if child == 0:
+        try:
+            with connect(node.folder / "agent.sock", seconds=30) as sock:
+                while True:
+                    sock.sendall(b'{"t":"beat","step":1}\n' * 10_000)
+        finally:
+            os._exit(0)
+    try:
+        for _ in range(20):
+            unharmed(node, flow, pid)
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+def test_orders_whose_answers_nobody_reads_end_with_the_connection(steered: tuple[Node, Flow, int]) -> None:
+    """Memory is not for the taking in this direction either."""
+    node, flow, pid = steered
+    with connect(node.folder / "agent.sock", seconds=10) as sock, pytest.raises(OSError, match=r"timed out|[Bb]roken|reset"):
+        order = encode({"id": "x" * 100_000, "do": "ping", "epoch": 3})
+        for _ in range(2000):
+            sock.sendall(order)
+    unharmed(node, flow, pid)
+
+
+def test_more_connections_than_the_agent_serves_do_not_lock_out_those_it_has(steered: tuple[Node, Flow, int]) -> None:
+    """They are turned away at the door; when they go, others may come."""
+    node, flow, pid = steered
+    crowd: list[socket.socket] = []
+    try:
+        for _ in range(300):
+            crowd.append(connect(node.folder / "agent.sock", seconds=5))
+            flow.ok("ping")
+        unharmed(node, flow, pid)
+    finally:
+        for sock in crowd:
+            sock.close()
+    with node.flow(epoch=3) as other:
+        other.ok("ping")
+
+
+def test_an_agent_out_of_descriptors_goes_on(tmp_path: Path) -> None:
+    """A low limit must end connections, not workers."""
+    node = Node(tmp_path).begin()
+    resource.prlimit(node.agent, resource.RLIMIT_NOFILE, (40, 40))
+    crowd: list[socket.socket] = []
+    try:
+        with node.flow() as flow:
+            flow.ok("ping")
+            for _ in range(80):
+                crowd.append(connect(node.folder / "agent.sock", seconds=5))
+            flow.ok("ping")
+            for sock in crowd:
+                sock.close()
+            flow.attach(0)
+            flow.prepare(node, [sys.executable, "-c", ""])
+            flow.start(1)
+            assert flow.exited()["code"] == 0
+    finally:
+        node.end()
+
+
+def test_an_order_of_an_older_flow_is_refused(node: Node) -> None:
+    """Its lease has gone to another; the newest one that spoke is obeyed."""
+    with node.flow(epoch=4) as old, node.flow(epoch=5) as new:
+        old.prepare(node, [sys.executable, "-c", "import time; time.sleep(600)"])
+        old.start(1)
+        new.attach(0)
+        for verb, facts in (("ping", {}), ("stop", {"generation": 1, "signal": 9, "grace": 0.0}), ("end", {}), ("port", {})):
+            assert "a newer flow steers this job (epoch 5, yours 4)" in old.order(verb, **facts)["why"]
+        assert old.ok("about", protocol=PROTOCOL)["workers"]
+        new.ok("ping")
+
+
+def test_questions_and_orders_of_other_jobs_do_not_depose_a_flow(node: Node) -> None:
+    """Epochs count the flows of one job; another job's says nothing about this one."""
+    with node.flow(epoch=4) as steering, node.flow(epoch=90, job="other") as other, node.flow(epoch=91, job=None) as reader:
+        steering.prepare(node, [sys.executable, "-c", ""])
+        assert "held by job job" in other.order("attach", since=0, protocol=PROTOCOL)["why"]
+        assert "held by job job" in other.order("prepare", job="other")["why"]
+        assert reader.ok("about", protocol=PROTOCOL)["job"] == "job"
+        steering.ok("ping")
+
+
+def test_a_flow_that_died_before_it_took_the_node_leaves_it_to_others(node: Node) -> None:
+    """An epoch counts from the moment a job holds the node."""
+    with node.flow(epoch=90, job="other") as dead:
+        dead.attach(0)
+    with node.flow(epoch=1) as flow:
+        flow.prepare(node, [sys.executable, "-c", ""])
+        flow.ok("ping")
+
+
+def test_a_start_without_a_job_is_refused_with_the_cure(node: Node) -> None:
+    """Nothing is known of what to run."""
+    with node.flow() as flow:
+        assert "give the order 'prepare' first" in flow.order("start", generation=1, membership={}, workers=[])["why"]
+
+
+def test_ports_are_free_and_outside_the_range_of_outgoing_connections(node: Node) -> None:
+    """One that the kernel may hand to any connection is taken when the rank gets to it."""
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    with node.flow() as flow:
+        ports = {flow.ok("port")["port"] for _ in range(20)}
+    assert len(ports) > 10
+    assert all(10_000 <= port < max(low, 11_000) for port in ports)
+    for port in ports:
+        with socket.socket() as probe:
+            probe.bind(("", port))

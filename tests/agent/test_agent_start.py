@@ -1,0 +1,192 @@
+"""How an agent comes up, whom it refuses, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.process import NODE_MARK, is_alive, mark_of
+from holdfast.wire import connect
+from tests.agent.rig import ROOT, SPEAKING, Flow, Node
+from tests.waiting import wait_until
+
+
+def test_an_agent_imports_neither_torch_nor_prefect_nor_pydantic() -> None:
+    """It has to be up in a fraction of a second, on a node with few packages."""
+    code = "import json, sys, holdfast.agent.__main__; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    came = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert not {"torch", "prefect", "pydantic", "numpy", "asyncio"} & set(json.loads(came))
+
+
+def test_nobody_else_may_look_into_a_node_or_open_its_socket(node: Node) -> None:
+    """Whoever can connect can have commands run."""
+    assert stat.S_IMODE(node.folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((node.folder / "agent.sock").stat().st_mode) == 0o600
+    assert stat.S_IMODE((node.folder / "journal.jsonl").stat().st_mode) == 0o600
+
+
+def test_a_folder_that_was_open_to_all_is_closed(unborn: Node) -> None:
+    """The agent does not rely on who made the folder."""
+    unborn.folder.mkdir(mode=0o755)
+    unborn.begin()
+    assert stat.S_IMODE(unborn.folder.stat().st_mode) == 0o700
+
+
+def test_a_node_deeper_than_a_socket_address_serves_flows_and_workers(tmp_path: Path) -> None:
+    """The kernel allows 107 bytes for a socket's path; homes and temporary folders are longer than that."""
+    deep = Node(tmp_path / ("d" * 60) / ("e" * 60), "n" * 60).begin()
+    try:
+        with deep.flow().attach(0) as flow:
+            script = deep.script("from holdfast.runtime.link import link\nlink().mark('group', 1.5)\nlink().flush(5)\n")
+            flow.prepare(deep, [sys.executable, script], environment={"PYTHONPATH": str(ROOT)})
+            flow.start(1)
+            flow.wait("mark", name="group", seconds=1.5)
+            assert flow.exited()["code"] == 0
+    finally:
+        deep.end()
+
+
+def test_a_second_agent_for_a_node_is_refused_and_the_first_one_goes_on(node: Node, flow: Flow, tmp_path: Path) -> None:
+    """Two jobs that pick the same free node at the same time must not kill each other's workers."""
+    flow.prepare(node, [sys.executable, "-c", "import time; time.sleep(600)"])
+    flow.start(1)
+    pid = flow.pid()
+    second = Node(tmp_path).begin()
+    assert second.said["ready"] is False
+    assert f"another agent serves this node (pid {node.guardian_pid})" in second.said["why"]
+    assert second.ended() == 2
+    assert is_alive(pid, None)
+    flow.ok("ping")
+
+
+def test_an_agent_takes_over_from_one_that_is_ending(node: Node, tmp_path: Path) -> None:
+    """A node can be used again at once."""
+    for _ in range(5):
+        with node.flow() as flow:
+            flow.ok("end")
+        successor = Node(tmp_path).begin()
+        assert successor.said["ready"], successor.log.read_text()
+        node.ended()
+        node.guardian, node.said = successor.guardian, successor.said
+
+
+def test_a_new_agent_ends_what_an_earlier_one_left(unborn: Node) -> None:
+    """Whatever carries the node's mark was started on it."""
+    nap = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(nap, env={NODE_MARK: mark_of(unborn.folder)}) as ours, subprocess.Popen(nap, env={NODE_MARK: "/other"}) as other:
+        unborn.begin()
+        assert unborn.said["ready"]
+        assert ours.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+        other.kill()
+
+
+def test_an_agent_started_by_hand_carries_the_mark_too(unborn: Node) -> None:
+    """The environment of its first instruction is what others can read."""
+    unborn.begin(**{NODE_MARK: "/elsewhere"})
+    assert {unborn.guardian_pid, unborn.agent} <= set(unborn.remains())
+
+
+def test_an_agent_that_cannot_have_its_folder_says_why(tmp_path: Path) -> None:
+    """The words reach whoever started it."""
+    (tmp_path / "node").write_text("in the way")
+    refused = Node(tmp_path).begin()
+    assert refused.said["ready"] is False
+    assert "File exists" in refused.said["why"]
+    assert refused.ended() == 2
+
+
+@pytest.mark.parametrize("name", ["agent.sock", "agent.json", "journal.jsonl", "agent.lock"])
+def test_an_agent_whose_files_cannot_be_written_says_why(unborn: Node, name: str) -> None:
+    """A folder in a file's place stands for everything that can be wrong with it."""
+    for place in (name, "journal.before" if name == "journal.jsonl" else name):
+        (unborn.folder / place / "full").mkdir(parents=True, exist_ok=True)
+    unborn.begin()
+    assert unborn.said["ready"] is False
+    assert "directory" in unborn.said["why"].lower()
+    assert unborn.ended() == 2
+
+
+def test_an_agent_is_deaf_to_a_callers_ignored_and_blocked_signals(unborn: Node) -> None:
+    """Both go through exec: a caller that ignores SIGCHLD or blocks SIGTERM must not make an agent that never hears of a worker's end."""
+    code = (
+        "import os, signal, sys\n"
+        "for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT): signal.signal(number, signal.SIG_IGN)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'holdfast.agent', *sys.argv[1:]])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), NODE_MARK: mark_of(unborn.folder)}
+    arguments = ["--directory", str(unborn.folder), "--node", "node"]
+    unborn.guardian = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
+    wait_until((unborn.folder / "agent.json").exists, seconds=10)
+    with unborn.flow().attach(0) as flow:
+        flow.prepare(unborn, [sys.executable, unborn.script("import signal; signal.raise_signal(signal.SIGHUP)")])
+        flow.start(1)
+        assert flow.exited()["signal"] == signal.SIGHUP
+        unborn.guardian.send_signal(signal.SIGTERM)
+        flow.wait("agent.ended")
+    assert unborn.ended() == 0
+
+
+def test_without_a_word_from_a_flow_an_agent_ends_with_its_workers(node: Node) -> None:
+    """Nobody steers any more: the node must not stay occupied for ever. Any order renews the lease."""
+    with node.flow().attach(0) as flow:
+        flow.prepare(node, [sys.executable, "-c", "import time; time.sleep(600)"], lease=0.6)
+        flow.start(1)
+        begin = time.monotonic()
+        while time.monotonic() - begin < 1.2:
+            flow.ok("ping")
+        pid = flow.pid()
+        assert is_alive(pid, None)
+        flow.wait("lease.ended")
+        assert flow.exited()["ordered"] is True
+        flow.wait("agent.ended")
+    assert node.ended() == 0
+    assert not is_alive(pid, None)
+    assert not (node.folder / "agent.sock").exists()
+    assert not (node.folder / "agent.json").exists()
+
+
+def test_refused_orders_do_not_renew_the_lease(node: Node) -> None:
+    """A flow that lost its job and goes on asking must not keep it alive."""
+    with node.flow(epoch=5) as steering, node.flow(epoch=4) as deposed:
+        steering.attach(0)
+        steering.prepare(node, [sys.executable, "-c", ""], lease=0.5)
+        while not deposed.gone and not any(event["event"] == "lease.ended" for event in steering.events):
+            if not deposed.gone:
+                deposed.raw(b'{"id":7,"do":"ping","epoch":4}\n')
+                deposed.hear(0.05)
+            steering.hear(0.05)
+        assert deposed.answers[7]["ok"] is False
+
+
+def test_a_termination_of_the_guardian_ends_the_node_gently(node: Node, flow: Flow) -> None:
+    """What systemd does to a unit."""
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + "hello(); time.sleep(600)")])
+    flow.start(1)
+    flow.wait("worker.hello")
+    os.kill(node.guardian_pid, signal.SIGTERM)
+    flow.wait("agent.ended")
+    assert node.ended() == 0
+    assert not node.remains()
+
+
+def test_a_lease_of_months_is_no_trouble(node: Node, flow: Flow) -> None:
+    """The kernel's timeout has 32 bits of milliseconds."""
+    flow.prepare(node, [sys.executable, "-c", ""], lease=86400.0 * 365)
+    for _ in range(3):
+        flow.ok("ping")
+
+
+def test_the_socket_can_be_reached_from_anywhere(node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A relative path of a folder means the caller's folder, for agent and flow alike."""
+    monkeypatch.chdir(tmp_path)
+    connect(Path("node/agent.sock")).close()

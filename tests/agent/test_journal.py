@@ -1,0 +1,146 @@
+"""The agent's journal: what was missed is told, exactly once, whatever the disk does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from holdfast.agent.journal import Journal
+from holdfast.wire import decode
+
+
+def told(journal: Journal, seq: int) -> list[int]:
+    """Return the numbers of the events after *seq*, each once checked to be its own line."""
+    numbers = []
+    for number, line in journal.since(seq):
+        assert decode(line)["seq"] == number
+        numbers.append(number)
+    return numbers
+
+
+def filled(path: Path, count: int, *, largest: int = 1 << 20, remembered: int = 10) -> Journal:
+    """Return a journal with so many frequent events."""
+    journal = Journal(path, largest=largest, remembered=remembered)
+    for number in range(count):
+        journal.add({"event": "steps", "number": number}, milestone=False)
+    return journal
+
+
+@pytest.mark.parametrize("since", [0, 1, 57, 89, 90, 91, 99, 100])
+def test_whatever_was_missed_is_told_in_order(tmp_path: Path, since: int) -> None:
+    """From memory, from the file, and from both."""
+    assert told(filled(tmp_path / "journal.jsonl", 100), since) == list(range(since + 1, 101))
+
+
+def test_a_journal_that_was_just_begun_tells_nothing(tmp_path: Path) -> None:
+    """There is no event zero."""
+    assert told(Journal(tmp_path / "journal.jsonl"), 0) == []
+
+
+def test_after_rotation_the_older_file_is_told_too(tmp_path: Path) -> None:
+    """Two files of bounded size hold a contiguous past."""
+    journal = filled(tmp_path / "journal.jsonl", 100, largest=2000)
+    numbers = told(journal, 0)
+    assert numbers == list(range(numbers[0], 101))
+    assert 0 < numbers[0] < 80
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 3 * 2000
+
+
+def test_milestones_outlive_the_files(tmp_path: Path) -> None:
+    """A flow that adopts the job after days of steps must still learn that its workers were started."""
+    journal = Journal(tmp_path / "journal.jsonl", largest=2000, remembered=10)
+    journal.add({"event": "of an old generation"})
+    journal.begin_generation()
+    journal.add({"event": "worker.started"})
+    for _ in range(200):
+        journal.add({"event": "steps"}, milestone=False)
+    journal.add({"event": "worker.stopped"})
+    numbers = told(journal, 1)
+    assert numbers[0] == 2
+    assert numbers[1:] == list(range(numbers[1], 204))
+    assert numbers[1] > 3
+    assert told(journal, 2)[0] == numbers[1]
+
+
+def test_a_journal_of_an_earlier_agent_is_set_aside(tmp_path: Path) -> None:
+    """Its numbers mean nothing now; neither do those of its rotated file."""
+    path = tmp_path / "journal.jsonl"
+    filled(path, 100, largest=2000)
+    assert path.with_suffix(".old").exists()
+    journal = filled(path, 20, remembered=5)
+    assert told(journal, 0) == list(range(1, 21))
+    assert path.with_suffix(".before").exists()
+
+
+def test_a_reader_that_is_slow_misses_nothing_when_files_are_rotated_under_it(tmp_path: Path) -> None:
+    """It holds the files open that it was reading, and goes on from memory."""
+    journal = filled(tmp_path / "journal.jsonl", 60, largest=4000)
+    reader = journal.since(0)
+    first = [next(reader)[0] for _ in range(5)]
+    for _ in range(60):
+        journal.add({"event": "steps"}, milestone=False)
+    assert first + [number for number, _ in reader] == list(range(first[0], 121))
+
+
+@given(
+    plan=some.lists(some.integers(0, 30), min_size=1, max_size=12),
+    reads=some.lists(some.integers(0, 30), min_size=1, max_size=12),
+    largest=some.integers(3000, 6000),
+)
+@settings(deadline=None, max_examples=50)
+def test_reading_while_writing_tells_each_event_once(
+    tmp_path_factory: pytest.TempPathFactory, plan: list[int], reads: list[int], largest: int
+) -> None:
+    """Writes and reads take turns in any way; as long as the files hold what was missed, nothing is lost or told twice."""
+    journal = Journal(tmp_path_factory.mktemp("j") / "journal.jsonl", largest=largest, remembered=4)
+    seen: list[int] = []
+    reader: Iterator[tuple[int, bytes]] = iter(())
+    for writes, many in zip(plan, reads * len(plan), strict=False):
+        for _ in range(min(writes, 20)):
+            journal.add({"event": "x"}, milestone=False)
+        for _ in range(many):
+            event = next(reader, None)
+            if event is None:
+                reader = journal.since(seen[-1] if seen else 0)
+                event = next(reader, None)
+            if event is not None:
+                seen.append(event[0])
+    seen += told(journal, seen[-1] if seen else 0)
+    assert seen == list(range(1, journal.seq + 1))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Give a disk of 64 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts a disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs: {mounted.stderr}")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_full_disk_costs_the_file_and_not_the_events(small_disk: Path) -> None:
+    """They are in memory; once there is room again the file goes on with whole lines."""
+    journal = Journal(small_disk / "journal.jsonl", remembered=50)
+    while journal.failing is None:
+        journal.add({"event": "x", "filling": "y" * 500}, milestone=False)
+    last_on_disk = journal.seq - 1
+    for _ in range(5):
+        journal.add({"event": "x", "filling": "y" * 500})
+    assert journal.failing == "No space left on device"
+    assert told(journal, 0) == list(range(1, last_on_disk + 7))
+    os.truncate(small_disk / "journal.jsonl", 0)
+    journal.add({"event": "x"})
+    assert journal.failing is None
+    (line,) = (small_disk / "journal.jsonl").read_bytes().splitlines()
+    assert decode(line)["seq"] == journal.seq

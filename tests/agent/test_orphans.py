@@ -1,0 +1,191 @@
+"""No worker is ever orphaned, nor anything it has forked, whatever is killed in whatever order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from holdfast.process import is_alive, sweep
+from tests.agent.rig import SPEAKING, Flow, Node
+from tests.waiting import wait_until
+
+FAMILY = (
+    SPEAKING
+    + """
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+place = sys.argv[0] + ".pids" + os.environ["RANK"]
+def note():
+    with open(place, "a") as file:
+        file.write(f"{os.getpid()}\\n")
+nap = "import sys, os, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\\\n'); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", nap, place])
+subprocess.Popen([sys.executable, "-c", nap, place], start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        note()
+        time.sleep(600)
+    os._exit(0)
+if os.fork() == 0:
+    note()
+    os.setsid()
+    child = os.fork()
+    if child == 0:
+        note()
+    time.sleep(600)
+while not os.path.exists(place) or open(place).read().count("\\n") < 5:
+    time.sleep(0.01)
+hello()
+time.sleep(600)
+"""
+)
+"""A worker with a plain child, one in a session of its own, a daemon forked twice, and a family in a session; all deaf to gentle signals."""
+
+ALONE = [("kill agent",), ("kill guardian",), ("stop agent", "kill agent"), ("stop agent", "kill guardian")]
+TWO = [*permutations(("kill agent", "kill guardian")), *permutations(("kill sentinel", "kill agent"))]
+ODD = [
+    ("kill sentinel", "kill guardian"),
+    ("stop agent", "kill agent", "kill guardian"),
+    ("stop agent", "kill guardian", "kill agent"),
+    ("stop sentinel", "kill agent"),
+    ("stop guardian", "kill agent", "kill guardian"),
+    ("term guardian", "kill guardian"),
+    ("term agent", "kill agent"),
+]
+
+
+def family(node: Node, flow: Flow, *, warm: bool = False) -> list[int]:
+    """Start two workers with children of all kinds; return the pids of all."""
+    script = node.script(FAMILY)
+    flow.prepare(node, [script] if warm else [sys.executable, script], warm=warm)
+    flow.start(1, (0, 1))
+    pids = []
+    for rank in (0, 1):
+        flow.wait("worker.hello", rank=rank)
+        pids += [flow.pid(rank), *map(int, Path(f"{script}.pids{rank}").read_text().split())]
+    assert all(is_alive(pid, None) for pid in pids)
+    assert len(set(pids)) == 12
+    return pids
+
+
+def carry_out(node: Node, acts: tuple[str, ...]) -> None:
+    """Stop and kill one after the other, without a pause."""
+    pids = {"agent": node.agent, "guardian": node.guardian_pid, "sentinel": node.sentinel}
+    numbers = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
+    for act in acts:
+        verb, whom = act.split()
+        os.kill(pids[whom], numbers[verb])
+
+
+@pytest.mark.parametrize("acts", [*ALONE, *TWO, *ODD], ids=", ".join)
+def test_nothing_outlives_its_agent(node: Node, flow: Flow, acts: tuple[str, ...]) -> None:
+    """Nobody helps from outside: no flow, no fence, no later agent."""
+    pids = family(node, flow)
+    carry_out(node, acts)
+    node.wait_until_empty()
+    assert [pid for pid in pids if is_alive(pid, None)] == []
+
+
+def test_a_sentinel_that_is_killed_is_replaced(node: Node, flow: Flow) -> None:
+    """Its loss costs nothing, and the next one does the same."""
+    pids = family(node, flow)
+    for _ in range(3):
+        before = node.sentinel
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: node.sentinel != before, seconds=10)  # noqa: B023 (at once)
+    flow.ok("ping")
+    carry_out(node, ("kill agent", "kill guardian"))
+    node.wait_until_empty()
+    assert [pid for pid in pids if is_alive(pid, None)] == []
+
+
+def test_a_guardian_that_stands_still_does_not_save_the_orphans(node: Node, flow: Flow) -> None:
+    """The sentinel needs nobody."""
+    pids = family(node, flow)
+    carry_out(node, ("stop guardian", "kill agent"))
+    wait_until(lambda: not [pid for pid in pids if is_alive(pid, None)], seconds=10)
+    os.kill(node.guardian_pid, signal.SIGCONT)
+    node.ended()
+    node.wait_until_empty()
+
+
+def test_warm_started_workers_are_not_orphaned_either(node: Node, flow: Flow) -> None:
+    """They are forks of a starter, and children of the agent like all others; the starter goes as well."""
+    pids = family(node, flow, warm=True)
+    carry_out(node, ("kill agent",))
+    node.wait_until_empty()
+    assert [pid for pid in pids if is_alive(pid, None)] == []
+
+
+def test_an_order_to_stop_takes_the_whole_family(node: Node, flow: Flow) -> None:
+    """When it is said that all are gone, they are."""
+    pids = family(node, flow)
+    flow.stop(1, signal.SIGTERM, 0.1)
+    assert [pid for pid in pids if is_alive(pid, None)] == []
+
+
+def test_an_order_to_end_takes_the_whole_family(node: Node, flow: Flow) -> None:
+    """And the agent with it."""
+    pids = family(node, flow)
+    flow.ok("end")
+    assert node.ended() == 0
+    assert [pid for pid in pids if is_alive(pid, None)] == []
+
+
+def test_a_daemon_that_has_dropped_its_mark_goes_with_the_agent(node: Node, flow: Flow) -> None:
+    """An orphan comes to the agent or its guardian whatever its environment says."""
+    code = """
+import os, subprocess, sys
+code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", code], env={}, start_new_session=True)
+"""
+    flow.prepare(node, [sys.executable, node.script(code)])
+    flow.start(1)
+    flow.exited()
+    pid = int(wait_until(lambda: node.output().splitlines()[1:], seconds=10)[0])
+    assert is_alive(pid, None)
+    carry_out(node, ("kill agent",))
+    node.ended()
+    assert not is_alive(pid, None)
+
+
+def test_what_outlives_agent_guardian_and_sentinel_is_found_by_its_mark(node: Node, flow: Flow, tmp_path: Path) -> None:
+    """Killed in one instant, they leave the kernel to end the workers; their forks wait for a fence or for the next agent."""
+    pids = family(node, flow)
+    os.kill(node.guardian_pid, signal.SIGSTOP)
+    carry_out(node, ("kill sentinel", "kill agent", "kill guardian"))
+    node.ended()
+    wait_until(lambda: not is_alive(flow.pid(0), None) and not is_alive(flow.pid(1), None), seconds=10)
+    assert [pid for pid in pids if is_alive(pid, None)], "the forks are there still"
+    successor = Node(tmp_path).begin()
+    assert successor.said["ready"]
+    assert [pid for pid in pids if is_alive(pid, None)] == []
+    successor.end()
+
+
+def test_a_sweep_ends_what_forks_faster_than_it_looks(tmp_path: Path) -> None:
+    """A process that hands its life on from parent to child is hidden from a single look."""
+    code = """
+import os, time
+while True:
+    if os.fork():
+        time.sleep(0.002)
+        os._exit(0)
+    os.setsid()
+"""
+    runner = subprocess.Popen([sys.executable, "-c", code], env={"SWEEP_ME": str(tmp_path)})
+    try:
+        time.sleep(0.1)
+        assert sweep("SWEEP_ME", str(tmp_path), seconds=10)
+        assert sweep("SWEEP_ME", str(tmp_path)) == []
+    finally:
+        runner.kill()
+        runner.wait()
