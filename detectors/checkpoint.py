@@ -54,7 +54,9 @@ for _id, _title, _level, _action in _KINDS:
             blame=Blame.STORAGE,
             action=_action,
             reference="docs/architecture.md",
-            sick=Sample(evidence=CheckpointTrouble(node="n0", rank=0, at=0.0, kind=_id, path="/ckpt/step-00000100", why="sample", step=100)),
+            sick=Sample(
+                evidence=CheckpointTrouble(node="n0", rank=0, at=0.0, kind=_id, path="/ckpt/step-00000100", why="sample", step=100)
+            ),
             healthy=_WHOLE,
             weight=30,
         )

@@ -1,16 +1,16 @@
 """From all evidence of an incident to one verdict: the root over its echoes, the user's code when a failure follows the step.
 
 Rules: a node's loss beats what it caused on other nodes; a kill or a stop beats the connection errors of the survivors; among equals the
-first seen is the root; the same failure at the same step on another node is the user's code, whatever node it met.
+first seen is the root; a root that fails the same way at the same step on another node is the user's code, whatever node it met.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from detectors.catalogue import CATALOGUE, Blame, Fault, FaultKind, Level, kind
+from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
 from detectors.checkpoint import see_trouble
 from detectors.evidence import (
     AgentSilence,
@@ -25,8 +25,9 @@ from detectors.evidence import (
     WorkerExit,
     WorkerStop,
 )
+from detectors.exceptions import EXCEPTION, GPU_MEMORY, NETWORK, PEER_LOST
 from detectors.node import see_silence
-from detectors.process import DISK_FULL, EXCEPTION, EXIT_CODE, EXIT_EARLY, GPU_MEMORY, PEER_LOST, see_exit, see_start, see_stop
+from detectors.process import EXIT_CODE, EXIT_EARLY, NOT_RUNNABLE, see_exit, see_start, see_stop
 from detectors.progress import see_overrun, see_progress
 
 _BROKEN = Raised(type="ValueError", message="bad shape", traceback='File "train.py", line 3, in <module>')
@@ -57,8 +58,21 @@ USER_ERROR: Final = kind(
     )
 )
 
-_FOLLOWS_STEP: Final = frozenset({EXCEPTION.id, EXIT_CODE.id, EXIT_EARLY.id, GPU_MEMORY.id})
-"""Kinds that can be the user's code; a signal or a lost node never is."""
+FOLLOWS_STEP: Final = frozenset({EXCEPTION.id, EXIT_CODE.id, EXIT_EARLY.id, GPU_MEMORY.id})
+"""Kinds that can be the user's code; a signal, a lost node, a full disk or a dead service never is."""
+
+_SHARED_OR_CAUSED: Final = FOLLOWS_STEP | {NETWORK.id, NOT_RUNNABLE.id, "worker-sigabrt"}
+"""Kinds whose verdict hangs on what the other nodes have to tell."""
+
+_OF_THEIR_OWN: Final = 80
+"""From this weight on a fault does not follow from another: two of them are two causes."""
+
+TWINS_SECONDS: Final = 0.3
+"""How long a failure waits for its like on other nodes: ranks in step reach the same line within milliseconds."""
+CAUSE_SECONDS: Final = 0.5
+"""How long echoes from every node wait for their cause: all agents speak, so an end that caused them is on its way."""
+SILENCE_SECONDS: Final = 5.0
+"""After how long a silent agent is noticed, unless the caller knows better (`limits.agent_silence`)."""
 
 LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | None]]] = {
     WorkerExit: see_exit,
@@ -96,61 +110,75 @@ def see(evidence: Iterable[Evidence], limits: HangLimits) -> list[Fault]:
     return [fault for fault in found if fault is not None]
 
 
-def seconds_to_settle(faults: Iterable[Fault], members: int) -> float:
-    """Return how many seconds to wait for more evidence before the verdict.
+def seconds_to_settle(faults: Iterable[Fault], members: int, *, silence: float = SILENCE_SECONDS) -> float:
+    """Return how many seconds to wait for more evidence before the verdict, when *members* nodes hold ranks.
 
-    Nothing for a root that speaks for itself; a third of a second for a failure that other nodes may share; longer when all that
-    is known are echoes, because something must have caused them.
+    Nothing for a root that speaks for itself; a moment for a failure that other nodes may share; when all that is known are echoes, as long
+    as it takes to notice the node that caused them, *silence* seconds if it says nothing at all.
     """
     acting = [fault for fault in faults if fault.entry.level not in (Level.RECORD, Level.WATCH)]
     if not acting:
         return 0.0
-    if all(fault.kind == PEER_LOST.id for fault in acting):
-        return 3.0
-    best = max(acting, key=lambda fault: fault.entry.weight)
-    if best.kind in _FOLLOWS_STEP | {DISK_FULL.id}:
-        told = {fault.node for fault in acting}
-        return 0.0 if len(told) >= members else 0.3
-    return 0.0
-
-
-def _shared(faults: list[Fault], past: tuple[Before, ...], members: int) -> tuple[Fault, str] | None:
-    """Return the failure that follows the step and not the node, with the reason, if there is one."""
-    for fault in sorted(faults, key=lambda fault: fault.at):
-        if fault.kind not in _FOLLOWS_STEP:
-            continue
-        twins = sorted({f.node for f in faults if (f.signature, f.step) == (fault.signature, fault.step) and f.node})
-        if len(twins) > 1:
-            return fault, f"the same failure ({fault.signature}) at step {fault.step} on nodes {', '.join(twins)} at once"
-        for old in past:
-            if (old.signature, old.step) != (fault.signature, fault.step):
-                continue
-            if old.node != fault.node:
-                return fault, f"the same failure ({fault.signature}) at step {fault.step} first on {old.node}, now on {fault.node}"
-            if members == 1:
-                return fault, f"the same failure ({fault.signature}) at step {fault.step} again after a restart; there is no other node to compare"
-    return None
+    root = _strongest(acting)
+    everybody_spoke = len({fault.node for fault in acting if fault.node}) >= members
+    if root.kind == PEER_LOST.id:
+        return CAUSE_SECONDS if everybody_spoke else silence + 1.0
+    return TWINS_SECONDS if root.kind in _SHARED_OR_CAUSED and not everybody_spoke else 0.0
 
 
 def diagnose(faults: list[Fault], past: tuple[Before, ...] = (), members: int = 2) -> Diagnosis:
     """Return the verdict on *faults* (at least one), knowing the *past* failures of the job and how many nodes hold ranks."""
-    shared = _shared(faults, past, members)
-    strongest = max(faults, key=lambda fault: (fault.entry.weight, -fault.at))
-    if shared and strongest.entry.weight <= CATALOGUE[shared[0].kind].weight:
-        first, why = shared
-        root = Fault(
-            kind=USER_ERROR.id,
-            at=first.at,
-            node=first.node,
-            rank=first.rank,
-            step=first.step,
-            quote=first.quote,
-            signature=first.signature,
-            detail=first.detail,
-        )
-        return Diagnosis(root=root, echoes=tuple(faults), because=f"{first.quote}: {why}, so the script and not a node is at fault")
-    echoes = tuple(fault for fault in faults if fault is not strongest)
-    because = f"{strongest.kind} of {strongest.subject}: {strongest.quote}"
-    if echoes:
-        because += f"; {len(echoes)} other symptom(s) follow from it"
-    return Diagnosis(root=strongest, echoes=echoes, because=because)
+    root = _strongest(faults)
+    why = _at_once(root, faults, members) or _again(root, past, members)
+    if why is None:
+        others = tuple(fault for fault in faults if fault is not root)
+        return Diagnosis(root=root, echoes=others, because=f"{root.kind} of {root.subject}: {root.quote}" + _beside(others))
+    because = f"{root.quote}: {why}, so the script and not a node is at fault"
+    return Diagnosis(root=replace(root, kind=USER_ERROR.id), echoes=tuple(faults), because=because)
+
+
+def _strongest(faults: list[Fault]) -> Fault:
+    """Return the fault that explains the others best: the one nearest the root by its kind, and of those the first."""
+    return min(faults, key=lambda fault: (-fault.entry.weight, fault.at))
+
+
+def _beside(others: tuple[Fault, ...]) -> str:
+    """Tell what else was seen: causes of their own, and how many symptoms follow."""
+    own = [fault for fault in others if fault.entry.weight >= _OF_THEIR_OWN]
+    words = "".join(f"; also {fault.kind} of {fault.subject}" for fault in own)
+    follow = len(others) - len(own)
+    return words + (f"; {follow} other symptom(s) follow from it" if follow else "")
+
+
+def _at_once(root: Fault, faults: list[Fault], members: int) -> str | None:
+    """Say that *root* is seen on several nodes in this incident, if that makes it the script's."""
+    twins = {fault.node for fault in faults if fault.node and (fault.signature, fault.step) == (root.signature, root.step)}
+    if root.kind == NOT_RUNNABLE.id and len(twins) >= members:
+        return f"it cannot be run on any node of the job ({_listed(twins)})"
+    if root.kind in FOLLOWS_STEP and len(twins) > 1:
+        return f"the same failure ({root.signature}){_at_step(root)} on nodes {_listed(twins)} at once"
+    return None
+
+
+def _again(root: Fault, past: tuple[Before, ...], members: int) -> str | None:
+    """Say that *root* came before at the same step on another node (or on the only one), if that makes it the script's.
+
+    Where no step is known, the same line may have failed hours apart for reasons of the node's: then it takes three times.
+    """
+    twins = [old for old in past if (old.signature, old.step) == (root.signature, root.step)]
+    if root.kind not in FOLLOWS_STEP or len(twins) < (1 if root.step is not None else 2):
+        return None
+    elsewhere = {old.node for old in twins if old.node and old.node != root.node}
+    if elsewhere:
+        return f"the same failure ({root.signature}){_at_step(root)} first on {_listed(elsewhere)}, now on {root.node}"
+    if members == 1:
+        return f"the same failure ({root.signature}){_at_step(root)} again after a restart; there is no other node to compare"
+    return None
+
+
+def _at_step(fault: Fault) -> str:
+    return f" at step {fault.step}" if fault.step is not None else ""
+
+
+def _listed(nodes: Iterable[str | None]) -> str:
+    return ", ".join(sorted(node for node in nodes if node))

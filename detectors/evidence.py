@@ -40,7 +40,7 @@ class WorkerExit:
     """It had said that all its steps are done, or its script reports no steps."""
     step: int | None = None
     raised: Raised | None = None
-    oom: str | None | Blind = None
+    oom: str | Blind | None = None
     """The kernel's line about an out-of-memory kill of this process."""
     output: str = ""
     """The last lines it printed."""

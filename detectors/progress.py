@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from statistics import median
 from typing import Final
 
@@ -12,6 +13,8 @@ WINDOW: Final = 64
 """Newest steps that the adaptive limit is taken from."""
 SLOWEST_FACTOR: Final = 2.0
 """A stall as long as this many of the slowest recent step is still jitter: checkpoints and busy machines make steps uneven."""
+
+_ORDINARY: Final = 2
 
 _STEADY: Final = (0.3,) * 8
 
@@ -89,8 +92,6 @@ SILENT: Final = kind(
         weight=35,
     )
 )
-
-
 OVERRUN: Final = kind(
     FaultKind(
         id="recovery-overrun",
@@ -113,20 +114,23 @@ def hang_limit(step_seconds: tuple[float, ...], limits: HangLimits) -> float:
 
     The largest of: the least limit, *factor* median steps, and twice the slowest recent step.
     """
-    recent = step_seconds[-WINDOW:]
+    recent = [seconds for seconds in step_seconds[-WINDOW:] if isfinite(seconds)]
     if not recent:
         return limits.first_step
     return max(limits.least, limits.factor * median(recent), SLOWEST_FACTOR * max(recent))
 
 
+def _oddness(held: RankProgress) -> int:
+    """Return how odd the state of a rank's process is: 0 for stopped or dead, 1 for stuck in the kernel, 2 for ordinary."""
+    return {"T": 0, "t": 0, "Z": 0, "D": 1}.get(held.process, _ORDINARY)
+
+
 def suspect(ranks: dict[int, RankProgress]) -> int:
-    """Return the rank that most likely holds the others up: stopped or stuck in the kernel first, then furthest behind, then longest quiet."""
-    oddness = {"T": 0, "t": 0, "Z": 0, "D": 1}
-    return min(ranks, key=lambda rank: (oddness.get(ranks[rank].process, 2), ranks[rank].step, -ranks[rank].age))
+    """Return the rank that most likely holds the others up: the oddest process first, then furthest behind, then longest quiet."""
+    return min(ranks, key=lambda rank: (_oddness(ranks[rank]), ranks[rank].step, -ranks[rank].age))
 
 
-def _fault(entry: FaultKind, seen: Progress, limit: float, quote: str, *, age: float) -> Fault:
-    rank = suspect(seen.ranks) if seen.ranks else None
+def _fault(entry: FaultKind, seen: Progress, rank: int | None, quote: str, *, age: float) -> Fault:
     held = seen.ranks[rank] if rank is not None else None
     if held is not None:
         quote += f"; rank {rank} on {held.node} is the first suspect (step {held.step}, process state {held.process}"
@@ -137,7 +141,7 @@ def _fault(entry: FaultKind, seen: Progress, limit: float, quote: str, *, age: f
         node=held.node if held else None,
         rank=rank,
         step=held.step if held else None,
-        quote=f"{quote}; limit {limit:.1f} s",
+        quote=quote,
         signature=entry.id,
     )
 
@@ -145,39 +149,52 @@ def _fault(entry: FaultKind, seen: Progress, limit: float, quote: str, *, age: f
 def see_progress(seen: Progress, limits: HangLimits) -> Fault | None:
     """Call no progress a fault once every rank has been quiet for longer than the job's own limit.
 
-    One quiet rank among advancing ones is no hang: a rank may be waiting for its turn.
+    One quiet rank among advancing ones is no hang: a rank may be waiting for its turn. A rank in a declared section makes the others wait
+    for it, so nothing else is judged meanwhile.
     """
     if not seen.steps_expected:
         return _see_output(seen, limits)
+    if any(held.section for held in seen.ranks.values()):
+        return _see_sections(seen, limits)
     if not seen.ranks:
         return None
-    in_section = {rank: held for rank, held in seen.ranks.items() if held.section}
-    for rank, held in in_section.items():
+    quiet = min(held.age for held in seen.ranks.values())
+    return _see_steps(seen, limits, quiet) if seen.step_seconds else _see_first_step(seen, limits, quiet)
+
+
+def _see_sections(seen: Progress, limits: HangLimits) -> Fault | None:
+    for rank, held in seen.ranks.items():
         limit = held.section_limit if held.section_limit is not None else limits.section
-        if held.age > limit:
-            quote = f"section '{held.section}' of rank {rank} has taken {held.age:.1f} s"
-            return _fault(SECTION, seen, limit, quote, age=held.age)
-    if in_section:
-        return None  # one rank saving or evaluating makes the others wait for it
-    if not seen.step_seconds:
-        return _see_first_step(seen, limits)
+        if held.section and held.age > limit:
+            return _fault(SECTION, seen, rank, f"section '{held.section}' has taken {held.age:.1f} s (limit {limit:.1f} s)", age=held.age)
+    return None
+
+
+def _see_steps(seen: Progress, limits: HangLimits, quiet: float) -> Fault | None:
     limit = hang_limit(seen.step_seconds, limits)
-    youngest = min(held.age for held in seen.ranks.values())
-    if youngest <= limit:
+    if quiet <= limit:
         return None
-    return _fault(HANG, seen, limit, f"no rank made progress for {youngest:.1f} s", age=youngest)
+    return _fault(HANG, seen, suspect(seen.ranks), f"no rank made progress for {quiet:.1f} s (limit {limit:.1f} s)", age=quiet)
 
 
-def _see_first_step(seen: Progress, limits: HangLimits) -> Fault | None:
-    if seen.since_start <= limits.first_step:
+def _see_first_step(seen: Progress, limits: HangLimits, quiet: float) -> Fault | None:
+    """Count from the last sign of progress: what a declared section took (a long compile) is not held against the first step."""
+    waited = min(quiet, seen.since_start)
+    if waited <= limits.first_step:
         return None
-    return _fault(NEVER_STEPPED, seen, limits.first_step, f"no first step {seen.since_start:.1f} s after the start", age=seen.since_start)
+    quote = (
+        f"no first step {seen.since_start:.1f} s after the start, no sign of progress for {waited:.1f} s (limit {limits.first_step:.1f} s)"
+    )
+    return _fault(NEVER_STEPPED, seen, suspect(seen.ranks), quote, age=waited)
 
 
 def _see_output(seen: Progress, limits: HangLimits) -> Fault | None:
-    if limits.output_silence is None or seen.output_age is None or seen.output_age <= limits.output_silence:
+    """Suspect only a rank whose process is odd: without steps nothing else tells one rank from another."""
+    limit, age = limits.output_silence, seen.output_age
+    if limit is None or age is None or age <= limit:
         return None
-    return _fault(SILENT, seen, limits.output_silence, f"no output for {seen.output_age:.1f} s", age=seen.output_age)
+    odd = {rank: held for rank, held in seen.ranks.items() if _oddness(held) < _ORDINARY}
+    return _fault(SILENT, seen, suspect(odd) if odd else None, f"no output for {age:.1f} s (limit {limit:.1f} s)", age=age)
 
 
 def see_overrun(seen: Overrun, _limits: HangLimits) -> Fault | None:

@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import Final
 
 from detectors.catalogue import Level
-from detectors.diagnosis import Diagnosis
+from detectors.diagnosis import FOLLOWS_STEP, Diagnosis
+from detectors.exceptions import PEER_LOST
 
 
 class Rung(StrEnum):
@@ -66,10 +67,21 @@ class Case:
     budget: Budget = Budget()
 
     @property
-    def blamed(self) -> frozenset[str]:
-        """Members that have to go at any rung above a restart in place: the lost ones and the root fault's own."""
-        node = self.diagnosis.root.node
-        return self.lost | ({node} if node in self.members else frozenset())
+    def unfit(self) -> tuple[str, ...]:
+        """Members that cannot hold ranks now: the lost ones and those that a fault asks to leave, root or not."""
+        faults = (self.diagnosis.root, *self.diagnosis.echoes)
+        left = {fault.node for fault in faults if fault.entry.level is Level.EVICT_NOW} | self.lost
+        return tuple(node for node in self.members if node in left)
+
+    @property
+    def bad(self) -> tuple[str, ...]:
+        """Members that have to go at any rung above a restart in place: the unfit ones and the root fault's own."""
+        blamed = {*self.unfit, self.diagnosis.root.node}
+        return tuple(node for node in self.members if node in blamed)
+
+    def failed(self, rung: Rung) -> bool:
+        """Tell whether *rung* failed already in this incident; nodes lost since then are a new question."""
+        return rung in self.tried and not self.lost
 
     def recent(self) -> list[Recovery]:
         """Return the recoveries within the budget's window."""
@@ -118,7 +130,9 @@ class StopWhenFruitless:
     """Stop when recoveries bring the job nowhere."""
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Answer when the newest *fruitless* recoveries all ended without a new step."""
+        """Answer when the newest *fruitless* recoveries all ended without a new step, and no lost node is the reason."""
+        if case.lost:
+            return Pass(f"{', '.join(sorted(case.lost))} is lost: that is no script's doing")
         run = 0
         for one in reversed(case.past):
             if one.gained:
@@ -154,16 +168,14 @@ class RestartInPlace:
     def __call__(self, case: Case) -> Decision | Pass:
         """Answer a fault of a process whose node still answers."""
         root = case.diagnosis.root
-        if case.lost:
-            return Pass(f"{', '.join(sorted(case.lost))} no longer answers")
+        if case.unfit:
+            return Pass(f"{', '.join(case.unfit)} cannot hold ranks")
         if Rung.RESTART_IN_PLACE in case.tried:
             return Pass("tried already in this incident")
-        if root.entry.level is Level.EVICT_NOW:
-            return Pass(f"{root.kind} asks to leave the node")
         used = sum(one.node == root.node and one.rung is Rung.RESTART_IN_PLACE for one in case.recent())
         if used >= case.budget.in_place:
             return Pass(f"{used} restarts of {root.node or 'the job'} within {case.budget.window:.0f} s are as many as the budget allows")
-        rotate = root.kind in ("worker-exception", "worker-exit-code", "worker-exit-early") and len(case.members) > 1
+        rotate = root.kind in FOLLOWS_STEP and len(case.members) > 1
         because = f"{case.diagnosis.because}; restart {used + 1} of {case.budget.in_place} within {case.budget.window:.0f} s"
         if rotate:
             because += ", with the ranks on other nodes to see whether the failure follows the step"
@@ -174,16 +186,20 @@ class RestartInPlace:
 class ReplaceBySpare:
     """Give the places of bad nodes to spares."""
 
+    on_echo: bool = True
+    """Also when all that speaks against the node is an error that another one may have caused."""
+
     def __call__(self, case: Case) -> Decision | Pass:
         """Answer when there are enough spares for all that have to go."""
-        bad = tuple(node for node in case.members if node in case.blamed)
+        bad, add = case.bad, case.spares[: len(case.bad)]
         if not bad:
             return Pass("no node is to blame")
-        if Rung.REPLACE_NODE in case.tried and not case.lost:
+        if case.failed(Rung.REPLACE_NODE):
             return Pass("tried already in this incident")
-        if len(case.spares) < len(bad):
-            return Pass(f"{len(case.spares)} spare(s) for {len(bad)} node(s)")
-        add = case.spares[: len(bad)]
+        if not (self.on_echo or case.unfit) and case.diagnosis.root.kind == PEER_LOST.id:
+            return Pass(f"{', '.join(bad)} only tells of a lost peer")
+        if len(add) < len(bad):
+            return Pass(f"{len(add)} spare(s) for {len(bad)} node(s)")
         because = f"{case.diagnosis.because}; {', '.join(add)} takes the place of {', '.join(bad)}"
         return Decision(rung=Rung.REPLACE_NODE, because=because, drop=bad, add=add)
 
@@ -193,15 +209,16 @@ class Shrink:
     """Go on with what is left, down to the least width the job allows."""
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Answer when the nodes left, spares included, are at least *least*."""
-        bad = tuple(node for node in case.members if node in case.blamed)
+        """Answer when the nodes left, with the spares for some of them, are at least *least*, but fewer than before."""
+        bad, add = case.bad, case.spares[: max(0, len(case.bad) - 1)]
+        left = len(case.members) - len(bad) + len(add)
         if not bad:
             return Pass("no node is to blame")
-        left = len(case.members) - len(bad)
-        add = case.spares[: len(bad)]
-        if left + len(add) < case.least:
-            return Pass(f"{left + len(add)} node(s) left, the job needs {case.least}")
-        because = f"{case.diagnosis.because}; no spare for {', '.join(bad[len(add) :])}: on with {left + len(add)} node(s), at least {case.least} are needed"
+        if case.failed(Rung.SHRINK):
+            return Pass("tried already in this incident")
+        if left < max(1, case.least):
+            return Pass(f"{left} node(s) left, the job needs {case.least}")
+        because = f"{case.diagnosis.because}; on without {', '.join(bad)} with {left} node(s), at least {case.least} are needed"
         return Decision(rung=Rung.SHRINK, because=because, drop=bad, add=add)
 
 
@@ -212,15 +229,17 @@ class WaitForCapacity:
     full: bool = False
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Answer when nodes are lost: they may come back, or others may."""
-        if not case.blamed:
+        """Answer when too few nodes are left: they may come back, or others may."""
+        bad, add = case.bad, case.spares[: len(case.bad)]
+        left, need = len(case.members) - len(bad) + len(add), len(case.members) if self.full else case.least
+        if not bad:
             return Pass("no node is to blame")
         if Rung.WAIT_FOR_CAPACITY in case.tried:
             return Pass("waited already in this incident")
-        bad = tuple(node for node in case.members if node in case.blamed)
-        need = len(case.members) if self.full else case.least
-        because = f"{case.diagnosis.because}; too few nodes are left, so the job waits until it has {need}"
-        return Decision(rung=Rung.WAIT_FOR_CAPACITY, because=because, drop=bad, add=case.spares[: len(bad)], need=need)
+        if left >= need:
+            return Pass(f"{left} node(s) are there, waiting brings no more than the {need} needed")
+        because = f"{case.diagnosis.because}; {left} node(s) are left, so the job waits until it has {need}"
+        return Decision(rung=Rung.WAIT_FOR_CAPACITY, because=because, drop=bad, add=add, need=need)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +261,7 @@ POLICIES: Final[dict[str, Policy]] = {
     "patient": (*_STOPS, RestartInPlace(), ReplaceBySpare(), WaitForCapacity(full=True), Shrink(), GiveUp()),
     "balanced": (*_STOPS, RestartInPlace(), ReplaceBySpare(), Shrink(), WaitForCapacity(), GiveUp()),
     # Leaves a node at its first fault while there are spares.
-    "aggressive": (*_STOPS, ReplaceBySpare(), RestartInPlace(), Shrink(), WaitForCapacity(), GiveUp()),
+    "aggressive": (*_STOPS, ReplaceBySpare(on_echo=False), RestartInPlace(), ReplaceBySpare(), Shrink(), WaitForCapacity(), GiveUp()),
 }
 
 
@@ -263,4 +282,4 @@ def decide(policy: Policy, case: Case) -> Answer:
         if isinstance(answer, Decision):
             return Answer(decision=answer, rule=repr(rule), passed_over=passed)
         passed[type(rule).__name__] = answer.why
-    raise AssertionError("a policy whose last rule does not always answer")  # noqa: EM101
+    raise AssertionError("a policy whose last rule does not always answer")

@@ -1,0 +1,154 @@
+"""Faults seen in the exception that ended a worker's script, whether the worker told it or only printed it."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
+from detectors.evidence import Raised, Sample, WorkerExit
+from detectors.tracebacks import places_in
+
+ERRNO_3: Final = "https://man7.org/linux/man-pages/man3/errno.3.html"
+FINISHED: Final = Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
+
+
+def an_exit(**facts: object) -> Sample:
+    """Return a sample of a worker's end."""
+    return Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, step=7, **facts))  # type: ignore[arg-type]
+
+
+EXCEPTION: Final = kind(
+    FaultKind(
+        id="worker-exception",
+        title="A worker's script raised an exception",
+        component="worker",
+        source="exception report, worker output",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.PROCESS,
+        action="restart once with the ranks on other nodes; the same exception at the same step there is the user's error",
+        reference="https://docs.python.org/3/tutorial/errors.html",
+        sick=an_exit(code=1, raised=Raised(type="ValueError", message="bad batch")),
+        healthy=FINISHED,
+        weight=60,
+    )
+)
+PEER_LOST: Final = kind(
+    FaultKind(
+        id="worker-peer-lost",
+        title="A worker failed because another one went away",
+        component="communication",
+        source="exception report, worker output",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.NONE,
+        action="look for the peer that failed first; restart the workers",
+        reference="https://docs.pytorch.org/docs/stable/distributed.html",
+        sick=an_exit(code=1, raised=Raised(type="RuntimeError", message="Connection reset by peer", peer_lost=True)),
+        healthy=FINISHED,
+        weight=5,
+    )
+)
+GPU_MEMORY: Final = kind(
+    FaultKind(
+        id="worker-gpu-out-of-memory",
+        title="A worker asked for more GPU memory than is free",
+        component="gpu memory",
+        source="exception report, worker output",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.USER_CODE,
+        action="restart once: another process may have held the memory; then the user's to mend",
+        reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+        sick=an_exit(code=1, raised=Raised(type="torch.OutOfMemoryError", message="CUDA out of memory. Tried to allocate 2 GiB")),
+        healthy=FINISHED,
+        weight=65,
+    )
+)
+DISK_FULL: Final = kind(
+    FaultKind(
+        id="worker-disk-full",
+        title="A worker failed because a disk has no space left",
+        component="storage",
+        source="exception report, worker output",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.STORAGE,
+        action="free space, or move the job's output",
+        reference=ERRNO_3,
+        sick=an_exit(code=1, raised=Raised(type="OSError", message="[Errno 28] No space left on device", errno=28)),
+        healthy=FINISHED,
+        weight=70,
+    )
+)
+STORAGE: Final = kind(
+    FaultKind(
+        id="worker-storage-failed",
+        title="A worker failed because storage did: an I/O error, a stale mount, a file system gone read-only",
+        component="storage",
+        source="exception report, worker output",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.STORAGE,
+        action="restart; if it comes again look at the mount and at the kernel's log",
+        reference=ERRNO_3,
+        sick=an_exit(code=1, raised=Raised(type="OSError", message="[Errno 5] Input/output error: '/data/shard-3'", errno=5)),
+        healthy=FINISHED,
+        weight=68,
+    )
+)
+NETWORK: Final = kind(
+    FaultKind(
+        id="worker-service-unreachable",
+        title="A worker failed because something that its script uses over the network did not answer",
+        component="network",
+        source="exception report, worker output",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.NETWORK,
+        action="restart; if it comes again look at the service that the script asks",
+        reference=ERRNO_3,
+        sick=an_exit(code=1, raised=Raised(type="ConnectionRefusedError", message="[Errno 111] Connection refused", errno=111)),
+        healthy=FINISHED,
+        weight=50,
+    )
+)
+
+# Numbers that speak against the world and not against the code, however many nodes they come from at once.
+_BY_ERRNO: Final = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), DISK_FULL.id),
+    **dict.fromkeys((errno.EIO, errno.EROFS, errno.ESTALE, errno.EREMOTEIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN), STORAGE.id),
+    **dict.fromkeys((errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT), NETWORK.id),
+    **dict.fromkeys((errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET), NETWORK.id),
+    -3: NETWORK.id,  # EAI_AGAIN: no name server answered
+}
+_GPU_MEMORY: Final = ("CUDA out of memory", "CUDA error: out of memory")
+INTERRUPT: Final = "worker-sigint"
+"""Python makes an exception of this signal; it is nobody's error."""
+
+
+def kind_of(raised: Raised) -> str:
+    """Return the kind of fault that *raised* tells of."""
+    if raised.peer_lost:
+        return PEER_LOST.id
+    if raised.type == "KeyboardInterrupt":
+        return INTERRUPT
+    if raised.errno in _BY_ERRNO:
+        return _BY_ERRNO[raised.errno]
+    if "No space left on device" in raised.message:
+        return DISK_FULL.id
+    if raised.type.endswith("OutOfMemoryError") or any(words in raised.message for words in _GPU_MEMORY):
+        return GPU_MEMORY.id
+    return EXCEPTION.id
+
+
+def see_exception(seen: WorkerExit, raised: Raised) -> Fault:
+    """Name the exception that ended a worker's script; type and innermost place make two of them the same."""
+    name = raised.type.removeprefix("__main__.")  # a worker that prints it says it without
+    first = next(iter(raised.message.strip().splitlines()), "")
+    place = next(reversed(places_in(raised.traceback)), "?")
+    return Fault(
+        kind=kind_of(raised),
+        at=seen.at,
+        node=seen.node,
+        rank=seen.rank,
+        step=seen.step,
+        quote=(f"{name}: {first}" if first else name)[:300],
+        signature=f"{name} at {place}",
+        detail=raised.traceback or seen.output,
+    )

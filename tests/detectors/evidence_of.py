@@ -1,0 +1,52 @@
+"""Evidence with what a test does not care about filled in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detectors.catalogue import Fault
+from detectors.diagnosis import see
+from detectors.evidence import AgentSilence, Evidence, HangLimits, Raised, RankProgress, WorkerExit
+
+
+def an_end(node: str = "n0", rank: int = 0, at: float = 0.0, **facts: Any) -> WorkerExit:
+    """Return the end of a worker at step 7."""
+    return WorkerExit(**{"node": node, "rank": rank, "at": at, "step": 7, **facts})
+
+
+def a_killed(node: str = "n0", rank: int = 0, at: float = 0.0, **facts: Any) -> WorkerExit:
+    """Return the end of a worker by SIGKILL."""
+    return an_end(node, rank, at, signal=9, **facts)
+
+
+def an_error(node: str = "n0", rank: int = 0, at: float = 0.0, *, type: str = "ValueError", line: int = 3, **facts: Any) -> WorkerExit:  # noqa: A002
+    """Return the end of a worker by an exception of *type* that its script raised in *line*."""
+    raised = {name: facts.pop(name) for name in ("errno", "peer_lost", "message") if name in facts}
+    told = Raised(**{"type": type, "message": "bad shape", "traceback": f'  File "train.py", line {line}, in step\n', **raised})
+    return an_end(node, rank, at, code=1, raised=told, **facts)
+
+
+def an_echo(node: str = "n1", rank: int = 1, at: float = 0.1, **facts: Any) -> WorkerExit:
+    """Return the end of a worker that lost a peer."""
+    return an_error(node, rank, at, type="RuntimeError", message="Connection closed by peer", peer_lost=True, **facts)
+
+
+def a_silence(node: str = "n0", at: float = 0.0, **facts: Any) -> AgentSilence:
+    """Return the silence of an agent whose node does not answer either."""
+    return AgentSilence(**{"node": node, "at": at, "why": "its connection ended", "node_answers": False, **facts})
+
+
+def a_rank(node: str = "n0", step: int = 40, age: float = 0.1, **facts: Any) -> RankProgress:
+    """Return how far a rank is."""
+    return RankProgress(node=node, step=step, age=age, **facts)
+
+
+def seen(*evidence: Evidence, **limits: Any) -> list[Fault]:
+    """Return the faults in *evidence* under *limits*."""
+    return see(evidence, HangLimits(**limits))
+
+
+def the_fault(*evidence: Evidence, **limits: Any) -> Fault:
+    """Return the one fault in *evidence*."""
+    (fault,) = seen(*evidence, **limits)
+    return fault

@@ -1,0 +1,108 @@
+"""Every kind of fault, those to come included: its samples speak for it, and its entry is whole."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable
+
+import pytest
+
+from detectors.catalogue import CATALOGUE, Blame, Fault, FaultKind, Level, kind
+from detectors.diagnosis import FOLLOWS_STEP, USER_ERROR, diagnose, see
+from detectors.evidence import Sample, WorkerExit
+from detectors.exceptions import PEER_LOST
+
+KINDS = sorted(CATALOGUE)
+
+
+def kinds_seen(sample: Sample) -> set[str]:
+    """Return what is seen in *sample*; several pieces of evidence are an incident, and its root is what counts."""
+    several = isinstance(sample.evidence, tuple)
+    faults = see(sample.evidence if several else [sample.evidence], sample.limits)
+    return {diagnose(faults).root.kind} if several else {fault.kind for fault in faults}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_kind_sees_its_own_fault_and_no_other(name: str) -> None:
+    """A sick sample raises its own kind alone, its healthy twin does not raise it."""
+    assert kinds_seen(CATALOGUE[name].sick) == {name}
+    assert kinds_seen(CATALOGUE[name].healthy) == ({"worker-sigkill"} if name == USER_ERROR.id else set())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_id_says_what_happened_in_kebab_case(name: str) -> None:
+    """The id is the same string in the log, the database, the command line and the docs."""
+    assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name)
+    assert CATALOGUE[name].id == name
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_entry_is_whole(name: str) -> None:
+    """Docs and verdicts print these words: none may be missing, and a cure is no repetition of the title."""
+    entry = CATALOGUE[name]
+    words = (entry.title, entry.component, entry.source, entry.action, entry.reference)
+    assert all(text.strip() == text and text for text in words)
+    assert entry.title[0].isupper()
+    assert not entry.title.endswith(".")
+    assert entry.action != entry.title
+    assert entry.reference.startswith(("https://", "docs/"))
+    assert 0 <= entry.weight <= 100
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_fault_quotes_its_evidence(name: str) -> None:
+    """A verdict without a quote cannot be judged by a person, one without a signature cannot be compared."""
+    evidence = CATALOGUE[name].sick.evidence
+    for fault in see(evidence if isinstance(evidence, tuple) else [evidence], CATALOGUE[name].sick.limits):
+        assert fault.quote
+        assert fault.signature
+        assert fault.entry is CATALOGUE[fault.kind]
+
+
+def the(entries: Iterable[FaultKind]) -> set[str]:
+    """Return the ids of *entries*."""
+    return {entry.id for entry in entries}
+
+
+def test_a_level_asks_for_no_more_than_the_blame_bears() -> None:
+    """A node leaves only for what speaks against a node, and only the diagnosis calls something the user's error."""
+    entries = CATALOGUE.values()
+    assert the(one for one in entries if one.level is Level.USER_ERROR) == {"user-error"}
+    assert {one.blame for one in entries if one.level in (Level.EVICT_NOW, Level.EVICT_WHEN_IDLE)} == {Blame.NODE}
+    assert {one.blame for one in entries if one.level in (Level.RECORD, Level.WATCH)} == {Blame.STORAGE}
+    assert the(one for one in entries if one.blame is Blame.NONE) == {PEER_LOST.id}
+
+
+def test_an_echo_weighs_less_than_anything_that_may_have_caused_it() -> None:
+    """And a lost node more than anything it may have caused."""
+    others = [one.weight for one in CATALOGUE.values() if one is not PEER_LOST]
+    assert PEER_LOST.weight < min(others)
+    assert CATALOGUE["node-lost"].weight > max(one.weight for one in CATALOGUE.values() if one.id != "node-lost")
+
+
+def test_nothing_that_a_signal_or_the_world_did_can_become_the_users_error() -> None:
+    """Only an end that the script itself came to can follow the step."""
+    assert {"worker-exception", "worker-exit-code", "worker-exit-early", "worker-gpu-out-of-memory"} == FOLLOWS_STEP
+
+
+def test_a_second_entry_of_one_id_is_refused() -> None:
+    """Two modules that name one kind would overwrite each other's samples."""
+    with pytest.raises(ValueError, match="entered twice"):
+        kind(CATALOGUE["job-hang"])
+
+
+@pytest.mark.parametrize("number", range(1, 65))
+def test_every_signal_that_ends_a_worker_has_a_kind(number: int) -> None:
+    """A signal is named by its own kind if it has one, and never passes for a good end."""
+    (fault,) = see([WorkerExit(node="n0", rank=0, at=0.0, signal=number)], CATALOGUE["job-hang"].sick.limits)
+    known = {int(one): f"worker-{one.name.lower()}" for one in signal.Signals if f"worker-{one.name.lower()}" in CATALOGUE}
+    assert fault.kind == known.get(number, "worker-other-signal")
+    assert f"signal {number} " in fault.quote
+
+
+def test_a_fault_says_whom_it_was_seen_on() -> None:
+    """A rank on its node, a node, or the job as a whole."""
+    assert Fault(kind="job-hang", at=0.0, node="n1", rank=3).subject == "rank 3 on n1"
+    assert Fault(kind="job-hang", at=0.0, node="n1").subject == "node n1"
+    assert Fault(kind="job-hang", at=0.0).subject == "job"

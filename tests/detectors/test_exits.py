@@ -1,0 +1,221 @@
+"""How a worker ended, stood still or could not start: what each end is called."""
+
+from __future__ import annotations
+
+import errno
+import signal
+
+import pytest
+
+from detectors.evidence import Blind, HangLimits, Raised, StartTrouble, WorkerStop
+from tests.detectors.evidence_of import an_echo, an_end, an_error, seen, the_fault
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "/job/train.py", line 7, in <module>\n    step()\nValueError: bad shape\n'
+
+
+def test_an_end_after_the_last_step_is_no_fault() -> None:
+    """Status 0 and all steps done."""
+    assert seen(an_end(code=0, finished=True)) == []
+
+
+def test_status_0_before_the_last_step_is_a_fault() -> None:
+    """A loop left early would pass for a trained model."""
+    assert the_fault(an_end(code=0)).kind == "worker-exit-early"
+    assert "after step 7" in the_fault(an_end(code=0)).quote
+    assert "None" not in the_fault(an_end(code=0, step=None)).quote
+
+
+def test_a_good_word_does_not_make_a_bad_status_good() -> None:
+    """What came after the last step may have been the save."""
+    assert the_fault(an_end(code=1, finished=True)).kind == "worker-exit-code"
+
+
+def test_an_end_that_nobody_knows_is_not_a_good_one() -> None:
+    """Neither status nor signal: it is not taken for done."""
+    assert the_fault(an_end(finished=True)).kind == "worker-exit-code"
+
+
+def test_an_exception_that_was_reported_beats_the_one_in_the_output() -> None:
+    """The report is whole, the tail of a log may belong to another thread."""
+    fault = the_fault(an_error(type="KeyError", output=TRACEBACK))
+    assert (fault.kind, fault.signature) == ("worker-exception", "KeyError at train.py:3")
+
+
+def test_an_exception_in_the_output_speaks_where_no_report_does() -> None:
+    """A script that knows nothing of Holdfast prints its traceback."""
+    fault = the_fault(an_end(code=1, output=f"step 6\n{TRACEBACK}"))
+    assert (fault.kind, fault.signature, fault.quote) == ("worker-exception", "ValueError at /job/train.py:7", "ValueError: bad shape")
+    assert fault.detail == TRACEBACK.strip()
+
+
+def test_the_same_failure_has_one_signature_however_it_was_learned() -> None:
+    """A worker started warm reports what one started cold prints, and Python leaves ``__main__`` away when it prints."""
+    told = Raised(type="__main__.Boom", message="x", traceback=TRACEBACK.replace("ValueError", "Boom"))
+    printed = the_fault(an_end(code=1, output=TRACEBACK.replace("ValueError", "Boom")))
+    assert the_fault(an_end(code=1, raised=told)).signature == printed.signature
+
+
+def test_a_traceback_does_not_explain_a_good_end() -> None:
+    """A script may print what it survived."""
+    assert seen(an_end(code=0, finished=True, output=TRACEBACK)) == []
+    assert the_fault(an_end(code=0, output=TRACEBACK)).kind == "worker-exit-early"
+
+
+def test_an_abort_on_the_way_out_does_not_hide_the_exception() -> None:
+    """Threads of torch that are torn down often abort after the report; other signals came from outside."""
+    raised = Raised(type="ValueError", message="bad shape")
+    assert the_fault(an_end(signal=int(signal.SIGABRT), raised=raised)).kind == "worker-exception"
+    assert the_fault(an_end(signal=int(signal.SIGKILL), raised=raised)).kind == "worker-sigkill"
+
+
+def test_a_watchdogs_abort_is_an_echo() -> None:
+    """NCCL gives up a process whose peer is gone; the peer is the one to look for."""
+    words = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  Watchdog caught collective operation timeout: WorkNCCL"
+    assert the_fault(an_end(signal=6, output=words)).kind == "worker-peer-lost"
+    assert the_fault(an_end(signal=6, output="free(): invalid pointer")).kind == "worker-sigabrt"
+    assert the_fault(an_end(signal=9, output=words)).kind == "worker-sigkill"
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"),
+    [
+        ({"type": "torch.OutOfMemoryError", "message": "CUDA out of memory. Tried to allocate 2 GiB"}, "worker-gpu-out-of-memory"),
+        ({"type": "RuntimeError", "message": "CUDA error: out of memory"}, "worker-gpu-out-of-memory"),
+        ({"type": "torch.cuda.OutOfMemoryError", "message": ""}, "worker-gpu-out-of-memory"),
+        ({"type": "MemoryError", "message": ""}, "worker-exception"),
+        ({"type": "OSError", "errno": errno.ENOSPC}, "worker-disk-full"),
+        ({"type": "OSError", "errno": errno.EDQUOT}, "worker-disk-full"),
+        ({"type": "RuntimeError", "message": "write failed: No space left on device"}, "worker-disk-full"),
+        ({"type": "OSError", "errno": errno.EIO}, "worker-storage-failed"),
+        ({"type": "OSError", "errno": errno.ESTALE}, "worker-storage-failed"),
+        ({"type": "ConnectionRefusedError", "errno": errno.ECONNREFUSED}, "worker-service-unreachable"),
+        ({"type": "socket.gaierror", "errno": -3}, "worker-service-unreachable"),
+        ({"type": "FileNotFoundError", "errno": errno.ENOENT}, "worker-exception"),
+        ({"type": "PermissionError", "errno": errno.EACCES}, "worker-exception"),
+        ({"type": "KeyboardInterrupt", "message": ""}, "worker-sigint"),
+        ({"type": "SyntaxError", "message": "invalid syntax"}, "worker-exception"),
+        ({"type": "OSError", "errno": errno.ECONNRESET, "peer_lost": True}, "worker-peer-lost"),
+    ],
+)
+def test_an_exception_is_told_by_what_it_speaks_against(facts: dict[str, object], kind: str) -> None:
+    """The disk, the network and the memory of a GPU are nobody's typing error."""
+    assert the_fault(an_error(**facts)).kind == kind
+
+
+def test_a_quote_is_one_line_and_short() -> None:
+    """It goes into a sentence; the whole text is in the detail."""
+    fault = the_fault(an_error(message="x" * 5000 + "\nsecond line"))
+    assert len(fault.quote) == 300
+    assert "\n" not in fault.quote
+    assert the_fault(an_error(type="AssertionError", message=" \n ")).quote == "AssertionError"
+
+
+def test_an_exception_without_a_traceback_is_still_one() -> None:
+    """Its place is not known, its output is the detail."""
+    fault = the_fault(an_end(code=1, raised=Raised(type="ValueError", message="x"), output="the tail"))
+    assert (fault.signature, fault.detail) == ("ValueError at ?", "the tail")
+
+
+def test_two_failures_of_one_type_are_told_apart_by_the_innermost_place() -> None:
+    """Messages hold numbers that differ from rank to rank; places do not."""
+    assert the_fault(an_error(message="shape 3")).signature == the_fault(an_error(message="shape 4")).signature
+    assert the_fault(an_error(line=3)).signature != the_fault(an_error(line=4)).signature
+
+
+def test_a_status_without_a_reason_quotes_the_last_words() -> None:
+    """A command that prints why it ends says it in the verdict."""
+    assert the_fault(an_end(code=2, output="usage: train.py\ntrain.py: error: no such argument\n\n")).quote.endswith("no such argument")
+    assert the_fault(an_end(code=2, output="\x1b[2J\0\x07")).quote == "ended with status 2"
+    assert len(the_fault(an_end(code=2, output="x" * 100_000)).quote) < 300
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(137, "worker-sigkill"), (139, "worker-sigsegv"), (143, "worker-sigterm"), (130, "worker-sigint")]
+)
+def test_a_shell_that_passes_a_signal_on_is_understood(status: int, kind: str) -> None:
+    """``bash run.sh`` ends with 128 and the number; two of those at one step are not the user's error."""
+    fault = the_fault(an_end(code=status))
+    assert fault.kind == kind
+    assert f"status {status}" in fault.quote
+
+
+@pytest.mark.parametrize("status", [1, 2, 7, 127, 128, 160, 255])
+def test_other_statuses_are_statuses(status: int) -> None:
+    """128 alone, a real-time signal's number and -1 are a program's own words."""
+    assert the_fault(an_end(code=status)).kind == "worker-exit-code"
+
+
+def test_a_traceback_beats_the_shells_reading() -> None:
+    """A script that ends with 130 after an exception says why."""
+    assert the_fault(an_end(code=143, output=TRACEBACK)).kind == "worker-exception"
+
+
+LINE = "Out of memory: Killed process 4711 (python)"
+
+
+def test_a_kill_for_want_of_memory_is_told_by_the_kernels_words() -> None:
+    """The line itself is the quote."""
+    fault = the_fault(an_end(signal=9, oom=LINE))
+    assert (fault.kind, fault.quote) == ("worker-oom-killed", LINE)
+
+
+def test_a_kill_with_no_trace_in_the_kernels_log_is_a_kill_from_outside() -> None:
+    """Looked for and not found."""
+    fault = the_fault(an_end(signal=9, oom=None))
+    assert fault.kind == "worker-sigkill"
+    assert "memory" not in fault.quote
+
+
+def test_a_kernel_log_that_could_not_be_read_is_said_and_nothing_made_of_it() -> None:
+    """Blind is neither an out-of-memory kill nor the proof that there was none."""
+    fault = the_fault(an_end(signal=9, oom=Blind("/dev/kmsg: Operation not permitted")))
+    assert fault.kind == "worker-sigkill"
+    assert "whether memory ran out is not known: /dev/kmsg: Operation not permitted" in fault.quote
+
+
+def test_only_a_kill_can_be_for_want_of_memory() -> None:
+    """A line about the same process number does not explain a segmentation fault."""
+    assert the_fault(an_end(signal=11, oom=LINE)).kind == "worker-sigsegv"
+
+
+@pytest.mark.parametrize(("seconds", "kinds"), [(0.99, []), (1.0, ["worker-stopped"]), (60.0, ["worker-stopped"])])
+def test_a_stopped_worker_is_a_fault_from_its_grace_on(seconds: float, kinds: list[str]) -> None:
+    """A debugger that attaches stops one for a moment."""
+    stop = WorkerStop(node="n0", rank=0, at=5.0, signal=int(signal.SIGSTOP), seconds=seconds, step=7)
+    assert [fault.kind for fault in seen(stop, stopped_grace=1.0)] == kinds
+    assert all("SIGSTOP" in fault.quote and fault.at == 5.0 for fault in seen(stop))
+
+
+@pytest.mark.parametrize(
+    ("number", "why", "kind"),
+    [
+        (errno.EAGAIN, "fork: Resource temporarily unavailable", "worker-start-failed"),
+        (errno.ENOMEM, "fork: Cannot allocate memory", "worker-start-failed"),
+        (None, "no answer within 30 s", "worker-start-failed"),
+        (errno.ENOENT, "No such file or directory: 'trian'", "worker-command-not-runnable"),
+        (errno.EACCES, "Permission denied: 'train.sh'", "worker-command-not-runnable"),
+        (None, "start refused: [Errno 2] No such file or directory: 'trian'", "worker-command-not-runnable"),
+        (None, "start refused: [Errno 12] Cannot allocate memory", "worker-start-failed"),
+    ],
+)
+def test_a_command_that_cannot_run_is_told_from_a_node_that_cannot_start_it(number: int | None, why: str, kind: str) -> None:
+    """One is mended in the job or in a mount, the other by leaving the node."""
+    fault = the_fault(StartTrouble(node="n0", at=1.0, why=why, errno=number))
+    assert (fault.kind, fault.quote, fault.subject) == (kind, why, "node n0")
+
+
+def test_an_end_keeps_rank_node_step_and_time() -> None:
+    """Diagnosis compares them, history shows them."""
+    for end in (
+        an_end("n3", 5, 9.5, code=2),
+        an_end("n3", 5, 9.5, signal=9),
+        an_echo("n3", 5, 9.5),
+        an_end("n3", 5, 9.5, signal=9, oom=LINE),
+    ):
+        fault = the_fault(end)
+        assert (fault.node, fault.rank, fault.at, fault.step) == ("n3", 5, 9.5, 7)
+
+
+def test_the_grace_of_a_stopped_worker_is_a_second_unless_the_job_says_otherwise() -> None:
+    """The default of the limits that a user reads about."""
+    assert HangLimits().stopped_grace == 1.0

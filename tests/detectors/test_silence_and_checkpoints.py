@@ -1,0 +1,60 @@
+"""Silent agents and bad checkpoints: what is named, and what is left open."""
+
+from __future__ import annotations
+
+import pytest
+
+from detectors.catalogue import Level
+from detectors.evidence import Blind, CheckpointTrouble
+from tests.detectors.evidence_of import a_silence, seen, the_fault
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind", "level"),
+    [
+        (True, "agent-lost", Level.RESTART_PROCESS),
+        (False, "node-lost", Level.EVICT_NOW),
+        (Blind("the probe timed out"), "node-unknown", Level.EVICT_NOW),
+    ],
+)
+def test_a_second_look_tells_a_dead_agent_from_a_dead_node(answers: bool | Blind, kind: str, level: Level) -> None:  # noqa: FBT001
+    """A node that answers keeps its ranks; one that nobody could look at is not called lost, but cannot be used either."""
+    fault = the_fault(a_silence(node_answers=answers, step=7))
+    assert (fault.kind, fault.entry.level, fault.node, fault.step) == (kind, level, "n0", 7)
+    assert "its connection ended" in fault.quote
+
+
+def test_a_probe_that_could_not_run_is_quoted() -> None:
+    """Not seen is never healthy, and never dead."""
+    quote = the_fault(a_silence(node_answers=Blind("the probe timed out"))).quote
+    assert "could not be seen (the probe timed out)" in quote
+    assert "does not answer" not in quote
+
+
+@pytest.mark.parametrize("answers", [True, False, Blind("nobody looked")])
+def test_an_agent_that_speaks_is_no_fault_whatever_the_probe_says(answers: bool | Blind) -> None:  # noqa: FBT001
+    """Two signals have to agree before a node is left."""
+    assert seen(a_silence(why="", node_answers=answers)) == []
+
+
+def trouble(kind: str, why: str = "[Errno 28] No space left on device") -> CheckpointTrouble:
+    """Return what rank 0 said about the checkpoint of step 100."""
+    return CheckpointTrouble(node="n0", rank=0, at=1.0, kind=kind, path="/ckpt/step-00000100", why=why, step=100)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint-corrupt", "checkpoint-torn", "checkpoint-disk-full", "checkpoint-read-only"])
+def test_a_checkpoints_trouble_keeps_its_name_and_never_stops_the_job(kind: str) -> None:
+    """Training goes on through all of them."""
+    fault = the_fault(trouble(kind))
+    assert fault.kind == kind
+    assert fault.entry.level in (Level.RECORD, Level.WATCH)
+    assert "/ckpt/step-00000100" in fault.quote
+    assert "No space left" in fault.quote
+
+
+@pytest.mark.parametrize("word", ["checkpoint-melted", "", "job-hang", "worker-sigkill"])
+def test_a_word_we_do_not_know_is_a_failed_write_and_never_nothing(word: str) -> None:
+    """Nor may a worker speak of anything but checkpoints here."""
+    fault = the_fault(trouble(word))
+    assert fault.kind == "checkpoint-write-failed"
+    assert fault.signature == f"{word} /ckpt/step-00000100"
