@@ -1,0 +1,41 @@
+"""Holdfast keeps distributed PyTorch training running through faults.
+
+Importing this package imports neither torch nor Prefect; each name is fetched when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from holdfast.runtime.loader import Loader
+    from holdfast.runtime.sections import section
+    from holdfast.runtime.session import session
+    from holdfast.spec import Cluster, TrainingJob
+
+__version__: Final = "0.1.0"
+
+_HOMES: Final = {
+    "Cluster": "holdfast.spec",
+    "Loader": "holdfast.runtime.loader",
+    "TrainingJob": "holdfast.spec",
+    "section": "holdfast.runtime.sections",
+    "session": "holdfast.runtime.session",
+}
+
+__all__ = ["Cluster", "Loader", "TrainingJob", "__version__", "section", "session"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 (a name of any kind)
+    """Fetch a public name from the module that defines it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return sorted(__all__)

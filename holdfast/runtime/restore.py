@@ -1,0 +1,106 @@
+"""Find the newest whole checkpoint, all ranks together, and say what is wrong with those that are not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from holdfast.runtime import manifest
+from holdfast.runtime.manifest import Manifest, Unusable
+from holdfast.runtime.state import Misfit, Training
+from holdfast.runtime.storage import Reader
+from holdfast.runtime.trouble import Teller, Trouble
+from holdfast.runtime.world import World
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The newest whole checkpoint, if any, and the unusable ones that are newer."""
+
+    folder: Path | None
+    manifest: Manifest | None
+    skipped: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A folder named as a checkpoint, with its manifest or what is wrong with it."""
+
+    folder: Path
+    manifest: Manifest | None
+    trouble: Trouble | None
+
+
+def newest_whole(directory: Path, world: World) -> Found:
+    """Return the newest checkpoint below *directory* whose every byte is as it was written.
+
+    Rank 0 says which folders there are, for a shared file system may show them to others later; each rank then checks its
+    share of the files.
+    """
+    skipped: list[Path] = []
+    listed = world.told(_candidates(directory) if world.rank == 0 else [])
+    if isinstance(listed, OSError):
+        raise listed  # on every rank: going on from nothing because a folder cannot be listed would throw work away
+    for candidate in listed:
+        trouble = candidate.trouble or _first(world.gather(_trouble_in_share(candidate, world)))
+        if trouble is None:
+            return Found(candidate.folder, candidate.manifest, tuple(skipped))
+        skipped.append(candidate.folder)
+        if world.rank == 0:
+            Teller().tell(trouble, int(candidate.folder.name.removeprefix("step-")), candidate.folder)
+    return Found(None, None, tuple(skipped))
+
+
+def load(training: Training, folder: Path, world: World) -> dict[str, Any]:
+    """Load the whole checkpoint in *folder* into *training*; raise `Misfit` on every rank when it fits not on any."""
+    progress, why = _attempt(training, folder, world)
+    first = _first(world.gather(why))
+    if progress is None or first is not None:
+        raise Misfit(
+            f"{folder} is whole, but it is not a checkpoint of this job: {first}. "
+            "Restore the model and optimizer that wrote it, or name another checkpoint directory."
+        )
+    return progress
+
+
+def _attempt(training: Training, folder: Path, world: World) -> tuple[dict[str, Any] | None, str | None]:
+    """Load on this rank; return the progress, or why not."""
+    try:
+        return training.load(Reader(folder), world.rank), None
+    except Exception as error:  # noqa: BLE001 (whatever one rank meets, all must hear of it, or they wait for it in vain)
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _candidates(directory: Path) -> list[_Candidate] | OSError:
+    """Return what *directory* holds, newest first, or why it cannot be listed."""
+    try:
+        return [_candidate(folder) for folder in manifest.candidates(directory)]
+    except OSError as error:
+        return error
+
+
+def _candidate(folder: Path) -> _Candidate:
+    """Read the manifest in *folder*."""
+    try:
+        return _Candidate(folder, manifest.read(folder), None)
+    except Unusable as unusable:
+        return _Candidate(folder, None, Trouble(unusable.flaw, unusable.why))
+
+
+def _trouble_in_share(candidate: _Candidate, world: World) -> Trouble | None:
+    """Check this rank's share of the files of *candidate*."""
+    assert candidate.manifest is not None
+    try:
+        for name, file in manifest.share(candidate.manifest.files, world.rank, world.size):
+            manifest.check(candidate.folder, name, file)
+    except Unusable as unusable:
+        return Trouble(unusable.flaw, unusable.why)
+    return None
+
+
+def _first(values: list[T | None]) -> T | None:
+    """Return the first value that is one."""
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,25 @@
+"""Declared long sections: a compile, a save or an evaluation is not a hang while it keeps to its own limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from holdfast.runtime.link import link
+
+
+@contextmanager
+def section(name: str, limit: float | timedelta | None = None) -> Iterator[None]:
+    """Declare that the block takes long: up to *limit* (seconds), or the job's own limit for sections.
+
+    Without it a rank that commits no step for several times the usual step time is taken for hung.
+    """
+    seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"section '{name}': the limit is {limit!r}, but must be a number of seconds above 0")
+    link().section(name, seconds, begin=True)
+    try:
+        yield
+    finally:
+        link().section(name, seconds, begin=False)

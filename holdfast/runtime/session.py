@@ -1,0 +1,272 @@
+"""The user's side: what to keep, where training stands, and the loop over its steps."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from holdfast.runtime import rng
+from holdfast.runtime.buckets import M, settled
+from holdfast.runtime.checkpoint import Keeping, Saver
+from holdfast.runtime.link import link
+from holdfast.runtime.restore import load, newest_whole
+from holdfast.runtime.sections import section
+from holdfast.runtime.state import Stateful, Training, unwrapped
+from holdfast.runtime.world import World, join
+
+EVERY: Final = 100
+"""Steps between checkpoints unless the session or the job says otherwise."""
+
+KEEP: Final = 2
+"""Whole checkpoints that stay: with two, a damaged newest one costs one interval and not the job."""
+
+_log = logging.getLogger("holdfast.runtime")
+
+
+class Step:
+    """One step of training, from the moment it is handed out until it is committed."""
+
+    def __init__(self, session: Session, number: int) -> None:
+        self.number = number
+        """Counted from 1 over the whole job; after its commit so many steps are done."""
+        self._session, self._start, self.committed = session, time.perf_counter(), False
+
+    def commit(self, loss: Tensor | float | None = None) -> None:
+        """Declare the step done, with its *loss* (a number or a tensor of one element); save when it is time."""
+        if self.committed:
+            raise RuntimeError(f"step {self.number} is committed already: call commit once, at the end of the step")
+        number = _number(loss)
+        self.committed = True
+        self._session._done(self.number, number, time.perf_counter() - self._start)  # noqa: SLF001 (the two are one thing)
+
+
+class Session(AbstractContextManager["Session"]):
+    """Training that is watched and kept: made by `session`, entered with ``with``."""
+
+    def __init__(self, training: Training, keeping: Keeping | None) -> None:
+        self._training, self._keeping = training, keeping
+        self._world: World | None = None
+        self._saver: Saver | None = None
+        self._generators: rng.State | None = None
+        self._tried = 0
+        """The last step that was loaded, saved, or failed to be saved."""
+        self._until: int | None = None
+        self._made_group = False
+        self.step = 0
+        """The last committed step; 0 before the first."""
+        self.loss: float | None = None
+        """The loss committed with it."""
+        self.saved: int | None = None
+        """The last step whose checkpoint stands, of those that this run saved or loaded."""
+        self.resumed_from: Path | None = None
+        """The checkpoint that this run goes on from."""
+        self.extra = training.extra
+
+    def __enter__(self) -> Self:
+        """Announce this worker, join the other ranks, and go back to the newest whole checkpoint."""
+        _report_what_nobody_catches()
+        link().hello()
+        start = time.monotonic()
+        self._made_group = join(_device_of(self._training.model))
+        self._world = World.present()
+        link().mark("group", time.monotonic() - start)
+        start = time.monotonic()
+        self._restore(self._world)
+        link().mark("load", time.monotonic() - start)
+        link().resumed(self.step, self.resumed_from)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """After a clean end save the last step, unless it is saved, and say goodbye."""
+        if kind is not None:
+            return
+        if self._saver is not None and self.step > self._tried and self._keeping is not None and self._keeping.every > 0:
+            self._save()
+        link().bye(self.step)
+        if self._made_group:
+            atexit.register(_leave_group)
+
+    def steps(self, until: int | None = None) -> Iterator[Step]:
+        """Hand out the steps from the first one not yet done up to *until* (without it: without end)."""
+        if self._world is None:
+            raise RuntimeError("the session has not begun: use `with holdfast.session(...) as session:` around the loop")
+        if until is not None and until < 0:
+            raise ValueError(f"steps(until={until}): the number of steps cannot be negative")
+        self._until = until
+        if self._generators is not None:  # not sooner: what was built since the restore may have drawn numbers
+            rng.apply(self._generators)
+            self._generators = None
+        while until is None or self.step < until:
+            step = Step(self, self.step + 1)
+            link().step = step.number
+            yield step
+            if not step.committed:
+                raise RuntimeError(f"step {step.number} was not committed: call step.commit(loss) at its end, or break to stop early")
+
+    def section(self, name: str, limit: float | timedelta | None = None) -> AbstractContextManager[None]:
+        """Declare a long section: `holdfast.section`."""
+        return section(name, limit)
+
+    def settled(self, model: M) -> M:
+        """Return *model* (fresh from DDP) with its order of summation settled: needed for losses equal to the bit after a restart."""
+        return settled(model)
+
+    def _done(self, number: int, loss: float | None, seconds: float) -> None:
+        """Take note of a committed step."""
+        self.step, self.loss = number, loss
+        link().beat(number, loss, seconds, self._until)
+        if self._keeping is not None and (self._keeping.due(number) or (number == self._until and self._keeping.every > 0)):
+            self._save()
+
+    def _save(self) -> None:
+        """Save the present state, in a section of its own."""
+        self._tried = self.step
+        if self._saver is None or self._world is None:
+            return
+        if World.present() != self._world:
+            _log.warning("step %d is not saved: the process group is not the one the session began with; end the session first", self.step)
+            return
+        with section("checkpoint"):
+            state = self._training.collect({"step": self.step, "loss": self.loss}, self._world.rank)
+            if self._saver.save(state, self.step, lowest=self._training.buffers()):
+                self.saved = self.step
+
+    def _restore(self, world: World) -> None:
+        """Take the state of the newest whole checkpoint, if there is one."""
+        if self._keeping is None:
+            return
+        self._training.check()
+        self._saver = Saver(self._keeping, world, link().generation)
+        found = newest_whole(self._keeping.directory, world)
+        self._saver.corrupt.update(found.skipped)
+        if world.rank == 0:
+            self._saver.clear()
+        if found.folder is None:
+            return
+        progress = load(self._training, found.folder, world)
+        self.step = self._tried = self.saved = progress["step"]
+        self.loss, self._generators = progress["loss"], progress["rng"]
+        self.resumed_from = found.folder
+
+
+def session(  # noqa: PLR0913 (each is one thing of the user's, all but the first optional, all by name)
+    *,
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    schedulers: Stateful | Sequence[Stateful] | None = None,
+    data: Stateful | None = None,
+    extra: MutableMapping[str, Any] | None = None,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    save_every: int | None = None,
+    keep: int | None = None,
+) -> Session:
+    """Keep training: beat for the agent if there is one, and save and resume if there is a checkpoint directory.
+
+    Args:
+        model: the module, wrapped by DDP or not; it is stored under the names of the unwrapped one.
+        optimizer: one, or several.
+        schedulers: one, or several; anything with ``state_dict`` and ``load_state_dict``.
+        data: a `Loader`, or anything else with ``state_dict`` and ``load_state_dict``; kept for each rank by itself.
+        extra: more things of that kind, or plain values, by name; the same on every rank. Plain values are put back into the mapping.
+        checkpoint_dir: default: ``HOLDFAST_CHECKPOINT_DIR``, which the agent sets; without either nothing is saved.
+        save_every: steps between checkpoints, 0 for none; default: ``HOLDFAST_SAVE_EVERY``, else 100.
+        keep: whole checkpoints that stay; default: ``HOLDFAST_KEEP``, else 2.
+    """
+    training = Training(
+        model=unwrapped(_instance("model", model, nn.Module)),
+        optimizers=_several("optimizer", optimizer, Optimizer),
+        schedulers=_several("schedulers", schedulers, Stateful),
+        data=None if data is None else _instance("data", data, Stateful),
+        extra={} if extra is None else _instance("extra", extra, MutableMapping),
+    )
+    return Session(training, _keeping(checkpoint_dir, save_every, keep, os.environ))
+
+
+def _keeping(
+    directory: str | os.PathLike[str] | None, every: int | None, keep: int | None, environment: Mapping[str, str]
+) -> Keeping | None:
+    """Return where and how often to save, from the arguments or else from *environment*."""
+    place = directory or environment.get("HOLDFAST_CHECKPOINT_DIR")
+    plan = {
+        "every": _count("save_every", every, environment.get("HOLDFAST_SAVE_EVERY"), EVERY, least=0),
+        "keep": _count("keep", keep, environment.get("HOLDFAST_KEEP"), KEEP, least=1),
+    }
+    return Keeping(directory=Path(place).absolute(), **plan) if place else None
+
+
+def _count(name: str, given: int | None, wanted: str | None, default: int, *, least: int) -> int:
+    """Return the number for *name*: as given, else as the environment says, else the default."""
+    value: object = given if given is not None else (wanted or default)
+    try:
+        number = int(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        number = least - 1
+    if number < least:
+        raise ValueError(f"{name} is {value!r}, but must be a whole number of at least {least}")
+    return int(number)
+
+
+def _instance(name: str, value: Any, kind: type[Any]) -> Any:  # noqa: ANN401 (checked here)
+    """Return *value* if it is a *kind*; else say what was given where."""
+    if isinstance(value, kind):
+        return value
+    wanted = "something with state_dict() and load_state_dict()" if kind is Stateful else f"a {kind.__name__}"
+    raise TypeError(f"session({name}=...) got a {type(value).__name__}, but must be {wanted}")
+
+
+def _several(name: str, value: Any, kind: type[Any]) -> tuple[Any, ...]:  # noqa: ANN401 (as above)
+    """Return one thing, several or none as a tuple."""
+    if value is None:
+        return ()
+    return tuple(_instance(name, one, kind) for one in (value if isinstance(value, list | tuple) else [value]))
+
+
+def _number(loss: Tensor | float | None) -> float | None:
+    """Return *loss* as a number, without rounding; fetch it from its device once."""
+    if loss is None:
+        return None
+    if isinstance(loss, Tensor) and loss.numel() != 1:
+        raise TypeError(f"step.commit(loss) got a tensor of shape {tuple(loss.shape)}: reduce it to one number first, e.g. loss.mean()")
+    try:
+        return float(loss.item() if isinstance(loss, Tensor) else loss)
+    except (TypeError, ValueError):
+        raise TypeError(f"step.commit(loss) got a {type(loss).__name__}, but must be a number or a tensor of one element") from None
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """Return where *model* lives."""
+    return next((value.device for value in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+def _leave_group() -> None:
+    """Take down the group that a session made, once the script has ended well."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _report_what_nobody_catches() -> None:
+    """Send the exception that ends this process to the agent, with the step that was in work."""
+    if not link().attached or getattr(sys.excepthook, "of_holdfast", False):
+        return
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        link().exception(error)
+        before(kind, error, trace)
+
+    hook.of_holdfast = True  # type: ignore[attr-defined]
+    sys.excepthook = hook

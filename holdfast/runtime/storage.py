@@ -1,0 +1,226 @@
+"""`torch.distributed.checkpoint`, with digests taken while it writes and no code run while it reads.
+
+What DCP does by itself: tensors are read with ``weights_only``; but its ``.metadata`` is a pickle, and values that are
+not tensors are read back with ``weights_only=False``. So a checkpoint here holds tensors alone (`tree.to_bytes`), and
+``.metadata`` goes through an unpickler that knows DCP's own classes and no others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import warnings
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+METADATA: Final = ".metadata"
+"""The file in which DCP says which tensor lies where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One file as it was handed to the disk: its *size* in bytes and its *sha256*."""
+
+    size: int
+    sha256: str
+
+
+class _DigestingStream:
+    """A file being written, whose digest grows with it: the bytes are judged as they were meant, not as the disk returns them."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw, self._digest, self._size = raw, hashlib.sha256(), 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write all of *data*."""
+        written = self._raw.write(data)
+        self._digest.update(data)
+        self._size += written
+        return written
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (tell, flush, fileno and close are the file's own)
+        return getattr(self._raw, name)
+
+    def written(self) -> Written:
+        """Return size and digest of what was written so far."""
+        return Written(self._size, self._digest.hexdigest())
+
+
+class _DigestingFiles(FileSystem):
+    """DCP's file system, keeping the digest of every file and the first error of the world, which torch may hide."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, Written] = {}
+        self.error: OSError | None = None
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
+        """Open *path*; remember its digest when it is closed."""
+        with self._remembering(), super().create_stream(path, mode) as raw:
+            stream = _DigestingStream(cast("IO[bytes]", raw))
+            yield stream
+            if not stream.closed:
+                stream.flush()
+            self.written[Path(path).name] = stream.written()
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """Make the folder *path*."""
+        with self._remembering():
+            super().mkdir(path)
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        """Rename a file, and what is known of it."""
+        with self._remembering():
+            super().rename(path, new_path)
+            self.written[Path(new_path).name] = self.written.pop(Path(path).name)
+
+    @contextmanager
+    def _remembering(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+
+class _Writer(FileSystemWriter):
+    """DCP's writer over files that digest."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, sync_files=True)
+        self.files = _DigestingFiles()
+        self.fs = self.files
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[Any]]:
+        """Write this rank's part; an error leaves as plain words, for DCP pickles it to the other ranks."""
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:  # noqa: BLE001 (one rank that cannot pickle its error would leave the others waiting)
+            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+
+
+class _Planner(DefaultSavePlanner):
+    """DCP's planner, spreading replicated tensors over the ranks, except those named in *lowest*."""
+
+    def __init__(self, lowest: frozenset[str]) -> None:
+        super().__init__()
+        self._lowest = lowest
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Leave each tensor in *lowest* to the first rank that has it.
+
+        Buffers (running statistics) differ between DDP's ranks until the next forward pass takes those of rank 0: saving
+        another rank's would make a resumed run differ.
+        """
+        seen: set[Any] = set()
+        plans = []
+        for plan in all_plans:
+            mine = [item for item in plan.items if item.index not in seen]
+            seen.update(item.index for item in plan.items if item.index.fqn in self._lowest)
+            plans.append(replace(plan, items=mine))
+        return super().create_global_plan(plans)
+
+
+class StorageTrouble(Exception):
+    """A checkpoint could not be written; *cause* is this rank's own error, if the trouble is this rank's."""
+
+    def __init__(self, words: str, cause: OSError | None) -> None:
+        super().__init__(words, cause)
+        self.words, self.cause = words, cause
+
+
+def write(tensors: Mapping[str, Tensor], folder: Path, *, lowest: frozenset[str], grouped: bool) -> dict[str, Written]:
+    """Save *tensors* below *folder*, all ranks together; return the files that this rank wrote.
+
+    Raises `StorageTrouble` on every rank when it failed on any. The loss of a peer goes through as torch raises it.
+    """
+    writer = _Writer(folder)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # DCP warns that one process without a group is one process
+            save(dict(tensors), storage_writer=writer, planner=_Planner(lowest), no_dist=not grouped)
+    except CheckpointException as failed:
+        for error, _ in failed.failures.values():
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise error from None
+        raise StorageTrouble(_first_words(failed), writer.files.error) from failed
+    return writer.files.written
+
+
+def _first_words(failed: CheckpointException) -> str:
+    """Return what the first failing rank said."""
+    rank, (error, _) = min(failed.failures.items())
+    return f"rank {rank}: {type(error).__name__}: {error}"
+
+
+class _Unpickler(pickle.Unpickler):
+    """Read DCP's metadata: its own classes, torch's dtypes and layouts, and nothing that could act."""
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 (the type of the overridden method)
+        """Return the class *name* of *module* if DCP's metadata may hold it."""
+        torch_value = module == "torch" and (name == "Size" or isinstance(getattr(torch, name, None), torch.dtype))
+        known = {
+            "torch.serialization": {"_get_layout"},
+            "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+            "torch.distributed.checkpoint.metadata": {
+                "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex",
+                "StorageMeta", "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+            },
+            "pathlib": {"PosixPath"},
+        }  # fmt: skip
+        if torch_value or name in known.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint's metadata")
+
+
+class Reader(FileSystemReader):
+    """DCP's reader of one checkpoint, with its metadata read once and safely."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        with (folder / METADATA).open("rb") as file:
+            self._metadata: Metadata = _Unpickler(file).load()
+        self._metadata.storage_meta = self._metadata.storage_meta or StorageMeta()
+
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:  # noqa: ARG002 (DCP's signature)
+        """Return the metadata."""
+        return self._metadata
+
+    def stored(self, key: str) -> TensorStorageMetadata:
+        """Return size and type of the tensor stored as *key*; raise ``KeyError`` if there is none."""
+        found = self._metadata.state_dict_metadata[key]
+        if not isinstance(found, TensorStorageMetadata):
+            raise KeyError(key)
+        return found
+
+    def has(self, key: str) -> bool:
+        """Say whether a tensor is stored as *key*."""
+        return isinstance(self._metadata.state_dict_metadata.get(key), TensorStorageMetadata)
+
+    def empty(self, key: str) -> Tensor:
+        """Return an empty tensor that fits what is stored as *key*."""
+        found = self.stored(key)
+        return torch.empty(found.size, dtype=found.properties.dtype)
+
+    def fill(self, tensors: dict[str, Tensor]) -> None:
+        """Read each of *tensors* from what is stored under its key; every rank for itself, no communication."""
+        if not tensors:
+            return
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as in `write`
+            load(tensors, storage_reader=self, planner=planner, no_dist=True)

@@ -1,0 +1,53 @@
+"""Name what is wrong with a checkpoint's storage, and say each cause once."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast.runtime.link import link
+
+_log = logging.getLogger("holdfast.runtime")
+
+_KINDS: Final = {
+    errno.ENOSPC: "checkpoint-disk-full",
+    errno.EDQUOT: "checkpoint-disk-full",
+    errno.EROFS: "checkpoint-read-only",
+    errno.EACCES: "checkpoint-read-only",
+    errno.EPERM: "checkpoint-read-only",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A fault *kind* of a checkpoint, and *why*."""
+
+    kind: str
+    why: str
+
+    @classmethod
+    def of(cls, error: OSError) -> Trouble:
+        """Judge an error of the file system."""
+        return cls(_KINDS.get(error.errno or 0, "checkpoint-write-failed"), error.strerror or str(error))
+
+
+class Teller:
+    """Report troubles to the agent and on standard error: each cause once, until a save has succeeded."""
+
+    def __init__(self) -> None:
+        self._told: set[Trouble] = set()
+
+    def tell(self, trouble: Trouble, step: int | None, path: Path) -> None:
+        """Report *trouble* with the checkpoint of *step* at *path*, unless this cause is known already."""
+        if trouble in self._told:
+            return
+        self._told.add(trouble)
+        link().trouble(trouble.kind, step, path, trouble.why)
+        _log.warning("%s: %s: %s", trouble.kind, path, trouble.why)
+
+    def forget(self) -> None:
+        """Take every cause for news again: a save succeeded."""
+        self._told.clear()

@@ -1,0 +1,82 @@
+"""The agent's end of the worker protocol: a real socket that writes down what workers say and answers as told."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from holdfast.wire import LineBuffer, Message, encode, listen
+from tests.waiting import wait_until
+
+
+class AgentDouble:
+    """Listens at *path*; every message is kept in the order in which it came, per connection."""
+
+    def __init__(self, path: Path, *, leave: bool = True, reading: bool = True) -> None:
+        self.path, self.leave = path, leave
+        self.silent = False
+        """Whether questions stay unanswered."""
+        self.heard: list[Message] = []
+        self._connections: list[socket.socket] = []
+        self._reading = threading.Event()
+        if reading:
+            self._reading.set()
+        self._server = listen(path)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that make a worker find this agent."""
+        return {"HOLDFAST_SOCKET": str(self.path), "HOLDFAST_GENERATION": "1"}
+
+    def of(self, kind: str) -> list[Message]:
+        """Return all messages of one kind."""
+        return [message for message in list(self.heard) if message["t"] == kind]
+
+    def wait_for(self, kind: str, count: int = 1, **fields: Any) -> list[Message]:
+        """Wait until *count* messages of *kind* with these *fields* have come."""
+
+        def found() -> list[Message]:
+            return [message for message in self.of(kind) if fields.items() <= message.items()]
+
+        wait_until(lambda: len(found()) >= count, seconds=20, explain=lambda: f"heard: {self.heard[-20:]}")
+        return found()
+
+    def read_on(self) -> None:
+        """Begin to read, after having been made not to."""
+        self._reading.set()
+
+    def vanish(self) -> None:
+        """Be gone: no socket, no connections."""
+        self.path.unlink(missing_ok=True)
+        for line in (self._server, *self._connections):
+            with suppress(OSError):  # the worker may have hung up already
+                line.shutdown(socket.SHUT_RDWR)  # closing alone does not wake a thread that waits for it
+            line.close()
+
+    close = vanish
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            self._connections.append(connection)
+            threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
+
+    def _listen(self, connection: socket.socket) -> None:
+        lines = LineBuffer()
+        self._reading.wait()
+        try:
+            while data := connection.recv(65536):
+                for message in lines.feed(data):
+                    self.heard.append(message)
+                    if message["t"] == "commit?" and not self.silent:
+                        why = "this generation is the current one" if self.leave else "generation 2 is the current one"
+                        connection.sendall(encode({"re": message["id"], "ok": self.leave, "why": why}))
+        except OSError:
+            return

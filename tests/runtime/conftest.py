@@ -1,0 +1,44 @@
+"""Real ranks, and an agent that writes down what workers say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.runtime.agent_double import AgentDouble
+from tests.runtime.ranks import Ranks
+
+REAL_RANKS_SECONDS = 90
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests with real ranks the time that several interpreters on few cores may take."""
+    for item in items:
+        if "ranks" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(REAL_RANKS_SECONDS))
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Give a process that forks ranks with torch already imported."""
+    server = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentDouble]:
+    """Give an agent's end of the worker protocol, on a real unix socket."""
+    double = AgentDouble(tmp_path_factory.mktemp("a") / "s")
+    yield double
+    double.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_agent_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what the caller's shell says about Holdfast and ranks away from the sessions in this process."""
+    for name in ("SOCKET", "CHECKPOINT_DIR", "SAVE_EVERY", "KEEP", "GENERATION"):
+        monkeypatch.delenv(f"HOLDFAST_{name}", raising=False)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,128 @@
+"""Run a scenario on real gloo ranks: `Ranks` starts them, and tells what each returned or how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How one rank ended: its exit *status* (negative: the signal), what it *told*, and its *log*."""
+
+    status: int
+    told: Any
+    log: str
+
+
+class Run:
+    """Ranks at work; `wait` for their ends."""
+
+    def __init__(self, server: subprocess.Popen[str], folder: Path) -> None:
+        self._server, self._folder = server, folder
+        self.ended = False
+        self.pids: list[int] = self._answer()["pids"]
+
+    def wait(self) -> list[Ended]:
+        """Return how each rank ended."""
+        statuses = self._answer()["statuses"]
+        self.ended = True
+        return [Ended(status, self._told(rank), (self._folder / f"{rank}.log").read_text()) for rank, status in enumerate(statuses)]
+
+    def told(self) -> list[Any]:
+        """Return what each rank told, all having ended well."""
+        ended = self.wait()
+        logs = "\n".join(f"--- rank {rank}: {one.status}\n{one.log}" for rank, one in enumerate(ended))
+        assert all(one.status == 0 for one in ended), logs
+        return [one.told for one in ended]
+
+    def _told(self, rank: int) -> Any:
+        path = self._folder / f"{rank}.json"
+        return json.loads(path.read_text() or "null")
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._server.stdout is not None
+        line = self._server.stdout.readline()
+        assert line, f"the rank server ended: {self._server.poll()}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+class Ranks:
+    """A process that has torch imported and forks ranks from itself; one run at a time."""
+
+    def __init__(self, base: Path) -> None:
+        self._base, self._runs = base, 0
+        self._latest: Run | None = None
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.runtime.rank_server"],
+            cwd=ROOT,
+            env=environment | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._server.stdout is not None
+        assert "ready" in self._server.stdout.readline()
+
+    def start(self, scenario: str, ranks: int, environment: Mapping[str, str] | None = None, **arguments: Any) -> Run:
+        """Start *scenario* (a function of ``scenarios.py``) on so many *ranks*."""
+        self._end_latest()
+        self._runs += 1
+        folder = self._base / str(self._runs)
+        folder.mkdir()
+        world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        order = {
+            "scenario": f"tests.runtime.scenarios:{scenario}",
+            "ranks": ranks,
+            "folder": str(folder),
+            "environment": {**world, **(environment or {})},
+            "arguments": {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()},
+        }
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(order) + "\n")
+        self._server.stdin.flush()
+        self._latest = Run(self._server, folder)
+        return self._latest
+
+    def run(self, scenario: str, ranks: int = 1, environment: Mapping[str, str] | None = None, **arguments: Any) -> list[Any]:
+        """Run *scenario* and return what each rank told."""
+        return self.start(scenario, ranks, environment, **arguments).told()
+
+    def _end_latest(self) -> None:
+        """End the ranks that a test which failed in the middle has left at work."""
+        if self._latest is None or self._latest.ended:
+            return
+        for pid in self._latest.pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._latest.wait()
+
+    def close(self) -> None:
+        """End the server."""
+        self._end_latest()
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait(10)
+        assert self._server.stdout is not None
+        self._server.stdout.close()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

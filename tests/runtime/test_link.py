@@ -1,0 +1,218 @@
+"""The worker's line to its agent: says all that matters, and never holds training up."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime.link import QUEUE, Link
+from holdfast.wire import listen
+from tests.runtime.agent_double import AgentDouble
+from tests.runtime.ranks import ROOT
+from tests.waiting import wait_until
+
+Lines = Callable[..., Link]
+
+
+@pytest.fixture
+def line_to() -> Iterator[Lines]:
+    """Give lines that are hung up when the test ends."""
+    made: list[Link] = []
+
+    def line_to(path: Path, **options: int) -> Link:
+        made.append(Link(path, **options))
+        return made[-1]
+
+    yield line_to
+    for line in made:
+        line.mute()
+
+
+@pytest.fixture
+def deaf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentDouble]:
+    """Give an agent that takes connections and does not read."""
+    double = AgentDouble(tmp_path_factory.mktemp("a") / "s", reading=False)
+    yield double
+    double.close()
+
+
+def test_every_message_arrives_as_it_was_said(line_to: Lines, agent: AgentDouble) -> None:
+    """The protocol, word for word; losses travel to the last bit, NaN too."""
+    line = line_to(agent.path, rank=3, generation=5)
+    line.mark("group", 0.25)
+    line.resumed(8, Path("/c/step-00000008"))
+    line.resumed(0, None)
+    line.beat(9, 0.1 + 0.2, 0.5, 10)
+    line.beat(10, math.nan, 0.5, None)
+    line.section("evaluation", 60.0, begin=True)
+    line.saved(10, Path("/c/step-00000010"), 0.1, 77)
+    line.trouble("checkpoint-torn", None, Path("/c"), "why")
+    line.bye(10)
+    agent.wait_for("bye")
+    assert math.isnan(agent.heard.pop(5)["loss"])
+    assert agent.heard == [
+        {"t": "hello", "protocol": 1, "rank": 3, "generation": 5},
+        {"t": "mark", "name": "group", "seconds": 0.25},
+        {"t": "resumed", "step": 8, "path": "/c/step-00000008"},
+        {"t": "resumed", "step": 0, "path": None},
+        {"t": "beat", "step": 9, "loss": 0.30000000000000004, "seconds": 0.5, "until": 10},
+        {"t": "section", "name": "evaluation", "limit_s": 60.0, "begin": True},
+        {"t": "saved", "step": 10, "path": "/c/step-00000010", "seconds": 0.1, "size": 77},
+        {"t": "trouble", "kind": "checkpoint-torn", "step": None, "path": "/c", "why": "why"},
+        {"t": "bye", "step": 10},
+    ]
+
+
+def test_an_exception_leaves_once_with_the_step_in_work(line_to: Lines, agent: AgentDouble) -> None:
+    """The first exception is the one that counts."""
+    line = line_to(agent.path)
+    line.step = 4
+    line.exception(ValueError("first"))
+    line.exception(ValueError("second"))
+    told = agent.wait_for("exception")
+    assert [(one["type"], one["message"], one["step"]) for one in told] == [("ValueError", "first", 4)]
+
+
+def test_without_an_agent_nothing_happens() -> None:
+    """No variable, no socket, no thread; a checkpoint may be committed."""
+    line = Link.from_env({})
+    threads = threading.active_count()
+    line.hello()
+    line.beat(1, 1.0, 1.0, 1)
+    line.exception(ValueError())
+    line.bye(1)
+    assert line.may_commit(1).ok
+    assert (line.attached, threading.active_count()) == (False, threads)
+
+
+def test_a_line_that_cannot_be_opened_is_ignored(line_to: Lines, tmp_path: Path) -> None:
+    """Nobody listens there (any more): training goes on, but commits nothing."""
+    line = line_to(tmp_path / "nobody")
+    line.beat(1, 1.0, 1.0, 1)
+    assert line.may_commit(1).ok is False
+    assert line.attached is False
+
+
+def test_an_agent_that_does_not_read_holds_nothing_up_and_loses_old_beats_only(line_to: Lines, deaf: AgentDouble) -> None:
+    """Ten thousand beats into a full line return at once; when the agent reads on, the newest beats and every other word are there."""
+    line = line_to(deaf.path)
+    line.section("long", None, begin=True)
+    begin = time.process_time()
+    for step in range(1, 10_001):
+        line.beat(step, 0.5, 0.1, 10_000)
+    line.section("long", None, begin=False)
+    assert len(line._queue) <= QUEUE
+    assert time.process_time() - begin < 5  # of computing; waiting for the agent would never end
+    deaf.read_on()
+    deaf.wait_for("section", 2)
+    steps = [beat["step"] for beat in deaf.of("beat")]
+    assert steps == sorted(steps)
+    assert len(steps) < 10_000
+    assert steps[-(QUEUE - 10) :] == list(range(10_001 - (QUEUE - 10), 10_001))
+
+
+def test_what_stayed_behind_follows_by_itself(line_to: Lines, deaf: AgentDouble) -> None:
+    """A section that began into a full line reaches the agent although nothing is said after it."""
+    line = line_to(deaf.path)
+    for step in range(2000):
+        line.beat(step, 0.5, 0.1, None)
+    line.section("evaluation", 600, begin=True)
+    deaf.read_on()
+    deaf.wait_for("section", name="evaluation")
+    wait_until(lambda: not any(thread.name == "holdfast-link" for thread in threading.enumerate()), seconds=5)
+
+
+def test_an_agent_that_ends_in_the_middle_is_ignored(line_to: Lines, agent: AgentDouble) -> None:
+    """Beats after its end go nowhere, quietly."""
+    line = line_to(agent.path)
+    line.hello()
+    agent.wait_for("hello")
+    agent.vanish()
+    for step in range(100):
+        line.beat(step, 1.0, 1.0, None)
+    line.bye(100)
+    assert line.attached is False
+
+
+def test_leave_to_commit_is_the_agents_to_give(line_to: Lines, agent: AgentDouble) -> None:
+    """Yes and no arrive with their reasons; beats in between do not get in the way."""
+    line = line_to(agent.path)
+    line.beat(1, 1.0, 1.0, None)
+    assert (line.may_commit(1).ok, line.may_commit(2).ok) == (True, True)
+    agent.leave = False
+    refused = line.may_commit(3)
+    assert (refused.ok, refused.why) == (False, "generation 2 is the current one")
+
+
+def test_an_agent_that_does_not_answer_gives_no_leave(line_to: Lines, agent: AgentDouble) -> None:
+    """The question has a limit in time, and an answer that comes too late belongs to no other question."""
+    agent.silent = True
+    line = line_to(agent.path)
+    late = line.may_commit(1, seconds=0.05)
+    assert (late.ok, "does not answer" in late.why) == (False, True)
+
+
+def test_an_agent_that_answers_garbage_gives_no_leave(line_to: Lines, tmp_path: Path) -> None:
+    """What is not the protocol ends the line, not the training."""
+    server = listen(tmp_path / "s")
+    line = line_to(tmp_path / "s")
+    line.hello()
+    connection, _ = server.accept()
+    connection.sendall(b"\xff\xfe not json\n")
+    assert line.may_commit(1).ok is False
+    connection.close()
+    server.close()
+
+
+def test_a_forked_child_does_not_speak_for_its_parent(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data loader's worker neither beats nor holds the line open: the agent sees the end with the parent."""
+    script = (
+        "import os, sys, time\n"
+        "from holdfast.runtime.link import link\n"
+        "link().hello()\n"
+        "if os.fork() == 0:\n"
+        "    link().beat(1, 1.0, 1.0, None)\n"
+        "    link().bye(1)\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(60)\n"
+        "    os._exit(0)\n"
+        "sys.stdin.readline()\n"
+        "link().bye(7)\n"
+    )
+    ended = threading.Event()
+    closing = agent._listen
+
+    def watch(connection: socket.socket) -> None:
+        closing(connection)
+        ended.set()
+
+    monkeypatch.setattr(agent, "_listen", watch)
+    environment = os.environ | agent.environment | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        child = int(worker.stdout.readline())
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+        assert worker.wait(10) == 0
+        assert ended.wait(10), "the child holds the line open"
+        os.kill(child, 9)
+    assert [message["t"] for message in agent.heard] == ["hello", "bye"]
+    assert agent.heard[1]["step"] == 7
+
+
+def test_the_link_costs_no_torch() -> None:
+    """The starter of a worker uses it before there is torch, and `import holdfast` alone fetches nothing."""
+    code = "import sys, holdfast, holdfast.runtime.link as l; print('torch' in sys.modules, 'numpy' in sys.modules, l.link().attached)"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.split() == ["False", "False", "False"]

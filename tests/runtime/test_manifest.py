@@ -1,0 +1,195 @@
+"""Whatever happened to a checkpoint on the disk, it is seen before a byte of it is loaded."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.runtime import manifest
+from holdfast.runtime.manifest import Unusable
+from holdfast.runtime.storage import METADATA, Reader, Written
+from holdfast.runtime.world import World
+from tests.runtime.agent_double import AgentDouble
+from tests.runtime.damage import biggest, cut, flip_a_bit, lengthen, names, swap_for_a_folder
+
+ALONE = World(0, 1, "none")
+
+
+def save(directory: Path, until: int, every: int = 1) -> None:
+    """Train a small model in this process, without any agent, and save it."""
+    model = nn.Linear(16, 16)
+    with holdfast.session(model=model, checkpoint_dir=directory, save_every=every, keep=9) as session:
+        for step in session.steps(until=until):
+            with torch.no_grad():
+                model.weight.fill_(step.number)
+            step.commit(float(step.number))
+
+
+def usable(folder: Path) -> None:
+    """Check all of a checkpoint; raise what is wrong with it."""
+    whole = manifest.read(folder)
+    for name, file in whole.files.items():
+        manifest.check(folder, name, file)
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the manifest and seal it again, as another program could."""
+    path = folder / manifest.MANIFEST
+    values = json.loads(path.read_text())
+    del values["sha256"]
+    change(values)
+    values["sha256"] = manifest._digest_of(values)
+    path.write_text(json.dumps(values))
+
+
+DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
+    "a flipped bit in a data file": ("checkpoint-corrupt", "was changed", lambda folder: flip_a_bit(biggest(folder))),
+    "a flipped bit in the metadata": ("checkpoint-corrupt", "was changed", lambda folder: flip_a_bit(folder / METADATA)),
+    "a cut data file": ("checkpoint-torn", "is cut off", lambda folder: cut(biggest(folder))),
+    "an empty data file": ("checkpoint-torn", "is cut off", lambda folder: cut(biggest(folder), 0)),
+    "a data file with something behind it": (
+        "checkpoint-corrupt",
+        "was changed",
+        lambda folder: lengthen(biggest(folder)),
+    ),
+    "a missing data file": ("checkpoint-torn", "is missing", lambda folder: biggest(folder).unlink()),
+    "missing metadata": ("checkpoint-torn", "is missing", lambda folder: (folder / METADATA).unlink()),
+    "a missing manifest": ("checkpoint-torn", "has no manifest", lambda folder: (folder / manifest.MANIFEST).unlink()),
+    "an empty manifest": ("checkpoint-torn", "is not whole", lambda folder: cut(folder / manifest.MANIFEST, 0)),
+    "a torn manifest": ("checkpoint-torn", "is not whole", lambda folder: cut(folder / manifest.MANIFEST)),
+    "binary in the manifest": ("checkpoint-torn", "is not whole", lambda folder: (folder / manifest.MANIFEST).write_bytes(b"\xff\0{")),
+    "another JSON for manifest": ("checkpoint-corrupt", "not a manifest", lambda folder: (folder / manifest.MANIFEST).write_text("[1]")),
+    "an edited manifest": (
+        "checkpoint-corrupt",
+        "was changed",
+        lambda folder: (folder / manifest.MANIFEST).write_text((folder / manifest.MANIFEST).read_text().replace('"step": 3', '"step": 4')),
+    ),
+    "an unknown format": ("checkpoint-corrupt", "newer Holdfast", lambda folder: edit(folder, lambda values: values.update(format=99))),
+    "the manifest of another step": (
+        "checkpoint-corrupt",
+        "that of step 7",
+        lambda folder: edit(folder, lambda values: values.update(step=7)),
+    ),
+    "a manifest without files": ("checkpoint-corrupt", "not a manifest", lambda folder: edit(folder, lambda values: values.pop("files"))),
+    "a manifest that points outside": (
+        "checkpoint-corrupt",
+        "outside",
+        lambda folder: edit(folder, lambda values: values["files"].update({"../x": {"size": 1, "sha256": ""}})),
+    ),
+    "a data file that is a folder": (
+        "checkpoint-corrupt",
+        "cannot be read",
+        lambda folder: swap_for_a_folder(biggest(folder)),
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, agent: AgentDouble, damage: str) -> None:
+    """The session resumes from the newest whole one, tells of the damaged one with its kind, and removes nothing."""
+    save(tmp_path, until=3)
+    kind, words, act = DAMAGES[damage]
+    newest = tmp_path / "step-00000003"
+    act(newest)
+    with pytest.raises(Unusable) as caught:
+        usable(newest)
+    assert (caught.value.flaw, words in caught.value.why) == (kind, True), caught.value
+    model = nn.Linear(16, 16)
+    with holdfast.session(model=model, checkpoint_dir=tmp_path, save_every=0) as session:
+        assert (session.step, session.loss, session.resumed_from) == (2, 2.0, tmp_path / "step-00000002")
+        assert bool((model.weight == 2).all())
+    assert names(tmp_path) == ["step-00000001", "step-00000002", "step-00000003"]
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_caught(tmp_path: Path) -> None:
+    """One bit anywhere in any file, 300 tries: never is the checkpoint taken for whole (`torch.load` takes most)."""
+    save(tmp_path, until=1)
+    folder = tmp_path / "step-00000001"
+    usable(folder)
+    chance = random.Random(5)
+    for _ in range(300):
+        path = chance.choice([folder / METADATA, biggest(folder), folder / manifest.MANIFEST])
+        before = path.read_bytes()
+        flip_a_bit(path, chance.random())
+        with pytest.raises(Unusable):
+            usable(folder)
+        path.write_bytes(before)
+    usable(folder)
+
+
+def test_with_no_whole_checkpoint_left_training_begins_anew(tmp_path: Path) -> None:
+    """All are damaged: nothing is loaded, nothing is removed."""
+    save(tmp_path, until=2)
+    for folder in manifest.candidates(tmp_path):
+        flip_a_bit(biggest(folder))
+    with holdfast.session(model=nn.Linear(16, 16), checkpoint_dir=tmp_path, save_every=0) as session:
+        assert (session.step, session.resumed_from) == (0, None)
+    assert len(names(tmp_path)) == 2
+
+
+def test_what_is_not_named_as_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    """Other files and folders are no candidates, a file of that name is a torn one."""
+    save(tmp_path, until=1)
+    for name in ("step-2", "step-00000009.bak", "notes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-00000012").write_text("not a folder")
+    assert [path.name for path in manifest.candidates(tmp_path)] == ["step-00000012", "step-00000001"]
+    with pytest.raises(Unusable):
+        manifest.read(tmp_path / "step-00000012")
+
+
+def test_the_files_are_shared_out_once_each_and_about_evenly() -> None:
+    """Every file is checked by one rank, and no rank has more than its share and the biggest file."""
+    chance = random.Random(1)
+    files = {f"__{n}_0.distcp": Written(chance.randrange(10**6), "") for n in range(50)}
+    shares = [dict(manifest.share(files, rank, 8)) for rank in range(8)]
+    assert sorted(name for share in shares for name in share) == sorted(files)
+    loads = [sum(file.size for file in share.values()) for share in shares]
+    assert max(loads) <= sum(loads) / 8 + max(file.size for file in files.values())
+
+
+class Harm:
+    """A pickle that would run a command when loaded."""
+
+    def __init__(self, touched: Path) -> None:
+        self.touched = touched
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.touched,)
+
+
+def test_code_in_the_metadata_is_refused(tmp_path: Path) -> None:
+    """DCP's own reader unpickles anything; ours knows DCP's classes only."""
+    (tmp_path / METADATA).write_bytes(pickle.dumps(Harm(tmp_path / "harmed")))
+    with pytest.raises(pickle.UnpicklingError, match="does not belong"):
+        Reader(tmp_path)
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_a_state_that_only_code_could_load_is_refused_before_training(tmp_path: Path) -> None:
+    """It is said at the start, with the cure, and not when the job has to resume."""
+    with pytest.raises(TypeError, match=r"session\(extra=...\).*add_safe_globals"):
+        holdfast.session(model=nn.Linear(1, 1), extra={"path": Harm(tmp_path)}, checkpoint_dir=tmp_path).__enter__()
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_cure(tmp_path: Path) -> None:
+    """A whole checkpoint that does not fit is the user's to mend: training must not begin anew over it."""
+    save(tmp_path, until=1)
+    cases = {
+        "'model.weight' has the shape": nn.Linear(8, 16),
+        "the model has": nn.Sequential(nn.Linear(16, 16)),
+        "there are 1 optimizer": nn.Linear(16, 16),
+    }
+    for words, model in cases.items():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if "optimizer" in words else None
+        with pytest.raises(RuntimeError, match=f"{words}.*another checkpoint directory"):
+            holdfast.session(model=model, optimizer=optimizer, checkpoint_dir=tmp_path).__enter__()

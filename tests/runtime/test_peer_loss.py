@@ -1,0 +1,120 @@
+"""The line between a lost peer and an error of one's own, drawn on errors that torch really raised."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from torch.distributed import DistNetworkError, DistStoreError
+
+from holdfast.runtime.failure import LONGEST_MESSAGE, LONGEST_TRACEBACK, describe, is_peer_loss
+from tests.runtime.ranks import Ranks
+
+
+def lost(told: list[dict[str, Any]]) -> list[bool]:
+    """Return what was thought of each error."""
+    return [error["peer_lost"] for error in told]
+
+
+def test_a_killed_rank_is_a_lost_peer_in_every_collective(ranks: Ranks) -> None:
+    """Ring neighbours meet resets and closed connections, first and again."""
+    ended = ranks.start("lose_a_peer", 3, how="killed").wait()
+    assert [one.status for one in ended] == [0, -9, 0]
+    for one in (ended[0], ended[2]):
+        assert len(one.told) >= 3, one.told
+        assert all(lost(one.told)), one.told
+
+
+def test_a_silent_rank_is_a_lost_peer_when_time_is_up(ranks: Ranks) -> None:
+    """The group's timeout tells of a stopped peer."""
+    told = ranks.run("lose_a_peer", 3, how="silent")
+    assert told[0]
+    assert all(lost(told[0] + told[2])), told
+
+
+def test_a_rank_that_never_came_is_a_lost_peer(ranks: Ranks) -> None:
+    """The store waits for it in vain."""
+    told = ranks.run("lose_a_peer", 2, how="never-came")
+    assert lost(told[0]) == [True], told
+
+
+def test_a_lost_store_is_a_lost_peer(ranks: Ranks) -> None:
+    """Rank 0 took the store with it."""
+    ended = ranks.start("lose_the_store", 2).wait()
+    assert ended[1].told, ended[1].log
+    assert all(lost(ended[1].told)), ended[1].told
+
+
+def test_a_wrong_collective_is_the_users_own(ranks: Ranks) -> None:
+    """Errors of torch.distributed that no peer caused are not put on one."""
+    told = ranks.run("mismatch", 2)
+    for errors in told:
+        assert len(errors) == 2
+        assert not any(lost(errors)), errors
+
+
+NCCL_LOST = (
+    "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600082 ms",
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, remote process exited or there was a network error",
+    "ncclRemoteError: A call failed.\nLast error:\nsocketProgress: Connection closed by remote peer node-b<47268>",
+    "NCCL communicator was aborted on rank 1. Original reason for failure was: NCCL error: remote process exited",
+    "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run",
+)
+OWN = (
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details), ncclInvalidUsage: Duplicate GPU detected"),
+    RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"),
+    RuntimeError("download failed: Connection reset by peer"),
+    ConnectionResetError(104, "Connection reset by peer"),
+    TimeoutError("timed out"),
+    ValueError("gloo: Connection closed by peer"),
+    DistNetworkError("The server socket has failed to listen on any local network address. port: 29500, code: -98, name: EADDRINUSE"),
+)
+
+
+@pytest.mark.parametrize("words", NCCL_LOST)
+def test_what_nccl_says_of_a_lost_peer_is_understood(words: str) -> None:
+    """Known by the words alone: there is no GPU here to lose."""
+    assert is_peer_loss(RuntimeError(words))
+
+
+@pytest.mark.parametrize("error", OWN, ids=str)
+def test_an_error_of_ones_own_is_put_on_no_peer(error: Exception) -> None:
+    """Neither the user's network, nor a port in use, nor a wrong shape is a lost peer."""
+    assert not is_peer_loss(error)
+
+
+def test_a_lost_peer_stays_one_when_wrapped() -> None:
+    """A script that raises its own error from it, or while handling it, does not hide it; one that says `from None` does."""
+    lost_store = DistStoreError("wait timeout after 300000ms, keys: /default_pg/0//cpu//0/0/1")
+    raised_from, while_handling, hidden = KeyError(), KeyError(), KeyError()
+    raised_from.__cause__ = while_handling.__context__ = hidden.__context__ = lost_store
+    hidden.__suppress_context__ = True
+    assert is_peer_loss(raised_from)
+    assert is_peer_loss(while_handling)
+    assert not is_peer_loss(hidden)
+
+
+def test_an_exception_is_described_whatever_it_is() -> None:
+    """Long, unprintable, binary or with an errno: it becomes a message of bounded size."""
+
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    def raised(error: BaseException) -> dict[str, Any]:
+        with pytest.raises(type(error)) as caught:
+            raise error
+        return describe(caught.value, 7)
+
+    told = raised(OSError(28, "No space left on device"))
+    assert (told["type"], told["errno"], told["step"], told["peer_lost"]) == ("OSError", 28, 7, False)
+    assert "No space left on device" in told["traceback"]
+    assert raised(Unprintable())["message"] == "<its text could not be had: RuntimeError>"
+    assert raised(KeyboardInterrupt())["type"] == "KeyboardInterrupt"
+    long = raised(ValueError("x\ud800\0" * 100_000 + "the end"))
+    assert long["message"].endswith("the end")
+    assert len(long["message"].encode()) <= LONGEST_MESSAGE
+    assert len(long["traceback"].encode()) <= LONGEST_TRACEBACK
+    json.dumps(long)

@@ -1,0 +1,173 @@
+"""A save that fails costs one checkpoint: training goes on, all ranks agree, and it is told once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.agent_double import AgentDouble
+from tests.runtime.damage import biggest, flip_a_bit, names
+from tests.runtime.ranks import Ranks
+from tests.waiting import wait_until
+
+ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which only root may")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Give a real file system that is nearly full: 2 MiB, of which a file leaves 20 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], check=True)
+    (place / "ballast").write_bytes(bytes(2028 * 1024))
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@ROOT_ONLY
+def test_a_full_disk_stops_no_training_and_the_next_cadence_tries_again(ranks: Ranks, agent: AgentDouble, small_disk: Path) -> None:
+    """Two ranks meet a full disk twice, tell it once, leave nothing behind; when there is room again the next save stands."""
+    run = ranks.start("train", 2, agent.environment, directory=small_disk / "c", until=60, every=4, seconds_a_step=0.02)
+    agent.wait_for("trouble")
+    agent.wait_for("beat", step=14)
+    assert names(small_disk / "c") == []
+    (small_disk / "ballast").unlink()
+    agent.wait_for("saved")
+    told = run.told()
+    assert [rank["step"] for rank in told] == [60, 60]
+    troubles = agent.of("trouble")
+    assert [(one["kind"], one["why"]) for one in troubles] == [("checkpoint-disk-full", "No space left on device")]
+    assert {one["step"] for one in agent.of("beat")} == set(range(1, 61))
+    assert names(small_disk / "c")[-1] == "step-00000060"
+
+
+@ROOT_ONLY
+def test_a_disk_gone_read_only_is_told_as_that(ranks: Ranks, agent: AgentDouble, small_disk: Path) -> None:
+    """A file system remounted read-only between two saves keeps the first and refuses the second."""
+    (small_disk / "ballast").unlink()
+    run = ranks.start("train", 2, agent.environment, directory=small_disk / "c", until=60, every=10, seconds_a_step=0.02)
+    agent.wait_for("saved")
+    remount = ["mount", "-o", "remount,ro", str(small_disk)]
+    wait_until(lambda: subprocess.run(remount, check=False, capture_output=True).returncode == 0, seconds=10)  # busy while a file is open
+    assert [rank["step"] for rank in run.told()] == [60, 60]
+    assert [(one["kind"], one["why"]) for one in agent.of("trouble")] == [("checkpoint-read-only", "Read-only file system")]
+
+
+def test_one_rank_that_cannot_write_fails_the_save_of_all(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
+    """The last of three ranks may write 4 KiB only: no checkpoint stands on any rank's word, none waits for it."""
+    told = ranks.run("train_without_room", 3, agent.environment, directory=tmp_path)
+    assert [rank["step"] for rank in told] == [12] * 3
+    assert [(one["kind"], one["why"]) for one in agent.of("trouble")] == [("checkpoint-write-failed", "File too large")]
+    assert names(tmp_path) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which only root may")
+def test_a_directory_of_someone_else_is_told_as_read_only(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
+    """A user without the right to write trains on without checkpoints."""
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o755)
+    agent.path.chmod(0o777)
+    agent.path.parent.chmod(0o755)
+    agent.path.parent.parent.chmod(0o755)
+    assert ranks.run("train_as_nobody", 1, agent.environment, directory=tmp_path / "c")[0]["step"] == 12
+    assert [one["kind"] for one in agent.of("trouble")] == ["checkpoint-read-only"]
+
+
+def test_a_checkpoint_refused_by_the_agent_is_not_put_in_place(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
+    """A worker of an older generation trains on, commits nothing, and leaves nothing."""
+    agent.leave = False
+    told = ranks.run("train", 2, agent.environment, directory=tmp_path)
+    assert [rank["step"] for rank in told] == [12, 12]
+    assert [one["step"] for one in agent.of("commit?")] == [4, 8, 12]
+    assert agent.of("saved") == []
+    assert names(tmp_path) == []
+
+
+def test_a_worker_whose_agent_vanished_trains_on_and_commits_nothing(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
+    """Nobody can say that its generation is the current one, so it does not claim to be."""
+    run = ranks.start("train", 2, agent.environment, directory=tmp_path, until=60, every=40, seconds_a_step=0.02)
+    agent.wait_for("beat", step=5)
+    agent.vanish()
+    assert [rank["step"] for rank in run.told()] == [60, 60]
+    assert names(tmp_path) == []
+
+
+def test_the_newest_whole_ones_are_kept(ranks: Ranks, tmp_path: Path) -> None:
+    """Of six checkpoints the newest three stay, and nothing else."""
+    ranks.run("train", directory=tmp_path, every=2, keep=3)
+    assert names(tmp_path) == ["step-00000008", "step-00000010", "step-00000012"]
+
+
+def test_a_corrupt_checkpoint_is_neither_counted_nor_removed(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
+    """Found corrupt at the start, it is left for a person to look at, and two whole ones stay beside it."""
+    ranks.run("train", directory=tmp_path, until=8)
+    flip_a_bit(biggest(tmp_path / "step-00000008"))
+    run = ranks.run("train", 1, agent.environment, directory=tmp_path, until=20, every=6)
+    assert run[0]["began"] == 4
+    assert [(one["kind"], one["step"]) for one in agent.of("trouble")] == [("checkpoint-corrupt", 8)]
+    assert names(tmp_path) == ["step-00000008", "step-00000018", "step-00000020"]
+
+
+def test_a_step_found_corrupt_is_saved_anew_beside_it(ranks: Ranks, tmp_path: Path) -> None:
+    """The same step again takes the name; the damaged one is moved aside under another."""
+    ranks.run("train", directory=tmp_path, until=8)
+    flip_a_bit(biggest(tmp_path / "step-00000008"))
+    ranks.run("train", directory=tmp_path, until=8)
+    first, second, third = names(tmp_path)
+    assert (first, second) == ("step-00000004", "step-00000008")
+    assert third.startswith("step-00000008.unusable-")
+    assert ranks.run("train", directory=tmp_path, until=8)[0]["began"] == 8
+
+
+def test_what_older_generations_left_half_written_is_cleared(ranks: Ranks, tmp_path: Path) -> None:
+    """Partials of this and older generations go at the start; one of a newer generation belongs to somebody alive."""
+    for name in (".step-00000004.partial-0", ".step-00000004.removing-1", ".step-00000004.partial-7"):
+        (tmp_path / name).mkdir()
+    ranks.run("train", 1, {"HOLDFAST_GENERATION": "1"}, directory=tmp_path, every=0)
+    assert names(tmp_path) == [".step-00000004.partial-7"]
+
+
+def test_a_directory_that_vanishes_is_made_again(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
+    """Somebody cleans up under a running job: the next save makes the folder anew."""
+    run = ranks.start("train", 2, agent.environment, directory=tmp_path / "c", until=40, every=10, seconds_a_step=0.02)
+    agent.wait_for("saved", step=10)
+    shutil.rmtree(tmp_path / "c")
+    assert [rank["step"] for rank in run.told()] == [40, 40]
+    assert names(tmp_path / "c")[-1] == "step-00000040"
+
+
+def test_a_peer_lost_in_a_save_is_no_trouble_of_the_disk(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
+    """One of two ranks that do nothing but save is killed: the other ends with the loss of its peer, and does not wait."""
+    run = ranks.start("save_for_ever", 2, agent.environment, directory=tmp_path)
+    agent.wait_for("saved", 3)
+    os.kill(run.pids[1], 9)
+    assert [one.status for one in run.wait()] == [1, -9]
+    assert [one["peer_lost"] for one in agent.of("exception")] == [True]
+    assert agent.of("trouble") == []
+
+
+def test_after_a_kill_at_any_moment_the_newest_checkpoint_is_whole(ranks: Ranks, tmp_path: Path) -> None:
+    """Two ranks that do nothing but save are killed 16 times, each at another moment: every restart finds all it needs."""
+    newest = partials = 0
+    for turn in range(16):
+        run = ranks.start("save_for_ever", 2, directory=tmp_path)
+        begin = time.monotonic()
+        wait_until(lambda: any(int(name[5:13]) > newest for name in names(tmp_path) if name.startswith("step-")), seconds=20)  # noqa: B023
+        a_save = time.monotonic() - begin
+        wait_until(lambda: time.monotonic() - begin > a_save + 0.007 * turn, seconds=5)  # noqa: B023 (moments spread over a whole save)
+        for pid in run.pids:
+            os.kill(pid, 9)
+        assert [one.status for one in run.wait()] == [-9, -9]
+        partials += any("partial" in name for name in names(tmp_path))
+        told = ranks.run("restore", 2, directory=tmp_path)
+        assert all(one["fits"] for one in told), told
+        assert told[0]["step"] == told[1]["step"] > newest
+        assert not [name for name in told[0]["left"] if name.startswith(".")], told
+        newest = told[0]["step"]
+    assert partials > 4, "hardly any kill hit a save"
