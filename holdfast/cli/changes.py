@@ -1,0 +1,210 @@
+"""Follow a job through the history: what is new since the last look, as lines for people and records for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlmodel import SQLModel
+
+from holdfast.cli.outlook import Outlook, newest_whole, placed, until_of
+from holdfast.history import queries
+from holdfast.history.lease import holder_of
+from holdfast.history.models import Checkpoint, Decision, Generation, Incident, Job, Move, Remark, Step
+from holdfast.history.store import History
+from holdfast.report.wording import count, duration, plural
+
+KEPT_STEPS: Final = 200
+"""Newest steps kept in memory: for the rate and the curve of the loss."""
+IDLE: Final = 2.0
+"""Seconds between two full looks while the state stays the same and no incident is open."""
+
+EVIDENCE_LINES: Final = 12
+"""Newest lines of a traceback that stand under a failed job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Something new in a job's life."""
+
+    event: str
+    at: float
+    text: str
+    """For people; empty where only programs want to know."""
+    record: dict[str, Any]
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the change as one JSON object."""
+        return {"event": self.event, "at": self.at, **self.record}
+
+
+class Follower:
+    """Looks at one job again and again and tells what changed."""
+
+    def __init__(self, history: History, job: Job, *, from_now: bool = False) -> None:
+        self._history, self._job = history, job
+        self._seen: set[str] = set()
+        self._steps: deque[Step] = deque(maxlen=KEPT_STEPS)
+        self._outlook = Outlook(job=job, at=time.time())
+        self._next_full = 0.0
+        if from_now:
+            self.look()
+
+    def look(self) -> tuple[list[Change], Outlook]:
+        """Return what is new, oldest first, and where the job stands."""
+        now = time.time()
+        move = queries.state_of(self._history, self._job.id)
+        self._outlook = dataclasses.replace(self._outlook, at=now, move=move, steps=self._newest_steps())
+        moved = move is not None and move.id not in self._seen
+        if not moved and self._outlook.incident is None and now < self._next_full:
+            return [], self._outlook
+        self._next_full = now + IDLE
+        return self._full_look()
+
+    def _newest_steps(self) -> tuple[Step, ...]:
+        """Read on where the last look ended. A step that comes late (from a spill) is missing here, not in the history."""
+        if self._steps:
+            fresh = queries.steps(self._history, self._job.id, after=self._steps[-1].at)
+        else:
+            last = queries.last_step(self._history, self._job.id)
+            fresh = queries.steps(self._history, self._job.id, after=last.at - KEPT_STEPS * max(last.seconds, 0.001)) if last else []
+        self._steps.extend(sorted(fresh, key=lambda step: (step.at, step.generation, step.step)))
+        return tuple(self._steps)
+
+    def _full_look(self) -> tuple[list[Change], Outlook]:
+        generations = queries.generations(self._history, self._job.id)
+        checkpoints = queries.checkpoints(self._history, self._job.id)
+        incidents = queries.incidents(self._history, self._job.id)
+        changes = [
+            *self._fresh(queries.moves(self._history, self._job.id), of_move),
+            *self._fresh(generations, of_generation),
+            *self._of_incidents(incidents),
+            *self._fresh(checkpoints, of_checkpoint),
+            *self._fresh(queries.remarks(self._history, self._job.id), of_remark),
+        ]
+        self._outlook = dataclasses.replace(
+            self._outlook,
+            generation=generations[-1] if generations else None,
+            until=until_of(generations),
+            checkpoint=newest_whole(checkpoints),
+            incidents=incidents,
+            holder=holder_of(self._history, self._job.id),
+        )
+        return sorted(changes, key=lambda change: change.at), self._outlook
+
+    def _of_incidents(self, incidents: list[Incident]) -> Iterator[Change]:
+        numbers = {one.id: one.number for one in incidents}
+        yield from self._fresh(incidents, of_incident)
+        yield from self._fresh(queries.decisions(self._history, self._job.id), lambda row: of_decision(row, numbers))
+        for one in incidents:
+            if one.closed_at is not None and self._is_new(f"{one.id} closed"):
+                yield of_closed(one)
+
+    def _fresh(self, rows: list[Any], tell: Any) -> Iterator[Change]:  # noqa: ANN401 (a row and what tells it, of one kind)
+        for row in rows:
+            if self._is_new(row.id):
+                yield tell(row)
+
+    def _is_new(self, key: str) -> bool:
+        new = key not in self._seen
+        self._seen.add(key)
+        return new
+
+
+def of_move(row: Move) -> Change:
+    """Tell a move of the state."""
+    record = _record(row)
+    record["trigger"] = record.pop("event")  # the change is the event here
+    return Change(event="move", at=row.at, text=f"{row.after}: {row.because}", record=record)
+
+
+def of_generation(row: Generation) -> Change:
+    """Tell a new membership."""
+    where = placed({str(node): list(held) for node, held in row.ranks.items()})
+    return Change(
+        event="generation", at=row.at, text=f"generation {row.number}: {plural(row.world_size, 'rank')} on {where}", record=_record(row)
+    )
+
+
+def of_incident(row: Incident) -> Change:
+    """Tell the beginning of an incident."""
+    text = f"incident {row.number}: {row.kind} on {row.subject}, seen after {duration(row.detected_at - row.fault_at)}"
+    return Change(event="incident", at=row.detected_at, text=text, record=_record(row))
+
+
+def of_closed(row: Incident) -> Change:
+    """Tell the end of an incident."""
+    down = f", downtime {duration(row.downtime_s)}" if row.downtime_s is not None else ""
+    lost = f", {plural(row.steps_lost, 'step')} computed again" if row.steps_lost else ""
+    text = f"incident {row.number} {row.outcome or 'closed'}{down}{lost}"
+    return Change(event="incident-closed", at=row.closed_at or row.detected_at, text=text, record=_record(row))
+
+
+def of_decision(row: Decision, numbers: dict[str, int]) -> Change:
+    """Tell a decision."""
+    text = f"incident {numbers.get(row.incident_id, '?')}: {row.rung}, because {row.because}"
+    return Change(event="decision", at=row.at, text=text, record=_record(row))
+
+
+def of_checkpoint(row: Checkpoint) -> Change:
+    """Tell a checkpoint; people hear only of those with trouble."""
+    text = f"{row.trouble}: {row.path}: {row.because}" if row.trouble else ""
+    return Change(event="checkpoint", at=row.at, text=text, record=_record(row))
+
+
+def of_remark(row: Remark) -> Change:
+    """Tell a remark."""
+    return Change(event="remark", at=row.at, text=row.text, record=_record(row))
+
+
+def of_progress(outlook: Outlook) -> Change:
+    """Tell how far the job is."""
+    from holdfast.cli.status import loss_of, progress_of, rate_of  # noqa: PLC0415 (that module reads more than a watcher needs)
+
+    step = outlook.step
+    eta = f"  ETA {duration(outlook.eta)}" if outlook.eta is not None else ""
+    text = f"step {progress_of(outlook)}  loss {loss_of(outlook)}  {rate_of(outlook)}{eta}"
+    record = {
+        "step": step.step if step else None,
+        "until": outlook.until,
+        "loss": step.loss if step else None,
+        "rate": outlook.rate,
+        "eta_s": outlook.eta,
+        "generation": step.generation if step else None,
+    }
+    return Change(event="progress", at=outlook.at, text=text, record=record)
+
+
+def of_end(history: History, outlook: Outlook) -> Change:
+    """Tell how the job ended and what its faults cost."""
+    lost = queries.losses(history, outlook.job.id, now=outlook.at)
+    last = f" at step {count(outlook.step.step)}" if outlook.step else ""
+    lines = [f"job '{outlook.job.name}' {outlook.state} after {duration(outlook.elapsed)}{last}: {outlook.because}"]
+    if outlook.incidents:
+        ettr = f"; training time ratio {lost.ettr:.1%}" if lost.ettr is not None else ""
+        cost = f"{duration(lost.downtime_s)} of downtime, {plural(lost.steps_twice, 'step')} computed twice{ettr}"
+        lines.append(f"{plural(len(outlook.incidents), 'incident')}: {cost}")
+    if outlook.state == "FAILED":
+        lines += _last_evidence(history, outlook)
+    if outlook.incidents:
+        lines.append(f"`holdfast report {outlook.job.name} -o report.html` draws all of it")
+    record = {**outlook.as_record(), "losses": {**dataclasses.asdict(lost), "ettr": lost.ettr}}
+    return Change(event="end", at=outlook.at, text="\n".join(lines), record=record)
+
+
+def _last_evidence(history: History, outlook: Outlook) -> list[str]:
+    """Return the end of what the last root fault left behind, a traceback for the most part, and where all of it stands."""
+    roots = [fault for fault in queries.faults(history, outlook.job.id) if fault.root]
+    detail = str(roots[-1].evidence.get("detail") or "").strip() if roots else ""
+    lines = [f"│ {line}" for line in detail.splitlines()[-EVIDENCE_LINES:]]
+    if outlook.incidents:
+        lines.append(f"`holdfast show {outlook.incidents[-1].number} --job {outlook.job.name}` tells the last incident in full")
+    return lines
+
+
+def _record(row: SQLModel) -> dict[str, Any]:
+    return row.model_dump(exclude={"job_id"})

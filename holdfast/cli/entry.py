@@ -1,0 +1,71 @@
+"""The way in: every end of a command becomes an exit status, and every mistake a person can mend one message."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import Final
+
+import click
+
+from holdfast.cli.grammar import NobodyReads, app
+from holdfast.errors import OperatorError
+
+REFUSED: Final = 2
+"""Something that a person can mend."""
+INTERRUPTED: Final = 130
+"""Ctrl-C, as shells count it."""
+NOBODY_LISTENS: Final = 141
+"""Who read our output went away (`| head`), or the terminal did; as shells count SIGPIPE."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows `?`, not a traceback
+    try:
+        status = app.main(arguments, prog_name="holdfast", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except OperatorError as error:
+        return _refused(str(error))
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except NobodyReads:
+        return _unheard()
+    except OSError as error:
+        return _foreign(error)
+    return status if isinstance(status, int) else 0
+
+
+def _foreign(error: OSError) -> int:
+    """Tell what the system refused; an output that nobody reads any more needs no words."""
+    if isinstance(error, BrokenPipeError) or error.errno == errno.EIO:
+        return _unheard()
+    return _refused(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+
+
+def _refused(message: str) -> int:
+    try:
+        click.echo(f"holdfast: {message}", err=True)
+        sys.stdout.flush()
+    except OSError:  # nowhere left to say it
+        _silence()
+    return REFUSED
+
+
+def _unheard() -> int:
+    _silence()
+    return NOBODY_LISTENS
+
+
+def _silence() -> None:
+    """Point both outputs nowhere: the interpreter flushes them at its end, and would complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nowhere, number)

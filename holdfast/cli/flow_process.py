@@ -1,0 +1,153 @@
+"""The flow as a process of its own: it outlives the command that started it, and the terminal too."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Self
+
+import holdfast
+from holdfast import places
+from holdfast.errors import JobAlreadyRunning, NotWritable
+from holdfast.history import queries
+from holdfast.history.models import Job
+from holdfast.history.store import History
+
+PROGRAM: Final = "flows.training_job"
+STARTING_SECONDS: Final = 60.0
+"""How long another command may take to start the same job."""
+REFUSAL: Final = "holdfast: "
+"""What the last words in a flow's log begin with when the flow refused to start."""
+
+
+class Turn:
+    """The right to start a job of one name on this machine: two commands at once take turns, and the second finds the job running."""
+
+    def __init__(self, job: str) -> None:
+        self._folder = writable_folder(job)
+        self._job = job
+        self._file = -1
+
+    def __enter__(self) -> Self:
+        self._file = os.open(self._folder / "starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + STARTING_SECONDS
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() > deadline:
+                    self.end()
+                    raise JobAlreadyRunning(self._job, "another `holdfast run` that is starting it") from None
+                time.sleep(0.1)
+            else:
+                return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Let the next command go on."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class FlowProcess:
+    """A flow that this command started."""
+
+    def __init__(self, job: str, spec: Path, turn: Turn, known: frozenset[str]) -> None:
+        self.job, self._turn, self._known = job, turn, known
+        self.log = spec.with_name("flow.log")
+        with self.log.open("ab") as log:
+            self._begin = log.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "holdfast.prefect_server", PROGRAM, str(spec)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=_environment(),
+            )
+        self.pid = self._process.pid
+
+    def submission(self, history: History) -> Job | None:
+        """Return the job that this flow entered into the history."""
+        return next((job for job in queries.jobs(history, self.job, limit=5) if job.id not in self._known), None)
+
+    def settled(self) -> None:
+        """Let other commands see for themselves: the history knows that the job runs."""
+        self._turn.end()
+
+    def status(self) -> int | None:
+        """Return the exit status; nothing while it runs."""
+        return self._process.poll()
+
+    def terminate(self) -> None:
+        """Ask the flow to stop its job at once."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait so long for the end; return the exit status, or nothing when it still runs."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def last_words(self, lines: int = 15) -> list[str]:
+        """Return the end of what this flow wrote into its log."""
+        try:
+            with self.log.open("rb") as log:
+                end = log.seek(0, os.SEEK_END)
+                log.seek(max(self._begin, end - 64 * 1024))
+                return log.read().decode(errors="replace").splitlines()[-lines:]
+        except OSError:
+            return []
+
+    def refusal(self) -> str | None:
+        """Return the message with which the flow refused to start."""
+        text = "\n".join(self.last_words())
+        begin = text.rfind("\n" + REFUSAL) + 1 or (0 if text.startswith(REFUSAL) else -1)
+        return text[begin:].removeprefix(REFUSAL).strip() if begin >= 0 else None
+
+
+def write_spec(job: str, spec: Mapping[str, object]) -> Path:
+    """Write what the flow is to run into the job's folder, and return the file."""
+    path = writable_folder(job) / "spec.json"
+    fresh = path.with_suffix(f".{os.getpid()}")
+    try:
+        fresh.write_text(json.dumps(spec, indent=1), encoding="utf-8")
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise NotWritable("the job's folder", str(path.parent), error.strerror or str(error)) from error
+    return path
+
+
+def writable_folder(job: str) -> Path:
+    """Return the folder of *job*, made if it was not there."""
+    folder = places.job_directory(job)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".").stat()
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise NotWritable("the job's folder", str(folder), error.strerror or str(error)) from error
+    return folder
+
+
+def _environment() -> dict[str, str]:
+    """Return our environment; in a checkout that is not installed, with the place where the flows lie."""
+    root = Path(next(iter(holdfast.__path__))).parent
+    environment = dict(os.environ)
+    if (root / "pyproject.toml").exists() and (root / "flows").is_dir():
+        environment["PYTHONPATH"] = os.pathsep.join(part for part in (str(root), environment.get("PYTHONPATH")) if part)
+    return environment

@@ -1,0 +1,203 @@
+"""The words of the command line and what they take. Their doing is loaded when they are called: `--help` needs click alone."""
+# ruff: noqa: FBT001, PLC0415 (click hands flags over as they are; imports stand where they are needed, so that no command pays for another)
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast import __version__
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
+file_path = click.Path(path_type=Path)
+
+
+class NobodyReads(Exception):
+    """Who read our output went away. Not an ``OSError``: click would make an ordinary failure of it."""
+
+
+class _Words(click.Group):
+    """Commands in the order of their use; a mistyped one names the nearest."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        """Return the commands as they were declared."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 (click's signature)
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise NobodyReads from error
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that *args* begin with; refuse an unknown one with the nearest."""
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], self.commands, n=1)
+            ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else " `holdfast --help` lists them."))
+        return super().resolve_command(ctx, args)
+
+
+def _version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        click.echo(f"holdfast {__version__}")
+        context.exit()
+
+
+def example(*lines: str) -> str:
+    """Return the last words of a command's help: how it is called."""
+    return "\b\n" + "\n".join(f"{'Example: ' if number == 0 else '         '}{line}" for number, line in enumerate(lines))
+
+
+@click.group(
+    cls=_Words,
+    context_settings=CONTEXT,
+    no_args_is_help=True,
+    epilog=example("holdfast demo", "holdfast run job.yaml", "holdfast status"),
+)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit.")
+def app() -> None:
+    """Keep distributed PyTorch training running through faults.
+
+    Exit status: 0 fine, 1 the job failed, 2 something to mend (the message says what), 3 the job was stopped,
+    4 the flow died and training goes on, 130 interrupted.
+    """
+
+
+@app.command(epilog=example("holdfast validate job.yaml"))
+@click.argument("job_file", type=file_path)
+@click.option("--cluster", "cluster_file", type=file_path, metavar="FILE", help="Cluster to check against; default: the job file's own.")
+@as_json
+def validate(job_file: Path, cluster_file: Path | None, as_json: bool) -> int:
+    """Check a job file and tell all that is wrong.
+
+    Each problem is told with its field, the reason and the cure. JOB_FILE is YAML, or Python that sets `job`. Nothing is started.
+    """
+    from holdfast.cli.validating import validate
+
+    return validate(job_file, cluster_file, as_json=as_json)
+
+
+@app.command(epilog=example("holdfast run job.yaml", "holdfast run job.yaml --cluster cluster.yaml --detach"))
+@click.argument("job_file", type=file_path)
+@click.option(
+    "--cluster", "cluster_file", type=file_path, metavar="FILE", help="Cluster to run on; default: the job file's own, or this machine."
+)
+@click.option("--detach", is_flag=True, help="Return as soon as the job trains.")
+@as_json
+def run(job_file: Path, cluster_file: Path | None, detach: bool, as_json: bool) -> int:
+    """Run a job to its end, whatever its nodes do, and watch it.
+
+    The job does not need this terminal: closing it changes nothing. Ctrl-C asks the job to stop, a second one insists.
+    A job that lost its flow is adopted by the same command; its workers go on undisturbed.
+    """
+    from holdfast.cli.running import run
+
+    return run(job_file, cluster_file, detach=detach, as_json=as_json)
+
+
+@app.command(epilog=example("holdfast status", "holdfast status gpt-small --follow"))
+@click.argument("job", required=False)
+@click.option("--follow", "-f", is_flag=True, help="Watch the job until it ends; Ctrl-C ends the watching only.")
+@as_json
+def status(job: str | None, follow: bool, as_json: bool) -> int:
+    """Show what runs now, or one JOB in detail.
+
+    JOB is a name (its newest run) or an id from `holdfast history`.
+    """
+    if follow:
+        from holdfast.cli.watching import follow as watch
+
+        return watch(job, as_json=as_json)
+    from holdfast.cli.status import status
+
+    return status(job, as_json=as_json)
+
+
+@app.command(epilog=example("holdfast history", "holdfast history gpt-small --json"))
+@click.argument("job", required=False)
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N", help="Newest jobs to list.")
+@as_json
+def history(job: str | None, limit: int, as_json: bool) -> int:
+    """List all jobs, or what befell one JOB."""
+    from holdfast.cli import past
+
+    return past.history(job, limit=limit, as_json=as_json)
+
+
+@app.command(epilog=example("holdfast show 2 --job gpt-small"))
+@click.argument("incident")
+@click.option("--job", metavar="JOB", help="Job of the incident; default: the newest job.")
+@as_json
+def show(incident: str, job: str | None, as_json: bool) -> int:
+    """Show what was seen and decided about an INCIDENT.
+
+    With the reasons, the evidence, and how long each phase took. INCIDENT is its number within the job, or its id.
+    """
+    from holdfast.cli import past
+
+    return past.show(incident, job, as_json=as_json)
+
+
+@app.command(epilog=example("holdfast report gpt-small -o report.html"))
+@click.argument("job", required=False)
+@click.option("--output", "-o", type=file_path, metavar="FILE", help="File to write; default: JOB.html.")
+@as_json
+def report(job: str | None, output: Path | None, as_json: bool) -> int:
+    """Write a page about a JOB: losses, incidents, times.
+
+    One self-contained HTML file about the newest run of JOB (default: the newest job).
+    """
+    from holdfast.cli.reporting import report
+
+    return report(job, output, as_json=as_json)
+
+
+@app.command(epilog=example("holdfast stop gpt-small"))
+@click.argument("job")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer than this for the end; default: as long as it takes."
+)
+@as_json
+def stop(job: str, timeout: float | None, as_json: bool) -> int:
+    """Stop a JOB and wait for its end.
+
+    Its workers get SIGTERM, then time to save, then SIGKILL. A job that lost its flow is ended from here.
+    """
+    from holdfast.cli.stopping import stop
+
+    return stop(job, timeout=timeout, as_json=as_json)
+
+
+@app.command(epilog=example("holdfast nodes cluster.yaml"))
+@click.argument("cluster_file", type=file_path, required=False)
+@as_json
+def nodes(cluster_file: Path | None, as_json: bool) -> int:
+    """List the nodes of a cluster.
+
+    With their agents, the jobs they run, and what the history holds against them. CLUSTER_FILE is YAML, or Python that
+    sets `cluster`; default: the cluster `local` on this machine.
+    """
+    from holdfast.cli.nodes import nodes
+
+    return nodes(cluster_file, as_json=as_json)
+
+
+@app.command(epilog=example("holdfast demo"))
+@click.option("--json", "json_file", type=file_path, metavar="FILE", help="Write the result there, for programs.")
+@click.option("--no-browser", is_flag=True, help="Open no browser at the end.")
+def demo(json_file: Path | None, no_browser: bool) -> int:
+    """Train, break it, and see that nothing was lost.
+
+    A small GPT trains twice: once in peace, once with a killed rank, a stopped rank and a killed node. Both end with the
+    same parameters, bit for bit. It takes at most three minutes on two cores, downloads nothing and leaves nothing running.
+    """
+    from holdfast import demo as stage
+
+    result: Any = stage.run_demo(json_file, not no_browser)
+    return int(result)

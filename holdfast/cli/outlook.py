@@ -1,0 +1,181 @@
+"""One look at a job: where it stands, how fast it goes, what befell it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlmodel import col, select
+
+from holdfast.errors import UnknownJob
+from holdfast.history import queries
+from holdfast.history.lease import holder_of
+from holdfast.history.models import Checkpoint, Generation, Incident, Job, Lease, Move, Step
+from holdfast.history.store import History
+from holdfast.report.wording import ranks
+
+SHORTEST_ID: Final = 6
+"""Fewer letters of an id are taken for a mistyped name."""
+WINDOW: Final = 20
+"""Steps over which the rate is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """Where a job stands at the time *at*."""
+
+    job: Job
+    at: float
+    move: Move | None = None
+    generation: Generation | None = None
+    until: int | None = None
+    steps: Sequence[Step] = ()
+    """The newest steps, oldest first."""
+    checkpoint: Checkpoint | None = None
+    """The newest whole one."""
+    incidents: Sequence[Incident] = ()
+    holder: Lease | None = None
+
+    @property
+    def state(self) -> str:
+        """Return the state, ``LAUNCHING`` before the first move."""
+        return self.move.after if self.move else "LAUNCHING"
+
+    @property
+    def because(self) -> str:
+        """Return why the job is in its state."""
+        return self.move.because if self.move else "submitted"
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether nothing can follow."""
+        return self.state in queries.TERMINAL
+
+    @property
+    def step(self) -> Step | None:
+        """Return the newest step."""
+        return self.steps[-1] if self.steps else None
+
+    @property
+    def elapsed(self) -> float:
+        """Return the seconds since the job was submitted, until its end."""
+        return max(0.0, (self.move.at if self.move and self.ended else self.at) - self.job.at)
+
+    @property
+    def rate(self) -> float | None:
+        """Return steps per second, over the newest steps of the present generation."""
+        if not self.steps:
+            return None
+        last = self.steps[-1]
+        same = [step for step in self.steps if step.generation == last.generation][-WINDOW:]
+        if len(same) > 1 and last.at > same[0].at:
+            return (last.step - same[0].step) / (last.at - same[0].at)
+        return 1 / last.seconds if last.seconds > 0 else None
+
+    @property
+    def eta(self) -> float | None:
+        """Return the seconds until the last step, while the job runs and says how far it goes."""
+        if self.state != "RUNNING" or not self.step or not self.until or not self.rate or self.rate <= 0:
+            return None
+        return max(0.0, (self.until - self.step.step) / self.rate)
+
+    @property
+    def incident(self) -> Incident | None:
+        """Return the open incident."""
+        return next((one for one in reversed(self.incidents) if one.closed_at is None), None)
+
+    @property
+    def members(self) -> dict[str, list[int]]:
+        """Return the ranks of each node."""
+        return {str(node): list(held) for node, held in (self.generation.ranks if self.generation else {}).items()}
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the look as a program reads it; times in seconds since 1970."""
+        step, incident, checkpoint = self.step, self.incident, self.checkpoint
+        return {
+            "job": self.job.name,
+            "id": self.job.id,
+            "state": self.state,
+            "because": self.because,
+            "since": self.move.at if self.move else self.job.at,
+            "submitted": self.job.at,
+            "generation": self.generation.number if self.generation else None,
+            "world_size": self.generation.world_size if self.generation else None,
+            "nodes": self.members,
+            "step": step.step if step else None,
+            "until": self.until,
+            "loss": step.loss if step else None,
+            "rate": self.rate,
+            "eta_s": self.eta,
+            "checkpoint": {"step": checkpoint.step, "path": checkpoint.path, "at": checkpoint.at} if checkpoint else None,
+            "incidents": len(self.incidents),
+            "incident": incident.model_dump() if incident else None,
+            "flow": {"holder": self.holder.holder, "host": self.holder.host, "pid": self.holder.pid} if self.holder else None,
+            "directory": self.job.directory,
+        }
+
+
+def look(history: History, job: Job) -> Outlook:
+    """Look at *job* now."""
+    last = queries.last_step(history, job.id)
+    recent = queries.steps(history, job.id, after=last.at - max(WINDOW * last.seconds, 0.5)) if last else []
+    return Outlook(
+        job=job,
+        at=time.time(),
+        move=queries.state_of(history, job.id),
+        generation=queries.newest_generation(history, job.id),
+        until=until_of(queries.generations(history, job.id)),
+        steps=recent,
+        checkpoint=newest_whole(queries.checkpoints(history, job.id)),
+        incidents=queries.incidents(history, job.id),
+        holder=holder_of(history, job.id),
+    )
+
+
+def until_of(generations: Sequence[Generation]) -> int | None:
+    """Return how far the job goes, as the newest generation that said so has it."""
+    return next((one.until for one in reversed(generations) if one.until is not None), None)
+
+
+def newest_whole(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Return the newest checkpoint without trouble; one found corrupt later is none."""
+    spoilt = {one.path for one in checkpoints if one.trouble}
+    return next((one for one in reversed(checkpoints) if not one.trouble and one.path not in spoilt), None)
+
+
+def live_jobs(history: History) -> list[Job]:
+    """Return the jobs that have not ended, newest first."""
+    ended = select(Move.job_id).where(col(Move.after).in_(queries.TERMINAL))
+    with history.session() as session:
+        return list(session.exec(select(Job).where(col(Job.id).not_in(ended)).order_by(col(Job.id).desc())))
+
+
+def find_job(history: History, reference: str | None) -> Job:
+    """Return the job that *reference* names: a name (its newest run), an id or its unique beginning; none: the newest job."""
+    if reference is None:
+        newest = queries.jobs(history, limit=1)
+        if not newest:
+            raise UnknownJob("(the newest)")
+        return newest[0]
+    try:
+        return queries.newest_job(history, reference)
+    except UnknownJob:
+        found = _by_id(history, reference)
+        if found is None:
+            raise
+        return found
+
+
+def _by_id(history: History, reference: str) -> Job | None:
+    if len(reference) < SHORTEST_ID or not (reference.isascii() and reference.isalnum()):
+        return None
+    with history.session() as session:
+        found = list(session.exec(select(Job).where(col(Job.id).startswith(reference.lower())).limit(2)))
+    return found[0] if len(found) == 1 else None
+
+
+def placed(members: dict[str, list[int]]) -> str:
+    """Say which node holds which ranks."""
+    return ", ".join(f"{node} ({ranks(held)})" for node, held in members.items())

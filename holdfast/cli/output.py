@@ -1,0 +1,121 @@
+"""How commands speak: aligned plain lines when piped, colour on a terminal, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+from holdfast.report.wording import visible
+
+COLOURS: Final[Mapping[str, str]] = {
+    "RUNNING": "green",
+    "COMPLETED": "green",
+    "FAILED": "red",
+    "CANCELLED": "magenta",
+    "healthy": "green",
+    "up": "green",
+    "suspect": "yellow",
+    "lost": "red",
+    "excluded": "red",
+    "off": "red",
+}
+"""Colour of a state or standing; any other state means that something is being mended."""
+
+
+def colour_of(word: str) -> str:
+    """Return the colour of a state or standing."""
+    return COLOURS.get(word, "yellow" if word.isupper() else "white")
+
+
+def on_terminal() -> bool:
+    """Tell whether a person looks at our output, on a terminal that can move its cursor."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def say(text: str = "") -> None:
+    """Write one line for a person; what strangers put into it cannot steer the terminal."""
+    click.echo(visible(text))
+
+
+def hint(text: str) -> None:
+    """Write a line that is no result: to stderr."""
+    click.echo(visible(text), err=True)
+
+
+def say_json(value: object, *, indent: int | None = 2) -> None:
+    """Write *value* as JSON that any program reads: what JSON cannot hold (NaN) becomes null."""
+    click.echo(json.dumps(finite(value), indent=indent, ensure_ascii=True, default=str))
+
+
+def finite(value: Any) -> Any:  # noqa: ANN401 (any JSON)
+    """Return *value* with null for each number that is none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def clock(at: float) -> str:
+    """Return the local time of day; with the date when it was not today."""
+    then = time.localtime(at)
+    today = then[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
+
+
+def say_rows(head: Sequence[str], rows: Sequence[Sequence[str]], *, coloured: int | None = None) -> None:
+    """Write *rows* in columns: nothing is cut when piped; on a terminal the last column is cut at its edge.
+
+    The words of column number *coloured* are states, and coloured as such.
+    """
+    cells = [list(head), *([" ".join(visible(cell).split()) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    room = _columns() if on_terminal() else None
+    for number, row in enumerate(cells):
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        _say_row(padded, room, is_head=number == 0, coloured=coloured)
+
+
+def say_facts(facts: Sequence[tuple[str, str]]) -> None:
+    """Write name and value a line, names in one column; further lines of a value stand below its first."""
+    width = max((len(name) for name, _ in facts), default=0)
+    for name, value in facts:
+        first, *more = visible(value).splitlines() or [""]
+        click.echo(f"  {click.style(name.ljust(width), bold=True)}  {first}")
+        for line in more:
+            click.echo(f"  {' ' * width}  {line}")
+
+
+def heading(text: str) -> None:
+    """Write a line that stands out."""
+    click.echo(click.style(visible(text), bold=True))
+
+
+def _say_row(padded: list[str], room: int | None, *, is_head: bool, coloured: int | None) -> None:
+    line = "  ".join(padded).rstrip()
+    if room is not None and len(line) > room:
+        line = line[: room - 1] + "…"
+    if is_head:
+        line = click.style(line, bold=True)
+    elif coloured is not None:
+        word = padded[coloured].strip()
+        before = len("  ".join([*padded[:coloured], ""])) if coloured else 0
+        if before + len(word) <= len(line):
+            line = line[:before] + click.style(word, fg=colour_of(word)) + line[before + len(word) :]
+    click.echo(line)
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80

@@ -1,0 +1,233 @@
+"""`holdfast history` and `holdfast show`: what the history knows about what has been."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlmodel import SQLModel
+
+from holdfast.cli.outlook import find_job
+from holdfast.cli.output import clock, heading, hint, say, say_facts, say_json, say_rows
+from holdfast.errors import UnknownIncident
+from holdfast.history import queries
+from holdfast.history.models import Decision, Fault, Incident, Job, Phase
+from holdfast.history.store import History
+from holdfast.report import phases as known
+from holdfast.report.wording import NOTHING, count, duration, plural, share
+
+
+def history(reference: str | None, *, limit: int, as_json: bool) -> int:
+    """List all jobs, or what befell one."""
+    book = History.open(create=False)
+    try:
+        if reference is None:
+            _jobs(book, limit, as_json=as_json)
+        else:
+            _life(book, find_job(book, reference), as_json=as_json)
+    finally:
+        book.close()
+    return 0
+
+
+def show(reference: str, job: str | None, *, as_json: bool) -> int:
+    """Show one incident."""
+    book = History.open(create=False)
+    try:
+        _incident(book, _found(book, reference, job), as_json=as_json)
+    finally:
+        book.close()
+    return 0
+
+
+def _found(book: History, reference: str, job: str | None) -> Incident:
+    """Return the incident that *reference* names, of the very run that *job* names."""
+    if job is None:
+        return queries.incident(book, reference)
+    run = find_job(book, job)
+    found = [one for one in queries.incidents(book, run.id) if reference == str(one.number) or one.id.startswith(reference.lower())]
+    if len(found) != 1:
+        raise UnknownIncident(f"{reference} of job {run.name}")
+    return found[0]
+
+
+def _jobs(book: History, limit: int, *, as_json: bool) -> None:
+    records = [_job_record(book, job) for job in queries.jobs(book, limit=limit)]
+    if as_json:
+        say_json(records)
+    elif not records:
+        hint("The history is empty. `holdfast run JOB_FILE` starts a job, `holdfast demo` shows one.")
+    else:
+        head = ("JOB", "STATE", "SUBMITTED", "TOOK", "STEPS", "INCIDENTS", "DOWNTIME", "ID")
+        rows = [
+            [
+                record["job"],
+                record["state"],
+                clock(record["submitted"]),
+                duration(record["seconds"]),
+                count(record["step"]),
+                str(record["incidents"]),
+                duration(record["downtime_s"]),
+                record["id"],
+            ]
+            for record in records
+        ]
+        say_rows(head, rows, coloured=1)
+
+
+def _job_record(book: History, job: Job) -> dict[str, Any]:
+    state, step, incidents = queries.state_of(book, job.id), queries.last_step(book, job.id), queries.incidents(book, job.id)
+    ended = state.at if state is not None and state.after in queries.TERMINAL else None
+    return {
+        "job": job.name,
+        "id": job.id,
+        "state": state.after if state else "LAUNCHING",
+        "because": state.because if state else "",
+        "submitted": job.at,
+        "seconds": None if ended is None else ended - job.at,
+        "step": step.step if step else None,
+        "incidents": len(incidents),
+        "downtime_s": sum(one.downtime_s or 0.0 for one in incidents),
+    }
+
+
+def _life(book: History, job: Job, *, as_json: bool) -> None:
+    rows: dict[str, Sequence[SQLModel]] = {
+        "generations": queries.generations(book, job.id),
+        "moves": queries.moves(book, job.id),
+        "incidents": queries.incidents(book, job.id),
+        "decisions": queries.decisions(book, job.id),
+        "checkpoints": queries.checkpoints(book, job.id),
+        "remarks": queries.remarks(book, job.id),
+    }
+    if as_json:
+        say_json({**_job_record(book, job), **{name: [row.model_dump() for row in found] for name, found in rows.items()}})
+        return
+    heading(f"{job.name}  submitted {clock(job.at)}  id {job.id}")
+    for line in sorted(_lines(book, job)):
+        say(f"  {clock(line[0])}  {line[2]}")
+    if rows["incidents"]:
+        say()
+        _incident_rows(queries.incidents(book, job.id), job.at)
+        say()
+        hint(f"`holdfast show N --job {job.name}` tells an incident in full.")
+
+
+def _lines(book: History, job: Job) -> Iterator[tuple[float, str, str]]:
+    """Give each entry with its time and its id, which order them."""
+    for move in queries.moves(book, job.id):
+        yield move.at, move.id, f"{move.after}: {move.because}"
+    for one in queries.generations(book, job.id):
+        nodes = ", ".join(one.ranks)
+        yield one.at, one.id, f"generation {one.number}: {plural(one.world_size, 'rank')} on {nodes}"
+    numbers = {one.id: one.number for one in queries.incidents(book, job.id)}
+    for decision in queries.decisions(book, job.id):
+        yield decision.at, decision.id, f"incident {numbers.get(decision.incident_id, '?')}: {decision.rung}, because {decision.because}"
+    for remark in queries.remarks(book, job.id):
+        yield remark.at, remark.id, remark.text
+    for saved in queries.checkpoints(book, job.id):
+        if saved.trouble:
+            yield saved.at, saved.id, f"{saved.trouble}: {saved.path}: {saved.because}"
+
+
+def _incident_rows(incidents: Sequence[Incident], zero: float) -> None:
+    head = ("INCIDENT", "AFTER", "OUTCOME", "ANSWER", "DETECTED", "DOWN", "LOST", "KIND", "SUBJECT")
+    rows = [
+        [
+            str(one.number),
+            duration(max(0.0, one.fault_at - zero)),
+            one.outcome or "open",
+            one.rung or NOTHING,
+            duration(one.detected_at - one.fault_at),
+            duration(one.downtime_s),
+            NOTHING if one.steps_lost is None else plural(one.steps_lost, "step"),
+            one.kind,
+            one.subject,
+        ]
+        for one in incidents
+    ]
+    say_rows(head, rows)
+
+
+def _incident(book: History, one: Incident, *, as_json: bool) -> None:
+    faults, decisions = queries.faults(book, incident_id=one.id), queries.decisions(book, incident_id=one.id)
+    phases = queries.phases(book, one.id)
+    with book.session() as session:
+        job = session.get(Job, one.job_id)
+    name = job.name if job else one.job_id
+    if as_json:
+        parts: dict[str, Sequence[SQLModel]] = {"faults": faults, "decisions": decisions, "phases": phases}
+        say_json({"job": name, **one.model_dump(), **{key: [row.model_dump() for row in rows] for key, rows in parts.items()}})
+        return
+    heading(f"{name}, incident {one.number}: {one.kind} on {one.subject}, {one.outcome or 'open'}")
+    say_facts(list(_incident_facts(one)))
+    _faults(faults)
+    _decisions(decisions)
+    _phases(phases)
+
+
+def _title(text: str) -> None:
+    say()
+    heading(text)
+
+
+def _incident_facts(one: Incident) -> Iterator[tuple[str, str]]:
+    yield "happened", clock(one.fault_at)
+    yield "detected", f"{duration(one.detected_at - one.fault_at)} later"
+    if one.ordered_at is not None:
+        yield "first order", f"{duration(one.ordered_at - one.detected_at)} after that"
+    if one.rung:
+        yield "answer", one.rung
+    if one.because:
+        yield "because", one.because
+    if one.downtime_s is not None:
+        yield "downtime", f"{duration(one.downtime_s)} from the fault to the first new step"
+    if one.step_before is not None:
+        lost = f"; {plural(one.steps_lost, 'step')} computed again" if one.steps_lost is not None else ""
+        resumed = f", resumed after step {count(one.resumed_step)}" if one.resumed_step is not None else ""
+        yield "steps", f"had reached {count(one.step_before)}{resumed}{lost}"
+    after = f" → {one.generation_after}" if one.generation_after is not None else ""
+    yield "generation", f"{one.generation_before}{after}"
+    yield "id", one.id
+
+
+def _faults(faults: Sequence[Fault]) -> None:
+    if faults:
+        _title("Seen")
+    for fault in faults:
+        root = " (the root)" if fault.root else ""
+        step = f" at step {count(fault.step)}" if fault.step is not None else ""
+        say(f"  {clock(fault.at)}  {fault.kind} on {fault.subject}{step}{root}: asks for {fault.level}, blames {fault.blame}")
+        for name, value in fault.evidence.items():
+            if value not in (None, "", [], {}):
+                _evidence("" if name == "quote" else f"{name}: ", str(value).strip())
+
+
+def _evidence(name: str, text: str) -> None:
+    """Quote evidence: short on its line, long below."""
+    if "\n" not in text:
+        say(f"            {name}{text}")
+        return
+    say(f"            {name}".rstrip())
+    for line in text.splitlines():
+        say(f"            │ {line}")
+
+
+def _decisions(decisions: Sequence[Decision]) -> None:
+    if decisions:
+        _title("Decided")
+    for decision in decisions:
+        say(f"  {clock(decision.at)}  {decision.rung} by {decision.rule}, because {decision.because}")
+        for rule, why in decision.passed_over.items():
+            say(f"            passed over {rule}: {why}")
+
+
+def _phases(phases: Sequence[Phase]) -> None:
+    if not phases:
+        return
+    _title("Phases")
+    for part in known.parts(phases):
+        bar = "█" * round(part.share * 30)
+        term = f"({part.kind.term})" if part.kind.term else ""
+        say(f"  {part.label:<14}{term:<5}{duration(part.seconds):>10}  {share(part.share):>6}  {bar:<30}  {part.kind.meaning}".rstrip())
+    say(f"  {'all':<19}{duration(sum(max(0.0, phase.seconds) for phase in phases)):>10}")

@@ -1,0 +1,67 @@
+"""`holdfast run`: start the flow (or let a new one adopt the job), then watch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.cli.flow_process import FlowProcess, Turn, write_spec
+from holdfast.cli.output import say, say_json
+from holdfast.cli.screens import screen_for
+from holdfast.cli.validating import checked, in_words
+from holdfast.cli.watching import Watch
+from holdfast.errors import JobAlreadyRunning
+from holdfast.history import queries
+from holdfast.history.lease import holder_of
+from holdfast.history.models import Job
+from holdfast.history.store import History
+from holdfast.spec import TrainingJob
+
+
+def run(job_file: Path, cluster_file: Path | None, *, detach: bool, as_json: bool) -> int:
+    """Run the job in *job_file* and watch it."""
+    job, cluster = checked(job_file, cluster_file)
+    history = History.open()
+    try:
+        with Turn(job.name) as turn:
+            adopted = _present(history, job)
+            fresh = {"job": job.model_dump(mode="json"), "cluster": cluster.model_dump(mode="json")}
+            spec = {"job": adopted.spec, "cluster": adopted.cluster} if adopted else fresh
+            known = frozenset(old.id for old in queries.jobs(history, job.name, limit=None))
+            flow = FlowProcess(job.name, write_spec(job.name, spec), turn, known)
+            screen = screen_for(as_json=as_json, hint=f"Ctrl-C stops the job · closing the terminal does not · {flow.log}")
+            watch = Watch(history, screen, flow=flow, job=adopted, from_now=adopted is not None)
+            if adopted is None:
+                watch.say("start", f"{in_words(job, cluster)} Log: {flow.log}", job=job.name, pid=flow.pid, log=str(flow.log))
+            else:
+                text = _adoption(job.name, changed=spec != fresh)
+                watch.say("adopt", text, job=job.name, id=adopted.id, pid=flow.pid, log=str(flow.log))
+            return _detached(watch, as_json=as_json) if detach else watch.until_the_end()
+    finally:
+        history.close()
+
+
+def _present(history: History, job: TrainingJob) -> Job | None:
+    """Return the live job of this name that no flow steers; refuse one that is steered."""
+    live = queries.live_job(history, job.name)
+    if live is not None and (holder := holder_of(history, live.id)):
+        raise JobAlreadyRunning(job.name, holder.holder)
+    return live
+
+
+def _detached(watch: Watch, *, as_json: bool) -> int:
+    """Watch until the job trains, and say how to see it again."""
+    watch.enough = lambda outlook: outlook.state == "RUNNING" and outlook.holder is not None
+    status = watch.until_the_end()
+    outlook = watch.outlook
+    if outlook is not None and status == 0 and not outlook.ended:
+        name = outlook.job.name
+        if as_json:
+            say_json({"event": "detached", **outlook.as_record()}, indent=None)
+        else:
+            say(f"Job '{name}' trains. Watch it: holdfast status {name} --follow. Stop it: holdfast stop {name}.")
+    return status
+
+
+def _adoption(name: str, *, changed: bool) -> str:
+    text = f"job '{name}' runs without a flow; a new flow adopts it and its workers go on"
+    return text + ". The files say something else than what runs: the job keeps what it was started with" * changed

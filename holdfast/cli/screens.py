@@ -1,0 +1,197 @@
+"""Where a watcher writes: a live picture, plain lines, or JSON lines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import termios
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import click
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from holdfast.cli.changes import Change, of_progress
+from holdfast.cli.frame import Frame
+from holdfast.cli.outlook import Outlook
+from holdfast.cli.output import clock, finite, on_terminal
+from holdfast.report.wording import visible
+
+PROGRESS_EVERY: Final = 10.0
+"""Seconds between two lines about progress."""
+
+STYLES: Final[Mapping[str, str]] = {
+    "adopt": "cyan",
+    "end": "bold",
+    "flow-died": "red",
+    "incident": "yellow",
+    "incident-closed": "green",
+    "notice": "yellow",
+    "refused": "red",
+    "remark": "cyan",
+}
+"""How a terminal shows what happened."""
+
+
+class Screen(Protocol):
+    """Somewhere a watcher writes."""
+
+    def tell(self, change: Change) -> None:
+        """Say something that stands outside the job's history."""
+        ...
+
+    def show(self, changes: Sequence[Change], outlook: Outlook) -> None:
+        """Show what is new and where the job stands."""
+        ...
+
+    def wait(self, text: str) -> None:
+        """Show, where there is no job to show yet, what is waited for."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        ...
+
+
+def screen_for(*, as_json: bool, hint: str) -> Screen:
+    """Return the screen that suits who reads: a program, a person at a terminal, or a file."""
+    if as_json:
+        return JsonLines()
+    return Picture(hint) if on_terminal() else PlainLines()
+
+
+class _Pace:
+    """Says when progress is worth a line: the first step at once, then at most every ten seconds, and only when it moved."""
+
+    def __init__(self) -> None:
+        self._due, self._last = 0.0, (-1, -1)
+
+    def is_due(self, outlook: Outlook) -> bool:
+        """Tell whether to write a line about progress now."""
+        step = outlook.step
+        if step is None or (step.generation, step.step) == self._last or time.monotonic() < self._due:
+            return False
+        self._due, self._last = time.monotonic() + PROGRESS_EVERY, (step.generation, step.step)
+        return True
+
+
+class PlainLines:
+    """One line a change, with the time of day."""
+
+    def __init__(self) -> None:
+        self._pace = _Pace()
+
+    def tell(self, change: Change) -> None:
+        """Write the change, if it has words."""
+        for line in lines_of(change):
+            click.echo(line)
+
+    def wait(self, text: str) -> None:
+        """Do nothing: nothing has changed."""
+
+    def show(self, changes: Sequence[Change], outlook: Outlook) -> None:
+        """Write what is new."""
+        for change in changes:
+            self.tell(change)
+        if self._pace.is_due(outlook):
+            self.tell(of_progress(outlook))
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to mend."""
+
+
+class JsonLines(PlainLines):
+    """One JSON object a change."""
+
+    def tell(self, change: Change) -> None:
+        """Write the change."""
+        click.echo(json.dumps(finite(change.as_record()), default=str))
+
+
+class Picture:
+    """A picture that moves at the bottom of the terminal; what happened scrolls away above it."""
+
+    def __init__(self, hint: str) -> None:
+        self._hint, self._notice = hint, ""
+        self._console = Console(highlight=False, soft_wrap=False)
+        self._size = self._console.size
+        self._told: deque[Text] = deque(maxlen=100)
+        self._live: Live | None = None
+        self._quiet: Callable[[], None] = lambda: None
+
+    def tell(self, change: Change) -> None:
+        """Let the change scroll away above the picture; one that asks for attention stays below it."""
+        for line in lines_of(change):
+            self._told.append(Text(line, style=STYLES.get(change.event, "")))
+            self._console.print(self._told[-1], soft_wrap=True)
+        if change.event == "notice":
+            self._notice = change.text
+
+    def show(self, changes: Sequence[Change], outlook: Outlook) -> None:
+        """Draw the picture anew."""
+        self._follow_the_size()
+        for change in changes:
+            self.tell(change)
+        self._draw(Frame(outlook, hint=self._hint, notice=self._notice))
+
+    def wait(self, text: str) -> None:
+        """Draw what is waited for."""
+        self._follow_the_size()
+        self._draw(Text(f"{text}\n{self._notice or self._hint}", style="dim", no_wrap=True, overflow="ellipsis"))
+
+    def _draw(self, frame: RenderableType) -> None:
+        if self._live is None:
+            self._quiet = _echo_off()
+            self._live = Live(frame, console=self._console, auto_refresh=False, transient=True, vertical_overflow="crop")
+            self._live.start(refresh=True)
+        else:
+            self._live.update(frame, refresh=True)
+
+    def close(self) -> None:
+        """Take the picture away and give the cursor back."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+            self._quiet()
+
+    def _follow_the_size(self) -> None:
+        """Begin on a clean screen when the terminal was resized: how it rewrapped what stood there is not knowable."""
+        if self._console.size == self._size:
+            return
+        self._size = self._console.size
+        self.close()
+        self._console.clear()
+        for line in list(self._told)[-max(0, self._size.height // 2) :]:
+            self._console.print(line, soft_wrap=True)
+
+
+def _echo_off() -> Callable[[], None]:
+    """Keep typed keys (Ctrl-C shows as ``^C``) out of the picture; return what brings the echo back."""
+    number = sys.stdout.fileno()
+    try:
+        if os.tcgetpgrp(number) != os.getpgrp():
+            return lambda: None  # in the background, where changing the terminal would stop us
+        before = termios.tcgetattr(number)
+        quiet = [*before]
+        quiet[3] &= ~termios.ECHO
+        termios.tcsetattr(number, termios.TCSANOW, quiet)
+    except (OSError, termios.error):
+        return lambda: None
+    return lambda: _bring_back(number, before)
+
+
+def _bring_back(number: int, before: list[Any]) -> None:
+    with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
+        termios.tcsetattr(number, termios.TCSANOW, before)
+
+
+def lines_of(change: Change) -> list[str]:
+    """Return the change as lines for people."""
+    first, *more = visible(change.text).splitlines() or [""]
+    return [f"{clock(change.at)}  {first}", *(f"          {line}" for line in more)] if first else []

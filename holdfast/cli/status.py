@@ -1,0 +1,116 @@
+"""`holdfast status`."""
+
+from __future__ import annotations
+
+from holdfast.cli.outlook import Outlook, find_job, live_jobs, look, placed
+from holdfast.cli.output import clock, heading, hint, say_facts, say_json, say_rows
+from holdfast.history.queries import losses
+from holdfast.history.store import History
+from holdfast.report.wording import NOTHING, count, duration, plural, share
+
+
+def status(reference: str | None, *, as_json: bool) -> int:
+    """Show what runs now, or one job in detail."""
+    history = History.open(create=False)
+    try:
+        if reference is None:
+            _all(history, as_json=as_json)
+        else:
+            _one(history, look(history, find_job(history, reference)), as_json=as_json)
+    finally:
+        history.close()
+    return 0
+
+
+def progress_of(outlook: Outlook) -> str:
+    """Say how far the job is: ``1,234 of 10,000``."""
+    if outlook.step is None:
+        return NOTHING
+    return count(outlook.step.step) + (f" of {count(outlook.until)}" if outlook.until else "")
+
+
+def loss_of(outlook: Outlook) -> str:
+    """Say the newest loss."""
+    loss = outlook.step.loss if outlook.step else None
+    return NOTHING if loss is None else f"{loss:.4f}" if abs(loss) < 1e5 else f"{loss:.3e}"  # noqa: PLR2004 (where digits stop to help)
+
+
+def rate_of(outlook: Outlook) -> str:
+    """Say how fast the job goes, in the unit that gives a number above one."""
+    rate = outlook.rate
+    if rate is None or rate <= 0:
+        return NOTHING
+    return f"{rate:.2f} steps/s" if rate >= 1 else f"{duration(1 / rate)} a step"
+
+
+def _all(history: History, *, as_json: bool) -> None:
+    outlooks = [look(history, job) for job in live_jobs(history)]
+    if as_json:
+        say_json([outlook.as_record() for outlook in outlooks])
+    elif not outlooks:
+        hint("No job runs. `holdfast history` lists those that have ended.")
+    else:
+        head = ("JOB", "STATE", "STEP", "LOSS", "RATE", "ETA", "NODES", "INCIDENTS", "FLOW")
+        say_rows(head, [_row(outlook) for outlook in outlooks], coloured=1)
+
+
+def _row(outlook: Outlook) -> list[str]:
+    flow = f"pid {outlook.holder.pid}" if outlook.holder else "none"
+    return [
+        outlook.job.name,
+        outlook.state,
+        progress_of(outlook),
+        loss_of(outlook),
+        rate_of(outlook),
+        duration(outlook.eta),
+        str(len(outlook.members)),
+        str(len(outlook.incidents)),
+        flow,
+    ]
+
+
+def _one(history: History, outlook: Outlook, *, as_json: bool) -> None:
+    if as_json:
+        say_json(outlook.as_record())
+        return
+    since = outlook.move.at if outlook.move else outlook.job.at
+    heading(f"{outlook.job.name}  {outlook.state} since {clock(since)}: {outlook.because}")
+    say_facts([*_facts(outlook), *_troubles(history, outlook), *_places(outlook)])
+
+
+def _facts(outlook: Outlook) -> list[tuple[str, str]]:
+    facts = []
+    if outlook.step:
+        of = share(outlook.step.step / outlook.until) if outlook.until else ""
+        eta = f"ETA {duration(outlook.eta)}" if outlook.eta is not None else ""
+        facts += [("step", "   ".join(part for part in (progress_of(outlook), of, eta) if part))]
+        facts += [("loss", loss_of(outlook)), ("rate", rate_of(outlook))]
+    if outlook.generation:
+        size = plural(outlook.generation.world_size, "rank")
+        facts += [("generation", f"{outlook.generation.number}: {size} on {placed(outlook.members)}")]
+    if saved := outlook.checkpoint:
+        facts += [("checkpoint", f"step {count(saved.step)}, {duration(max(0.0, outlook.at - saved.at))} ago, {saved.path}")]
+    return facts
+
+
+def _troubles(history: History, outlook: Outlook) -> list[tuple[str, str]]:
+    facts = []
+    if now := outlook.incident:
+        answer = f", answer: {now.rung}" if now.rung else ""
+        facts += [("open", f"incident {now.number} since {duration(outlook.at - now.fault_at)}: {now.kind} on {now.subject}{answer}")]
+    if outlook.incidents:
+        lost = losses(history, outlook.job.id, now=outlook.at)
+        cost = f"{duration(lost.downtime_s)} of downtime, {plural(lost.steps_twice, 'step')} computed twice"
+        facts += [("incidents", f"{len(outlook.incidents)}: {cost}; `holdfast history {outlook.job.name}` lists them")]
+    return facts
+
+
+def _places(outlook: Outlook) -> list[tuple[str, str]]:
+    holder = outlook.holder
+    facts = []
+    if holder:
+        facts += [("flow", holder.holder)]
+    elif not outlook.ended:
+        facts += [("flow", "none; training goes on under its agents. `holdfast run` with the same job file adopts it")]
+    facts += [("submitted", f"{clock(outlook.job.at)}, {duration(outlook.elapsed)} {'in all' if outlook.ended else 'ago'}")]
+    return [*facts, ("directory", outlook.job.directory), ("id", outlook.job.id)]

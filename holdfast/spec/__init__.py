@@ -1,0 +1,23 @@
+"""What a user writes: a `TrainingJob` and a `Cluster`, as YAML, as Python, or in a form of the Prefect UI."""
+
+from __future__ import annotations
+
+from holdfast.spec.check import checks
+from holdfast.spec.cluster import Cluster, LocalCluster
+from holdfast.spec.job import Budget, CheckpointPlan, Deadlines, Limits, Nodes, TrainingJob
+from holdfast.spec.load import load_cluster, load_job, review
+
+__all__ = [
+    "Budget",
+    "CheckpointPlan",
+    "Cluster",
+    "Deadlines",
+    "Limits",
+    "LocalCluster",
+    "Nodes",
+    "TrainingJob",
+    "checks",
+    "load_cluster",
+    "load_job",
+    "review",
+]

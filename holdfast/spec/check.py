@@ -1,0 +1,83 @@
+"""Whether this machine and the cluster have what a job asks for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.errors import Problem
+from holdfast.spec.cluster import Cluster
+from holdfast.spec.job import TrainingJob
+
+
+def checks(job: TrainingJob, cluster: Cluster) -> list[Problem]:
+    """Return what keeps *job* from running on *cluster* as things are now."""
+    return [*_places(job), *_room(job, cluster)]
+
+
+def _places(job: TrainingJob) -> Iterator[Problem]:
+    directory = job.inside(".")
+    if not directory.is_dir():
+        yield Problem(field="directory", reason=f"{directory} is not a directory", cure="Create it, or mend the path")
+    elif job.command is not None:
+        yield from _program(job, job.command[0], "command")
+    else:
+        yield from _script(job)
+    yield from _checkpoints(job)
+
+
+def _script(job: TrainingJob) -> Iterator[Problem]:
+    path = job.inside(job.script or "")
+    if not path.is_file():
+        yield Problem(field="script", reason=f"{path} does not exist", cure="Mend the path; it is relative to `directory`")
+    elif not os.access(path, os.R_OK):
+        yield Problem(field="script", reason=f"{path} cannot be read", cure="Mend its permissions")
+    if job.python is not None:
+        yield from _program(job, job.python, "python")
+
+
+def _program(job: TrainingJob, program: str, field: str) -> Iterator[Problem]:
+    """Say whether *program* can be started, seen as the worker will see it: from its directory, with its PATH."""
+    if "/" in program:
+        path = job.inside(program)
+        if not path.is_file():
+            yield Problem(field=field, reason=f"{path} does not exist", cure="Mend the path; it is relative to `directory`")
+        elif not os.access(path, os.X_OK):
+            yield Problem(field=field, reason=f"{path} may not be executed", cure=f"Run `chmod +x {path}`, or start it by its interpreter")
+    elif not program or shutil.which(program, path=job.environment.get("PATH")) is None:
+        yield Problem(
+            field=field, reason=f"'{program}' is not on PATH", cure="Install it, write its full path, or set PATH in `environment`"
+        )
+
+
+def _checkpoints(job: TrainingJob) -> Iterator[Problem]:
+    folder = job.checkpoints
+    if reason := why_not_writable(folder):
+        cure = "Create it, free space, mend its permissions, or name another one in `checkpoint.directory`"
+        yield Problem(field="checkpoint.directory", reason=f"{folder} cannot be written: {reason}", cure=cure)
+
+
+def why_not_writable(folder: Path) -> str | None:
+    """Return why nothing can be written into *folder* (or be created for it), or None when it can. Leaves no trace."""
+    try:
+        there = next(place for place in (folder, *folder.parents) if place.exists() or place.is_symlink())
+        if not there.is_dir():
+            return f"{there} is not a directory"
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return None
+
+
+def _room(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
+    wanted, spare = job.nodes.wanted, job.nodes.spare
+    if wanted + spare > cluster.nodes:
+        spares = f" and {spare} spare" if spare else ""
+        reason = f"the job wants {wanted}{spares}, but cluster '{cluster.name}' has {cluster.nodes} node(s)"
+        yield Problem(field="nodes.wanted", reason=reason, cure="Lower `nodes.wanted` or `nodes.spare`, or give the cluster more nodes")

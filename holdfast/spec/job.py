@@ -1,0 +1,183 @@
+"""What a user writes about a job: the `TrainingJob` and its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, model_validator
+from pydantic_core import PydanticCustomError
+
+from holdfast import places
+from holdfast.errors import Problem
+from holdfast.spec.durations import Duration, PositiveDuration, lasting
+
+NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+"""Names become folders, parts of URLs and host labels: the strictest of the three decides."""
+
+OURS: Final = frozenset({
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE",
+    "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
+})  # fmt: skip
+"""Variables that the agent sets for each worker; a job cannot."""
+
+
+def _text(value: str) -> str:
+    """Refuse what no file name and no argument can hold."""
+    if "\0" in value:
+        raise PydanticCustomError("nul", "contains a NUL character", {"cure": "Remove it"})
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise PydanticCustomError("surrogate", "contains half a character", {"cure": "Remove it; write text as UTF-8"})
+    return value
+
+
+def _variable(name: str) -> str:
+    """Refuse a name that the environment cannot hold or that the agent sets."""
+    if not name or "=" in name:
+        raise PydanticCustomError("variable", "is not a name of an environment variable", {"cure": "Use letters, digits and underscores"})
+    if name in OURS or name.startswith("HOLDFAST_"):
+        raise PydanticCustomError("variable", "is set by Holdfast for every worker", {"cure": "Remove it from `environment`"})
+    return name
+
+
+Text = Annotated[str, AfterValidator(_text)]
+FilledText = Annotated[Text, Field(min_length=1)]
+Variable = Annotated[Text, AfterValidator(_variable)]
+
+
+class Part(BaseModel):
+    """Base of everything a user writes: unknown fields are refused, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Nodes(Part):
+    """How many nodes a job takes, and how many workers run on each."""
+
+    wanted: StrictInt = Field(default=1, ge=1, description="Nodes that train.")
+    least: StrictInt | None = Field(
+        default=None, ge=1, description="Fewest nodes the job may shrink to when nodes are lost; empty: it never shrinks."
+    )
+    spare: StrictInt = Field(default=0, ge=0, description="Further nodes held ready to replace a lost one.")
+    ranks: StrictInt = Field(default=1, ge=1, description="Ranks (workers) on each node.")
+
+    @property
+    def fewest(self) -> int:
+        """Return the fewest nodes the job may run on."""
+        return self.wanted if self.least is None else self.least
+
+
+class CheckpointPlan(Part):
+    """Where checkpoints go, how often, and how many stay."""
+
+    directory: FilledText | None = Field(
+        default=None, description="Folder of the checkpoints, seen by every node; empty: `checkpoints` in the job's folder."
+    )
+    every: StrictInt = Field(default=100, ge=0, description="Steps between two checkpoints; 0 saves none.")
+    keep: StrictInt = Field(default=2, ge=2, description="Checkpoints kept; at least 2, so that a corrupt one never is the last.")
+
+
+class Limits(Part):
+    """How long things may take before they count as a fault. Write `90s`, `5m`, `2h`, `1d`, or a number of seconds."""
+
+    first_step: PositiveDuration = lasting("30m", description="From start of the workers to the first step.")
+    hang_least: PositiveDuration = lasting("2s", description="A shorter silence between two steps is never a hang.")
+    hang_factor: float = Field(
+        default=3.0,
+        gt=1,
+        allow_inf_nan=False,
+        description="A step this many times longer than the median of the job's own steps is a hang.",
+    )
+    section: PositiveDuration = lasting(
+        "30m", description="A declared long section (compile, save, evaluation) that states no limit of its own."
+    )
+    stop_grace: Duration = lasting("10s", description="From SIGTERM to SIGKILL when a person stops the job.")
+    stopped_grace: Duration = lasting("1s", description="A worker stopped by a signal for longer is a fault.")
+    agent_silence: PositiveDuration = lasting("5s", description="An agent that says nothing for so long is asked about.")
+    lease: PositiveDuration = lasting("30m", description="Agents end their workers when no flow has spoken to them for so long.")
+    output_silence: PositiveDuration | None = Field(
+        default=None, description="A script without heartbeats that prints nothing for so long is hung; empty: never."
+    )
+
+
+class Deadlines(Part):
+    """How long each rung of the recovery ladder may take; the next is tried at once after it."""
+
+    restart_in_place: PositiveDuration = lasting("2m", description="Restart the workers on the same nodes.")
+    replace_node: PositiveDuration = lasting("3m", description="Replace a node by a spare one.")
+    shrink: PositiveDuration = lasting("3m", description="Go on with fewer nodes, where the job allows it.")
+    wait_for_capacity: Duration = lasting("1d", description="Wait for nodes to come back before giving up.")
+
+
+class Budget(Part):
+    """How many recoveries a job may have, so that a broken script never loops."""
+
+    in_place: StrictInt = Field(default=3, ge=0, description="Restarts in place on one node within the window, before it is replaced.")
+    window: PositiveDuration = lasting("1h", description="The window in which recoveries are counted.")
+    recoveries: StrictInt = Field(default=20, ge=0, description="Recoveries of the job within the window, before it is given up.")
+    fruitless: StrictInt = Field(default=3, ge=1, description="Recoveries in a row without one new step, before the job is given up.")
+
+
+class TrainingJob(Part):
+    """A training job: what to run, on how many nodes, and how it recovers."""
+
+    name: str = Field(pattern=NAME, description="Name of the job: small letters, digits and dashes.", examples=["gpt-small"])
+    script: FilledText | None = Field(
+        default=None,
+        description="Python script to train with, relative to the directory; started in a process that has torch imported already.",
+    )
+    command: Annotated[list[Text], Field(min_length=1)] | None = Field(
+        default=None, description="Any command instead of a script: program and arguments, one item each. No shell reads it."
+    )
+    args: list[Text] = Field(default=[], description="Arguments of the script, one item each.")
+    python: FilledText | None = Field(default=None, description="Interpreter for the script; empty: the one that runs the agent.")
+    directory: FilledText = Field(default=".", description="Working directory of the workers, relative to the job file.")
+    nodes: Nodes = Field(default=Nodes(), description="How many nodes, spares and ranks.")
+    environment: dict[Variable, Text] = Field(default={}, description="Environment variables for every worker.")
+    checkpoint: CheckpointPlan = Field(default=CheckpointPlan(), description="Where checkpoints go, how often, how many stay.")
+    policy: Literal["patient", "balanced", "aggressive"] = Field(
+        default="balanced", description="How soon a node is suspected: patient keeps nodes longest, aggressive replaces them first."
+    )
+    progress: Literal["auto", "steps", "none"] = Field(
+        default="auto",
+        description="Whether steps are expected: auto from the first worker that announces itself, steps always, none never.",
+    )
+    limits: Limits = Field(default=Limits(), description="How long things may take before they count as a fault.")
+    deadlines: Deadlines = Field(default=Deadlines(), description="How long each rung of the recovery may take.")
+    budget: Budget = Field(default=Budget(), description="How many recoveries the job may have.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for problem in contradictions(self.model_dump(include={"script", "command", "args", "nodes"})):
+            context = {"reason": problem.reason, "cure": problem.cure, "field": problem.field}
+            raise PydanticCustomError("contradiction", "{field}: {reason}. {cure}", context)
+        return self
+
+    @property
+    def checkpoints(self) -> Path:
+        """Return the folder of the checkpoints."""
+        return self.inside(self.checkpoint.directory) if self.checkpoint.directory else places.job_directory(self.name) / "checkpoints"
+
+    def inside(self, path: str) -> Path:
+        """Return *path* as seen from the job's working directory."""
+        return Path(Path(self.directory).expanduser().absolute(), Path(path).expanduser())
+
+
+def contradictions(fields: dict[str, object]) -> Iterator[Problem]:
+    """Say which of the *fields*, each fine alone, cannot stand together. Takes them raw too: a bad file is told all at once."""
+    script, command, args = fields.get("script"), fields.get("command"), fields.get("args")
+    if script is None and command is None:
+        yield Problem(field="script", reason="the job says nothing to run", cure="Set `script` (a Python file) or `command` (a list)")
+    if script is not None and command is not None:
+        yield Problem(field="command", reason="both `script` and `command` are set", cure="Keep one of them")
+    if args and command is not None:
+        yield Problem(field="args", reason="`args` belong to `script`", cure="Append them to `command`")
+    nodes = fields.get("nodes")
+    least, wanted = (nodes.get("least"), nodes.get("wanted", 1)) if isinstance(nodes, dict) else (None, None)
+    if isinstance(least, int) and isinstance(wanted, int) and least > wanted:
+        yield Problem(
+            field="nodes.least",
+            reason=f"the fewest nodes ({least}) are more than wanted ({wanted})",
+            cure="Lower `least`, or raise `wanted`",
+        )

@@ -1,0 +1,88 @@
+"""Job and cluster files in Python: a module that sets ``job`` (and ``cluster``)."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from holdfast.errors import Problem
+from holdfast.spec.problems import shown
+from holdfast.spec.yaml_text import Unreadable
+
+
+def values_of(path: Path, text: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Run the Python *text* of the file at *path* and return what it calls by *names*. The first name must be there."""
+    code = _compiled(path, text, names[0])
+    module = types.ModuleType("__holdfast_job__")
+    module.__file__ = str(path)
+    try:
+        with _at_home(path.parent), contextlib.redirect_stdout(sys.stderr):
+            exec(code, module.__dict__)  # noqa: S102 (the user's own file, as `python FILE` would run it)
+    except ValidationError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise Unreadable(_told(path, error)) from error
+    return {name: getattr(module, name, None) for name in names}
+
+
+def _compiled(path: Path, text: str, name: str) -> types.CodeType:
+    """Return the code of *text*; refuse one that never sets *name*, unrun: it may be a training script."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(text, filename=str(path))
+            code = compile(tree, str(path), "exec")
+    except SyntaxError as error:
+        reason = f"not valid Python: {error.msg}"
+        raise Unreadable(
+            Problem(field=f"line {error.lineno}" if error.lineno else "file", reason=reason, cure="Mend the Python there")
+        ) from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise Unreadable(Problem(field="file", reason=f"not valid Python: {error}", cure="Mend the Python")) from error
+    if name not in set(_names_set(tree)):
+        cure = f"Add `{name} = ...`; if this is the training script, write a YAML file with `name:` and `script: {path.name}`"
+        raise Unreadable(Problem(field=name, reason=f"the file sets no `{name}`", cure=cure))
+    return code
+
+
+def _names_set(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name
+
+
+def _told(path: Path, error: BaseException) -> Problem:
+    """Say where and how the file raised."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    said = f"{type(error).__name__}: {_first_line(error)}".rstrip(": ")
+    return Problem(
+        field=f"line {lines[-1]}" if lines else "file", reason=f"raised {said}", cure="Mend the file; `python FILE` shows it all"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    try:
+        return shown(str(error).partition("\n")[0])
+    except Exception:  # noqa: BLE001 (a foreign exception may not even print)
+        return ""
+
+
+@contextlib.contextmanager
+def _at_home(folder: Path) -> Iterator[None]:
+    """Let the file import its neighbours, as `python FILE` would."""
+    before = sys.path.copy()
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = before

@@ -1,0 +1,77 @@
+"""The command line as its users meet it: a process with a status, an output and an error output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import main
+from holdfast.history.store import History
+from tests.cli.written_history import Author, a_running_job
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAM = (sys.executable, "-m", "holdfast")
+
+Done = subprocess.CompletedProcess[str]
+Command = Callable[..., Done]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return our environment with the checkout importable."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
+@pytest.fixture
+def holdfast(holdfast_home: Path, tmp_path: Path) -> Command:
+    """Run `holdfast` with arguments in a folder of its own; no traceback may ever show."""
+
+    def run(*arguments: str, **more: str) -> Done:
+        command = [*PROGRAM, *arguments]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment(**more),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            timeout=60,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def here(holdfast_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Do the same as `holdfast` without a process: for long tables of cases."""
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.chdir(tmp_path)
+        capsys.readouterr()
+        status = main(list(arguments))
+        said = capsys.readouterr()
+        return Done(arguments, status, said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def book(holdfast_home: Path) -> Iterator[History]:
+    """Give the open history that the command line will read."""
+    history = History.open()
+    yield history
+    history.close()
+
+
+@pytest.fixture
+def running(book: History) -> Author:
+    """Give a job that runs, with three incidents behind it."""
+    return a_running_job(book, "gpt-small", time.time() - 45)

@@ -1,0 +1,256 @@
+"""Whatever a person gets wrong: one message with the cure, the right exit status, no traceback, nothing started."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli.flow_process import Turn
+from holdfast.history import LeaseKeeper, take
+from holdfast.history.models import Job, Move
+from holdfast.history.store import History
+from tests.cli.conftest import PROGRAM, ROOT, Command, environment
+from tests.cli.written_history import Author
+
+JOB = "name: a\nscript: train.py\n"
+READERS = [["status"], ["status", "a"], ["history"], ["show", "1"], ["report", "a"], ["stop", "a"], ["nodes"]]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Any:
+    """Write a job file and its script beside each other; return the job file's name."""
+    (tmp_path / "train.py").write_text("print('trained')\n")
+
+    def write(text: str) -> str:
+        (tmp_path / "job.yaml").write_text(text)
+        return "job.yaml"
+
+    return write
+
+
+CASES = {
+    "unknown field": (JOB + "nodes: {wnated: 2}\n", "nodes.wnated", "Did you mean 'wanted'?"),
+    "missing field": ("script: train.py\n", "name: is missing", "Add it"),
+    "script that does not exist": ("name: a\nscript: trian.py\n", "trian.py does not exist", "Mend the path"),
+    "command that does not exist": ("name: a\ncommand: [no-such-program, x]\n", "'no-such-program' is not on PATH", "Install it"),
+    "checkpoints that cannot be written": (JOB + "checkpoint: {directory: /proc/x}\n", "cannot be written", "checkpoint.directory"),
+    "checkpoints where a file is": (JOB + "checkpoint: {directory: train.py}\n", "is not a directory", "checkpoint.directory"),
+    "more nodes than there are": (JOB + "nodes: {wanted: 9}\n", "the job wants 9, but cluster 'local' has 4", "Lower"),
+    "no YAML": ("name: [a\n", "not valid YAML", "Mend"),
+    "binary": ("\x00\x01\x02", "is not text", "UTF-8"),
+    "empty": ("", "is empty", "Write at least"),
+}
+
+
+def test_a_refusal_is_the_same_from_a_shell(holdfast: Command, files: Any) -> None:
+    """A message on stderr, status 2, nothing on stdout, no traceback."""
+    done = holdfast("run", files(JOB + "nodes: {wnated: 2}\n"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "holdfast: job.yaml: 1 problem(s)\n  nodes.wnated: line 3: unknown field. Did you mean 'wanted'?\n"
+
+
+@pytest.mark.parametrize("verb", ["validate", "run"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_bad_job_file_is_refused_before_anything_starts(verb: str, case: str, here: Command, files: Any, holdfast_home: Path) -> None:
+    """Field, reason and cure on stderr, status 2; no job, no folder, no process."""
+    text, reason, cure = CASES[case]
+    done = here(verb, files(text))
+    assert done.returncode == 2
+    assert "job.yaml: 1 problem(s)" in done.stderr
+    assert reason in done.stderr
+    assert cure in done.stderr
+    assert done.stdout == ""
+    assert list(holdfast_home.iterdir()) == []
+
+
+def test_all_problems_come_at_once_and_for_programs_too(here: Command, files: Any) -> None:
+    """As JSON: field, reason, cure of each."""
+    name = files("nam: a\nscript: gone.py\nnodes: {wanted: many}\n")
+    done = here("validate", name, "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == 2
+    assert told["ok"] is False
+    assert {problem["field"] for problem in told["problems"]} == {"name", "nam", "script", "nodes.wanted"}
+    assert all(set(problem) == {"field", "reason", "cure"} and all(problem.values()) for problem in told["problems"])
+
+
+def test_a_good_job_file_is_told_in_a_sentence(here: Command, files: Any) -> None:
+    """Status 0, and what would run."""
+    done = here("validate", files(JOB + "nodes: {wanted: 2, spare: 1, ranks: 2}\n"))
+    assert done.returncode == 0
+    assert done.stdout == "job.yaml: fine. Job 'a': train.py on 2 nodes and 1 spare of cluster 'local', 2 ranks each.\n"
+
+
+@pytest.mark.parametrize("arguments", [*READERS, ["run", "job.yaml"]], ids=" ".join)
+def test_a_corrupt_history_is_told_and_left_alone(arguments: list[str], here: Command, files: Any, holdfast_home: Path) -> None:
+    """The file keeps every byte."""
+    files(JOB)
+    history = holdfast_home / "history.db"
+    history.write_bytes(b"this is no database" * 1000)
+    done = here(*arguments)
+    assert done.returncode == 2
+    assert "is damaged" in done.stderr
+    assert "Move the file away" in done.stderr
+    assert history.read_bytes() == b"this is no database" * 1000
+
+
+def test_a_locked_history_is_told(here: Command, files: Any, book: History, holdfast_home: Path) -> None:
+    """Another program holds it and does not let go."""
+    files(JOB)
+    book.close()
+    with sqlite3.connect(holdfast_home / "history.db", isolation_level=None) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        done = here("run", "job.yaml")
+        other.execute("ROLLBACK")
+    other.close()
+    assert done.returncode == 2
+    assert "is locked by another program" in done.stderr
+    assert "End that program" in done.stderr
+
+
+def test_a_database_server_that_does_not_answer_is_told(holdfast: Command) -> None:
+    """And its password is not."""
+    done = holdfast("status", HOLDFAST_HISTORY="postgresql://me:secret@127.0.0.1:9/none")
+    assert done.returncode == 2
+    assert "cannot be reached" in done.stderr
+    assert "secret" not in done.stderr
+
+
+def test_a_job_name_that_runs_already_is_refused(here: Command, files: Any, book: History, holdfast_home: Path) -> None:
+    """The lease decides; the message says who holds it and what to do."""
+    job = Job(name="a", spec={}, cluster={}, directory="/", at=time.time())
+    keeper = LeaseKeeper(book, take(book, job, holder="another flow"), lambda _: None)
+    done = here("run", files(JOB))
+    keeper.release()
+    assert done.returncode == 2
+    assert "job 'a' is already running, held by another flow" in done.stderr
+    assert "holdfast stop a" in done.stderr
+    assert not (holdfast_home / "jobs" / "a" / "flow.log").exists()
+
+
+def test_a_home_that_cannot_be_written_is_told(holdfast: Command, files: Any, tmp_path: Path) -> None:
+    """A file where the folder should be."""
+    done = holdfast("run", files(JOB), HOLDFAST_HOME=str(tmp_path / "train.py"))
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["status", "gpt-smal"], ["history", "gpt-smal"], ["stop", "gpt-smal"], ["report", "gpt-smal"]], ids=" ".join
+)
+def test_an_unknown_job_names_the_nearest(arguments: list[str], here: Command, running: Author) -> None:
+    """Status 2."""
+    done = here(*arguments)
+    assert done.returncode == 2
+    assert "no job 'gpt-smal'" in done.stderr
+    assert "gpt-small" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["show", "99"], ["show", "99", "--job", "gpt-small"], ["show", "../x"]], ids=" ".join)
+def test_an_unknown_incident_is_told(arguments: list[str], here: Command, running: Author) -> None:
+    """Status 2."""
+    done = here(*arguments)
+    assert done.returncode == 2
+    assert f"no incident '{arguments[1]}" in done.stderr
+
+
+def test_a_report_that_cannot_be_written_is_told(here: Command, running: Author) -> None:
+    """Status 2, nothing half written."""
+    done = here("report", "gpt-small", "-o", "/proc/report.html")
+    assert done.returncode == 2
+    assert "/proc/report.html cannot be written" in done.stderr
+
+
+def test_an_output_on_a_full_disk_is_told(running: Author) -> None:
+    """Status 2 and one line."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*PROGRAM, "history", "--json"], env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr == "holdfast: No space left on device\n"
+
+
+def test_a_reader_that_went_away_costs_no_words(running: Author) -> None:
+    """`holdfast history | head -0` is silent."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*PROGRAM, "history"], env=environment(), stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_output_without_unicode_shows_question_marks(holdfast: Command, running: Author) -> None:
+    """Dashes and blocks are not worth a traceback."""
+    done = holdfast("show", "1", "--job", "gpt-small", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "rank 1 on n0" in done.stdout
+
+
+def test_words_of_strangers_cannot_steer_the_terminal(here: Command, running: Author) -> None:
+    """An escape sequence in a traceback or a reason is shown, not obeyed."""
+    running.move("RUNNING", "\x1b]0;owned\x07\x1b[2J", seconds=44)
+    running.incident(4, "evil\x1b[31m", "rank\r0", seconds=44, detail="line\n\x1b[2Jline")
+    for arguments in (["status"], ["status", "gpt-small"], ["history"], ["history", "gpt-small"], ["show", "4", "--job", "gpt-small"]):
+        done = here(*arguments)
+        assert done.returncode == 0
+        assert "\x1b" not in done.stdout
+        assert "\r" not in done.stdout
+
+
+def test_a_full_disk_is_told_before_the_flow_starts(files: Any, tmp_path: Path) -> None:
+    """On a small disk of its own, where the kernel lets us make one."""
+    files(JOB)
+    fill = "mount -t tmpfs -o size=64k none disk && head -c 60000 /dev/zero > disk/fill"
+    inside = f"{fill}; HOLDFAST_HOME=$PWD/disk {' '.join(PROGRAM)} run job.yaml"
+    (tmp_path / "disk").mkdir()
+    probe = subprocess.run(["unshare", "-Urm", "true"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip("this kernel gives no user namespaces")
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", inside], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "space" in done.stderr.lower() or "full" in done.stderr.lower()
+
+
+def test_two_commands_at_once_take_turns(holdfast_home: Path) -> None:
+    """The second waits until the first has told the history, and then sees what runs."""
+    entered = threading.Event()
+
+    def enter() -> None:
+        with Turn("a"):
+            entered.set()
+
+    with Turn("a") as first:
+        other = threading.Thread(target=enter)
+        other.start()
+        assert not entered.wait(0.3)
+        first.end()
+        assert entered.wait(10)
+        other.join()
+
+
+def test_moves_of_an_unknown_kind_are_shown_as_they_are(here: Command, running: Author, book: History) -> None:
+    """A newer Holdfast may have written them."""
+    running.write(Move(job_id=running.job.id, at=time.time(), before="X", event="y", after="TELEPORTING", because="why not", generation=1))
+    done = here("status")
+    assert done.returncode == 0
+    assert "TELEPORTING" in done.stdout
+
+
+def test_nothing_of_the_checkout_is_needed(tmp_path: Path) -> None:
+    """`python -m holdfast` is the same program."""
+    done = subprocess.run([*PROGRAM, "--version"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("holdfast ")
+    assert ROOT.is_dir()

@@ -1,0 +1,69 @@
+"""The words of the command line, and what they cost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+
+from holdfast.cli import app
+from tests.cli.conftest import Command, environment
+
+COMMANDS = ["validate", "run", "status", "history", "show", "report", "stop", "nodes", "demo"]
+
+
+def test_the_commands_are_those_of_the_documentation() -> None:
+    """In the order of their use."""
+    assert list(app.commands) == COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself_with_an_example(name: str) -> None:
+    """A sentence that is whole in the list of commands, an example, a help for each option."""
+    command = app.commands[name]
+    text = command.get_help(click.Context(command, info_name=f"holdfast {name}"))
+    assert f"Example: holdfast {name}" in text
+    assert not command.get_short_help_str(limit=60).endswith("...")
+    assert all(option.help for option in command.params if isinstance(option, click.Option))
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "demo"])
+def test_every_command_speaks_to_programs_too(name: str) -> None:
+    """`--json` is a switch; that of the demo names a file."""
+    assert any("--json" in option.opts for option in app.commands[name].params)
+
+
+def test_help_and_version_need_no_more_than_click(holdfast: Command) -> None:
+    """What is not loaded costs nothing."""
+    code = "import sys; from holdfast.cli import main; main(['--help']); main(['--version']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert "validate" in done.stdout
+    assert "holdfast 0." in done.stdout
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert not loaded & {"torch", "prefect", "sqlalchemy", "sqlmodel", "pydantic", "rich", "yaml", "numpy", "matplotlib"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["status"], ["history"], ["validate", "no.yaml"], ["show", "1"], ["stop", "x"], ["nodes"], ["report", "x"]]
+)
+def test_no_reader_loads_torch_or_prefect(arguments: list[str], holdfast: Command) -> None:
+    """Each takes seconds; an answer has a fraction of one."""
+    code = (
+        f"import sys, json; from holdfast.cli import main; main({arguments!r}); sys.stdout.write(chr(10) + json.dumps(list(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+    assert not loaded & {"torch", "prefect", "matplotlib"}
+
+
+def test_a_mistyped_command_names_the_nearest(holdfast: Command) -> None:
+    """Exit status 2, as for every mistake of a person."""
+    done = holdfast("valdiate")
+    assert done.returncode == 2
+    assert "Did you mean 'validate'?" in done.stderr
+    assert holdfast("xyzzy").returncode == 2
+    assert holdfast("run").returncode == 2
+    assert holdfast("run", "a.yaml", "--detatch").returncode == 2

@@ -1,0 +1,178 @@
+"""What status, history and show tell of a job."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.history import take
+from holdfast.history.store import History
+from tests.cli.conftest import Command
+from tests.cli.written_history import TRACEBACK, Author
+
+
+def test_status_lists_what_runs_and_only_that(here: Command, running: Author, book: History) -> None:
+    """A job that ended is history."""
+    ended = Author(book, "done", time.time() - 100)
+    ended.move("COMPLETED", "all ended well", seconds=50)
+    done = here("status")
+    head, row = done.stdout.splitlines()
+    assert head.split()[:3] == ["JOB", "STATE", "STEP"]
+    assert row.split()[:5] == ["gpt-small", "RESCHEDULING", "400", "of", "10,000"]
+    assert "done" in here("history").stdout
+
+
+def test_an_empty_history_is_no_error(here: Command) -> None:
+    """A fresh machine has nothing to tell, and says how to start; nothing is created by looking."""
+    for command in ("status", "history"):
+        done = here(command)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert "holdfast " in done.stderr
+        assert json.loads(here(command, "--json").stdout) == []
+
+
+def test_status_of_a_job_tells_where_it_stands(here: Command, running: Author, book: History) -> None:
+    """State and why, generation, nodes, step, loss, rate, checkpoint, open incident, who steers."""
+    take(book, running.job, holder="the flow of this test")
+    text = here("status", "gpt-small").stdout
+    for words in (
+        "RESCHEDULING since",
+        "restart 3 of 3 within 1 h",
+        "400 of 10,000   4.0%",
+        "10.00 steps/s",
+        "3: 4 ranks on n0 (0–1), n2 (2–3)",  # noqa: RUF001 (a range)
+        "step 100,",
+        "incident 3 since",
+        "worker-exception on rank 3 on n2",
+        "2 steps computed twice",
+        "the flow of this test",
+    ):
+        assert words in text
+
+
+def test_status_says_so_when_no_flow_steers(here: Command, running: Author) -> None:
+    """And how to have the job adopted."""
+    assert "`holdfast run` with the same job file adopts it" in here("status", "gpt-small").stdout
+
+
+def test_programs_get_the_same_as_json(here: Command, running: Author) -> None:
+    """Numbers as numbers, times in seconds since 1970."""
+    (listed,) = json.loads(here("status", "--json").stdout)
+    told = json.loads(here("status", "gpt-small", "--json").stdout)
+    assert listed["id"] == told["id"] == running.job.id
+    assert told["step"] == 400
+    assert told["until"] == 10_000
+    assert told["rate"] == pytest.approx(10)
+    assert told["nodes"] == {"n0": [0, 1], "n2": [2, 3]}
+    assert told["checkpoint"]["step"] == 100
+    assert told["incident"]["number"] == 3
+    assert told["eta_s"] is None
+    assert told["submitted"] == pytest.approx(running.zero)
+
+
+def test_a_job_that_runs_has_an_eta(here: Command, running: Author) -> None:
+    """Steps left over steps a second."""
+    running.move("RUNNING", "every worker made its first step", seconds=44)
+    assert json.loads(here("status", "gpt-small", "--json").stdout)["eta_s"] == pytest.approx(960)
+
+
+def test_a_loss_that_is_no_number_is_null_for_programs(here: Command, book: History) -> None:
+    """JSON has no NaN, and not every program reads it."""
+    author = Author(book, "nan", time.time() - 10)
+    author.steps(1, 3, generation=1, seconds=1, loss=float("nan"))
+    done = here("status", "nan", "--json")
+    assert "NaN" not in done.stdout
+    assert json.loads(done.stdout)["loss"] is None
+    assert "nan" in here("status", "nan").stdout
+
+
+def test_a_checkpoint_found_corrupt_is_not_the_newest(here: Command, running: Author) -> None:
+    """The one before it is."""
+    running.checkpoint(200, seconds=30)
+    running.checkpoint(200, seconds=40, trouble="checkpoint-corrupt")
+    assert json.loads(here("status", "gpt-small", "--json").stdout)["checkpoint"]["step"] == 100
+
+
+def test_the_goal_is_what_the_newest_generation_said(here: Command, running: Author) -> None:
+    """One that has not said yet inherits it."""
+    running.generation(4, {"n0": [0, 1]}, seconds=44, until=None)
+    assert json.loads(here("status", "gpt-small", "--json").stdout)["until"] == 10_000
+
+
+def test_history_of_a_job_tells_its_life_in_order(here: Command, running: Author) -> None:
+    """Moves, generations, decisions with their reason, remarks; then the incidents."""
+    running.checkpoint(200, seconds=20, trouble="checkpoint-corrupt")
+    lines = here("history", "gpt-small").stdout.splitlines()
+    life = [line.split(maxsplit=1)[1] for line in lines if line.startswith("  ") and ":" in line]
+    assert life[0] == "LAUNCHING: submitted"
+    assert "incident 1: restart-in-place, because restart 1 of 3 within 1 h" in life
+    assert "spare n3 is gone; 0 spare(s) left" in life
+    assert any(line.startswith("checkpoint-corrupt") for line in life)
+    assert life.index("generation 1: 4 ranks on n0, n1") < life.index("generation 2: 4 ranks on n0, n1")
+    assert sum("worker-sigkill" in line and "310 ms" in line for line in lines) == 1
+
+
+def test_history_for_programs_holds_every_row(here: Command, running: Author) -> None:
+    """By kind."""
+    told = json.loads(here("history", "gpt-small", "--json").stdout)
+    assert [len(told[kind]) for kind in ("generations", "moves", "decisions", "checkpoints", "remarks")] == [3, 5, 3, 1, 1]
+    assert json.loads(here("history", "--json").stdout)[0]["job"] == "gpt-small"
+
+
+def test_an_earlier_run_is_found_by_its_id(here: Command, running: Author, book: History) -> None:
+    """A name means the newest run, an id or its beginning the very one."""
+    again = Author(book, "gpt-small", time.time())
+    again.incident(1, "node-lost", "node n9", seconds=0)
+    assert json.loads(here("status", "gpt-small", "--json").stdout)["id"] == again.job.id
+    assert json.loads(here("status", running.job.id[:20], "--json").stdout)["id"] == running.job.id
+    assert json.loads(here("show", "1", "--job", running.job.id, "--json").stdout)["kind"] == "worker-sigkill"
+    assert json.loads(here("show", "1", "--json").stdout)["kind"] == "node-lost"
+
+
+def test_show_tells_what_was_seen_decided_and_how_long_it_took(here: Command, running: Author) -> None:
+    """With the reason, what was passed over, and the phases T0 to T4."""
+    text = here("show", "1", "--job", "gpt-small").stdout
+    for words in (
+        "worker-sigkill on rank 1 on n0, recovered",
+        "310 ms",
+        "ended by signal 9 (SIGKILL)",
+        "because restart 1 of 3",
+        "passed over GiveUp()",
+    ):
+        assert words in text
+    for term in ("reschedule    (T1)", "communication (T2)", "load          (T3)", "warm-up       (T4)", "rollback      (T0)"):
+        assert term in text
+
+
+def test_show_quotes_a_traceback_whole(here: Command, running: Author) -> None:
+    """Line by line, as it was."""
+    text = here("show", "3", "--job", "gpt-small").stdout
+    for line in TRACEBACK.splitlines():
+        assert f"│ {line}" in text
+    (fault,) = json.loads(here("show", "3", "--job", "gpt-small", "--json").stdout)["faults"]
+    assert fault["evidence"]["detail"] == TRACEBACK
+
+
+def test_nodes_tells_what_is_seen_and_what_is_known(here: Command, running: Author) -> None:
+    """A fresh local cluster has nodes without agents; the history may hold something against one."""
+    running.node("node-1", "excluded", "hangs too often", seconds=20)
+    done = here("nodes")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 5
+    (row,) = (line for line in done.stdout.splitlines() if line.startswith("node-1"))
+    assert "excluded" in row
+    assert "hangs too often" in row
+    told = json.loads(here("nodes", "--json").stdout)["nodes"]
+    assert [node["agent"] for node in told] == ["down"] * 4
+    assert told[1]["history"]["standing"] == "excluded"
+
+
+def test_a_report_is_written_where_it_was_asked_for(here: Command, running: Author) -> None:
+    """The path is all that is said."""
+    done = here("report", "gpt-small", "-o", "page.html")
+    assert done.returncode == 0, done.stderr
+    page = Path(done.stdout.strip())
+    assert page.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")

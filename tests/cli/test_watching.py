@@ -1,0 +1,243 @@
+"""Watching a job: on a terminal, through a pipe, by a program. The watcher may vanish; the job does not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from holdfast.cli.frame import spark
+from holdfast.history import queries
+from holdfast.history.models import Incident
+from holdfast.history.store import History
+from tests.cli.conftest import PROGRAM, environment
+from tests.cli.terminal import HIDE, SHOW, Terminal
+from tests.cli.written_history import TRACEBACK, Author
+from tests.waiting import wait_until
+
+FOLLOW = [*PROGRAM, "status", "gpt-small", "--follow"]
+SECONDS = 30
+"""For a busy machine."""
+
+
+@pytest.fixture
+def screen(running: Author) -> Iterator[Callable[..., Terminal]]:
+    """Follow the job on a terminal, until the first picture stands."""
+    opened: list[Terminal] = []
+
+    def start(columns: int = 80, lines: int = 24) -> Terminal:
+        opened.append(Terminal(FOLLOW, environment(), columns=columns, lines=lines))
+        wait_until(opened[-1].newest_frame, seconds=SECONDS, explain=lambda: opened[-1].text)
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        with terminal:
+            pass
+
+
+def end(author: Author, history: History, state: str = "COMPLETED", because: str = "all ended well") -> None:
+    """Close the open incident and end the job."""
+    with history.session() as session:
+        for row in queries.incidents(history, author.job.id):
+            one = session.get(Incident, row.id)
+            if one is not None and one.closed_at is None:
+                one.closed_at, one.outcome, one.downtime_s = time.time(), "recovered", 1.5
+    author.move(state, because, seconds=time.time() - author.zero, event="finished")
+
+
+def ended(terminal: Terminal) -> int:
+    """Wait for the end of the program and return its status."""
+    wait_until(lambda: terminal.status() is not None, seconds=SECONDS, explain=lambda: terminal.text)
+    status = terminal.status()
+    assert status is not None
+    return status
+
+
+def test_the_picture_shows_the_job_as_it_is(screen: Callable[..., Terminal], running: Author) -> None:
+    """Name, state, step of total, loss, rate, ranks, reason, incidents."""
+    terminal = screen(80)
+    top, bar, numbers, members, because, bottom = terminal.newest_frame()
+    assert re.match(r"╭─ gpt-small  RESCHEDULING  0:00:\d\d ─+╮", top)
+    assert re.match(r"│ step 400 of 10,000 .* 4\.0% │", bar)
+    assert re.match(r"│ loss 0\.\d+   10\.00 steps/s   saved 100, .* ago +│", numbers)
+    assert "generation 3: 4 ranks on n0 (0–1), n2 (2–3)" in members  # noqa: RUF001 (a range)
+    assert "because restart 3 of 3 within 1 h" in because
+    assert bottom.endswith("╯")
+    assert all(kind in terminal.text for kind in ("worker-sigkill", "node-lost", "worker-exception"))
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_the_picture_fits_the_terminal(columns: int, screen: Callable[..., Terminal]) -> None:
+    """Every line of the frame is as wide as the terminal, the table no wider; a wide one shows the curve of the loss."""
+    terminal = screen(columns)
+    assert {len(line) for line in terminal.newest_frame()} == {columns}
+    below = terminal.text.rpartition("╯")[2].splitlines()
+    assert all(len(line.rstrip()) <= columns for line in below)
+    assert bool(set("▁▂▃▄▅▆▇") & set(terminal.text)) is (columns == 120)
+
+
+def test_the_picture_follows_the_size_of_the_terminal(screen: Callable[..., Terminal]) -> None:
+    """Wider, then as small as a stamp: the next picture fits, and nothing breaks."""
+    terminal = screen(80)
+    for columns, lines in ((120, 40), (60, 10), (30, 3), (100, 24)):
+        terminal.resize(columns, lines)
+        wait_until(partial(_is_wide, terminal, columns), seconds=SECONDS, explain=lambda: terminal.text[-2000:])
+    assert terminal.status() is None
+
+
+def _is_wide(terminal: Terminal, columns: int) -> bool:
+    """Tell whether the newest top edge, which even a cropped picture has, is so wide."""
+    edges = re.findall(r"╭─[^\r\n]*╮", terminal.text)
+    return bool(edges) and len(edges[-1]) == columns
+
+
+def test_what_happens_scrolls_by_above_the_picture(screen: Callable[..., Terminal], running: Author) -> None:
+    """A new incident is told when it comes."""
+    terminal = screen()
+    running.incident(4, "worker-sigbus", "rank 2 on n2", seconds=time.time() - running.zero)
+    wait_until(
+        lambda: "incident 4: worker-sigbus on rank 2 on n2, seen after 20 ms" in terminal.text, seconds=SECONDS, explain=terminal.text
+    )
+
+
+def test_the_end_leaves_the_terminal_as_it_was(screen: Callable[..., Terminal], running: Author, book: History) -> None:
+    """Cursor and echo are back, the summary stands, the status is the job's."""
+    terminal = screen()
+    assert not terminal.echoes()
+    end(running, book)
+    assert ended(terminal) == 0
+    assert terminal.raw.count(HIDE) == terminal.raw.count(SHOW) > 0
+    assert terminal.echoes()
+    assert "job 'gpt-small' COMPLETED after" in terminal.text
+    assert "3 incidents: " in terminal.text
+    assert "holdfast report gpt-small" in terminal.text
+
+
+def test_ctrl_c_ends_the_watching_and_nothing_else(screen: Callable[..., Terminal], running: Author, book: History) -> None:
+    """Status 130, no traceback, the terminal as it was, no request to stop."""
+    terminal = screen()
+    terminal.type("\x03")
+    assert ended(terminal) == 130
+    assert "Traceback" not in terminal.text
+    assert terminal.raw.count(HIDE) == terminal.raw.count(SHOW)
+    assert terminal.echoes()
+    assert queries.pending_requests(book, running.job.id) == []
+
+
+def test_a_termination_leaves_the_terminal_as_it_was(screen: Callable[..., Terminal]) -> None:
+    """SIGTERM is no reason to leave the cursor hidden."""
+    terminal = screen()
+    os.kill(terminal.pid, signal.SIGTERM)
+    assert ended(terminal) == 143
+    assert terminal.raw.count(HIDE) == terminal.raw.count(SHOW)
+    assert terminal.echoes()
+
+
+def test_a_terminal_that_goes_away_ends_the_watching(screen: Callable[..., Terminal]) -> None:
+    """The kernel's SIGHUP does it, in silence."""
+    terminal = screen()
+    terminal.hang_up()
+    assert ended(terminal) == -signal.SIGHUP
+
+
+def test_a_terminal_that_goes_away_ends_a_watching_that_ignores_the_signal_too(running: Author) -> None:
+    """With SIGHUP ignored, the first write says that nobody is there."""
+    with Terminal(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *FOLLOW], environment()) as terminal:
+        wait_until(terminal.newest_frame, seconds=SECONDS, explain=lambda: terminal.text)
+        terminal.hang_up()
+        assert ended(terminal) == 141
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(running: Author) -> None:
+    """TERM=dumb, as in editors."""
+    with Terminal(["env", "TERM=dumb", *FOLLOW], environment()) as terminal:
+        wait_until(lambda: "step 400 of 10,000" in terminal.text, seconds=SECONDS, explain=lambda: terminal.text)
+        assert "╭" not in terminal.text
+
+
+def test_a_pipe_gets_one_line_a_change(running: Author, book: History) -> None:
+    """With the time of day; no colours, no picture."""
+    child = subprocess.Popen(FOLLOW, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert child.stdout
+    first = child.stdout.readline()
+    running.incident(4, "worker-sigbus", "rank 2 on n2", seconds=time.time() - running.zero)
+    end(running, book)
+    rest, _ = child.communicate(timeout=SECONDS)
+    assert re.match(r"\d\d:\d\d:\d\d  step 400 of 10,000  loss 0\.\d+  10\.00 steps/s$", first)
+    lines = [line[10:] for line in rest.splitlines()]
+    assert "incident 4: worker-sigbus on rank 2 on n2, seen after 20 ms" in lines
+    assert "COMPLETED: all ended well" in lines
+    assert any(line.startswith("job 'gpt-small' COMPLETED after") for line in lines)
+    assert "\x1b" not in rest
+    assert child.returncode == 0
+
+
+def test_a_program_gets_one_object_a_change(running: Author, book: History) -> None:
+    """The last one is the end, with what the faults cost."""
+    child = subprocess.Popen([*FOLLOW, "--json"], env=environment(), stdout=subprocess.PIPE, text=True)
+    assert child.stdout
+    first = json.loads(child.stdout.readline())
+    end(running, book, "CANCELLED", "a person asked")
+    rest, _ = child.communicate(timeout=SECONDS)
+    events = [json.loads(line) for line in rest.splitlines()]
+    assert (first["event"], first["step"], first["until"]) == ("progress", 400, 10_000)
+    assert [event["event"] for event in events] == ["incident-closed", "move", "end"]
+    assert (events[1]["after"], events[1]["trigger"]) == ("CANCELLED", "finished")
+    assert events[-1]["state"] == "CANCELLED"
+    assert events[-1]["losses"]["steps_twice"] == 2
+    assert child.returncode == 3
+
+
+def test_a_failed_job_shows_its_traceback(running: Author, book: History) -> None:
+    """Status 1, and where to read all of it."""
+    child = subprocess.Popen(FOLLOW, env=environment(), stdout=subprocess.PIPE, text=True)
+    assert child.stdout
+    child.stdout.readline()
+    end(running, book, "FAILED", "the script's own error")
+    rest, _ = child.communicate(timeout=SECONDS)
+    assert all(f"│ {line}" in rest for line in TRACEBACK.splitlines())
+    assert "`holdfast show 3 --job gpt-small` tells the last incident in full" in rest
+    assert child.returncode == 1
+
+
+def test_a_history_that_goes_away_ends_no_watching(running: Author, book: History) -> None:
+    """The watcher says so once and goes on when it is back."""
+    child = subprocess.Popen(FOLLOW, env=environment(), stdout=subprocess.PIPE, text=True)
+    assert child.stdout
+    child.stdout.readline()
+    with book.session() as session:
+        session.connection().exec_driver_sql("ALTER TABLE move RENAME TO moved")
+    said = child.stdout.readline()
+    with book.session() as session:
+        session.connection().exec_driver_sql("ALTER TABLE moved RENAME TO move")
+    end(running, book)
+    rest, _ = child.communicate(timeout=SECONDS)
+    assert "cannot read the history now" in said
+    assert "the history can be read again" in rest
+    assert child.returncode == 0
+
+
+def test_following_what_has_ended_tells_the_end(running: Author, book: History) -> None:
+    """At once, with the job's status."""
+    end(running, book, "FAILED", "the script's own error")
+    done = subprocess.run(FOLLOW, env=environment(), capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode == 1
+    assert "job 'gpt-small' FAILED" in done.stdout
+
+
+def test_the_curve_of_the_loss_spans_its_own_range() -> None:
+    """Lowest and highest block for lowest and highest loss; a dot for one that is no number."""
+    assert spark([4.0, 3.0, 2.0, 1.0], 10) == "█▆▃▁"
+    assert spark([1.0, float("nan"), None, 2.0], 10) == "▁··█"
+    assert spark([1.0, 1.0], 10) == "▁▁"
+    assert spark([float("inf"), None], 10) == ""
+    assert spark(list(range(100)), 8)[-1] == "█"
+    assert len(spark(list(range(100)), 8)) == 8

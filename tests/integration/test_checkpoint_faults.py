@@ -1,0 +1,70 @@
+"""Checkpoints that cannot be written or are not what was written: training goes on, and resumes from the newest whole one."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.history import queries
+from tests.integration.stage import Stage
+from tests.waiting import wait_until
+
+SCRIPT = str(Path(__file__).parents[2] / "examples" / "byte_gpt.py")
+SMALL = ["--width", "32", "--layers", "1", "--heads", "2", "--context", "16", "--batch", "2", "--bytes", "100000"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Give a real file system of 300 kB: one checkpoint of this model fits, three do not."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(place)], check=False, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a small file system needs root: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_training(stage: Stage, small_disk: Path) -> None:
+    """Each is reported once, with the cure, and no incident is made of it."""
+    plan = {"every": 5, "directory": str(small_disk)}
+    play = stage.play("full", script=SCRIPT, args=["--steps", "40", *SMALL], nodes={"wanted": 2, "ranks": 1}, checkpoint=plan)
+    assert play.ends() == 0, play.log()
+    assert play.kinds() == []
+    faults = [one.kind for one in queries.faults(stage.history, play.job.id)]
+    assert "checkpoint-disk-full" in faults
+    assert any("free space" in remark.text for remark in queries.remarks(stage.history, play.job.id))
+    assert queries.last_step(stage.history, play.job.id).step == 40  # type: ignore[union-attr]
+
+
+def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_job_to_the_one_before(stage: Stage) -> None:
+    """`torch.load` would take it without a word; the loss at every step is that of an undisturbed run all the same."""
+    nodes, folder = {"wanted": 2, "ranks": 1}, stage.home / "ckpt"
+    plan = {"every": 5, "directory": str(folder)}
+    args = ["--steps", "60", "--print-every", "1", *SMALL]
+    play = stage.play("flipped", script=SCRIPT, args=args, nodes=nodes, checkpoint=plan)
+    play.steps_to(12)
+    newest = wait_until(lambda: sorted(folder.glob("step-*")), seconds=30)[-1]
+    node, rank = play.chaos.ranks()[1].node, 1
+    play.chaos.stop(rank)  # nothing newer is written while the bit flips
+    newest = sorted(folder.glob("step-*"))[-1]
+    data = next(newest.glob("*.distcp"))
+    whole = bytearray(data.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    data.write_bytes(whole)
+    assert play.ends() == 0, play.log()
+    assert node
+    assert play.kinds() == ["worker-stopped"]
+    corrupt = [one for one in queries.faults(stage.history, play.job.id) if one.kind == "checkpoint-corrupt"]
+    assert corrupt
+    assert newest.name in corrupt[0].evidence["quote"]
+    assert play.incidents()[0].resumed_step == int(newest.name.removeprefix("step-")) - 5
+
+    calm = stage.play("calm", script=SCRIPT, args=args, nodes=nodes, checkpoint=plan | {"directory": str(stage.home / "calm")})
+    assert calm.ends() == 0, calm.log()
+    curves = [{row.step: row.loss for row in queries.curve(stage.history, one.job.id)} for one in (play, calm)]
+    assert curves[0] == curves[1]
+    assert len(curves[0]) == 60

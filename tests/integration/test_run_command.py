@@ -1,0 +1,253 @@
+"""`holdfast run` and `holdfast stop` with the real flow: whatever is pressed or killed, the job ends well and nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from holdfast.history import History, holder_of, queries
+from tests.cli.terminal import Terminal
+from tests.integration.conftest import PrefectServer
+from tests.leftovers import leftovers
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAM = [sys.executable, "-m", "holdfast"]
+SECONDS = 60
+"""For a flow to start on a busy machine."""
+
+NAP = """
+import os, pathlib, time
+pathlib.Path("pid").write_text(str(os.getpid()))
+while not pathlib.Path("enough").exists():
+    time.sleep(0.02)
+"""
+STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + NAP
+
+
+class Place:
+    """A folder with job files, a Holdfast home of its own, and the commands run there."""
+
+    def __init__(self, folder: Path, home: Path, server: PrefectServer) -> None:
+        self.folder, self.home = folder, home
+        self.history = f"sqlite:///{home / 'history.db'}"
+        self.environment = {**server.environment, "HOLDFAST_HOME": str(home), "PYTHONPATH": str(ROOT), "PREFECT_LOGGING_LEVEL": "WARNING"}
+
+    def job(self, name: str, script: str, more: str = "") -> str:
+        """Write a job file and its script; return the file's name."""
+        (self.folder / f"{name}.py").write_text(script)
+        (self.folder / f"{name}.yaml").write_text(f"name: {name}\nscript: {name}.py\ncluster: {{nodes: 1}}\n{more}")
+        return f"{name}.yaml"
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `holdfast` with *arguments*."""
+        return subprocess.Popen(
+            [*PROGRAM, *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def done(self, *arguments: str) -> tuple[int, str]:
+        """Run `holdfast` with *arguments*; return status and words."""
+        child = self.start(*arguments)
+        said, _ = child.communicate(timeout=SECONDS)
+        assert "Traceback" not in said.replace("│ Traceback", ""), said
+        return child.returncode, said
+
+    def state(self, job: str) -> str:
+        """Return the state of *job*, as the history has it."""
+        with closing(History.open(self.history, create=False)) as history:
+            found = queries.jobs(history, job, limit=1)
+            move = queries.state_of(history, found[0].id) if found else None
+            return move.after if move else ""
+
+    def flow(self, job: str) -> int:
+        """Return the pid of the flow that steers *job*, or 0."""
+        with closing(History.open(self.history, create=False)) as history:
+            holder = holder_of(history, queries.newest_job(history, job).id)
+            return holder.pid if holder else 0
+
+    def worker(self) -> int:
+        """Return the pid of the worker, once it naps."""
+        return int(wait_until(self.pid, seconds=SECONDS, explain=self.log))
+
+    def pid(self) -> str:
+        """Return what the worker wrote."""
+        path = self.folder / "pid"
+        return path.read_text() if path.exists() else ""
+
+    def log(self) -> str:
+        """Return all flows' logs."""
+        return "\n".join(path.read_text(errors="replace") for path in self.home.glob("jobs/*/flow.log"))
+
+    def is_clean(self) -> bool:
+        """Tell whether no process is left that carries this home."""
+        return not leftovers(self.home)
+
+
+@pytest.fixture
+def place(tmp_path: Path, holdfast_home: Path, prefect_server: PrefectServer) -> Place:
+    """Give a place for jobs, with a Prefect server at hand so that flows start fast."""
+    return Place(tmp_path, holdfast_home, prefect_server)
+
+
+def gone(place: Place) -> None:
+    """Wait until no process is left."""
+    wait_until(place.is_clean, seconds=30, explain=lambda: "\n".join(leftovers(place.home)) + place.log())
+
+
+def running(place: Place, job: str) -> None:
+    """Wait until the job trains."""
+    wait_until(lambda: place.state(job) == "RUNNING", seconds=SECONDS, explain=place.log)
+
+
+def test_a_job_runs_to_its_end(place: Place) -> None:
+    """Status 0, one line a change, its output (binary, too) in its log, no process left."""
+    script = "import sys\nsys.stdout.buffer.write(bytes(range(256)) * 100)\n"
+    status, said = place.done("run", place.job("binary", script, "nodes: {ranks: 2}\n"))
+    assert status == 0, said + place.log()
+    lines = [line[10:] for line in said.splitlines()]
+    assert lines[0].startswith("Job 'binary': binary.py on 1 node of cluster 'local', 2 ranks each.")
+    assert any(line.startswith("RUNNING: ") for line in lines)
+    assert lines[-1].startswith("job 'binary' COMPLETED after")
+    assert any(bytes(range(256)) in log.read_bytes() for log in place.home.glob("jobs/binary/logs/*"))
+    gone(place)
+
+
+def test_a_program_reads_how_it_went(place: Place) -> None:
+    """From the start to the end, one object a line."""
+    status, said = place.done("run", place.job("quick", "print('trained')\n"), "--json")
+    events = [json.loads(line) for line in said.splitlines()]
+    assert status == 0
+    assert events[0]["event"] == "start"
+    assert events[-1]["event"] == "end"
+    assert events[-1]["state"] == "COMPLETED"
+    assert next(event["after"] for event in events if event["event"] == "move") == "LAUNCHING"
+    gone(place)
+
+
+def test_the_users_own_error_ends_the_job_with_its_traceback(place: Place) -> None:
+    """Status 1, the traceback, and where all of it stands."""
+    status, said = place.done("run", place.job("wrong", "def train():\n    return 1 / 0\n\ntrain()\n"))
+    assert status == 1
+    assert "│ ZeroDivisionError: division by zero" in said
+    assert "--job wrong` tells the last incident in full" in said
+    gone(place)
+
+
+def test_ctrl_c_stops_the_job(place: Place) -> None:
+    """Status 130, state CANCELLED, no process left."""
+    child = place.start("run", place.job("nap", NAP))
+    place.worker()
+    running(place, "nap")
+    child.send_signal(signal.SIGINT)
+    said, _ = child.communicate(timeout=SECONDS)
+    assert child.returncode == 130, said
+    assert "asked the job to stop" in said
+    assert place.state("nap") == "CANCELLED"
+    gone(place)
+
+
+def test_ctrl_c_before_the_job_began_leaves_nothing(place: Place) -> None:
+    """While the flow still starts."""
+    child = place.start("run", place.job("early", NAP))
+    assert child.stdout
+    assert "Job 'early'" in child.stdout.readline()
+    child.send_signal(signal.SIGINT)
+    said, _ = child.communicate(timeout=SECONDS)
+    assert child.returncode == 130, said
+    gone(place)
+    assert place.pid() == ""
+
+
+def test_a_second_ctrl_c_stops_a_stubborn_job_at_once(place: Place) -> None:
+    """Its workers ignore SIGTERM, its grace is an hour; no process is left."""
+    child = place.start("run", place.job("stubborn", STUBBORN, "limits: {stop_grace: 1h}\n"))
+    worker = place.worker()
+    running(place, "stubborn")
+    child.send_signal(signal.SIGINT)
+    wait_until(lambda: place.state("stubborn") == "CANCELLED", seconds=SECONDS, explain=place.log)
+    assert Path(f"/proc/{worker}").exists()
+    child.send_signal(signal.SIGINT)
+    said, _ = child.communicate(timeout=SECONDS)
+    assert child.returncode == 130, said
+    gone(place)
+
+
+def test_a_terminal_that_goes_away_leaves_the_job_alone(place: Place) -> None:
+    """SIGHUP ends the watcher only; the job trains to its end."""
+    name = place.job("lonely", NAP)
+    terminal = Terminal([*PROGRAM, "run", str(place.folder / name)], place.environment)
+    with terminal:
+        running(place, "lonely")
+        terminal.hang_up()
+        wait_until(lambda: terminal.status() is not None, seconds=SECONDS, explain=lambda: terminal.text)
+    assert place.state("lonely") == "RUNNING"
+    (place.folder / "enough").touch()
+    wait_until(lambda: place.state("lonely") == "COMPLETED", seconds=SECONDS, explain=place.log)
+    gone(place)
+
+
+def test_a_killed_flow_is_told_adopted_and_stopped(place: Place) -> None:
+    """Status 4 says that training goes on; the same command adopts the very worker; `stop` ends it."""
+    name = place.job("kept", NAP)
+    first = place.start("run", name)
+    worker = place.worker()
+    running(place, "kept")
+    refused = place.done("run", name)
+    os.kill(place.flow("kept"), signal.SIGKILL)
+    said, _ = first.communicate(timeout=SECONDS)
+    assert refused[0] == 2
+    assert "already running" in refused[1]
+    assert first.returncode == 4, said
+    assert "Training goes on under its agents" in said
+    assert place.flow("kept") == 0
+    status, said = place.done("run", name, "--detach")
+    assert status == 0, said + place.log()
+    assert "runs without a flow; a new flow adopts it" in said
+    assert "The files say something else" not in said
+    assert int(place.pid()) == worker
+    assert Path(f"/proc/{worker}").exists()
+    status, said = place.done("stop", "kept")
+    assert status == 0
+    assert "job 'kept' ended: CANCELLED" in said
+    gone(place)
+
+
+def test_a_job_without_a_flow_is_stopped_all_the_same(place: Place) -> None:
+    """`stop` takes the lease, ends the agents and records it."""
+    child = place.start("run", place.job("orphan", NAP))
+    place.worker()
+    running(place, "orphan")
+    os.kill(place.flow("orphan"), signal.SIGKILL)
+    child.communicate(timeout=SECONDS)
+    status, said = place.done("stop", "orphan")
+    assert status == 0, said
+    assert place.state("orphan") == "CANCELLED"
+    gone(place)
+    assert "had ended already" in place.done("stop", "orphan")[1]
+
+
+def test_a_flow_that_cannot_start_is_told_with_its_last_words(place: Place) -> None:
+    """Status 1: the job never began."""
+    broken = place.folder / "broken"
+    broken.mkdir()
+    (broken / "prefect.py").write_text("raise RuntimeError('no prefect here')\n")
+    place.environment["PYTHONPATH"] = f"{broken}:{ROOT}"
+    child = place.start("run", place.job("never", NAP))
+    said, _ = child.communicate(timeout=SECONDS)
+    assert child.returncode == 1
+    assert "RuntimeError: no prefect here" in said
+    assert "before job 'never' began" in said
+    gone(place)

@@ -1,0 +1,75 @@
+"""What a job asks of the machine and of the cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.spec import LocalCluster, TrainingJob, checks, review
+
+
+@pytest.fixture
+def fields(tmp_path: Path) -> dict[str, Any]:
+    """Give the fields of a job that is fine."""
+    (tmp_path / "train.py").touch()
+    return {"name": "a", "script": "train.py", "directory": str(tmp_path), "checkpoint": {"directory": str(tmp_path / "new" / "deep")}}
+
+
+def told(fields: dict[str, Any], cluster: LocalCluster | None = None) -> dict[str, str]:
+    """Return the reasons by field."""
+    return {problem.field: problem.reason for problem in checks(TrainingJob.model_validate(fields), cluster or LocalCluster())}
+
+
+def test_a_job_that_is_fine_is_not_blamed_and_nothing_is_written(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Looking leaves no trace."""
+    assert told(fields) == {}
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"script": "trian.py"}, "script", "does not exist"),
+        ({"script": "."}, "script", "does not exist"),
+        ({"directory": "/nowhere/at/all"}, "directory", "not a directory"),
+        ({"script": None, "command": ["no-such-program-anywhere"]}, "command", "not on PATH"),
+        ({"script": None, "command": ["sh"], "environment": {"PATH": "/nowhere"}}, "command", "not on PATH"),
+        ({"script": None, "command": ["./gone"]}, "command", "does not exist"),
+        ({"script": None, "command": ["./train.py"]}, "command", "may not be executed"),
+        ({"script": None, "command": [""]}, "command", "not on PATH"),
+        ({"python": "/no/python"}, "python", "does not exist"),
+        ({"checkpoint": {"directory": "train.py/x"}}, "checkpoint.directory", "not a directory"),
+        ({"checkpoint": {"directory": "/proc/nothing/here"}}, "checkpoint.directory", "cannot be written"),
+        ({"nodes": {"wanted": 4, "spare": 1}}, "nodes.wanted", "wants 4 and 1 spare"),
+    ],
+    ids=repr,
+)
+def test_what_is_not_there_is_told(fields: dict[str, Any], change: dict[str, Any], field: str, words: str) -> None:
+    """Each by its field."""
+    assert words in told(fields | change)[field]
+
+
+def test_a_command_may_lie_beside_the_job(fields: dict[str, Any], tmp_path: Path) -> None:
+    """A path is seen from the job's directory."""
+    (tmp_path / "train.py").chmod(0o755)
+    assert told(fields | {"script": None, "command": ["./train.py"]}) == {}
+
+
+def test_a_review_tells_bad_fields_and_missing_files_together(tmp_path: Path) -> None:
+    """A mistyped field does not hide that the script is not there, nor that the nodes are too few."""
+    (tmp_path / "job.yaml").write_text("name: a\nscript: gone.py\nnodes: {wanted: 9, rank: 2}\n")
+    draft = review(tmp_path / "job.yaml")
+    assert {problem.field for problem in draft.problems} == {"nodes.rank", "script", "nodes.wanted"}
+
+
+def test_a_cluster_file_goes_before_the_cluster_in_the_job_file(tmp_path: Path) -> None:
+    """The command line has the last word, and its file is reviewed too."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text("name: a\nscript: train.py\nnodes: {wanted: 9}\ncluster: {nodes: 2}\ncheckpoint: {directory: c}\n")
+    (tmp_path / "big.yaml").write_text("nodes: 9\n")
+    (tmp_path / "bad.yaml").write_text("node: 9\n")
+    assert [problem.field for problem in review(tmp_path / "job.yaml").problems] == ["nodes.wanted"]
+    assert review(tmp_path / "job.yaml", tmp_path / "big.yaml").problems == []
+    assert "node" in {problem.field for problem in review(tmp_path / "job.yaml", tmp_path / "bad.yaml").problems}

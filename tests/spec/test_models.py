@@ -1,0 +1,106 @@
+"""What a user may write, and that it keeps its meaning on the way to the flow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from holdfast.spec import LocalCluster, Nodes, TrainingJob
+from holdfast.spec.durations import parse, text_of
+
+
+def parts(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Give *model* and every model that one of its fields is."""
+    yield model
+    for info in model.model_fields.values():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from parts(info.annotation)
+
+
+FIELDS = [(part, name) for model in (TrainingJob, LocalCluster) for part in parts(model) for name in part.model_fields]
+
+
+@pytest.mark.parametrize(("part", "name"), FIELDS, ids=lambda value: value if isinstance(value, str) else value.__name__)
+def test_every_field_explains_itself(part: type[BaseModel], name: str) -> None:
+    """The Prefect UI shows the description beside the field."""
+    assert (part.model_fields[name].description or "").endswith(".")
+
+
+def test_a_form_shows_defaults_that_it_may_send_back() -> None:
+    """Every default in the schema is a value that the model takes, durations as people write them."""
+    limits = TrainingJob.model_json_schema()["$defs"]["Limits"]["properties"]
+    shown = {name: field["default"] for name, field in limits.items()}
+    assert shown["first_step"] == "30m"
+    job = TrainingJob.model_validate({"name": "a", "script": "b.py", "limits": shown})
+    assert job == TrainingJob(name="a", script="b.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("5m", 300), ("2h", 7200), ("1d", 86400), ("1h30m", 5400), ("250ms", 0.25), ("1.5 s", 1.5), (7, 7), (0.25, 0.25),
+     ("12", 12), ("PT30M", 1800), ("P1DT2H", 93600), ("PT0.5S", 0.5)],
+)  # fmt: skip
+def test_a_duration_is_read_as_people_and_programs_write_it(text: object, seconds: float) -> None:
+    """Unit letters, a bare number of seconds, or ISO 8601."""
+    assert parse(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["soon", "", "-1s", -1, "5 minutes", "5x", True, None, float("nan"), float("inf"), 1e300, "1:30", "P", "PT", [], "٣s"]
+)
+def test_what_is_no_duration_is_refused_with_the_cure(text: object) -> None:
+    """The message shows how to write one."""
+    with pytest.raises(ValidationError) as refused:
+        TrainingJob.model_validate({"name": "a", "script": "b", "limits": {"lease": text}})
+    assert "90s" in refused.value.errors()[0]["ctx"]["cure"]
+
+
+@given(st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=36500)))
+def test_a_duration_survives_being_written(duration: timedelta) -> None:
+    """What `text_of` writes, `parse` reads back to the microsecond."""
+    assert parse(text_of(duration)) == duration
+
+
+def test_a_job_survives_being_written() -> None:
+    """The flow gets the job as JSON and sees the same one."""
+    job = TrainingJob.model_validate({"name": "a", "command": ["x"], "nodes": {"wanted": 3, "least": 2}, "limits": {"hang_least": 0.25}})
+    assert TrainingJob.model_validate(job.model_dump(mode="json")) == job
+    assert TrainingJob.model_validate_json(job.model_dump_json()) == job
+
+
+def test_a_job_that_names_no_least_never_shrinks() -> None:
+    """Empty means as many as wanted."""
+    assert Nodes(wanted=3).fewest == 3
+    assert Nodes(wanted=3, least=1).fewest == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "Big Model"}, {"name": "a-"}, {"name": "x" * 64}, {"name": ""}, {"nodes": {"wanted": 0}}, {"nodes": {"wanted": "2"}},
+        {"nodes": {"ranks": True}}, {"nodes": {"wanted": 1, "least": 2}}, {"checkpoint": {"keep": 1}}, {"checkpoint": {"every": -1}},
+        {"environment": {"RANK": "0"}}, {"environment": {"HOLDFAST_JOB": "x"}}, {"environment": {"A=B": "x"}}, {"environment": {"A": "\0"}},
+        {"script": None}, {"command": ["x"]}, {"script": None, "command": []}, {"script": ""}, {"policy": "bold"}, {"surprise": 1},
+        {"script": None, "command": ["x"], "args": ["y"]}, {"limits": {"hang_factor": 1}}, {"limits": {"hang_factor": float("inf")}},
+        {"limits": {"lease": 0}}, {"budget": {"fruitless": 0}}, {"args": "x"}, {"directory": ""}, {"environment": {"A": "\ud800"}},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_no_job_can_be_is_refused(wrong: dict[str, Any]) -> None:
+    """Each change alone spoils a job that is fine without it."""
+    right = {"name": "a", "script": "b.py"}
+    TrainingJob.model_validate(right)
+    with pytest.raises(ValidationError):
+        TrainingJob.model_validate(right | wrong)
+
+
+def test_a_value_never_changes() -> None:
+    """Whoever holds a job holds what the user wrote."""
+    with pytest.raises(ValidationError):
+        TrainingJob(name="a", script="b").name = "c"  # type: ignore[misc]
