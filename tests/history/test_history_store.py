@@ -64,7 +64,7 @@ def test_an_error_in_a_session_leaves_nothing_of_it(history: History) -> None:
 
 def test_writers_and_readers_in_many_processes_get_along(history_url: str, child: StartChild) -> None:
     """Three processes write at once while a fourth reads: all that was committed is there."""
-    count = 60
+    count = 40
     writers = [child("write_steps", history_url, f"job{number}", str(count)) for number in range(3)]
     assert [writer.hear() for writer in writers] == ["1"] * 3  # all are at it
     reader = child("count_steps", history_url, "job0")

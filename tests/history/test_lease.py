@@ -31,7 +31,7 @@ def forge(history: History, job_id: str, **fields: Any) -> None:
         "pid_started": 0.0,
         "expires_at": time.time() + 60,
     }
-    with history.session() as session:
+    with history.session(immediate=True) as session:
         session.merge(Lease(job_id=job_id, **{**known, **fields}))
 
 
@@ -104,7 +104,7 @@ def test_of_two_racing_processes_exactly_one_gets_the_lease(history_url: str, ch
         for racer, job_id in zip(racers, ids, strict=True):
             racer.tell(job_id)
         assert sorted(racer.hear() for racer in racers) == ["1", "refused"]
-        with history.session() as session:  # leave the name free for the next round
+        with history.session(immediate=True) as session:  # leave the name free for the next round
             for job_id in ids:
                 if lease := session.get(Lease, job_id):
                     lease.expires_at = 0.0
@@ -210,7 +210,7 @@ def test_an_expired_lease_that_nobody_took_is_still_ours(history: History, keepe
     forge(history, job.id, **{**lease.model_dump(exclude={"job_id"}), "expires_at": 1.0})
     keeper_of(history, lease, lost.append)
     wait_until(lambda: row_of(history, job.id).expires_at > time.time(), seconds=10)
-    with history.session() as session:
+    with history.session(immediate=True) as session:
         session.delete(session.get(Lease, job.id))
     wait_until(lambda: holder_of(history, job.id), seconds=10)
     forge(history, job.id, epoch=0)
