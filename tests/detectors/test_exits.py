@@ -70,7 +70,8 @@ def test_an_abort_on_the_way_out_does_not_hide_the_exception() -> None:
 
 def test_a_watchdogs_abort_is_an_echo() -> None:
     """NCCL gives up a process whose peer is gone; the peer is the one to look for."""
-    words = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  Watchdog caught collective operation timeout: WorkNCCL"
+    thrown = "terminate called after throwing an instance of 'c10::DistBackendError'"
+    words = f"{thrown}\n  what():  Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"
     assert the_fault(an_end(signal=6, output=words)).kind == "worker-peer-lost"
     assert the_fault(an_end(signal=6, output="free(): invalid pointer")).kind == "worker-sigabrt"
     assert the_fault(an_end(signal=9, output=words)).kind == "worker-sigkill"

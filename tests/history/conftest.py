@@ -11,7 +11,6 @@ from holdfast.history import History
 from tests.history.children import Child
 from tests.history.postgres_server import MISSING, PostgresServer, programs
 
-
 HERE = Path(__file__).parent
 SECONDS = 90
 """A test with processes of its own may take so long on a busy machine."""

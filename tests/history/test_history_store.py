@@ -70,6 +70,7 @@ def test_writers_and_readers_in_many_processes_get_along(history_url: str, child
     reader = child("count_steps", history_url, "job0")
     seen: list[int] = []
     while not seen or seen[-1] < count:
+        assert writers[0].process.poll() in {None, 0}
         reader.tell()
         seen.append(int(reader.hear()))
     assert seen == sorted(seen)
@@ -207,7 +208,7 @@ def test_readers_in_threads_share_a_history(history: History) -> None:
     threads = [threading.Thread(target=lambda: seen.append(len(queries.curve(history, "j1")))) for _ in range(20)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(seen) == 20, seconds=10)
+    wait_until(lambda: len(seen) == 20, seconds=30)
     assert seen == [50] * 20
     for thread in threads:
         thread.join()

@@ -169,7 +169,7 @@ def test_a_holder_on_another_host_is_replaced_only_after_its_expiry(history: His
     forge(history, job.id, pid=2**22 + 1, expires_at=time.time() + 1.0)
     with pytest.raises(JobAlreadyRunning, match=r"held by elsewhere .* on far"):
         wait_take(history, job, holder="me", seconds=0.3)
-    assert wait_take(history, job, holder="me", seconds=10).epoch == 8
+    assert wait_take(history, job, holder="me", seconds=30).epoch == 8
     assert row_of(history, job.id).host == this_host()
 
 
@@ -193,7 +193,7 @@ def test_a_keeper_notices_that_it_was_taken_over(history: History, keeper_of: Ca
     lost: list[str] = []
     keeper = keeper_of(history, take(history, job, holder="me"), lost.append)
     forge(history, job.id, epoch=2)
-    wait_until(lambda: lost, seconds=10)
+    wait_until(lambda: lost, seconds=30)
     assert lost == ["elsewhere (pid 1 on far)"]
     keeper.release()
     assert lost == ["elsewhere (pid 1 on far)"]
@@ -209,12 +209,12 @@ def test_an_expired_lease_that_nobody_took_is_still_ours(history: History, keepe
     lease = take(history, job, holder="me")
     forge(history, job.id, **{**lease.model_dump(exclude={"job_id"}), "expires_at": 1.0})
     keeper_of(history, lease, lost.append)
-    wait_until(lambda: row_of(history, job.id).expires_at > time.time(), seconds=10)
+    wait_until(lambda: row_of(history, job.id).expires_at > time.time(), seconds=30)
     with history.session(immediate=True) as session:
         session.delete(session.get(Lease, job.id))
-    wait_until(lambda: holder_of(history, job.id), seconds=10)
+    wait_until(lambda: holder_of(history, job.id), seconds=30)
     forge(history, job.id, epoch=0)
-    wait_until(lambda: row_of(history, job.id).epoch == 1, seconds=10)
+    wait_until(lambda: row_of(history, job.id).epoch == 1, seconds=30)
     assert not lost
 
 
@@ -228,11 +228,11 @@ def test_a_database_that_is_away_is_no_lost_lease(
     keeper = keeper_of(history, take(history, job, holder="me"), lost.append)
     postgres.stop()
     try:
-        wait_until(lambda: "lease.history-away" in caplog.text, seconds=10)
+        wait_until(lambda: "lease.history-away" in caplog.text, seconds=30)
     finally:
         postgres.start()
     before = row_of(history, job.id).expires_at
-    wait_until(lambda: row_of(history, job.id).expires_at > before, seconds=10)
+    wait_until(lambda: row_of(history, job.id).expires_at > before, seconds=30)
     keeper.release()
     assert not lost
     assert caplog.text.count("lease.history-away") == 1
@@ -264,8 +264,8 @@ def test_a_failing_callback_is_told_and_ends_the_keeper(
 
     keeper = keeper_of(history, take(history, job, holder="me"), fail)
     forge(history, job.id, epoch=2)
-    wait_until(lambda: "lease.on-lost-failed" in caplog.text, seconds=10)
-    wait_until(lambda: not keeper._thread.is_alive(), seconds=10)
+    wait_until(lambda: "lease.on-lost-failed" in caplog.text, seconds=30)
+    wait_until(lambda: not keeper._thread.is_alive(), seconds=30)
 
 
 def test_threads_of_one_process_do_not_share_a_lease(history: History) -> None:

@@ -38,7 +38,7 @@ def recording(history: History, spill: Path) -> Iterator[Recorder]:
     recorder = Recorder(history, spill)
     yield recorder
     recorder.close(0)
-    wait_until(lambda: not recorder._thread.is_alive(), seconds=10)
+    wait_until(lambda: not recorder._thread.is_alive(), seconds=30)
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def test_rows_of_every_table_arrive_as_they_were_when_added(history: History, sp
         for row in rows:
             recorder.add(row)
         rows[0].spec["name"] = rows[1].after = "changed"
-        assert recorder.flush(10)
+        assert recorder.flush(30)
     with history.session() as session:
         found = [session.get(type(row), tuple(getattr(row, column.name) for column in row.__table__.primary_key)) for row in rows]
     assert [row and row.model_dump() for row in found] == wanted
@@ -91,7 +91,7 @@ def test_amendments_are_made_in_order_and_to_what_was_just_added(history: Histor
         recorder.add(a_step("j1", 1))
         recorder.amend(Step, ("j1", 1, 1), loss=float("nan"))
         recorder.amend(Incident, "nobody", rung="x")
-        assert recorder.flush(10)
+        assert recorder.flush(30)
     found = queries.incident(history, incident.id)
     assert (found.rung, found.closed_at, found.kind) == ("replace-node", 9.0, incident.kind)
     last = queries.last_step(history, "j1")
@@ -106,14 +106,14 @@ def test_an_outage_loses_nothing_and_keeps_the_order(
     states = [f"S{number}" for number in range(50)]
     with recording(impatient, spill) as recorder:
         recorder.add(a_move("j1", "S0"))
-        assert recorder.flush(10)
+        assert recorder.flush(30)
         with away(impatient, history_url, request):
             for state in states[1:]:
                 recorder.add(a_move("j1", state))
             incident = an_incident("j1", 1)
             recorder.add(incident)
             recorder.amend(Incident, incident.id, rung="shrink")
-            wait_until(lambda: "history.away" in caplog.text, seconds=10)
+            wait_until(lambda: "history.away" in caplog.text, seconds=30)
             assert not recorder.flush(1.5)
         assert recorder.flush(15)
     assert [move.after for move in queries.moves(impatient, "j1")] == states
@@ -137,7 +137,7 @@ def test_what_cannot_be_written_in_time_is_spilled_and_absorbed_later(
         assert not recorder.close(0.2)
         recorder.add(a_step("j1", 2))  # late: spilled at once
         recorder.close(0)
-    wait_until(lambda: not recorder._thread.is_alive(), seconds=10)
+    wait_until(lambda: not recorder._thread.is_alive(), seconds=30)
     kept = spill.read_bytes()
     assert absorb(impatient, spill) == 5
     assert not spill.exists()
@@ -176,7 +176,7 @@ def test_a_row_that_the_database_refuses_does_not_hold_up_the_others(history: Hi
             if number % 7 == 0:
                 recorder.add(a_fault("j1", kind=None))
                 recorder.add(a_fault("j1", step=10**30))
-        assert recorder.flush(10)
+        assert recorder.flush(30)
     assert len(queries.steps(history, "j1")) == 19
     assert queries.faults(history, "j1") == []
     lines = [json.loads(line) for line in spill.with_name("spill.jsonl.refused").read_text().splitlines()]
@@ -191,7 +191,7 @@ def test_what_is_no_row_is_logged_and_never_raised(history: History, spill: Path
         recorder.amend(Move, "id", no_such_field=1)
         recorder.amend(Lease, ("too", "many"), epoch=1)
         recorder.add(a_job())
-        assert recorder.flush(10)
+        assert recorder.flush(30)
     assert caplog.text.count("history.unrecordable") == 3
     assert len(queries.jobs(history)) == 1
 

@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = [sys.executable, "-m", "holdfast"]
-SECONDS = 60
+SECONDS = 90
 """For a flow to start on a busy machine."""
 
 NAP = """

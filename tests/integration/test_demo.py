@@ -1,0 +1,36 @@
+"""The demo, as a newcomer runs it: three real faults, and two runs that end bit-equal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import PrefectServer
+
+
+@pytest.mark.timeout(400)  # two training runs with all their processes, on a machine that may be busy
+def test_the_demo_breaks_a_job_three_times_and_proves_that_nothing_was_lost(prefect_server: PrefectServer, tmp_path: Path) -> None:
+    """The result file holds the proof; the report is there; nothing is left running (the session's own check)."""
+    result = tmp_path / "demo.json"
+    ran = subprocess.run(
+        [sys.executable, "-m", "holdfast", "demo", "--json", str(result), "--no-browser"],
+        env=prefect_server.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=390,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    told = json.loads(result.read_text())
+    assert told["bit_equal"] is True
+    assert told["steps"] == 60
+    assert [one["kind"] for one in told["incidents"]] == ["worker-sigkill", "worker-stopped", "node-lost"]
+    assert [one["rung"] for one in told["incidents"]] == ["restart-in-place", "restart-in-place", "replace-node"]
+    assert all(one["because"] and one["downtime_s"] > one["detect_s"] > 0 for one in told["incidents"])
+    assert any(one["steps_lost"] > 0 for one in told["incidents"])
+    assert Path(told["report"]).read_text().startswith("<!doctype html>")
+    assert "loss at each of 60 steps: equal" in ran.stdout
