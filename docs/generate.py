@@ -121,7 +121,8 @@ def cli_page() -> str:
 
     parts = [HEAD, "# The command line\n"]
     for path, command in commands(app, "holdfast"):
-        context = click.Context(command, info_name=path, terminal_width=100, max_content_width=100)
+        settings = {**app.context_settings, "terminal_width": 100, "max_content_width": 100}  # as the program itself reads them
+        context = click.Context(command, info_name=path, **settings)
         parts.append(f"## `{path}`\n\n```text\n{command.get_help(context).rstrip()}\n```\n")
     return "\n".join(parts)
 

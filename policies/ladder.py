@@ -75,9 +75,8 @@ class Case:
 
     @property
     def bad(self) -> tuple[str, ...]:
-        """Members that have to go at any rung above a restart in place: the unfit ones and the root fault's own."""
-        blamed = {*self.unfit, self.diagnosis.root.node}
-        return tuple(node for node in self.members if node in blamed)
+        """Members that have to go at any rung above a restart in place: the unfit ones, or else the root fault's own."""
+        return self.unfit or tuple(node for node in self.members if node == self.diagnosis.root.node)
 
     def failed(self, rung: Rung) -> bool:
         """Tell whether *rung* failed already in this incident; nodes lost since then are a new question."""

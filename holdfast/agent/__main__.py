@@ -70,8 +70,8 @@ def _take(me: Identity) -> None:
     me.directory.mkdir(parents=True, exist_ok=True)
     me.directory.chmod(0o700)
     take_node(me.directory)
-    sweep(NODE_MARK, mark_of(me.directory))
-    left = list(marked(NODE_MARK, mark_of(me.directory)))
+    killed = sweep(NODE_MARK, mark_of(me.directory))
+    left = killed and list(marked(NODE_MARK, mark_of(me.directory)))
     if left:
         raise OSError(f"processes of an earlier agent cannot be ended: {', '.join(map(str, left))}")
 

@@ -56,13 +56,11 @@ def _reach(run: Run, nodes: list[str]) -> dict[str, Message]:
 
 def _continue(run: Run, generation: int, membership: dict[str, list[int]], row: models.Generation | None) -> None:
     """Replay what the agents told into the board of the generation that runs."""
-    recorded = [one.step for one in queries.steps(run.history, run.job.id) if one.generation == generation]
+    steps = queries.steps(run.history, run.job.id, generation=generation)
     saved = [one.step or 0 for one in queries.checkpoints(run.history, run.job.id) if one.generation == generation and not one.trouble]
-    run.continue_generation(generation, membership, recorded=max(recorded, default=0), saved=max(saved, default=0))
+    run.continue_generation(generation, membership, recorded=max((one.step for one in steps), default=0), saved=max(saved, default=0))
     run.port = row.port if row else 0
-    for step in queries.steps(run.history, run.job.id):
-        if step.generation == generation:
-            run.board.durations.append((step.step, step.seconds))
+    run.board.durations.extend((one.step, one.seconds) for one in steps)
 
 
 def _remember(run: Run) -> None:

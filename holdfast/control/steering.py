@@ -20,7 +20,20 @@ from holdfast.control.plan import how_to_run
 from holdfast.control.requests import Requests
 from holdfast.control.run import Run
 from holdfast.errors import HoldfastError, JobAlreadyRunning, LeaseLost, WorldError
-from holdfast.history import LEASE_SECONDS, History, Lease, LeaseKeeper, Recorder, absorb, models, queries, take, wait_take
+from holdfast.history import (
+    LEASE_SECONDS,
+    History,
+    Lease,
+    LeaseKeeper,
+    Recorder,
+    absorb,
+    holder_of,
+    models,
+    queries,
+    take,
+    this_host,
+    wait_take,
+)
 from holdfast.log import note
 from holdfast.places import job_directory
 from holdfast.spec import Cluster, TrainingJob
@@ -111,10 +124,8 @@ def _lease(history: History, job: models.Job, holder: str) -> Lease:
     try:
         return take(history, job, holder=holder)
     except JobAlreadyRunning:
-        from holdfast.history import holder_of  # noqa: PLC0415 (a cold path)
-
         present = holder_of(history, job.id)
-        if present is None or present.host == socket.gethostname():
+        if present is None or present.host == this_host():
             raise
         return wait_take(history, job, holder=holder, seconds=LEASE_SECONDS + 1.0)
 

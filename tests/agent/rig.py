@@ -160,10 +160,10 @@ class Node:
         self.guardian: subprocess.Popen[bytes] | None = None
         self.said: Message = {}
 
-    def begin(self, *arguments: str, **environment: str) -> Self:
+    def begin(self, *arguments: str, through: tuple[str, ...] = (), **environment: str) -> Self:
         """Start the agent; its guardian is our child. What it says when it is up, or refuses, is kept."""
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "holdfast.agent", "--directory", str(self.folder), "--node", "node", *arguments]
+        command = [*through, sys.executable, "-m", "holdfast.agent", "--directory", str(self.folder), "--node", "node", *arguments]
         bare = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         with ours, self.log.open("ab") as log:
             with theirs:

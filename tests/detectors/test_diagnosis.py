@@ -62,7 +62,10 @@ SCENES = {
         evidence=(an_error("n1", 1), an_error("n2", 2), a_killed("n0", 0, at=0.2)), root="worker-sigkill", on="rank 0 on n0", members=3
     ),
     "a lost node and the errors of its peers": Scene(
-        evidence=(an_echo("n1", 1), an_error("n2", 2, type="RuntimeError"), a_silence("n0", at=5.0)), root="node-lost", on="node n0", members=3
+        evidence=(an_echo("n1", 1), an_error("n2", 2, type="RuntimeError"), a_silence("n0", at=5.0)),
+        root="node-lost",
+        on="node n0",
+        members=3,
     ),
     "a lost node and a peer that was killed for it": Scene(
         evidence=(a_killed("n1", 1, at=0.0), a_silence("n0", at=5.0)), root="node-lost", on="node n0"
@@ -141,7 +144,10 @@ SCENES = {
         evidence=(an_error("n1", 0, step=None), an_echo("n0", 1)), past=(before("n0", None),), root="worker-exception", on="rank 0 on n1"
     ),
     "a script without steps that fails at one line a third time": Scene(
-        evidence=(an_error("n1", 0, step=None), an_echo("n0", 1)), past=(before("n0", None), before("n1", None)), root="user-error", on="rank 0 on n1"
+        evidence=(an_error("n1", 0, step=None), an_echo("n0", 1)),
+        past=(before("n0", None), before("n1", None)),
+        root="user-error",
+        on="rank 0 on n1",
     ),
     "a job of one node fails for the first time": Scene(
         evidence=(an_error("n0", 0), an_error("n0", 1)), members=1, root="worker-exception", on="rank 0 on n0"

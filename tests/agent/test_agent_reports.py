@@ -1,0 +1,210 @@
+"""What workers tell the agent, and what it answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+
+from holdfast.wire import connect, encode
+from tests.agent.rig import ROOT, SPEAKING, Flow, Node
+from tests.waiting import wait_until
+
+ASK_IN_A_STOP = (
+    SPEAKING
+    + """
+signal.signal(signal.SIGTERM, lambda *_: print(json.dumps(ask(step=2)), flush=True) or os._exit(0))
+hello()
+print(json.dumps(ask(step=1)), flush=True)
+say(t="resumed", step=1, path=None)
+time.sleep(600)
+"""
+)
+
+
+def test_leave_to_commit_is_given_to_current_workers_and_to_nobody_during_a_stop(node: Node, flow: Flow) -> None:
+    """A checkpoint of a generation that is over would be taken for the newest."""
+    flow.prepare(node, [sys.executable, node.script(ASK_IN_A_STOP)])
+    flow.start(1)
+    flow.wait("resumed")
+    flow.stop(1, signal.SIGTERM, 10.0)
+    before, during = map(json.loads, node.output().splitlines()[1:])
+    assert before == {"re": 1, "ok": True, "why": ""}
+    assert during == {"re": 1, "ok": False, "why": "generation 1 is over"}
+
+
+def test_leave_to_commit_is_not_given_to_a_stranger(node: Node, flow: Flow) -> None:
+    """Any process of this user can open the socket."""
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + "hello(); time.sleep(600)")])
+    flow.start(1)
+    flow.wait("worker.hello")
+    with connect(node.folder / "agent.sock", seconds=10) as sock:
+        for message in ({"t": "hello", "protocol": 1, "rank": 0, "generation": 1}, {"t": "commit?", "id": 4, "step": 1}):
+            sock.sendall(encode(message))
+        answer = json.loads(sock.makefile().readline())
+    assert answer == {"re": 4, "ok": False, "why": "this process is no worker of the current generation"}
+
+
+def test_a_script_that_a_command_runs_in_a_child_speaks_for_its_worker(node: Node, flow: Flow) -> None:
+    """Wrappers of all kinds stand between the command and the training script; one that outlives its worker speaks for nobody."""
+    code = """
+hello()
+say(t="beat", step=1, seconds=0.1)
+print(json.dumps(ask(step=1)), flush=True)
+os.kill(os.getppid(), signal.SIGKILL)
+while os.getppid() == int(sys.argv[1]):
+    time.sleep(0.001)
+time.sleep(0.1)
+print(json.dumps(ask(step=2)), flush=True)
+"""
+    script = node.script(SPEAKING + "os.setsid()\n" + code)
+    flow.prepare(node, ["/bin/sh", "-c", f"'{sys.executable}' '{script}' $$; true"])
+    flow.start(1)
+    assert flow.wait("worker.stepped")["step"] == 1
+    assert flow.exited()["signal"] == signal.SIGKILL
+    wait_until(lambda: node.output().count("\n") > 2, seconds=10)
+    before, after = map(json.loads, node.output().splitlines()[1:])
+    assert (before["ok"], after["ok"]) == (True, False)
+    assert after["why"] == "this process is no worker of the current generation"
+    flow.stop(1)
+
+
+def test_steps_are_on_record_before_leave_is_given_to_save_them(node: Node, flow: Flow) -> None:
+    """Else a checkpoint could be newer than the newest step that anybody knows of."""
+    code = """
+journal = os.path.join(os.path.dirname(os.environ["HOLDFAST_SOCKET"]), "journal.jsonl")
+hello()
+for step in range(1, 30):
+    say(t="beat", step=step, seconds=0.1, loss=1 / step)
+    ask(step=step)
+    steps = [one for line in open(journal) for one in json.loads(line).get("steps", ())]
+    assert steps[-1][0] == step, steps
+"""
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.start(1)
+    end = flow.exited()
+    assert end["code"] == 0, end["output"]
+    assert [step[0] for event in flow.events for step in event.get("steps", ())] == list(range(1, 30))
+
+
+def test_every_step_of_rank_0_is_told_once_with_its_loss(node: Node, flow: Flow) -> None:
+    """Those that follow quickly go together; other ranks' would say the same."""
+    code = """
+hello()
+for step in range(1, 501):
+    say(t="beat", step=step, seconds=0.001, loss=float("nan") if step == 7 else step / 2, until=500)
+say(t="bye", step=500)
+"""
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.start(1, (0, 1))
+    for rank in (0, 1):
+        end = flow.exited(rank)
+        assert (end["step"], end["finished"]) == (500, True)
+        assert flow.wait("worker.stepped", rank=rank)["until"] == 500
+    told = [step for event in flow.events for step in event.get("steps", ())]
+    assert [step[0] for step in told] == list(range(1, 501))
+    assert math.isnan(told[6][3])
+    assert told[7][3] == 4.0
+    assert sum("steps" in event for event in flow.events) < 20
+
+
+def test_the_last_words_of_a_worker_come_before_its_end(node: Node, flow: Flow) -> None:
+    """However much it said in its last instant: its exception is the evidence that everything hangs on."""
+    code = """
+hello()
+for step in range(3000):
+    say(t="saved", step=step, path="/" + "x" * 50, seconds=0.1, size=1)
+say(t="exception", type="ValueError", message="the last word", traceback="Traceback", step=7, errno=None, peer_lost=False)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    for generation in range(1, 6):
+        flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+        flow.start(generation)
+        end = flow.exited(generation=generation)
+        assert end["raised"]["message"] == "the last word"
+        raised = flow.wait("worker.raised", generation=generation)
+        assert raised["seq"] == end["seq"] - 1
+        assert raised["raised"] == end["raised"]
+        assert sum(event["event"] == "saved" and event["generation"] == generation for event in flow.events) == 3000
+
+
+def test_words_that_make_no_sense_are_passed_over(node: Node, flow: Flow) -> None:
+    """A worker of another make goes on being watched."""
+    code = """
+hello()
+for message in ({"t": "mark"}, {"t": "mark", "name": 1, "seconds": 2}, {"t": "beat", "step": "x"}, {"t": "beat", "step": True, "seconds": 1},
+                {"t": "resumed"}, {"t": "section", "name": "s"}, {"t": "saved"}, {"t": "trouble"}, {"t": "exception"}, {"t": "dance"}, {"t": []}):
+    sock.sendall(json.dumps(message).encode() + b"\\n")
+say(t="mark", name="load", seconds=2)
+time.sleep(600)
+"""
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.start(1)
+    flow.wait("mark", name="load")
+    assert [event["event"] for event in flow.events] == ["worker.started", "worker.hello", "mark"]
+    log = node.log.read_text()
+    assert "worker.unclear rank=0 word=beat why=field 'step' must be a whole number of at least 0, but it is 'x'" in log
+    assert "worker.unknown-word rank=0 word=dance" in log
+
+
+def test_a_worker_of_another_protocol_is_told_of_and_not_listened_to(node: Node, flow: Flow) -> None:
+    """The answer to its question names the cure."""
+    code = 'say(t="hello", protocol=2)\nsay(t="beat", step=1, seconds=1)\nprint(json.dumps(ask(step=1)), flush=True)'
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.start(1)
+    assert "it speaks protocol 2, this agent 1: install the same Holdfast for both" in flow.wait("worker.stranger")["why"]
+    end = flow.exited()
+    assert (end["code"], end["step"]) == (0, None)
+    answer = json.loads(node.output().splitlines()[-1])
+    assert (answer["ok"], "install the same Holdfast" in answer["why"]) == (False, True)
+
+
+def test_beats_tell_of_steps_and_sections(node: Node, flow: Flow) -> None:
+    """A long section has its own limit; with the goodbye no steps are expected any more."""
+    code = """
+hello()
+say(t="resumed", step=41, path="/x")
+say(t="section", name="evaluation", limit_s=12.5, begin=True)
+sys.stdin = heard
+heard.readline()
+"""
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.start(1)
+    beat = flow.until(lambda: next((one["ranks"]["0"] for one in flow.beats if one["ranks"]["0"]["section"]), None))
+    assert (beat["step"], beat["section"], beat["section_limit"], beat["managed"]) == (41, "evaluation", 12.5, True)
+    assert 0 <= beat["age"] < 10
+    assert 0 <= beat["output_age"] < 10
+
+
+def test_the_runtimes_own_line_is_understood(node: Node, flow: Flow) -> None:
+    """Both ends of the protocol are tested together."""
+    code = """
+from pathlib import Path
+from holdfast.runtime.link import link
+line = link()
+line.mark("group", 0.5)
+line.resumed(3, Path("/c/3"))
+line.section("evaluation", 5.0, begin=True)
+line.section("evaluation", None, begin=False)
+line.beat(4, 0.25, 0.1, 10)
+assert line.may_commit(4) == type(line.may_commit(4))(ok=True, why="")
+line.saved(4, Path("/c/4"), 0.1, 1000)
+line.trouble("checkpoint-torn", 2, Path("/c/2"), "half of it")
+try:
+    raise OSError(28, "No space left on device")
+except OSError as error:
+    line.exception(error)
+line.bye(4)
+"""
+    flow.prepare(node, [sys.executable, node.script(code)], environment={"PYTHONPATH": str(ROOT)})
+    flow.start(1)
+    end = flow.exited()
+    assert end["code"] == 0, end["output"]
+    names = ["worker.started", "worker.hello", "mark", "resumed", "worker.stepped", "steps", "saved", "trouble", "worker.raised", "bye"]
+    assert [event["event"] for event in flow.events] == [*names, "worker.exited"]
+    facts = {event["event"]: event for event in flow.events}
+    assert facts["resumed"]["path"] == "/c/3"
+    assert facts["steps"]["steps"][0][::2] == [4, 0.1]
+    assert facts["trouble"]["kind"] == "checkpoint-torn"
+    assert (facts["worker.raised"]["raised"]["errno"], facts["worker.raised"]["raised"]["type"]) == (28, "OSError")

@@ -1,0 +1,35 @@
+"""Cases with what a test does not care about filled in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detectors.catalogue import Fault
+from detectors.diagnosis import Diagnosis
+from policies.ladder import POLICIES, Case, Decision, Recovery, Rung, decide
+
+NOW = 10_000.0
+
+
+def a_verdict(kind: str = "worker-sigkill", node: str | None = "a", *beside: tuple[str, str]) -> Diagnosis:
+    """Return the verdict that *kind* on *node* is the root; *beside* it kinds and nodes of other faults."""
+    root = Fault(kind=kind, at=NOW - 1, node=node, quote="what was seen")
+    others = tuple(Fault(kind=other, at=NOW, node=where, quote="also seen") for other, where in beside)
+    return Diagnosis(root=root, echoes=others, because=f"{kind} of {root.subject}: what was seen")
+
+
+def a_recovery(rung: Rung = Rung.RESTART_IN_PLACE, node: str | None = "a", at: float = NOW - 60, *, gained: bool = True) -> Recovery:
+    """Return an earlier recovery."""
+    return Recovery(at=at, rung=rung, node=node, gained=gained)
+
+
+def a_case(kind: str = "worker-sigkill", node: str | None = "a", *beside: tuple[str, str], **facts: Any) -> Case:
+    """Return a case of three nodes, all of which the job needs, without spares."""
+    if "lost" in facts:
+        facts["lost"] = frozenset(facts["lost"])
+    return Case(**{"now": NOW, "diagnosis": a_verdict(kind, node, *beside), "members": ("a", "b", "c"), "least": 3, **facts})
+
+
+def decided(policy: str, case: Case) -> Decision:
+    """Return what *policy* decides."""
+    return decide(POLICIES[policy], case).decision

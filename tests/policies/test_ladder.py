@@ -1,0 +1,211 @@
+"""What the three policies decide, case by case."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from detectors.catalogue import CATALOGUE
+from detectors.diagnosis import FOLLOWS_STEP
+from holdfast.spec import TrainingJob
+from policies.ladder import POLICIES, Budget, Case, Decision, Pass, Rung, decide
+from tests.policies.cases import NOW, a_case, a_recovery, a_verdict, decided
+
+IN_PLACE, REPLACE, SHRINK, WAIT, GIVE_UP = Rung
+SPENT = tuple(a_recovery(node="a", at=NOW - 100 * n) for n in range(1, 4))
+"""As many restarts in place of node a as its budget allows."""
+FRUITLESS = (a_recovery(), *(a_recovery(node=node, gained=False) for node in "abc"))
+
+Row = tuple[Case, dict[str, Rung]]
+
+
+def all_say(rung: Rung) -> dict[str, Rung]:
+    """Return that every policy decides the same."""
+    return dict.fromkeys(POLICIES, rung)
+
+
+def they_say(patient: Rung, balanced: Rung, aggressive: Rung) -> dict[str, Rung]:
+    """Return what each policy decides."""
+    return {"patient": patient, "balanced": balanced, "aggressive": aggressive}
+
+
+CASES: dict[str, Row] = {
+    "a killed rank, no spare": (a_case(), all_say(IN_PLACE)),
+    "a killed rank, a spare": (a_case(spares=("s",)), they_say(IN_PLACE, IN_PLACE, REPLACE)),
+    "an echo alone, a spare": (a_case("worker-peer-lost", spares=("s",)), all_say(IN_PLACE)),
+    "echoes until the budget is spent, a spare": (a_case("worker-peer-lost", spares=("s",), past=SPENT), all_say(REPLACE)),
+    "a hang of no node, a spare": (a_case("job-hang", None, spares=("s",)), all_say(IN_PLACE)),
+    "a lost agent on a living node": (a_case("agent-lost", spares=("s",)), they_say(IN_PLACE, IN_PLACE, REPLACE)),
+    "a restart in place that failed, a spare": (a_case(tried=(IN_PLACE,), spares=("s",)), all_say(REPLACE)),
+    "a restart in place that failed, no spare": (a_case(tried=(IN_PLACE,)), all_say(WAIT)),
+    "a restart in place that failed, no spare, fewer do": (a_case(tried=(IN_PLACE,), least=2), they_say(WAIT, SHRINK, SHRINK)),
+    "a restart in place of no node's fault that failed": (
+        a_case("recovery-overrun", None, tried=(IN_PLACE,), spares=("s",)), all_say(GIVE_UP),
+    ),
+    "the node's budget spent, a spare": (a_case(past=SPENT, spares=("s",)), all_say(REPLACE)),
+    "another node's budget spent": (a_case(node="b", past=SPENT), all_say(IN_PLACE)),
+    "the node's budget spent by other rungs": (
+        a_case(past=tuple(a_recovery(REPLACE, "a") for _ in range(3))), all_say(IN_PLACE),
+    ),
+    "the node's budget spent before the window": (
+        a_case(past=tuple(a_recovery(at=NOW - 3600.0) for _ in range(3))), all_say(IN_PLACE),
+    ),
+    "no restarts in place allowed, a spare": (a_case(budget=Budget(in_place=0), spares=("s",)), all_say(REPLACE)),
+    "a lost node, a spare": (a_case("node-lost", lost="a", spares=("s",)), all_say(REPLACE)),
+    "a lost node, no spare": (a_case("node-lost", lost="a"), all_say(WAIT)),
+    "a lost node, no spare, fewer do": (a_case("node-lost", lost="a", least=2), they_say(WAIT, SHRINK, SHRINK)),
+    "a lost node beside a killed rank": (a_case(node="b", lost="a", spares=("s", "t")), all_say(REPLACE)),
+    "a lost node that only the diagnosis knows": (a_case("node-lost", spares=("s",)), all_say(REPLACE)),
+    "two lost nodes that only the diagnosis knows": (a_case("node-lost", "a", ("node-lost", "b"), spares=("s", "t")), all_say(REPLACE)),
+    "two lost nodes, two spares": (a_case("node-lost", lost="ab", spares=("s", "t")), all_say(REPLACE)),
+    "two lost nodes, one spare": (a_case("node-lost", lost="ab", spares=("s",)), all_say(WAIT)),
+    "two lost nodes, one spare, two do": (a_case("node-lost", lost="ab", spares=("s",), least=2), they_say(WAIT, SHRINK, SHRINK)),
+    "all nodes lost, no spare, one does": (a_case("node-lost", lost="abc", least=1), all_say(WAIT)),
+    "all nodes lost, three spares": (a_case("node-lost", lost="abc", spares=("s", "t", "u")), all_say(REPLACE)),
+    "a start that failed, a spare": (a_case("worker-start-failed", lost="a", spares=("s",)), all_say(REPLACE)),
+    "a replacement that failed, another spare, fewer do": (
+        a_case(tried=(IN_PLACE, REPLACE), spares=("t",), least=2), all_say(SHRINK),
+    ),
+    "a replacement that failed, another spare, all are needed": (a_case(tried=(IN_PLACE, REPLACE), spares=("t",)), all_say(GIVE_UP)),
+    "a replacement whose new node was lost, another spare": (
+        a_case("node-lost", lost="a", tried=(REPLACE,), spares=("t",)), all_say(REPLACE),
+    ),
+    "a shrink that failed, fewer would do": (a_case(tried=(IN_PLACE, SHRINK), least=1), they_say(WAIT, GIVE_UP, GIVE_UP)),
+    "a shrink in which a node was lost, fewer would do": (
+        a_case("node-lost", lost="a", tried=(SHRINK,), least=1), they_say(WAIT, SHRINK, SHRINK),
+    ),
+    "a wait that failed": (a_case("node-lost", lost="a", tried=(WAIT,)), all_say(GIVE_UP)),
+    "a wait that failed, fewer do": (a_case("node-lost", lost="a", tried=(WAIT,), least=2), all_say(SHRINK)),
+    "everything failed": (a_case(tried=(IN_PLACE, REPLACE, SHRINK, WAIT), spares=("s",), least=1), all_say(GIVE_UP)),
+    "three recoveries without a step": (a_case(past=FRUITLESS, spares=("s",)), all_say(GIVE_UP)),
+    "two recoveries without a step": (a_case(node="b", past=FRUITLESS[:3]), all_say(IN_PLACE)),
+    "three recoveries without a step, then one with": (a_case(past=(*FRUITLESS[1:], a_recovery(node="b"))), all_say(IN_PLACE)),
+    "three recoveries without a step, all by lost nodes": (
+        a_case("node-lost", lost="a", past=FRUITLESS, spares=("s",)), all_say(REPLACE),
+    ),
+    "twenty recoveries within the hour": (a_case(past=tuple(a_recovery(node=str(n)) for n in range(20))), all_say(GIVE_UP)),
+    "twenty recoveries, one of them before the hour": (
+        a_case(past=tuple(a_recovery(node=str(n), at=NOW - 3599.0 - (n == 0)) for n in range(20))), all_say(IN_PLACE),
+    ),
+    "twenty recoveries within the hour, and a lost node": (
+        a_case("node-lost", lost="a", spares=("s",), past=tuple(a_recovery(node=str(n)) for n in range(20))), all_say(GIVE_UP),
+    ),
+    "the user's error": (a_case("user-error", spares=("s",)), all_say(GIVE_UP)),
+    "the user's error while a node is lost": (a_case("user-error", lost="b", spares=("s",)), all_say(GIVE_UP)),
+    "a job of one node": (a_case(members=("a",), least=1), all_say(IN_PLACE)),
+    "a job of one node that is lost": (a_case("node-lost", members=("a",), lost="a", least=1), all_say(WAIT)),
+    "a fault on a node that has left": (a_case(node="gone", tried=(IN_PLACE,), spares=("s",)), all_say(GIVE_UP)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", CASES)
+def test_each_policy_takes_its_rung(name: str, policy: str) -> None:
+    """The first rule that has an answer decides."""
+    case, rungs = CASES[name]
+    assert decided(policy, case).rung is rungs[policy], decided(policy, case).because
+
+
+MEMBERSHIPS: dict[str, tuple[str, Case, dict[str, Any]]] = {
+    "in place keeps everybody": ("balanced", a_case(spares=("s",)), {"drop": (), "add": ()}),
+    "a replacement takes the first spare": (
+        "balanced", a_case("node-lost", "b", lost="b", spares=("s", "t")), {"drop": ("b",), "add": ("s",)},
+    ),
+    "a killed rank does not leave its node because another node is lost": (
+        "balanced", a_case(node="c", lost="a", spares=("s", "t")), {"drop": ("a",), "add": ("s",)},
+    ),
+    "a replacement takes all that are asked to leave": (
+        "balanced", a_case("node-lost", "c", ("worker-start-failed", "a"), spares=("s", "t")), {"drop": ("a", "c"), "add": ("s", "t")},
+    ),
+    "an echo of a lost node is not blamed": (
+        "aggressive", a_case("node-lost", "a", ("worker-peer-lost", "b"), spares=("s", "t")), {"drop": ("a",), "add": ("s",)},
+    ),
+    "a shrink takes what spares there are": (
+        "balanced", a_case("node-lost", lost="ab", spares=("s",), least=1), {"drop": ("a", "b"), "add": ("s",)},
+    ),
+    "a shrink after a failed replacement takes none": (
+        "balanced", a_case(tried=(IN_PLACE, REPLACE), spares=("s",), least=2), {"drop": ("a",), "add": ()},
+    ),
+    "the balanced wait is for the least": ("balanced", a_case("node-lost", lost="abc", least=2), {"need": 2, "drop": ("a", "b", "c")}),
+    "the patient wait is for all": ("patient", a_case("node-lost", lost="a", least=2), {"need": 3, "drop": ("a",)}),
+    "a wait holds on to the spares": (
+        "balanced", a_case("node-lost", lost="ab", spares=("s",)), {"need": 3, "drop": ("a", "b"), "add": ("s",)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEMBERSHIPS)
+def test_a_decision_says_who_leaves_and_who_comes(name: str) -> None:
+    """In the order of ranks and of spares."""
+    policy, case, facts = MEMBERSHIPS[name]
+    decision = decided(policy, case)
+    assert {field: getattr(decision, field) for field in facts} == facts
+
+
+@pytest.mark.parametrize("kind", sorted(CATALOGUE))
+def test_ranks_change_nodes_exactly_when_the_failure_may_follow_the_step(kind: str) -> None:
+    """What comes again with the rank on another node is the script; a kill tells nothing that way, and one node has no other."""
+    decision = decided("balanced", a_case(kind))
+    assert decision.rotate is (kind in FOLLOWS_STEP)
+    assert ("with the ranks on other nodes" in decision.because) is (kind in FOLLOWS_STEP)
+    assert not decided("balanced", a_case(kind, members=("a",), least=1)).rotate
+
+
+def test_a_decision_repeats_the_verdict_and_counts() -> None:
+    """A person reads why, and how much is left."""
+    second = decided("balanced", a_case(past=SPENT[:1], budget=Budget(in_place=5)))
+    assert second.because == f"{a_verdict().because}; restart 2 of 5 within 3600 s"
+    for case, rungs in CASES.values():
+        for policy, rung in rungs.items():
+            assert (case.diagnosis.because in decided(policy, case).because) or rung is GIVE_UP
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("three recoveries without a step", "3 recoveries in a row brought no new step; last: "),
+        ("twenty recoveries within the hour", "20 recoveries within 3600 s are as many as the budget allows; last: "),
+        ("a wait that failed", "no rung of the ladder is left (tried: wait-for-capacity)"),
+        ("the user's error", "user-error of node a: what was seen"),
+    ],
+)
+def test_giving_up_is_a_clear_verdict(name: str, words: str) -> None:
+    """It says what was tried and what was seen last."""
+    because = decided("balanced", CASES[name][0]).because
+    assert words in because
+    assert "what was seen" in because
+
+
+def test_a_person_can_read_which_rules_were_passed_over_and_why() -> None:
+    """Each rule that has no answer says why, and the one that had prints itself."""
+    answer = decide(POLICIES["patient"], a_case("node-lost", lost="a"))
+    assert answer.rule == "WaitForCapacity(full=True)"
+    assert answer.passed_over == {
+        "StopForUserError": "no user error",
+        "StopWhenFruitless": "a is lost: that is no script's doing",
+        "StopWhenSpent": "0 of 20 recoveries used",
+        "RestartInPlace": "a cannot hold ranks",
+        "ReplaceBySpare": "0 spare(s) for 1 node(s)",
+    }
+
+
+def test_a_policy_that_does_not_always_answer_is_a_mistake_of_ours() -> None:
+    """Silence must not pass for a decision."""
+
+    def never(_case: Case) -> Decision | Pass:
+        return Pass("never mine")
+
+    with pytest.raises(AssertionError, match="does not always answer"):
+        decide((never,), a_case())
+
+
+def test_the_policies_are_those_that_a_job_can_name() -> None:
+    """What a user may write and what the ladder knows must not drift apart."""
+    assert set(get_args(TrainingJob.model_fields["policy"].annotation)) == set(POLICIES)
+    assert TrainingJob.model_fields["policy"].default in POLICIES
+
+
+def test_the_rungs_are_words_of_the_history() -> None:
+    """They are stored, and must not change."""
+    assert [str(rung) for rung in Rung] == ["restart-in-place", "replace-node", "shrink", "wait-for-capacity", "give-up"]

@@ -1,0 +1,191 @@
+"""What holds for every policy and every case, and that no job is kept alive for ever."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detectors.catalogue import CATALOGUE, Fault
+from detectors.diagnosis import Diagnosis
+from policies.ladder import POLICIES, Budget, Case, Decision, Recovery, Rung, decide
+from policies.placement import members_after
+from tests.policies.cases import NOW, a_verdict
+
+NODES = tuple("abcdefgh")
+A_POLICY = st.sampled_from(sorted(POLICIES))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Draw a case: any members, any of them lost, any spares, any past."""
+    shuffled = draw(st.permutations(NODES))
+    width = draw(st.integers(1, 5))
+    members, others = tuple(shuffled[:width]), shuffled[width:]
+    anywhere = st.sampled_from([*NODES, None])
+    fault = st.builds(Fault, kind=st.sampled_from(sorted(CATALOGUE)), at=st.just(NOW), node=anywhere)
+    recovery = st.builds(Recovery, at=st.floats(0.0, NOW), rung=st.sampled_from(Rung), node=anywhere, gained=st.booleans())
+    return Case(
+        now=NOW,
+        diagnosis=Diagnosis(root=draw(fault), echoes=tuple(draw(st.lists(fault, max_size=3))), because="what was seen"),
+        members=members,
+        lost=frozenset(draw(st.sets(st.sampled_from(members)))),
+        spares=tuple(others[: draw(st.integers(0, len(others)))]),
+        least=draw(st.integers(1, width)),
+        past=tuple(draw(st.lists(recovery, max_size=8))),
+        tried=tuple(draw(st.lists(st.sampled_from(list(Rung)[:-1]), max_size=4, unique=True))),
+        budget=Budget(in_place=draw(st.integers(0, 3)), recoveries=draw(st.integers(0, 20)), fruitless=draw(st.integers(1, 5))),
+    )
+
+
+@given(A_POLICY, cases())
+def test_every_policy_always_answers_and_says_why(policy: str, case: Case) -> None:
+    """The first rule that does not pass decides; all before it have said why they pass."""
+    answer = decide(POLICIES[policy], case)
+    assert answer.decision.because.strip()
+    assert answer.rule
+    assert all(why.strip() for why in answer.passed_over.values())
+
+
+@given(A_POLICY, cases())
+def test_only_members_leave_and_only_spares_come_each_once(policy: str, case: Case) -> None:
+    """A node that is neither is none of this job's business."""
+    decision = decide(POLICIES[policy], case).decision
+    assert set(decision.drop) <= set(case.members)
+    assert set(decision.add) <= set(case.spares)
+    assert len(set(decision.drop)) == len(decision.drop)
+    assert len(set(decision.add)) == len(decision.add)
+    after = members_after(case.members, decision)
+    assert len(set(after)) == len(after) == len(case.members) - len(decision.drop) + len(decision.add)
+
+
+@given(A_POLICY, cases())
+def test_no_decision_ends_below_the_least_width_unless_it_waits_or_gives_up(policy: str, case: Case) -> None:
+    """And a wait is for more than there is, but never for more than the job had."""
+    decision = decide(POLICIES[policy], case).decision
+    left = len(members_after(case.members, decision))
+    if decision.rung is Rung.WAIT_FOR_CAPACITY:
+        assert max(left, case.least - 1) < decision.need <= len(case.members)
+    elif decision.rung is not Rung.GIVE_UP:
+        assert left >= case.least
+
+
+@given(A_POLICY, cases())
+def test_no_rank_stays_on_a_node_that_cannot_hold_it(policy: str, case: Case) -> None:
+    """Lost nodes and those that a fault asks to leave are out in every decision that goes on."""
+    decision = decide(POLICIES[policy], case).decision
+    if decision.rung is not Rung.GIVE_UP:
+        assert not (set(case.lost) | set(case.unfit)) & set(members_after(case.members, decision))
+
+
+@given(A_POLICY, cases())
+def test_a_rung_is_what_its_name_says(policy: str, case: Case) -> None:
+    """In place nobody moves in or out, a replacement keeps the width, a shrink lowers it, ranks rotate only in place."""
+    decision = decide(POLICIES[policy], case).decision
+    left = len(members_after(case.members, decision))
+    widths = {
+        Rung.RESTART_IN_PLACE: not decision.drop and not decision.add,
+        Rung.REPLACE_NODE: bool(decision.drop) and left == len(case.members),
+        Rung.SHRINK: left < len(case.members),
+        Rung.WAIT_FOR_CAPACITY: bool(decision.drop),
+        Rung.GIVE_UP: not decision.drop and not decision.add,
+    }
+    assert widths[decision.rung]
+    assert not decision.rotate or decision.rung is Rung.RESTART_IN_PLACE
+    assert (decision.need > 0) is (decision.rung is Rung.WAIT_FOR_CAPACITY)
+
+
+@given(A_POLICY, cases())
+def test_a_rung_that_failed_is_not_tried_again_while_no_node_was_lost(policy: str, case: Case) -> None:
+    """The next one is tried at once."""
+    decision = decide(POLICIES[policy], case).decision
+    assert case.lost or decision.rung not in case.tried
+
+
+@given(A_POLICY, cases())
+def test_a_spent_budget_ends_every_job(policy: str, case: Case) -> None:
+    """Whatever the reason, lost nodes included."""
+    decision = decide(POLICIES[policy], case).decision
+    assert len(case.recent()) < case.budget.recoveries or decision.rung is Rung.GIVE_UP
+
+
+@given(st.permutations(sorted(POLICIES)), cases())
+def test_a_decision_depends_on_the_case_alone(policies: list[str], case: Case) -> None:
+    """The same case a second time, after others, is decided the same."""
+    first = {policy: decide(POLICIES[policy], case) for policy in sorted(POLICIES)}
+    assert {policy: decide(POLICIES[policy], case) for policy in policies} == first
+
+
+def survived(policy: str, faults: list[tuple[str, int | None, bool]], *, in_one_incident: bool, seconds: float) -> list[Decision]:
+    """Return the decisions of a job whose every recovery fails by the next of *faults*, until it is given up.
+
+    Each fault is a kind, a position among the members (None: of the job) and whether the node is lost. A lost node comes back as a spare
+    after a wait, a dropped one never does.
+    """
+    members, spares, past, tried, decisions, now = ("a", "b", "c"), ("d", "e"), list[Recovery](), list[Rung](), list[Decision](), NOW
+    for turn in range(200):
+        kind, position, lost = faults[turn % len(faults)]
+        node = members[position % len(members)] if position is not None else None
+        gone = frozenset({node} if node and lost else ())
+        case = Case(
+            now=now,
+            diagnosis=a_verdict(kind, node),
+            members=members,
+            lost=gone,
+            spares=spares,
+            least=2,
+            past=tuple(past),
+            tried=tuple(tried),
+        )
+        decision = decide(POLICIES[policy], case).decision
+        decisions.append(decision)
+        if decision.rung is Rung.GIVE_UP:
+            return decisions
+        past.append(Recovery(at=now, rung=decision.rung, node=node, gained=False))
+        tried = [*tried, decision.rung] if in_one_incident and not lost else []
+        members, spares = members_after(members, decision), tuple(one for one in spares if one not in decision.add)
+        if decision.rung is Rung.WAIT_FOR_CAPACITY:
+            members += decision.drop[: decision.need - len(members)]
+        now += seconds
+    return decisions
+
+
+FAULTS = st.lists(
+    st.tuples(
+        st.sampled_from(["worker-sigkill", "worker-exception", "job-hang", "recovery-overrun", "worker-peer-lost", "node-lost"]),
+        st.one_of(st.none(), st.integers(0, 2)),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(A_POLICY, FAULTS, st.booleans(), st.floats(0.1, 170.0))
+def test_a_job_that_only_fails_is_given_up_within_its_budget(
+    policy: str,
+    faults: list[tuple[str, int | None, bool]],
+    in_one_incident: bool,  # noqa: FBT001
+    seconds: float,
+) -> None:
+    """Whatever fails, and however often nodes are lost and come back: the budget of recoveries is the bound."""
+    decisions = survived(policy, faults, in_one_incident=in_one_incident, seconds=seconds)
+    assert decisions[-1].rung is Rung.GIVE_UP
+    assert len(decisions) <= Budget().recoveries + 1
+
+
+@given(A_POLICY, st.sampled_from(["worker-sigkill", "worker-exception", "job-hang", "recovery-overrun"]), st.booleans())
+def test_a_script_that_always_dies_is_given_up_after_a_few_recoveries(policy: str, kind: str, in_one_incident: bool) -> None:  # noqa: FBT001
+    """Without a lost node the recoveries that bring nothing are counted, hours apart or not."""
+    decisions = survived(policy, [(kind, 0, False)], in_one_incident=in_one_incident, seconds=7200.0)
+    assert decisions[-1].rung is Rung.GIVE_UP
+    assert len(decisions) <= Budget().fruitless + 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_rack_that_goes_dark_node_by_node_does_not_end_the_job(policy: str) -> None:
+    """Each loss interrupts the recovery from the one before, so none of them brings a step."""
+    dark = [("node-lost", 0, True)] * 4
+    rungs = [decision.rung for decision in survived(policy, [*dark, ("user-error", 0, False)], in_one_incident=True, seconds=5.0)]
+    assert len(rungs) == 5
+    assert Rung.GIVE_UP not in rungs[:4]
