@@ -195,8 +195,8 @@ class ReplaceBySpare:
             return Pass("no node is to blame")
         if case.failed(Rung.REPLACE_NODE):
             return Pass("tried already in this incident")
-        if not (self.on_echo or case.unfit) and case.diagnosis.root.kind == PEER_LOST.id:
-            return Pass(f"{', '.join(bad)} only tells of a lost peer")
+        if not self.on_echo and case.diagnosis.root.kind == PEER_LOST.id:
+            return Pass("an error that only tells of a lost peer blames nobody yet")
         if len(add) < len(bad):
             return Pass(f"{len(add)} spare(s) for {len(bad)} node(s)")
         because = f"{case.diagnosis.because}; {', '.join(add)} takes the place of {', '.join(bad)}"

@@ -23,6 +23,8 @@ from tasks.turn import Turn
 
 STRAGGLERS: Final = 10.0
 """Seconds that a worker may take to start after the first one failed, before the failure is judged without it."""
+SLOW_STARTERS: Final = 3.0
+"""Seconds that a worker which has started may take to fail at its first step the same way: ranks that start do not keep pace."""
 
 
 @task(task_run_name="detect {job}", cache_policy=NO_CACHE)
@@ -64,16 +66,19 @@ def settled(run: Run, silences: list[AgentSilence]) -> list[Fault]:
     while True:
         faults = run.faults() + see(silences, limits_of(run.spec.limits))
         waited = time.monotonic() - begin
-        if waited >= seconds_to_settle(faults, len(run.members)) and (waited >= STRAGGLERS or not _waits_for_twins(run, faults)):
+        if waited >= max(seconds_to_settle(faults, len(run.members)), _seconds_for_twins(run, faults)):
             return faults
         run.pump(0.02)
         if run.missing():
             silences = silences + look_twice(run)
 
 
-def _waits_for_twins(run: Run, faults: list[Fault]) -> bool:
-    """Tell whether a script failed before all its workers have started: those that come later may fail the same way."""
-    return bool(faults) and not run.board.all_started() and all(fault.kind in FOLLOWS_STEP for fault in faults)
+def _seconds_for_twins(run: Run, faults: list[Fault]) -> float:
+    """Return how long to wait for the other nodes when a script fails before its first step: they may be about to fail the same way."""
+    told = {fault.node for fault in faults}
+    if not faults or run.board.any_stepped() or told >= set(run.members) or any(fault.kind not in FOLLOWS_STEP for fault in faults):
+        return 0.0
+    return SLOW_STARTERS if run.board.all_started() else STRAGGLERS
 
 
 def open_incident(run: Run, diagnosis: Diagnosis, detected: float) -> IncidentInWork:

@@ -224,6 +224,10 @@ class Board:
         """Tell whether every rank has a process, or had one."""
         return all(view.started is not None for view in self.ranks.values())
 
+    def any_stepped(self) -> bool:
+        """Tell whether any rank has finished a step of this generation."""
+        return any(view.first_step is not None for view in self.ranks.values())
+
     def all_stepped(self) -> bool:
         """Tell whether every rank has finished a step of this generation."""
         return all(view.first_step is not None for view in self.ranks.values())

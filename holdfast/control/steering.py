@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ from holdfast.cluster import open_cluster
 from holdfast.control import runs
 from holdfast.control.adoption import adopt
 from holdfast.control.fleet import Fleet
-from holdfast.control.plan import how_to_run
+from holdfast.control.plan import how_to_run, log_directory
 from holdfast.control.requests import Requests
 from holdfast.control.run import Run
 from holdfast.errors import HoldfastError, JobAlreadyRunning, LeaseLost, WorldError
@@ -42,6 +40,9 @@ from policies.states import Event, State
 log = logging.getLogger("holdfast.control")
 
 Tell = Callable[[str, dict[str, Any]], None]
+
+SOON: Final = 10.0
+"""Seconds within which the end of a script that reported no step is worth a remark."""
 
 END_SECONDS: Final = 10.0
 """How long the history may take to take in the last rows; what is left is spilled beside the job and absorbed next time."""
@@ -97,7 +98,7 @@ def _take_wheel(spec: TrainingJob, cluster: Cluster, history: History, recorder:
         directory=str(job_directory(spec.name)),
         at=time.time(),
     )
-    holder = f"{socket.gethostname()} pid {os.getpid()}"
+    holder = "the flow"
     lease = _lease(history, job, holder)
     if live is not None:
         spec, cluster = TrainingJob.model_validate(live.spec), type(cluster).model_validate(live.cluster)
@@ -151,6 +152,8 @@ def _let_go(run: Run) -> None:
 def _end(run: Run) -> None:
     """End the job's processes: gently when a person asked for it, at once otherwise."""
     try:
+        if run.state is State.COMPLETED:
+            _doubt(run)
         if run.state is State.CANCELLED:
             _stop_gently(run)
         if run.incident is not None:
@@ -163,6 +166,17 @@ def _end(run: Run) -> None:
             if node not in run.fleet.channels:
                 run.fleet.fence(node)
         run.fleet.close(end=True)
+
+
+def _doubt(run: Run) -> None:
+    """Say so when a script did nothing that can be seen: it may have left early without calling that an error."""
+    started = [view.started for view in run.board.ranks.values() if view.started is not None]
+    lived = time.time() - min(started, default=time.time())
+    if not run.best and lived < SOON:
+        run.remark(
+            f"every rank ended with status 0 within {lived:.1f} s and reported no step. If that was not the whole job, see why in "
+            f"{log_directory(run.job.name)}"
+        )
 
 
 def _stop_gently(run: Run) -> None:

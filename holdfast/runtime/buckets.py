@@ -17,13 +17,15 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def settled(model: M) -> M:
-    """Have DDP sort its buckets now, before the first real step; anything but a fresh DDP module is left as it is.
+    """Have DDP sort its buckets now, before the first real step; what is not a fresh DDP module is left as it is.
 
     One backward pass through a sum that uses every parameter, and not the model, shows DDP the order: the last parameter
     comes first, much as it would with the model itself. It costs one reduction of the gradients, all zero.
     """
-    if not isinstance(model, DistributedDataParallel) or model.static_graph or model.find_unused_parameters:
-        return model  # these never sort anew after a step
+    if not isinstance(model, DistributedDataParallel) or model.find_unused_parameters:
+        return model  # this one never sorts anew
+    if model.static_graph or model.mixed_precision:
+        return model  # these learn from their first backward pass, which must be the model's own
     parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
     if not parameters or any(parameter.grad is not None for parameter in parameters):
         return model

@@ -49,7 +49,7 @@ def _preload(modules: list[str]) -> list[str]:
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 (a foreign package may raise anything, and the script may not need it)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (a foreign package may raise anything, and the script may not need it)
             print(f"{name} is not imported ahead: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 (our log)
         else:
             done.append(name)
@@ -187,7 +187,7 @@ def _complain(text: str) -> NoReturn:
 
 def _as_main(argv: list[str]) -> ModuleType:
     """Make an empty ``__main__`` for the script, and tell Python that it was started for it."""
-    script = os.path.abspath(argv[0])  # noqa: PTH100 (Python keeps links in this path too)
+    script = str(Path(argv[0]).absolute())  # as Python does: neither links nor dots are resolved
     main = ModuleType("__main__")
     loader = importlib.machinery.SourceFileLoader("__main__", script)
     main.__dict__.update(__file__=script, __builtins__=builtins, __loader__=loader, __spec__=None, __cached__=None, __annotations__={})

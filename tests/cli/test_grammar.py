@@ -24,7 +24,9 @@ def test_the_commands_are_those_of_the_documentation() -> None:
 def test_every_command_explains_itself_with_an_example(name: str) -> None:
     """A sentence that is whole in the list of commands, an example, a help for each option."""
     command = app.commands[name]
-    text = command.get_help(click.Context(command, info_name=f"holdfast {name}"))
+    text = command.get_help(
+        click.Context(command, info_name=f"holdfast {name}", **app.context_settings)
+    )  # click keeps what it once made of them
     assert f"Example: holdfast {name}" in text
     assert not command.get_short_help_str(limit=60).endswith("...")
     assert all(option.help for option in command.params if isinstance(option, click.Option))

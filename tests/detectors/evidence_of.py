@@ -11,7 +11,8 @@ from detectors.evidence import AgentSilence, Evidence, HangLimits, Raised, RankP
 
 def an_end(node: str = "n0", rank: int = 0, at: float = 0.0, **facts: Any) -> WorkerExit:
     """Return the end of a worker at step 7."""
-    return WorkerExit(**{"node": node, "rank": rank, "at": at, "step": 7, **facts})
+    facts.setdefault("step", 7)
+    return WorkerExit(node=node, rank=rank, at=at, **facts)
 
 
 def a_killed(node: str = "n0", rank: int = 0, at: float = 0.0, **facts: Any) -> WorkerExit:
@@ -21,8 +22,13 @@ def a_killed(node: str = "n0", rank: int = 0, at: float = 0.0, **facts: Any) -> 
 
 def an_error(node: str = "n0", rank: int = 0, at: float = 0.0, *, type: str = "ValueError", line: int = 3, **facts: Any) -> WorkerExit:  # noqa: A002
     """Return the end of a worker by an exception of *type* that its script raised in *line*."""
-    raised = {name: facts.pop(name) for name in ("errno", "peer_lost", "message") if name in facts}
-    told = Raised(**{"type": type, "message": "bad shape", "traceback": f'  File "train.py", line {line}, in step\n', **raised})
+    told = Raised(
+        type=type,
+        message=facts.pop("message", "bad shape"),
+        traceback=f'  File "train.py", line {line}, in step\n',
+        errno=facts.pop("errno", None),
+        peer_lost=facts.pop("peer_lost", False),
+    )
     return an_end(node, rank, at, code=1, raised=told, **facts)
 
 

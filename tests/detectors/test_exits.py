@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import errno
 import signal
+from typing import Any
 
 import pytest
 
 from detectors.evidence import Blind, HangLimits, Raised, StartTrouble, WorkerStop
 from tests.detectors.evidence_of import an_echo, an_end, an_error, seen, the_fault
 
-TRACEBACK = 'Traceback (most recent call last):\n  File "/job/train.py", line 7, in <module>\n    step()\nValueError: bad shape\n'
+TRACEBACK = """Traceback (most recent call last):
+  File "/job/train.py", line 12, in <module>
+    main()
+  File "/job/train.py", line 7, in main
+    step()
+ValueError: bad shape
+"""
 
 
 def test_an_end_after_the_last_step_is_no_fault() -> None:
@@ -98,7 +105,7 @@ def test_a_watchdogs_abort_is_an_echo() -> None:
         ({"type": "OSError", "errno": errno.ECONNRESET, "peer_lost": True}, "worker-peer-lost"),
     ],
 )
-def test_an_exception_is_told_by_what_it_speaks_against(facts: dict[str, object], kind: str) -> None:
+def test_an_exception_is_told_by_what_it_speaks_against(facts: dict[str, Any], kind: str) -> None:
     """The disk, the network and the memory of a GPU are nobody's typing error."""
     assert the_fault(an_error(**facts)).kind == kind
 

@@ -18,10 +18,10 @@ STEPS = st.lists(DURATIONS, min_size=1, max_size=2 * WINDOW).map(tuple)
 LIMITS = st.builds(HangLimits, least=st.floats(0.1, 100.0), factor=st.floats(1.0, 20.0))
 
 
-def standing(*ages: float, steps: tuple[float, ...] = STEADY, **facts: float) -> Progress:
+def standing(*ages: float, steps: tuple[float, ...] = STEADY, since_start: float = 0.0) -> Progress:
     """Return the progress of ranks on a node each, of *ages*."""
     ranks = {rank: a_rank(f"n{rank}", age=age) for rank, age in enumerate(ages)}
-    return Progress(at=100.0, ranks=ranks, step_seconds=steps, **facts)
+    return Progress(at=100.0, ranks=ranks, step_seconds=steps, since_start=since_start)
 
 
 @given(STEPS, LIMITS)
@@ -157,9 +157,11 @@ def test_a_hang_names_its_suspect_with_what_the_kernel_says() -> None:
     assert fault.quote.endswith("rank 1 on n1 is the first suspect (step 39, process state D, waiting in nfs_wait_bit_killable)")
 
 
-def silent(age: float | None, **process: str) -> Progress:
+def silent(age: float | None, process: str = "S") -> Progress:
     """Return the progress of a script without heartbeats, quiet for *age* seconds."""
-    return Progress(at=100.0, ranks={0: a_rank("n0", step=0), 1: a_rank("n1", step=0, **process)}, steps_expected=False, output_age=age)
+    return Progress(
+        at=100.0, ranks={0: a_rank("n0", step=0), 1: a_rank("n1", step=0, process=process)}, steps_expected=False, output_age=age
+    )
 
 
 def test_a_script_without_heartbeats_never_hangs_unless_a_limit_is_set() -> None:

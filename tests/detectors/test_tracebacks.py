@@ -155,7 +155,7 @@ def test_neither_bars_nor_bytes_nor_a_lost_head_hide_an_exception(output: str) -
         "",
         "step 3: loss 0.1\nValueError: only printed\n",
         PLAIN.rpartition("ValueError")[0],
-        PLAIN.rpartition("ValueError")[0] + "a log line\n" * 40,
+        PLAIN.rpartition("ValueError")[0] + "a log line\n" * 40 + "loss: 0.1\n",
     ],
 )
 def test_no_traceback_no_exception(output: str) -> None:

@@ -221,3 +221,13 @@ def test_a_stop_ends_the_workers_gently(stage: Stage) -> None:
     assert play.ends() == 3, play.log()
     assert play.state() == "CANCELLED"
     assert "saved before leaving" in play.log()
+
+
+def test_a_script_that_exits_0_at_once_is_completed_with_a_remark(stage: Stage, tmp_path: Path) -> None:
+    """It may be all there was to do; if not, the remark says where to look."""
+    script = tmp_path / "nothing.py"
+    script.write_text("print('nothing to do')")
+    play = stage.play("at-once", script=str(script), nodes=TWO)
+    assert play.ends() == 0, play.log()
+    remarks = [remark.text for remark in queries.remarks(stage.history, play.job.id)]
+    assert any("ended with status 0" in text and "jobs/at-once/logs" in text for text in remarks)

@@ -34,6 +34,7 @@ CASES: dict[str, Row] = {
     "a killed rank, no spare": (a_case(), all_say(IN_PLACE)),
     "a killed rank, a spare": (a_case(spares=("s",)), they_say(IN_PLACE, IN_PLACE, REPLACE)),
     "an echo alone, a spare": (a_case("worker-peer-lost", spares=("s",)), all_say(IN_PLACE)),
+    "an echo alone while a node is lost, a spare": (a_case("worker-peer-lost", "b", lost="a", spares=("s",)), all_say(REPLACE)),
     "echoes until the budget is spent, a spare": (a_case("worker-peer-lost", spares=("s",), past=SPENT), all_say(REPLACE)),
     "a hang of no node, a spare": (a_case("job-hang", None, spares=("s",)), all_say(IN_PLACE)),
     "a lost agent on a living node": (a_case("agent-lost", spares=("s",)), they_say(IN_PLACE, IN_PLACE, REPLACE)),

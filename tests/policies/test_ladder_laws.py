@@ -119,10 +119,12 @@ def test_a_decision_depends_on_the_case_alone(policies: list[str], case: Case) -
 def survived(policy: str, faults: list[tuple[str, int | None, bool]], *, in_one_incident: bool, seconds: float) -> list[Decision]:
     """Return the decisions of a job whose every recovery fails by the next of *faults*, until it is given up.
 
-    Each fault is a kind, a position among the members (None: of the job) and whether the node is lost. A lost node comes back as a spare
-    after a wait, a dropped one never does.
+    Each fault is a kind, a position among the members (None: of the job) and whether the node is lost. After a wait the nodes
+    that had to go are back, or others in their places.
     """
-    members, spares, past, tried, decisions, now = ("a", "b", "c"), ("d", "e"), list[Recovery](), list[Rung](), list[Decision](), NOW
+    members: tuple[str, ...] = ("a", "b", "c")
+    spares: tuple[str, ...] = ("d", "e")
+    past, tried, decisions, now = list[Recovery](), list[Rung](), list[Decision](), NOW
     for turn in range(200):
         kind, position, lost = faults[turn % len(faults)]
         node = members[position % len(members)] if position is not None else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +32,7 @@ def test_a_spare_beyond_the_places_comes_last() -> None:
 
 
 @given(MEMBERS, CHOICE)
-def test_who_stays_keeps_the_place_when_all_are_replaced(members: tuple[str, ...], choice: st.random.Random) -> None:
+def test_who_stays_keeps_the_place_when_all_are_replaced(members: tuple[str, ...], choice: Random) -> None:
     """Wherever the holes are."""
     drop = tuple(choice.sample(members, choice.randint(0, len(members))))
     add = tuple(f"spare-{node}" for node in drop)
@@ -41,7 +43,7 @@ def test_who_stays_keeps_the_place_when_all_are_replaced(members: tuple[str, ...
 
 
 @given(MEMBERS, CHOICE)
-def test_a_shrink_keeps_the_order(members: tuple[str, ...], choice: st.random.Random) -> None:
+def test_a_shrink_keeps_the_order(members: tuple[str, ...], choice: Random) -> None:
     """Ranks move up, none overtakes another."""
     drop = tuple(choice.sample(members, choice.randint(0, len(members))))
     assert members_after(members, decision(drop)) == tuple(node for node in members if node not in drop)

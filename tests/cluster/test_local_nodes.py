@@ -1,0 +1,241 @@
+"""Nodes that are folders of this machine: agents brought up, power cut, fences that touch nobody else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from holdfast.cluster import NodeView, open_cluster
+from holdfast.cluster.local import LocalNodes
+from holdfast.control.channel import AgentChannel, Inbox
+from holdfast.errors import NodeLost
+from holdfast.process import NODE_MARK, is_alive, mark_of, marked
+from holdfast.spec import LocalCluster
+from tests.waiting import wait_until
+
+SECONDS = 10
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[LocalNodes]:
+    """Give a cluster of three nodes."""
+    cluster = LocalNodes("here", tmp_path / "here", 3)
+    yield cluster
+    clear(cluster)
+
+
+def clear(cluster: LocalNodes) -> None:
+    """Leave nothing of a cluster."""
+    for node in cluster.names():
+        cluster.fence(node)
+
+
+def remains(cluster: LocalNodes, node: str) -> list[int]:
+    """Return what runs on a node."""
+    return list(marked(NODE_MARK, mark_of(cluster.folder(node))))
+
+
+def run_worker(cluster: LocalNodes, node: str) -> int:
+    """Have the node's agent run a worker; return its pid."""
+    inbox = Inbox()
+    channel = AgentChannel(node, lambda: cluster.connect(node), inbox, epoch=1, job="job")
+    channel.attach()
+    log = str(cluster.root / "logs")
+    nap = [sys.executable, "-c", "import time; time.sleep(600)"]
+    channel.order("prepare", lease=60.0, warm=False, argv=nap, directory="/", environment={}, log_directory=log)
+    channel.order("start", generation=1, membership={node: [0]}, workers=[{"rank": 0, "environment": {}}])
+    name, event = inbox.get(timeout=SECONDS)
+    assert (name, event["event"]) == (node, "worker.started")
+    channel.close()
+    return int(event["pid"])
+
+
+def test_a_cluster_is_what_its_description_says(holdfast_home: Path, tmp_path: Path) -> None:
+    """Its nodes lie in the home unless it names a directory."""
+    source = open_cluster(LocalCluster(name="mine", nodes=2))
+    assert source.names() == ["node-0", "node-1"]
+    assert source.folder("node-1") == holdfast_home / "clusters" / "mine" / "node-1"
+    assert open_cluster(LocalCluster(directory=str(tmp_path))).folder("node-0") == tmp_path / "node-0"
+    assert source.address("node-1") == "127.0.0.1"
+    assert source.survey() == [NodeView(name=name, standing="idle") for name in source.names()]
+
+
+def test_an_agent_outlives_whoever_started_it(tmp_path: Path) -> None:
+    """A flow comes and goes; its terminal too."""
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom holdfast.cluster.local import LocalNodes\n"
+        "LocalNodes('here', Path(sys.argv[1]), 1).start_agent('node-0')"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, start_new_session=True, cwd=Path(__file__).parents[2])
+    nodes = LocalNodes("here", tmp_path, 1)
+    try:
+        (view,) = nodes.survey()
+        assert (view.standing, view.agent, view.job) == ("up", "up", None)
+        assert view.pid is not None
+        assert os.getsid(view.pid) != os.getsid(0)
+        run_worker(nodes, "node-0")
+        assert nodes.survey()[0].job == "job"
+    finally:
+        clear(nodes)
+    assert nodes.survey()[0].standing == "idle"
+
+
+def test_eight_agents_come_up_at_once(tmp_path: Path) -> None:
+    """A job's nodes are brought up in parallel."""
+    nodes = LocalNodes("here", tmp_path, 8)
+    try:
+        with ThreadPoolExecutor(8) as hands:
+            list(hands.map(nodes.start_agent, nodes.names()))
+        assert [view.standing for view in nodes.survey()] == ["up"] * 8
+        assert len({view.pid for view in nodes.survey()}) == 8
+    finally:
+        with ThreadPoolExecutor(8) as hands:
+            list(hands.map(nodes.fence, nodes.names()))
+
+
+def test_two_that_want_the_same_node_do_not_both_get_it(nodes: LocalNodes) -> None:
+    """The one that comes second is told, and the first one's agent is as it was."""
+
+    def start(_: int) -> str:
+        try:
+            nodes.start_agent("node-0")
+        except NodeLost as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(3) as hands:
+        answers = sorted(hands.map(start, range(3)))
+    assert answers[0] == ""
+    assert all("another agent serves this node" in answer for answer in answers[1:])
+    nodes.connect("node-0").close()
+
+
+def test_a_node_that_is_switched_off_is_gone_with_all_it_ran(nodes: LocalNodes) -> None:
+    """And comes back empty."""
+    nodes.start_agent("node-0")
+    nodes.start_agent("node-1")
+    pids = {node: run_worker(nodes, node) for node in ("node-0", "node-1")}
+    nodes.power_off("node-0")
+    assert not is_alive(pids["node-0"], None)
+    assert is_alive(pids["node-1"], None)
+    assert not nodes.answers("node-0")
+    assert [view.standing for view in nodes.survey()] == ["off", "up", "idle"]
+    with pytest.raises(ConnectionRefusedError, match="switched off"):
+        nodes.connect("node-0")
+    with pytest.raises(NodeLost, match="it is switched off"):
+        nodes.start_agent("node-0")
+    nodes.power_on("node-0")
+    nodes.power_on("node-0")
+    assert [view.standing for view in nodes.survey()] == ["idle", "up", "idle"]
+    nodes.start_agent("node-0")
+    nodes.power_off("node-2")
+    assert [view.standing for view in nodes.survey()] == ["up", "up", "off"]
+
+
+def test_a_fence_ends_what_is_left_of_its_own_node_and_nothing_else(nodes: LocalNodes, tmp_path: Path) -> None:
+    """Nodes side by side, another cluster with nodes of the same names, and a name that begins like ours."""
+    others = [LocalNodes("there", tmp_path / "there", 1), LocalNodes("longer", tmp_path / "here" / "node-0", 1)]
+    try:
+        for cluster, node in ((nodes, "node-0"), (nodes, "node-1"), *((other, "node-0") for other in others)):
+            cluster.start_agent(node)
+        pids = [run_worker(cluster, node) for cluster, node in ((nodes, "node-0"), (nodes, "node-1"), *((other, "node-0") for other in others))]
+        killed = nodes.fence("node-0")
+        assert set(killed) <= {*killed, pids[0]}
+        assert remains(nodes, "node-0") == []
+        assert [is_alive(pid, None) for pid in pids] == [False, True, True, True]
+        assert [view.standing for view in nodes.survey()] == ["idle", "up", "idle"]
+        assert nodes.fence("node-0") == nodes.fence("node-2") == []
+        nodes.start_agent("node-0")
+    finally:
+        for other in others:
+            clear(other)
+
+
+def test_a_fence_finds_what_an_agent_left_that_was_killed(nodes: LocalNodes) -> None:
+    """A stopped agent included: it holds its workers and answers nobody."""
+    nodes.start_agent("node-0")
+    pid = run_worker(nodes, "node-0")
+    agent = nodes.survey()[0].pid
+    assert agent is not None
+    os.kill(agent, signal.SIGSTOP)
+    assert agent in nodes.fence("node-0")
+    assert not is_alive(pid, None)
+    nodes.start_agent("node-0")
+    assert nodes.survey()[0].pid != agent
+
+
+def test_a_node_may_be_named_by_a_link(tmp_path: Path) -> None:
+    """The mark is that of the folder itself: whoever comes by another path finds the same processes."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    by_link, by_name = LocalNodes("a", tmp_path / "link", 1), LocalNodes("b", tmp_path / "real", 1)
+    by_link.start_agent("node-0")
+    assert len(by_name.fence("node-0")) >= 2
+    assert by_link.survey()[0].standing == "idle"
+
+
+@pytest.mark.parametrize("name", ["", "agent.sock", "agent.log", "journal.jsonl"])
+def test_an_agent_that_cannot_start_is_a_lost_node_with_the_reason(nodes: LocalNodes, name: str) -> None:
+    """Something is in the way of the folder, or of one of its files."""
+    folder = nodes.folder("node-0")
+    if name:
+        (folder / name / "full").mkdir(parents=True)
+        (folder / "journal.before" / "full").mkdir(parents=True)
+    else:
+        folder.parent.mkdir(parents=True)
+        folder.write_text("")
+    with pytest.raises(NodeLost, match=r"File exists|[Dd]irectory"):
+        nodes.start_agent("node-0")
+    assert remains(nodes, "node-0") == []
+    assert nodes.survey()[0].standing == "idle"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_folder_of_somebody_else_is_a_lost_node_with_the_reason(nodes: LocalNodes, tmp_path: Path) -> None:
+    """Tried as a user that may not write there."""
+    nodes.root.mkdir()
+    for folder in (nodes.root, *tmp_path.parents):
+        if os.stat(folder).st_uid == 0 and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom holdfast.cluster.local import LocalNodes\nfrom holdfast.errors import NodeLost\n"
+        "os.setuid(65534)\n"
+        "try:\n    LocalNodes('here', Path(sys.argv[1]), 1).start_agent('node-0')\n"
+        "except NodeLost as error:\n    print(error)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(nodes.root)], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert "Permission denied" in ran.stdout
+    assert str(nodes.folder("node-0")) in ran.stdout
+
+
+def test_an_agent_that_says_nothing_is_a_lost_node(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An interpreter that ends at once, one that is missing, and one that hangs."""
+    monkeypatch.setattr("holdfast.cluster.local.START_SECONDS", 0.5)
+    for python, why in (("/bin/true", "no word from it"), (str(tmp_path / "none"), "No such file"), (sleeper(tmp_path), "timed out")):
+        monkeypatch.setattr(sys, "executable", python)
+        with pytest.raises(NodeLost, match=why):
+            nodes.start_agent("node-0")
+        wait_until(lambda: remains(nodes, "node-0") == [], seconds=SECONDS)
+
+
+def sleeper(folder: Path) -> str:
+    """Return a program that never says anything."""
+    path = folder / "sleeper"
+    path.write_text("#!/bin/sh\nexec sleep 600\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x", "started": 1, "job": null}', '{"pid": 1, "started": 1, "job": null}', "\xff"])
+def test_facts_that_make_no_sense_are_no_agent(nodes: LocalNodes, text: str) -> None:
+    """A file torn by a power cut, or of an agent of an earlier boot."""
+    nodes.folder("node-0").mkdir(parents=True)
+    (nodes.folder("node-0") / "agent.json").write_bytes(text.encode("latin-1"))
+    assert nodes.survey()[0] == NodeView(name="node-0", standing="idle")
