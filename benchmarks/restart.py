@@ -2,10 +2,11 @@
 
     python -m benchmarks.restart --json restart.json
 
-Each round starts a fresh job of 4 gloo ranks on one node (torchrun's best case: one agent, no second rendezvous party), waits for a step, kills
-rank 2 by SIGKILL, and waits for the first new step. Measured from the kill: when the orchestrator knew (Holdfast: the flow's own time stamp;
-torchrun: the first line in which it names the failed rank), and when the first new step was printed by a new rank 0. Both resume from the same
-checkpoints of the same script. torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which torch 2.13 over gloo does not recover.
+Each round starts a fresh job of 4 gloo ranks on one node (torchrun's best case: one agent, no second rendezvous party),
+waits for a step, kills rank 2 by SIGKILL, and waits for the first new step. Measured from the kill: when the orchestrator
+knew (Holdfast: the flow's own time stamp; torchrun: the first line in which it names the failed rank), and when the first new
+step was printed by a new rank 0. Both resume from the same checkpoints of the same script. torchrun runs with
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which torch 2.13 over gloo does not recover.
 """
 
 from __future__ import annotations

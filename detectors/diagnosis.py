@@ -15,6 +15,7 @@ from detectors.checkpoint import see_trouble
 from detectors.evidence import (
     AgentSilence,
     CheckpointTrouble,
+    CutShort,
     Evidence,
     HangLimits,
     Overrun,
@@ -28,7 +29,7 @@ from detectors.evidence import (
 from detectors.exceptions import EXCEPTION, GPU_MEMORY, NETWORK, PEER_LOST
 from detectors.node import see_silence
 from detectors.process import EXIT_CODE, EXIT_EARLY, NOT_RUNNABLE, see_exit, see_start, see_stop
-from detectors.progress import see_overrun, see_progress
+from detectors.progress import see_cut_short, see_overrun, see_progress
 
 _BROKEN = Raised(type="ValueError", message="bad shape", traceback='File "train.py", line 3, in <module>')
 
@@ -81,6 +82,7 @@ LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | None]]] = {
     Progress: see_progress,
     CheckpointTrouble: see_trouble,
     StartTrouble: see_start,
+    CutShort: see_cut_short,
     Overrun: see_overrun,
 }
 """Which detector reads which evidence: the one place where a new kind of evidence is entered."""

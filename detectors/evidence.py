@@ -139,7 +139,16 @@ class Overrun:
     """Rank to its node, how far its start came (higher is further), and that in words."""
 
 
-Evidence = Overrun | WorkerExit | WorkerStop | AgentSilence | Progress | CheckpointTrouble | StartTrouble
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutShort:
+    """Ranks that a flow had stopped for a recovery which it did not live to finish."""
+
+    at: float
+    state: str
+    """What the history says the job was doing."""
+
+
+Evidence = CutShort | Overrun | WorkerExit | WorkerStop | AgentSilence | Progress | CheckpointTrouble | StartTrouble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

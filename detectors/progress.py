@@ -7,7 +7,7 @@ from statistics import median
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
-from detectors.evidence import HangLimits, Overrun, Progress, RankProgress, Sample
+from detectors.evidence import CutShort, HangLimits, Overrun, Progress, RankProgress, Sample
 
 WINDOW: Final = 64
 """Newest steps that the adaptive limit is taken from."""
@@ -213,3 +213,26 @@ def see_overrun(seen: Overrun, _limits: HangLimits) -> Fault | None:
         quote=f"{seen.rung} brought no step within {seen.seconds:.1f} s ({words or 'no worker started'}); limit {seen.limit:.1f} s",
         signature=OVERRUN.id,
     )
+
+
+CUT_SHORT: Final = kind(
+    FaultKind(
+        id="recovery-cut-short",
+        title="A flow died in the middle of a recovery, with the ranks stopped",
+        component="job",
+        source="agents' journals",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.NONE,
+        action="restart the workers: what the recovery answered is in the history if the flow had come to write it",
+        reference="docs/architecture.md",
+        sick=Sample(evidence=CutShort(at=0.0, state="RUNNING")),
+        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
+        weight=20,
+    )
+)
+
+
+def see_cut_short(seen: CutShort, _limits: HangLimits) -> Fault:
+    """Name ranks that were stopped by a flow which is no more."""
+    quote = f"the flow before had stopped the ranks and died before it could start them again (the history says {seen.state})"
+    return Fault(kind=CUT_SHORT.id, at=seen.at, quote=quote, signature=CUT_SHORT.id)

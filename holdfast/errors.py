@@ -14,9 +14,10 @@ HoldfastError
 │       ├── HistoryTooNew    a newer Holdfast wrote it
 │       └── HistoryUnreachable  the database server does not answer
 └── WorldError               something outside failed: policies decide what follows
-    ├── NodeLost             a node gives no sign of life
-    ├── AgentGone            the agent's connection ended
-    ├── OrderRefused         an agent understood an order and said no
+    ├── NodeTrouble          something is the matter with one node
+    │   ├── NodeLost         a node gives no sign of life
+    │   ├── AgentGone        the agent's connection ended
+    │   └── OrderRefused     an agent understood an order and said no
     └── LeaseLost            another flow took over this job
 
 Every class passes its fields to ``Exception.__init__``, so each survives pickling (Prefect and torch need it).
@@ -168,7 +169,13 @@ class WorldError(HoldfastError):
     """Something outside failed: policies decide what follows."""
 
 
-class NodeLost(WorldError):
+class NodeTrouble(WorldError):
+    """Something is the matter with one node."""
+
+    node: str
+
+
+class NodeLost(NodeTrouble):
     """A node gives no sign of life."""
 
     def __init__(self, node: str, why: str) -> None:
@@ -179,7 +186,7 @@ class NodeLost(WorldError):
         return f"node {self.node} is lost: {self.why}"
 
 
-class AgentGone(WorldError):
+class AgentGone(NodeTrouble):
     """The agent's connection ended."""
 
     def __init__(self, node: str, why: str) -> None:
@@ -190,7 +197,7 @@ class AgentGone(WorldError):
         return f"the agent of node {self.node} is gone: {self.why}"
 
 
-class OrderRefused(WorldError):
+class OrderRefused(NodeTrouble):
     """An agent understood an order and said no."""
 
     def __init__(self, node: str, order: str, why: str) -> None:

@@ -10,12 +10,13 @@ from prefect.cache_policies import NO_CACHE
 
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import FOLLOWS_STEP, Before, Diagnosis, diagnose, seconds_to_settle, see
-from detectors.evidence import AgentSilence
+from detectors.evidence import AgentSilence, Blind
 from detectors.process import START_FAILED
 from holdfast.control import runs
 from holdfast.control.board import limits_of
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.run import Attempt, Run
+from holdfast.errors import WorldError
 from holdfast.history import models
 from policies.ladder import POLICIES, Answer, Case, Rung, decide
 from policies.states import Event
@@ -35,7 +36,7 @@ def detect(job: str) -> Turn:
     if run.incident is not None:
         run.incident.lap("failed attempt", detected)
     silences = look_twice(run)
-    faults = settled(run, silences)
+    faults, silences = settled(run, silences)
     if not faults and run.board.at_work():
         if run.incident is not None:
             run.close_incident("passed")
@@ -55,19 +56,25 @@ def look_twice(run: Run) -> list[AgentSilence]:
     at = {node: run.fleet.gone_at(node) for node in missing}
     answers = run.fleet.each(missing, run.fleet.second_look)
     return [
-        AgentSilence(node=node, at=at[node], why=missing[node], node_answers=answer is True, step=run.board.step_before)
+        AgentSilence(
+            node=node,
+            at=at[node],
+            why=missing[node],
+            node_answers=Blind(str(answer)) if isinstance(answer, WorldError) else answer,
+            step=run.board.step_before,
+        )
         for node, answer in answers.items()
     ]
 
 
-def settled(run: Run, silences: list[AgentSilence]) -> list[Fault]:
-    """Return the faults once enough is known: an echo alone waits for its cause, a shared failure for its twins."""
-    begin = time.monotonic()
+def settled(run: Run, silences: list[AgentSilence]) -> tuple[list[Fault], list[AgentSilence]]:
+    """Return the faults and silences once enough is known: an echo alone waits for its cause, a shared failure for its twins."""
+    begin, silence = time.monotonic(), run.spec.limits.agent_silence.total_seconds()
     while True:
         faults = run.faults() + see(silences, limits_of(run.spec.limits))
         waited = time.monotonic() - begin
-        if waited >= max(seconds_to_settle(faults, len(run.members)), _seconds_for_twins(run, faults)):
-            return faults
+        if waited >= max(seconds_to_settle(faults, len(run.members), silence=silence), _seconds_for_twins(run, faults)):
+            return faults, silences
         run.pump(0.02)
         if run.missing():
             silences = silences + look_twice(run)

@@ -7,7 +7,7 @@ from prefect.cache_policies import NO_CACHE
 
 from holdfast.control import runs
 from holdfast.control.run import Run
-from holdfast.errors import NotEnoughNodes, OperatorError, WorldError
+from holdfast.errors import NodeTrouble, NotEnoughNodes, OperatorError, WorldError
 from policies.placement import place
 from policies.states import Event
 from tasks.monitor import SLICE, watch
@@ -27,8 +27,10 @@ def launch(job: str) -> Turn | None:
             return Turn(Event.GAVE_UP, str(error))
         try:
             agree(run, place(members, run.spec.nodes.ranks), because="launch")
-        except WorldError as error:
-            return Turn(Event.FAULTED, str(error))
+        except NodeTrouble as error:  # before any rank ran it is no incident: the node is let go, and the next turn gathers anew
+            run.fleet.drop(error.node)
+            run.remark(f"{error.node} is left out of the launch: {error}")
+            return None
         start_workers(run)
     return watch(run, seconds=SLICE, until=run.begun)
 

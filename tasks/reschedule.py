@@ -9,9 +9,10 @@ from typing import Final
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from detectors.evidence import StartTrouble
 from holdfast.control import runs
 from holdfast.control.run import Run
-from holdfast.errors import WorldError
+from holdfast.errors import NodeTrouble, WorldError
 from holdfast.history import models
 from policies.ladder import Rung
 from policies.placement import Membership, members_after, place
@@ -34,7 +35,8 @@ def reschedule(job: str) -> Turn:
         return Turn(Event.SHORT, f"{len(after)} of {decision.need} node(s) are there")
     try:
         agree(run, place(after, run.spec.nodes.ranks), because=decision.because)
-    except WorldError as error:
+    except NodeTrouble as error:
+        run.board.evidence.append(StartTrouble(node=error.node, at=time.time(), why=str(error)))
         return Turn(Event.FAULTED, str(error))
     return Turn(Event.PLACED, f"generation {run.generation} on {', '.join(after)}")
 
@@ -94,6 +96,8 @@ def knock(run: Run, *, missing: int) -> None:
     free = [node for node in run.fleet.free() if node not in run.fleet.alive()][:missing]
     for node, answer in run.fleet.each(free, run.fleet.bring_up).items():
         if not isinstance(answer, WorldError):
+            assert run.incident is not None
+            run.incident.lost.discard(node)
             run.stand(node, "healthy", "it answers, and its agent is up")
     until = time.monotonic() + KNOCK
     while time.monotonic() < until and not run.stop_asked:

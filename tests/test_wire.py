@@ -16,7 +16,8 @@ from hypothesis import strategies as some
 from holdfast.wire import LONGEST_LINE, BadLine, LineBuffer, Message, connect, decode, encode, listen
 
 MESSAGES = some.dictionaries(
-    some.text(max_size=8), some.recursive(some.none() | some.booleans() | some.integers() | some.floats(allow_nan=False) | some.text(), some.lists)
+    some.text(max_size=8),
+    some.recursive(some.none() | some.booleans() | some.integers() | some.floats(allow_nan=False) | some.text(), some.lists),
 )
 
 
@@ -51,7 +52,9 @@ def test_a_line_is_ascii_and_ends_once() -> None:
     assert math.isnan(decode(line)["loss"])
 
 
-@pytest.mark.parametrize("line", [b"hello", b"[1]", b"1", b"null", b'{"a":', b"\xff\xfe", b"[" * 100_000, b"{" * 100_000, b"1" * 5000, b"\0"])
+@pytest.mark.parametrize(
+    "line", [b"hello", b"[1]", b"1", b"null", b'{"a":', b"\xff\xfe", b"[" * 100_000, b"{" * 100_000, b"1" * 5000, b"\0"]
+)
 def test_what_is_no_object_is_a_bad_line(line: bytes) -> None:
     """Deep nesting and huge numbers included."""
     with pytest.raises(BadLine):

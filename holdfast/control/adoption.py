@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import Before
+from detectors.evidence import CutShort
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.run import Attempt, Run
 from holdfast.errors import WorldError
@@ -121,6 +123,8 @@ def _decision(row: models.Decision) -> Decision:
 
 def _reenter(run: Run) -> None:
     """Choose where to go on: a recovery that was cut short is decided anew, on what is known now."""
+    if run.board.cut_short():
+        run.board.evidence.append(CutShort(at=time.time(), state=run.state))
     whole = run.board.all_started() and bool(run.members)
     cut_short = run.state in (State.ISOLATING, State.RESCHEDULING) or (run.state is State.RESUMING and not whole)
     if cut_short:

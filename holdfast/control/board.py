@@ -53,6 +53,10 @@ class RankView:
     ended: bool = False
     well: bool = False
 
+    def known_step(self) -> int | None:
+        """Return the step it had finished, if it is one that reports steps."""
+        return self.step if self.managed else None
+
     def reached(self) -> tuple[str, int, str]:
         """Return the node, how far this rank's start came, and that in words."""
         stages = (
@@ -154,12 +158,15 @@ class Board:
         view.raised = True
         self._advance(view, event["step"] or 0)
         self.evidence.append(
-            WorkerExit(node=node, rank=view.rank, at=event["at"], code=1, step=view.step, raised=_raised(event["raised"]), finished=False)
+            WorkerExit(
+                node=node, rank=view.rank, at=event["at"], code=1, step=view.known_step(), raised=_raised(event["raised"]), finished=False
+            )
         )
 
     def _on_worker_exited(self, node: str, event: Message) -> None:
         view = self.ranks[event["rank"]]
         view.ended, view.stopped = True, None
+        self._advance(view, event["step"] or 0)
         if event["ordered"] or view.raised:
             return
         seen = WorkerExit(
@@ -169,7 +176,7 @@ class Board:
             code=event["code"],
             signal=event["signal"],
             finished=event["finished"],
-            step=max(view.step, event["step"] or 0),
+            step=view.known_step(),
             raised=_raised(event["raised"]) if event["raised"] else None,
             oom=event["oom"] or (Blind(event["oom_blind"]) if event["oom_blind"] else None),
             output=event["output"],
@@ -212,7 +219,7 @@ class Board:
             ranks=ranks,
             step_seconds=tuple(seconds for _, seconds in list(self.durations)[-WINDOW:]),
             since_start=now - min(view.started or now for view in living),
-            steps_expected=steps_expected and any(view.managed for view in living),
+            steps_expected=steps_expected,
             output_age=min(quiet, default=None),
         )
 
@@ -231,6 +238,10 @@ class Board:
     def all_stepped(self) -> bool:
         """Tell whether every rank has finished a step of this generation."""
         return all(view.first_step is not None for view in self.ranks.values())
+
+    def cut_short(self) -> bool:
+        """Tell whether ranks were ended by a flow's order that no flow here gave: the one before died in the middle of a recovery."""
+        return not self.evidence and any(view.ended and not view.well for view in self.ranks.values())
 
     def at_work(self) -> bool:
         """Tell whether every rank has a process that runs, or ended as it should."""

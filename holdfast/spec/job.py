@@ -116,7 +116,11 @@ class Budget(Part):
     in_place: StrictInt = Field(default=3, ge=0, description="Restarts in place on one node within the window, before it is replaced.")
     window: PositiveDuration = lasting("1h", description="The window in which recoveries are counted.")
     recoveries: StrictInt = Field(default=20, ge=0, description="Recoveries of the job within the window, before it is given up.")
-    fruitless: StrictInt = Field(default=3, ge=1, description="Recoveries in a row without one new step, before the job is given up.")
+    fruitless: StrictInt = Field(
+        default=3,
+        ge=1,
+        description="Recoveries in a row without one new step, before the job is given up; those that answer a lost node do not count.",
+    )
 
 
 class TrainingJob(Part):

@@ -22,8 +22,37 @@ from tests.agent.rig import SPEAKING, Flow, Node
 
 VERBS = ("about", "attach", "ping", "prepare", "port", "start", "stop")  # "end" means it
 WORDS = ("hello", "mark", "resumed", "beat", "section", "saved", "trouble", "exception", "bye", "commit?", "commit")
-FIELDS = ("id", "epoch", "job", "since", "protocol", "generation", "membership", "workers", "signal", "grace", "lease", "argv", "environment")
-FIELDS_OF_WORKERS = ("step", "seconds", "loss", "until", "name", "begin", "limit_s", "path", "size", "kind", "why", "type", "message", "errno")
+FIELDS = (
+    "id",
+    "epoch",
+    "job",
+    "since",
+    "protocol",
+    "generation",
+    "membership",
+    "workers",
+    "signal",
+    "grace",
+    "lease",
+    "argv",
+    "environment",
+)
+FIELDS_OF_WORKERS = (
+    "step",
+    "seconds",
+    "loss",
+    "until",
+    "name",
+    "begin",
+    "limit_s",
+    "path",
+    "size",
+    "kind",
+    "why",
+    "type",
+    "message",
+    "errno",
+)
 
 ANYTHING: some.SearchStrategy[Any] = some.recursive(
     some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=6),

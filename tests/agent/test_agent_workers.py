@@ -111,7 +111,9 @@ def test_the_environment_of_torchrun_reaches_the_workers(runs: Runs) -> None:
     """With the node's own variables; the job's come from its plan."""
     node, flow = runs.node, runs.flow
     generation = next(runs._numbers)
-    flow.prepare(node, [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"], environment={"OF_THE_JOB": "1", "RANK": "x"})
+    flow.prepare(
+        node, [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"], environment={"OF_THE_JOB": "1", "RANK": "x"}
+    )
     membership = {"other": [0], "node": [1, 2]}
     places = rank_environments(membership, generation=generation, address="127.0.0.1", port=12345, job="name")["node"]
     flow.ok("start", generation=generation, membership=membership, workers=places)

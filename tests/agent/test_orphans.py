@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import time
 from itertools import permutations
 from pathlib import Path
 
 import pytest
 
-from holdfast.process import is_alive, sweep
+from holdfast.process import is_alive
 from tests.agent.rig import SPEAKING, Flow, Node
 from tests.waiting import wait_until
 

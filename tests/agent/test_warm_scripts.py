@@ -232,5 +232,7 @@ def test_nothing_of_the_starter_leaks(both: Both) -> None:
 def test_what_one_worker_does_the_next_does_not_see(both: Both) -> None:
     """Each fork is of the starter, not of a worker."""
     both.warm(both.node.script("import sys, os, decimal\nsys.path.append('/x')\nos.environ['X'] = '1'\nsys.modules['fake'] = sys"))
-    end = both.warm(both.node.script("import sys, os\nprint('/x' in sys.path, 'X' in os.environ, 'fake' in sys.modules, 'decimal' in sys.modules)"))
+    end = both.warm(
+        both.node.script("import sys, os\nprint('/x' in sys.path, 'X' in os.environ, 'fake' in sys.modules, 'decimal' in sys.modules)")
+    )
     assert end["output"] == "False False False False\n"

@@ -186,7 +186,13 @@ def test_what_cannot_be_imported_ahead_is_left_to_the_script(node: Node, flow: F
         (node.work / f"{name}.py").write_text(text)
     preload = ["missing", "broken", "rude", "fine"]
     environment = {"PYTHONPATH": str(node.work)}
-    flow.prepare(node, [node.script("import sys; print('fine' in sys.modules, 'broken' in sys.modules)")], warm=True, preload=preload, environment=environment)
+    flow.prepare(
+        node,
+        [node.script("import sys; print('fine' in sys.modules, 'broken' in sys.modules)")],
+        warm=True,
+        preload=preload,
+        environment=environment,
+    )
     assert flow.wait("starter.ready")["preloaded"] == ["fine"]
     flow.start(1)
     flow.exited()
@@ -204,7 +210,9 @@ import holdfast.runtime.link
 print(sys.prefix, importlib.util.find_spec("pytest"), holdfast.runtime.link.link().attached)
 raise ValueError("told")
 """
-    flow.prepare(node, [node.script(code)], warm=True, python=python, environment={"PYTHONPATH": ""}, preload=["json", "holdfast.runtime.session"])
+    flow.prepare(
+        node, [node.script(code)], warm=True, python=python, environment={"PYTHONPATH": ""}, preload=["json", "holdfast.runtime.session"]
+    )
     assert flow.wait("starter.ready")["preloaded"] == ["json"]
     flow.start(1)
     assert flow.exited()["raised"]["message"] == "told"
@@ -264,7 +272,9 @@ def torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Torch]:
     """Give one agent with torch imported to all tests that need it."""
     node = Node(tmp_path_factory.mktemp("n")).begin()
     with node.flow() as flow:
-        flow.attach(0).prepare(node, [node.script("")], warm=True, preload=["numpy", "torch", "torch.distributed"], environment={"PYTHONUNBUFFERED": "1"})
+        flow.attach(0).prepare(
+            node, [node.script("")], warm=True, preload=["numpy", "torch", "torch.distributed"], environment={"PYTHONUNBUFFERED": "1"}
+        )
         flow.wait("starter.ready")
         yield Torch(node, flow)
     node.end()

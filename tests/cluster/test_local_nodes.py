@@ -145,7 +145,9 @@ def test_a_fence_ends_what_is_left_of_its_own_node_and_nothing_else(nodes: Local
     try:
         for cluster, node in ((nodes, "node-0"), (nodes, "node-1"), *((other, "node-0") for other in others)):
             cluster.start_agent(node)
-        pids = [run_worker(cluster, node) for cluster, node in ((nodes, "node-0"), (nodes, "node-1"), *((other, "node-0") for other in others))]
+        pids = [
+            run_worker(cluster, node) for cluster, node in ((nodes, "node-0"), (nodes, "node-1"), *((other, "node-0") for other in others))
+        ]
         killed = nodes.fence("node-0")
         assert set(killed) <= {*killed, pids[0]}
         assert remains(nodes, "node-0") == []
@@ -210,7 +212,9 @@ def test_a_folder_of_somebody_else_is_a_lost_node_with_the_reason(nodes: LocalNo
         "try:\n    LocalNodes('here', Path(sys.argv[1]), 1).start_agent('node-0')\n"
         "except NodeLost as error:\n    print(error)"
     )
-    ran = subprocess.run([sys.executable, "-c", code, str(nodes.root)], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(nodes.root)], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
     assert "Permission denied" in ran.stdout
     assert str(nodes.folder("node-0")) in ran.stdout
 
@@ -233,7 +237,9 @@ def sleeper(folder: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x", "started": 1, "job": null}', '{"pid": 1, "started": 1, "job": null}', "\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"pid": "x", "started": 1, "job": null}', '{"pid": 1, "started": 1, "job": null}', "\xff"]
+)
 def test_facts_that_make_no_sense_are_no_agent(nodes: LocalNodes, text: str) -> None:
     """A file torn by a power cut, or of an agent of an earlier boot."""
     nodes.folder("node-0").mkdir(parents=True)

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from holdfast.control.channel import AgentChannel, Inbox
 from holdfast.history import queries
 from holdfast.process import is_alive, started_at
 from tests.integration.conftest import PrefectServer, answers, free_port
@@ -97,6 +99,21 @@ def test_a_flow_killed_in_the_middle_of_a_recovery_is_replaced(stage: Stage, sta
     assert [step.step for step in queries.curve(stage.history, again.job.id)] == list(range(1, 61))
     assert [one.kind for one in again.incidents()] == ["worker-sigkill"]
     assert all(one.closed_at for one in again.incidents())
+
+
+def test_ranks_that_a_dead_flow_had_stopped_are_started_again(stage: Stage) -> None:
+    """The order to stop came through, the flow's note of the fault did not: the history still says RUNNING."""
+    play = stage.play("stranded", args=["--steps", "80"], nodes=TWO)
+    play.steps_to(10)
+    kill_flow(play)
+    for node in ("node-0", "node-1"):
+        channel = AgentChannel(node, partial(stage.nodes.connect, node), Inbox(), epoch=1, job=play.job.id)
+        channel.order("stop", generation=1, signal=int(signal.SIGKILL), grace=0.0)
+        channel.close()
+    again = stage.again("stranded", play.spec)
+    assert again.ends() == 0, again.log()
+    assert again.kinds() == ["recovery-cut-short"]
+    assert [step.step for step in queries.curve(stage.history, again.job.id)] == list(range(1, 81))
 
 
 def test_a_second_flow_is_refused_and_harms_nothing(stage: Stage) -> None:
