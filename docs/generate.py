@@ -36,6 +36,7 @@ WORKER_VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_SOCKET": "Unix socket of the agent; where it is missing, `import holdfast` runs without one.",
     "HOLDFAST_JOB": "Name of the job.",
     "HOLDFAST_NODE": "Name of the node.",
+    "HOLDFAST_AGENT": "Id of the agent that started it: whatever is left of an agent that was killed carries it.",
     "HOLDFAST_NODE_MARK": "Folder of the node: marks every process that belongs to it, so that none is overlooked when the node is fenced.",
     "HOLDFAST_GENERATION": "Number of the membership that this worker belongs to.",
     "HOLDFAST_STARTED": "When the worker was started, in seconds since 1970.",

@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -141,8 +141,8 @@ def kill_group(pid: int, number: int) -> bool:
     return True
 
 
-def sweep(name: str, value: str, *, seconds: float = 5.0) -> list[int]:
-    """Kill everything that carries the mark ``name=value`` and wait until it is gone; return what was killed.
+def sweep(name: str, value: str, *, seconds: float = 5.0, spare: Callable[[int], bool] = lambda _pid: False) -> list[int]:
+    """Kill everything that carries the mark ``name=value``, but for what *spare* says of, and wait until it is gone; return what was killed.
 
     Once there was something, two looks in a row must find nothing: one that forks and ends in the middle of a look hides its child from it.
     """
@@ -151,6 +151,8 @@ def sweep(name: str, value: str, *, seconds: float = 5.0) -> list[int]:
     while quiet < (2 if killed else 1) and time.monotonic() < until:
         quiet += 1
         for pid in marked(name, value):
+            if spare(pid):
+                continue
             kill(pid, signal.SIGKILL)  # at once, before it can fork again
             killed.add(pid)
             quiet = 0

@@ -70,10 +70,18 @@ def _take(me: Identity) -> None:
     me.directory.mkdir(parents=True, exist_ok=True)
     me.directory.chmod(0o700)
     take_node(me.directory)
-    killed = sweep(NODE_MARK, mark_of(me.directory))
-    left = killed and list(marked(NODE_MARK, mark_of(me.directory)))
+    killed = sweep(NODE_MARK, mark_of(me.directory), spare=_is_agent)
+    left = killed and [pid for pid in marked(NODE_MARK, mark_of(me.directory)) if not _is_agent(pid)]
     if left:
         raise OSError(f"processes of an earlier agent cannot be ended: {', '.join(map(str, left))}")
+
+
+def _is_agent(pid: int) -> bool:
+    """Tell whether *pid* is another agent of this node: as we have the lock, it waits for its turn to be refused."""
+    try:
+        return b"holdfast.agent" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def _refuse(ready: int | None, why: OSError) -> int:

@@ -195,17 +195,18 @@ def test_an_agent_that_cannot_start_is_a_lost_node_with_the_reason(nodes: LocalN
         folder.write_text("")
     with pytest.raises(NodeLost, match=r"File exists|[Dd]irectory"):
         nodes.start_agent("node-0")
-    assert remains(nodes, "node-0") == []
+    wait_until(lambda: remains(nodes, "node-0") == [], seconds=SECONDS)
     assert nodes.survey()[0].standing == "idle"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_a_folder_of_somebody_else_is_a_lost_node_with_the_reason(nodes: LocalNodes, tmp_path: Path) -> None:
-    """Tried as a user that may not write there."""
+@pytest.mark.parametrize("mode", [0o755, 0o700])
+def test_a_folder_of_somebody_else_is_a_lost_node_with_the_reason(nodes: LocalNodes, tmp_path: Path, mode: int) -> None:
+    """Tried as a user that may not write there, or not even look."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):  # as pytest makes them: for their owner alone
+        folder.chmod(0o755)
     nodes.root.mkdir()
-    for folder in (nodes.root, *tmp_path.parents):
-        if os.stat(folder).st_uid == 0 and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o055)
+    nodes.root.chmod(mode)
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom holdfast.cluster.local import LocalNodes\nfrom holdfast.errors import NodeLost\n"
         "os.setuid(65534)\n"

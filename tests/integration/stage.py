@@ -14,6 +14,7 @@ from typing import Any
 from holdfast.chaos import Chaos
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, Incident, Job, queries
+from holdfast.process import NODE_MARK, mark_of, marked
 from tests.waiting import wait_until
 
 PACED = Path(__file__).with_name("paced.py")
@@ -139,6 +140,4 @@ class Stage:
 
     def left(self) -> list[int]:
         """Return the pids of processes that carry the mark of one of the nodes."""
-        from holdfast.process import marked  # noqa: PLC0415 (only this look needs it)
-
-        return [pid for node in self.nodes.names() for pid in marked("HOLDFAST_NODE_MARK", str(self.nodes.folder(node)))]
+        return [pid for node in self.nodes.names() for pid in marked(NODE_MARK, mark_of(self.nodes.folder(node)))]
