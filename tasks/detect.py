@@ -39,7 +39,8 @@ def detect(job: str) -> Turn:
     faults, silences = settled(run, silences)
     if not faults and run.board.at_work():
         if run.incident is not None:
-            run.close_incident("passed")
+            moved_on = run.generation > run.incident.row.generation_before  # by a flow that died before it could say so
+            run.close_incident("recovered" if moved_on else "passed")
         return Turn(Event.DISMISSED, "it passed by itself before it had to be acted on")
     if run.incident is not None:
         faults = faults or run.incident.faults

@@ -17,6 +17,9 @@ from holdfast.wire import Message
 
 log = logging.getLogger("holdfast.control")
 
+BEFORE: Final = 500
+"""Events before the current generation that an adopting flow hears again: the flow before may have died with their rows unwritten."""
+
 HANDS: Final = 32
 """Threads that reach nodes at once: more only fight for the interpreter."""
 
@@ -75,7 +78,7 @@ class Fleet:
             told = channel.about()
             if told["job"] != self.plan["job"]:
                 raise OrderRefused(node, "attach", "its agent does not run this job")
-            channel.attach(since=told["since"])
+            channel.attach(since=max(0, told["since"] - BEFORE))
         except WorldError:
             channel.close()
             raise
@@ -100,7 +103,7 @@ class Fleet:
 
     def fence(self, node: str) -> None:
         """Make sure nothing of the job runs on *node*."""
-        killed = self.source.fence(node)
+        killed = self.source.fence(node, self.plan["job"])
         if killed:
             note(log, "node.fenced", node=node, killed=len(killed))
 

@@ -157,18 +157,26 @@ class Run:
     def _take(self, node: str, event: Message) -> None:
         self.board.take(node, event, time.time())
         self.best = max(self.best, self.board.step_before)
+        if event["event"] == "steps" and event["generation"] < self.generation:
+            self._record_steps(event)  # heard again by a flow that adopted the job; a step that is recorded already stays as it is
         handler = getattr(self, "_on_" + event["event"].replace(".", "_"), None)
         if handler is not None and event.get("generation", self.generation) == self.generation:
             handler(node, event)
 
     def _on_steps(self, _node: str, event: Message) -> None:
         self.managed = True
-        for step, at, seconds, loss in event["steps"]:
-            if step > self._recorded:
-                self._recorded = step
-                self.recorder.add(models.Step(job_id=self.job.id, generation=self.generation, step=step, at=at, seconds=seconds, loss=loss))
+        self._record_steps(event)
         step, _, seconds, loss = event["steps"][-1]
         self.tell("progress", {"step": step, "until": self.board.until(), "loss": loss, "seconds": seconds})
+
+    def _record_steps(self, event: Message) -> None:
+        generation = event["generation"]
+        for step, at, seconds, loss in event["steps"]:
+            if generation < self.generation or step > self._recorded:
+                row = models.Step(job_id=self.job.id, generation=generation, step=step, at=at, seconds=seconds, loss=loss)
+                self.recorder.add(row)
+        if generation == self.generation:
+            self._recorded = max(self._recorded, event["steps"][-1][0])
 
     def _on_resumed(self, _node: str, _event: Message) -> None:
         self.managed = True
