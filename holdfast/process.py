@@ -142,21 +142,23 @@ def kill_group(pid: int, number: int) -> bool:
 
 
 def sweep(name: str, value: str, *, seconds: float = 5.0, spare: Callable[[int], bool] = lambda _pid: False) -> list[int]:
-    """Kill everything that carries the mark ``name=value``, but for what *spare* says of, and wait until it is gone; return what was killed.
+    """Kill everything that carries the mark ``name=value``, unless *spare* says no, and wait until it is gone; return what was killed.
 
     Once there was something, two looks in a row must find nothing: one that forks and ends in the middle of a look hides its child from it.
+    A process loses its environment before its files and sockets: those killed are waited for by themselves.
     """
-    killed: set[int] = set()
+    killed: dict[int, int | None] = {}
     until, quiet = time.monotonic() + seconds, 0
     while quiet < (2 if killed else 1) and time.monotonic() < until:
         quiet += 1
         for pid in marked(name, value):
-            if spare(pid):
-                continue
-            kill(pid, signal.SIGKILL)  # at once, before it can fork again
-            killed.add(pid)
+            if not spare(pid):
+                killed[pid] = started_at(pid)
+                kill(pid, signal.SIGKILL)  # at once, before it can fork again
+                quiet = 0
+        if any(is_alive(pid, started) for pid, started in killed.items()):
             quiet = 0
-        if not quiet:
+        if killed and not quiet:
             time.sleep(0.002)
     return sorted(killed)
 

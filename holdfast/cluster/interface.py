@@ -44,8 +44,11 @@ class NodeSource(Protocol):
         """Tell whether *node* itself answers, independently of its agent."""
         ...
 
-    def fence(self, node: str) -> list[int]:
-        """Make sure that nothing a job started on *node* runs any more; return the pids that had to be killed."""
+    def fence(self, node: str, job: str | None = None) -> list[int]:
+        """Make sure that nothing runs on *node* any more; return the pids that had to be killed.
+
+        With *job* leave a node alone that another job has taken meanwhile: nothing of *job* can be left there.
+        """
         ...
 
     def address(self, node: str) -> str:

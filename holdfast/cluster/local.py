@@ -111,8 +111,10 @@ class LocalNodes:
         except OSError:  # a folder that may not be looked into has reasons of its own, which whoever uses it is told
             return True
 
-    def fence(self, node: str) -> list[int]:
-        """Kill everything that carries the node's mark, its agent included."""
+    def fence(self, node: str, job: str | None = None) -> list[int]:
+        """Kill everything that carries the node's mark, its agent included; with *job*, unless an agent of another job serves there."""
+        if job is not None and self._view(node).job not in {None, job}:
+            return []  # that agent had to end what was there before it could begin
         return sweep(NODE_MARK, mark_of(self.folder(node)))
 
     def power_off(self, node: str) -> None:

@@ -26,6 +26,7 @@ from holdfast.runtime.link import link
 from holdfast.runtime.restore import load, newest_whole
 from holdfast.runtime.sections import section
 from holdfast.runtime.state import Stateful, Training, unwrapped
+from holdfast.runtime.threads import let_go
 from holdfast.runtime.world import World, join
 
 EVERY: Final = 100
@@ -83,6 +84,8 @@ class Session(AbstractContextManager["Session"]):
         start = time.monotonic()
         self._made_group = join(_device_of(self._training.model))
         self._world = World.present()
+        if self._world.grouped:
+            atexit.register(let_go)
         link().mark("group", time.monotonic() - start)
         start = time.monotonic()
         self._restore(self._world)

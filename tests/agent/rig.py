@@ -113,7 +113,7 @@ class Flow:
             matching = (one for one in self.events if one["event"] == event and all(one.get(name) == fact for name, fact in facts.items()))
             return next(matching, None)
 
-        return self.until(found, f"{event} {facts}")
+        return dict(self.until(found, f"{event} {facts}"))
 
     def prepare(self, node: Node, argv: Iterable[str], **how: Any) -> Message:
         """Take on a job whose workers run *argv*."""

@@ -33,7 +33,7 @@ def numbers(flow: Flow) -> list[int]:
 
 def test_attaching_since_a_number_tells_exactly_what_was_missed(node: Node, flow: Flow) -> None:
     """Whatever the number, and whatever comes after goes on without a gap."""
-    flow.prepare(node, [sys.executable, node.script(TALKER), 50])
+    flow.prepare(node, [sys.executable, node.script(TALKER), "50"])
     flow.start(1)
     last = flow.wait("bye")["seq"]
     for since in (0, 1, last // 2, last - 1, last, last + 50):
@@ -48,7 +48,7 @@ def test_attaching_since_a_number_tells_exactly_what_was_missed(node: Node, flow
 
 def test_an_answer_comes_after_the_events_of_the_past(node: Node, flow: Flow) -> None:
     """A flow that adopts a job asks a second time to know that it has been told everything."""
-    flow.prepare(node, [sys.executable, node.script(TALKER), 2000])
+    flow.prepare(node, [sys.executable, node.script(TALKER), "2000"])
     flow.start(1)
     last = flow.wait("bye")["seq"]
     with node.flow() as late:
@@ -63,7 +63,7 @@ def test_a_reader_that_stalls_misses_nothing_and_costs_no_memory(node: Node, flo
     """It is told from the journal as it reads on; others are told at once."""
     with node.flow().attach(0) as slow:
         before = _resident(node.agent)
-        flow.prepare(node, [sys.executable, node.script(TALKER), 8000])
+        flow.prepare(node, [sys.executable, node.script(TALKER), "8000"])
         flow.start(1)
         last = flow.wait("bye")["seq"]
         assert _resident(node.agent) - before < 3 * (16 << 20), "4096 events of 4 KiB are kept in memory, and as many milestones at most"
@@ -80,7 +80,7 @@ def _resident(pid: int) -> int:
 
 def test_a_reader_that_comes_and_goes_is_told_each_event_once(node: Node, flow: Flow) -> None:
     """It attaches again after the last event it has read whole, as often as its connection ends."""
-    flow.prepare(node, [sys.executable, node.script(TALKER), 3000])
+    flow.prepare(node, [sys.executable, node.script(TALKER), "3000"])
     flow.start(1)
     seen: list[int] = []
     while not any(event["event"] == "bye" for event in flow.events):
@@ -133,7 +133,7 @@ def test_on_a_full_disk_events_keep_flowing(on_a_full_disk: Node) -> None:
     """The journal stays behind; the workers and their flow do not."""
     node = on_a_full_disk
     with node.flow().attach(0) as flow:
-        flow.prepare(node, [sys.executable, node.script(TALKER), 200])
+        flow.prepare(node, [sys.executable, node.script(TALKER), "200"])
         flow.start(1)
         last = flow.wait("bye")["seq"]
         flow.stop(1)

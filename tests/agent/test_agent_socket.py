@@ -253,10 +253,8 @@ def test_one_that_talks_without_end_does_not_keep_others_from_being_heard(steere
 def test_orders_whose_answers_nobody_reads_end_with_the_connection(steered: tuple[Node, Flow, int]) -> None:
     """Memory is not for the taking in this direction either."""
     node, flow, pid = steered
-    with connect(node.folder / "agent.sock", seconds=10) as sock, pytest.raises(OSError, match=r"timed out|[Bb]roken|reset"):
-        order = encode({"id": "x" * 100_000, "do": "ping", "epoch": 3})
-        for _ in range(2000):
-            sock.sendall(order)
+    with connect(node.folder / "agent.sock", seconds=10) as sock, pytest.raises((BrokenPipeError, ConnectionResetError)):
+        sock.sendall(encode({"id": "x" * 100_000, "do": "ping", "epoch": 3}) * 500)
     unharmed(node, flow, pid)
 
 
@@ -284,8 +282,7 @@ def test_an_agent_out_of_descriptors_goes_on(tmp_path: Path) -> None:
     try:
         with node.flow() as flow:
             flow.ok("ping")
-            for _ in range(80):
-                crowd.append(connect(node.folder / "agent.sock", seconds=5))
+            crowd += [connect(node.folder / "agent.sock", seconds=5) for _ in range(80)]
             flow.ok("ping")
             for sock in crowd:
                 sock.close()

@@ -91,7 +91,7 @@ def test_a_new_agent_ends_what_an_earlier_one_left(unborn: Node) -> None:
 
 def test_an_agent_started_by_hand_carries_the_mark_too(unborn: Node) -> None:
     """The environment of its first instruction is what others can read."""
-    unborn.begin(**{NODE_MARK: "/elsewhere"})
+    unborn.begin(HOLDFAST_NODE_MARK="/elsewhere")
     assert {unborn.guardian_pid, unborn.agent} <= set(unborn.remains())
 
 

@@ -45,7 +45,7 @@ hello()
 time.sleep(600)
 """
 )
-"""A worker with a plain child, one in a session of its own, a daemon forked twice, and a family in a session; all deaf to gentle signals."""
+"""A worker with a plain child, one in a session of its own, a daemon forked twice, and a family in a session; deaf to gentle signals."""
 
 ALONE = [("kill agent",), ("kill guardian",), ("stop agent", "kill agent"), ("stop agent", "kill guardian")]
 TWO = [*permutations(("kill agent", "kill guardian")), *permutations(("kill sentinel", "kill agent"))]

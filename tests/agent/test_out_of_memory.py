@@ -116,7 +116,7 @@ def test_the_real_kernel_log_is_followed(node: Node, flow: Flow) -> None:
 
 
 @pytest.fixture
-def small_memory(request: pytest.FixtureRequest) -> Iterator[Path]:
+def small_memory() -> Iterator[Path]:
     """Give a cgroup of 64 MiB, of version 1 or 2."""
     name = f"holdfast-test-{os.getpid()}"
     for parent, limit in ((Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"), (Path("/sys/fs/cgroup"), "memory.max")):
@@ -130,8 +130,8 @@ def small_memory(request: pytest.FixtureRequest) -> Iterator[Path]:
         except OSError:
             group.rmdir()
             continue
-        request.addfinalizer(group.rmdir)
         yield group
+        group.rmdir()
         return
     pytest.skip("no memory cgroup can be made")
 

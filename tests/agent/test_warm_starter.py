@@ -32,6 +32,11 @@ def starter_of(node: Node) -> int:
     return pid
 
 
+def wait_for_count(flow: Flow, event: str, times: int) -> None:
+    """Wait until an event has come so many times."""
+    flow.until(lambda: sum(one["event"] == event for one in flow.events) >= times, f"{event}, {times} times")
+
+
 def test_workers_that_end_in_the_instant_they_were_forked_are_not_lost(node: Node, flow: Flow) -> None:
     """The starter tells of each before it may run, and the agent hears that before it buries anybody."""
     flow.prepare(node, [node.script("import os; os._exit(int(os.environ['RANK']))")], warm=True)
@@ -61,9 +66,9 @@ def test_a_starter_that_is_lost_over_and_over_is_given_up(node: Node, flow: Flow
     """Something on this node wants it gone; workers start cold then."""
     flow.prepare(node, [node.script("print('here')")], warm=True)
     for lost in range(births.MOST_STARTERS):
-        flow.until(lambda lost=lost: sum(event["event"] == "starter.ready" for event in flow.events) > lost)
+        wait_for_count(flow, "starter.ready", lost + 1)
         os.kill(starter_of(node), signal.SIGKILL)
-        flow.until(lambda lost=lost: sum(event["event"] == "starter.gone" for event in flow.events) > lost)
+        wait_for_count(flow, "starter.gone", lost + 1)
     flow.start(1)
     assert flow.exited()["code"] == 0
     assert node.output().endswith("here\n")
@@ -125,7 +130,7 @@ def test_a_starter_killed_in_the_middle_of_starts_loses_no_rank_and_doubles_none
     """Each rank is forked or started cold, and there is one of it."""
     flow.prepare(node, [node.script(SPEAKING + "hello(); time.sleep(600)")], warm=True)
     for generation in range(1, 9):
-        flow.until(lambda generation=generation: sum(event["event"] == "starter.ready" for event in flow.events) == generation)
+        wait_for_count(flow, "starter.ready", generation)
         starter = starter_of(node)
         flow.ok("ping")
         flow.start(generation, range(4))
@@ -134,7 +139,7 @@ def test_a_starter_killed_in_the_middle_of_starts_loses_no_rank_and_doubles_none
         os.kill(starter, signal.SIGKILL)
         for rank in range(4):
             flow.wait("worker.hello", rank=rank, generation=generation)
-        flow.until(lambda generation=generation: sum(event["event"] == "starter.ready" for event in flow.events) == generation + 1)
+        wait_for_count(flow, "starter.ready", generation + 1)
         workers = {flow.pid(rank, generation=generation) for rank in range(4)}
         assert len(workers) == 4
         assert workers < set(children_of(node.agent))
@@ -154,12 +159,13 @@ def test_a_starter_that_stands_still_is_given_up(tmp_path: Path, monkeypatch: py
         facts: Message = {"job": "j", "lease": 1, "warm": True, "python": sys.executable, "preload": [], "argv": ["-c", QUIET]}
         nursery.prepare(Plan.of({**facts, "directory": "/", "environment": {}, "log_directory": str(tmp_path)}))
 
-        def turn() -> None:
+        def told() -> list[str]:
             for key, mask in selector.select(0.01):
                 key.data(mask)
+            return events
 
         try:
-            wait_until(lambda: turn() or events, seconds=10)
+            wait_until(told, seconds=10)
             assert nursery.starter_pid is not None
             os.kill(nursery.starter_pid, signal.SIGSTOP)
             nursery.begin(3, {}, tmp_path / "rank-3.log")
@@ -169,7 +175,7 @@ def test_a_starter_that_stands_still_is_given_up(tmp_path: Path, monkeypatch: py
             nursery.tick(due)
             assert list(born) == [3]
             assert events == ["starter.ready", "starter.gone"]
-            wait_until(lambda: turn() or events[2:] == ["starter.ready"], seconds=10)
+            wait_until(lambda: told()[2:] == ["starter.ready"], seconds=10)
         finally:
             nursery.end()
             sweep(NODE_MARK, mark_of(tmp_path))
@@ -285,7 +291,8 @@ def test_random_numbers_differ_between_forks_as_between_interpreters(torch: Torc
     """Each library's own stream; a seed set by the script gives the same numbers everywhere."""
     code = """
 import json, random, secrets, numpy, torch
-free = [random.random(), float(numpy.random.rand()), float(torch.rand(1)), torch.initial_seed(), secrets.token_hex(8), float(numpy.random.default_rng().random())]
+free = [random.random(), float(numpy.random.rand()), float(torch.rand(1)), torch.initial_seed(), secrets.token_hex(8)]
+free.append(float(numpy.random.default_rng().random()))
 random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
 print(json.dumps([free, [random.random(), float(numpy.random.rand()), float(torch.rand(1))]]))
 """

@@ -173,6 +173,17 @@ def test_a_fence_finds_what_an_agent_left_that_was_killed(nodes: LocalNodes) -> 
     assert nodes.survey()[0].pid != agent
 
 
+def test_a_job_does_not_fence_a_node_that_another_job_has_taken(nodes: LocalNodes) -> None:
+    """A flow that comes back after an hour still believes that the node is its own."""
+    nodes.start_agent("node-0")
+    pid = run_worker(nodes, "node-0")
+    assert nodes.fence("node-0", "another job") == []
+    assert is_alive(pid, None)
+    assert nodes.fence("node-0", "job")
+    assert not is_alive(pid, None)
+    assert nodes.fence("node-0", "another job") == []
+
+
 def test_a_node_may_be_named_by_a_link(tmp_path: Path) -> None:
     """The mark is that of the folder itself: whoever comes by another path finds the same processes."""
     (tmp_path / "real").mkdir()

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import holdfast
 from holdfast.runtime.failure import describe
 from holdfast.runtime.session import Session
+from holdfast.runtime.threads import let_go
 from tests.runtime.damage import names
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -242,6 +243,14 @@ def script(path: str, *, argv: list[str]) -> None:
     """Run a training script as its own ``__main__``."""
     sys.argv = [path, *argv]
     runpy.run_path(path, run_name="__main__")
+
+
+def come_to_rest() -> bool:
+    """Reduce a few times, and wait as a process does that is about to end."""
+    dist.init_process_group("gloo")
+    for _ in range(20):
+        dist.all_reduce(torch.ones(1000))
+    return let_go(seconds=10)
 
 
 def mismatch() -> list[dict[str, Any]]:
