@@ -149,7 +149,8 @@ def _environment(folder: Path) -> dict[str, str]:
     """Return the environment of an agent: ours, and the node's mark, by which everything on the node is found again."""
     environment = {**os.environ, NODE_MARK: mark_of(folder)}
     if (ROOT / "pyproject.toml").exists():  # a source tree need not be installed
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        paths = (str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
     return environment
 
 

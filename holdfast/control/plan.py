@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -59,7 +60,8 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
     if spec.nodes.ranks > 1:
         environment["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks of one node must not fight for its cores
     if (ROOT / "pyproject.toml").exists():
-        environment["PYTHONPATH"] = str(ROOT)  # run from a source tree, the workers find it too
+        paths = (str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep))  # run from a source tree, the workers find it too
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
     return {**environment, **spec.environment}
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from holdfast.agent import memory
 from holdfast.agent.memory import OutOfMemory
 from tests.agent.rig import SPEAKING, Flow, Node
+from tests.waiting import wait_until
 
 SLEEPER = SPEAKING + "hello(); time.sleep(600)"
 EATER = "import os\nkeep = []\nwhile True:\n    keep.append(bytearray(os.urandom(1 << 20)))\n"
@@ -115,25 +117,34 @@ def test_the_real_kernel_log_is_followed(node: Node, flow: Flow) -> None:
     assert flow.exited()["oom"] == killed_line(flow.pid())
 
 
+def memory_groups() -> tuple[Path, str] | None:
+    """Return where memory cgroups are made and which of their files holds the limit, in version 1 or 2."""
+    if Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists():
+        return Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+    with suppress(OSError):
+        if "memory" in Path("/sys/fs/cgroup/cgroup.subtree_control").read_text().split():
+            return Path("/sys/fs/cgroup"), "memory.max"
+    return None
+
+
 @pytest.fixture
-def small_memory() -> Iterator[Path]:
-    """Give a cgroup of 64 MiB, of version 1 or 2."""
-    name = f"holdfast-test-{os.getpid()}"
-    for parent, limit in ((Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"), (Path("/sys/fs/cgroup"), "memory.max")):
-        group = parent / name
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            (group / limit).write_text(str(64 << 20))
-        except OSError:
-            group.rmdir()
-            continue
-        yield group
+def small_memory(tmp_path: Path) -> Iterator[Path]:
+    """Give a cgroup of 64 MiB."""
+    groups = memory_groups()
+    if groups is None or not os.access(groups[0], os.W_OK):
+        pytest.skip("no memory cgroup can be made")
+    group = groups[0] / f"holdfast-test-{os.getpid()}-{tmp_path.name}"
+    group.mkdir()
+    (group / groups[1]).write_text(str(64 << 20))
+    yield group
+    wait_until(lambda: removed(group), seconds=10)
+
+
+def removed(group: Path) -> bool:
+    """Remove a cgroup; it is busy as long as the last process in it is not quite gone."""
+    with suppress(OSError):
         group.rmdir()
-        return
-    pytest.skip("no memory cgroup can be made")
+    return not group.exists()
 
 
 @pytest.mark.parametrize("log", ["/dev/kmsg", "/missing"])
