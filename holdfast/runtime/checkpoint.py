@@ -111,6 +111,7 @@ class Saver:
             return False
         if place.exists():  # found unusable, else training would have gone on after it
             place.rename(place.with_name(f"{place.name}.unusable-{time.time_ns()}"))
+            self.corrupt.discard(place)
         partial.rename(place)
         manifest.sync(place.parent)
         return True

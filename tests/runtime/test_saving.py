@@ -125,6 +125,16 @@ def test_a_step_found_corrupt_is_saved_anew_beside_it(ranks: Ranks, tmp_path: Pa
     assert ranks.run("train", directory=tmp_path, until=8)[0]["began"] == 8
 
 
+def test_a_step_saved_anew_retires_like_any_other(ranks: Ranks, tmp_path: Path) -> None:
+    """That its name once stood for a damaged one does not keep it for ever."""
+    ranks.run("train", directory=tmp_path, until=8)
+    flip_a_bit(biggest(tmp_path / "step-00000008"))
+    ranks.run("train", directory=tmp_path, until=20)
+    first, second, third = names(tmp_path)
+    assert first.startswith("step-00000008.unusable-")
+    assert (second, third) == ("step-00000016", "step-00000020")
+
+
 def test_what_older_generations_left_half_written_is_cleared(ranks: Ranks, tmp_path: Path) -> None:
     """Partials of this and older generations go at the start; one of a newer generation belongs to somebody alive."""
     for name in (".step-00000004.partial-0", ".step-00000004.removing-1", ".step-00000004.partial-7"):
