@@ -18,7 +18,7 @@ from holdfast.chaos import Chaos
 from holdfast.cli.flow_process import FlowProcess, Turn, write_spec
 from holdfast.cli.output import say
 from holdfast.cli.screens import screen_for
-from holdfast.cli.watching import Watch
+from holdfast.cli.watching import Watch, counted_taps
 from holdfast.cluster.local import LocalNodes
 from holdfast.errors import HoldfastError, NotWritable, OperatorError
 from holdfast.history import History, Job, models, queries
@@ -178,12 +178,12 @@ def _run(history: History, name: str, stage: Path, acts: list[Act] | None = None
     """Run one job to its end with its progress shown; break it on the way if *acts* is there to note how."""
     job = _job(name, stage)
     spec = write_spec(name, {"job": job.model_dump(mode="json"), "cluster": _cluster().model_dump(mode="json")})
-    with Turn(name) as turn:
+    with Turn(name) as turn, counted_taps() as taps:
         flow = FlowProcess(name, spec, turn, frozenset())
         if acts is not None:
             threading.Thread(target=_break, args=(name, acts), name="chaos", daemon=True).start()
         screen = screen_for(as_json=False, hint="Ctrl-C ends the demo")
-        status = Watch(history, screen, flow=flow, from_now=False).until_the_end()
+        status = Watch(history, screen, flow=flow, from_now=False).until_the_end(taps)
     if status == 130:  # noqa: PLR2004 (Ctrl-C, as shells count it)
         raise KeyboardInterrupt
     if status:

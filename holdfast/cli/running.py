@@ -8,7 +8,7 @@ from holdfast.cli.flow_process import FlowProcess, Turn, write_spec
 from holdfast.cli.output import say, say_json
 from holdfast.cli.screens import screen_for
 from holdfast.cli.validating import checked, in_words
-from holdfast.cli.watching import Watch
+from holdfast.cli.watching import Taps, Watch, counted_taps
 from holdfast.errors import JobAlreadyRunning
 from holdfast.history import queries
 from holdfast.history.lease import holder_of
@@ -27,15 +27,16 @@ def run(job_file: Path, cluster_file: Path | None, *, detach: bool, as_json: boo
             fresh = {"job": job.model_dump(mode="json"), "cluster": cluster.model_dump(mode="json")}
             spec = {"job": adopted.spec, "cluster": adopted.cluster} if adopted else fresh
             known = frozenset(old.id for old in queries.jobs(history, job.name, limit=None))
-            flow = FlowProcess(job.name, write_spec(job.name, spec), turn, known)
-            screen = screen_for(as_json=as_json, hint=f"Ctrl-C stops the job · closing the terminal does not · {flow.log}")
-            watch = Watch(history, screen, flow=flow, job=adopted, from_now=adopted is not None)
-            if adopted is None:
-                watch.say("start", f"{in_words(job, cluster)} Log: {flow.log}", job=job.name, pid=flow.pid, log=str(flow.log))
-            else:
-                text = _adoption(job.name, changed=spec != fresh)
-                watch.say("adopt", text, job=job.name, id=adopted.id, pid=flow.pid, log=str(flow.log))
-            return _detached(watch, as_json=as_json) if detach else watch.until_the_end()
+            with counted_taps() as taps:  # from before there is a flow: no Ctrl-C may leave one behind that nobody watches
+                flow = FlowProcess(job.name, write_spec(job.name, spec), turn, known)
+                screen = screen_for(as_json=as_json, hint=f"Ctrl-C stops the job · closing the terminal does not · {flow.log}")
+                watch = Watch(history, screen, flow=flow, job=adopted, from_now=adopted is not None)
+                if adopted is None:
+                    watch.say("start", f"{in_words(job, cluster)} Log: {flow.log}", job=job.name, pid=flow.pid, log=str(flow.log))
+                else:
+                    text = _adoption(job.name, changed=spec != fresh)
+                    watch.say("adopt", text, job=job.name, id=adopted.id, pid=flow.pid, log=str(flow.log))
+                return _detached(watch, taps, as_json=as_json) if detach else watch.until_the_end(taps)
     finally:
         history.close()
 
@@ -48,10 +49,10 @@ def _present(history: History, job: TrainingJob) -> Job | None:
     return live
 
 
-def _detached(watch: Watch, *, as_json: bool) -> int:
+def _detached(watch: Watch, taps: Taps, *, as_json: bool) -> int:
     """Watch until the job trains, and say how to see it again."""
     watch.enough = lambda outlook: outlook.state == "RUNNING" and outlook.holder is not None
-    status = watch.until_the_end()
+    status = watch.until_the_end(taps)
     outlook = watch.outlook
     if outlook is not None and status == 0 and not outlook.ended:
         name = outlook.job.name

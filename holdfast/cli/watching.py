@@ -80,15 +80,14 @@ class Watch:
     _follower: Follower | None = None
     _blind: bool = False
 
-    def until_the_end(self) -> int:
+    def until_the_end(self, taps: Taps) -> int:
         """Watch, and return the exit status of this command."""
-        with counted_taps() as taps:
-            try:
-                while not self._turn(taps):
-                    time.sleep(POLL)
-            finally:
-                self.screen.close()
-            return self._verdict()
+        try:
+            while not self._turn(taps):
+                time.sleep(POLL)
+        finally:
+            self.screen.close()
+        return self._verdict()
 
     def say(self, event: str, text: str, **facts: Any) -> None:  # noqa: ANN401 (any JSON)
         """Tell something that the history does not."""
@@ -195,7 +194,8 @@ def follow(reference: str | None, *, as_json: bool) -> int:
             raise UnknownJob("(any that runs)")
         job = find_job(history, reference) if reference is not None else live[0]
         screen = screen_for(as_json=as_json, hint=f"Ctrl-C ends the watching, `holdfast stop {job.name}` the job")
-        return Watch(history, screen, job=job).until_the_end()
+        with counted_taps() as taps:
+            return Watch(history, screen, job=job).until_the_end(taps)
     finally:
         history.close()
 

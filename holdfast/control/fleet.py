@@ -35,6 +35,8 @@ class Fleet:
         self.channels: dict[str, AgentChannel] = {}
         self.unreached: dict[str, str] = {}
         """Nodes that should have an agent of this job and, when looked for, had none."""
+        self._begun: set[str] = set()
+        """Nodes on which an agent may have been started that has no channel here (yet)."""
         self._hands = ThreadPoolExecutor(HANDS, thread_name_prefix="fleet")
 
     def each(self, nodes: Iterable[str], act: Callable[[str], T]) -> dict[str, T | WorldError]:
@@ -57,6 +59,7 @@ class Fleet:
         """Have an agent on *node*, attached and ready to run this job's workers; raise a `WorldError` when that cannot be."""
         channel = self._reach(node)
         if channel is None:
+            self._begun.add(node)
             self.source.start_agent(node)
             channel = AgentChannel(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch, job=self.plan["job"])
         try:
@@ -66,6 +69,7 @@ class Fleet:
             channel.close()
             raise
         self.channels[node] = channel
+        self._begun.discard(node)
         self.unreached.pop(node, None)
         return channel
 
@@ -176,13 +180,17 @@ class Fleet:
 
     def close(self, *, end: bool) -> None:
         """Part from all agents; with *end*, end them and whatever they had started."""
-        nodes = list(self.channels)
+        self._hands.shutdown(wait=end, cancel_futures=True)  # a launch that a signal cut short starts no agent after this
         if end:
-            self.each(nodes, self.drop)
+            with ThreadPoolExecutor(HANDS, thread_name_prefix="fleet end") as hands:
+                done = [hands.submit(self.drop, node) for node in list(self.channels)]
+                done += [hands.submit(self.fence, node) for node in self._begun]
+            for future in done:
+                with suppress(WorldError):
+                    future.result()
         for channel in self.channels.values():
             channel.close()
         self.channels.clear()
-        self._hands.shutdown(wait=False)
 
 
 def failures(answers: dict[str, Any]) -> dict[str, WorldError]:

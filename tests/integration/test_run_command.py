@@ -171,6 +171,17 @@ def test_ctrl_c_before_the_job_began_leaves_nothing(place: Place) -> None:
     assert place.pid() == ""
 
 
+def test_ctrl_c_while_the_agents_come_up_leaves_nothing(place: Place) -> None:
+    """An agent that was begun and not yet spoken to ends as well."""
+    child = place.start("run", place.job("begun", NAP))
+    wait_until(lambda: list(place.home.glob("clusters/*/*/agent.log")), seconds=SECONDS, explain=place.log)
+    child.send_signal(signal.SIGINT)
+    child.send_signal(signal.SIGINT)
+    said, _ = child.communicate(timeout=SECONDS)
+    assert child.returncode == 130, said
+    gone(place)
+
+
 def test_a_second_ctrl_c_stops_a_stubborn_job_at_once(place: Place) -> None:
     """Its workers ignore SIGTERM, its grace is an hour; no process is left."""
     child = place.start("run", place.job("stubborn", STUBBORN, "limits: {stop_grace: 1h}\n"))
