@@ -6,7 +6,7 @@ import logging
 import os
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ ANSWER_SECONDS: Final = 20.0
 """How long a starter that is ready may take over a fork (some 20 ms) before it counts as stuck."""
 MOST_STARTERS: Final = 10
 """Starters one job may lose on a node; after that its workers start cold there."""
+UNWANTED: Final = "stopped before it was started"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +59,22 @@ class Plan:
 
 
 class Births:
-    """Has processes made, and tells of each when it is there."""
+    """Has processes made, and tells of each when it is there; whoever asks for one gives it a number, its ticket."""
 
     def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None]) -> None:
         self._me, self._selector, self._emit = me, selector, emit
-        self.born: Callable[[int, int], None] = lambda _rank, _pid: None
-        self.failed: Callable[[int, str, int | None], None] = lambda _rank, _why, _errno: None
+        self.born: Callable[[int, int], None] = lambda _ticket, _pid: None
+        self.failed: Callable[[int, str, int | None], None] = lambda _ticket, _why, _errno: None
         self._plan: Plan | None = None
         self._starter: WarmStarter | None = None
         self._lost = 0
         self._waiting: dict[int, Launch | None] = {}
-        """Workers that the starter owes us; None for one that nobody wants any more."""
+        """Processes that the starter owes us, by ticket; None for one that nobody wants any more."""
+
+    @property
+    def forking(self) -> bool:
+        """Tell whether a child of ours may exist whose pid has not been told yet."""
+        return self._starter is not None and self._starter.ready and bool(self._waiting)
 
     @property
     def starter_pid(self) -> int | None:
@@ -97,46 +103,48 @@ class Births:
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
-    def begin(self, rank: int, places: dict[str, str], output: Path) -> None:
-        """Have a worker started; `born` or `failed` is called, now or later."""
+    def begin(self, ticket: int, places: dict[str, str], output: Path, *, cold: bool = True) -> None:
+        """Have a process started, *cold* too if it must be; `born` or `failed` is called, now or later."""
         plan = self._plan
         assert plan is not None
         environment = {**os.environ, **plan.environment, **places, **self._me.marks()}
-        launch = Launch(argv=plan.argv, environment=environment, directory=plan.directory, log=output)
+        launch = Launch(argv=plan.argv, environment=environment, directory=plan.directory, log=output, cold=cold)
         if self._starter is None:
-            self._start_cold(rank, launch)
+            self._start_cold(ticket, launch)
             return
-        self._waiting[rank] = launch
+        self._waiting[ticket] = launch
         if self._starter.ready:
-            self._ask(self._starter, rank, launch)
+            self._ask(self._starter, ticket, launch)
 
-    def _ask(self, starter: WarmStarter, rank: int, launch: Launch) -> None:
-        if starter.ask(rank, launch):
+    def _ask(self, starter: WarmStarter, ticket: int, launch: Launch) -> None:
+        if starter.ask(ticket, launch):
             self._watch(starter)
         else:
             self._starter_gone(starter)
 
-    def _start_cold(self, rank: int, launch: Launch) -> None:
+    def _start_cold(self, ticket: int, launch: Launch) -> None:
         assert self._plan is not None
+        if not launch.cold:
+            self.failed(ticket, "there is no warm starter to fork it from", None)
+            return
         if self._plan.warm:  # the script was meant for a starter, which is an interpreter already
             launch = replace(launch, argv=(self._plan.python, *launch.argv))
         try:
             pid = start_cold(launch)
         except OSError as error:
-            self.failed(rank, str(error), error.errno)
+            self.failed(ticket, str(error), error.errno)
         else:
-            self.born(rank, pid)
+            self.born(ticket, pid)
 
-    def forget(self) -> None:
-        """Want nothing any more. What the starter has been asked for still comes to life, all else has `failed`."""
-        self._waiting = dict.fromkeys(self._waiting)
-        if self._starter is None or not self._starter.ready:
-            self._give_up()
-
-    def _give_up(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for rank in waiting:
-            self.failed(rank, "stopped before it was started", None)
+    def forget(self, tickets: Iterable[int]) -> None:
+        """Want these no more. What the starter has been asked for still comes to life, all else has `failed`."""
+        asked = self._starter is not None and self._starter.ready
+        for ticket in tickets:
+            if ticket in self._waiting and asked:
+                self._waiting[ticket] = None
+            elif ticket in self._waiting:
+                del self._waiting[ticket]
+                self.failed(ticket, UNWANTED, None)
 
     # -- the warm starter ---------------------------------------------------------------------------------------------
 
@@ -176,18 +184,21 @@ class Births:
         if "ready" in message:
             starter.ready = True
             self._emit("starter.ready", seconds=fields.seconds(message, "seconds"), preloaded=list(fields.words(message, "preloaded")))
-            for rank, launch in list(self._waiting.items()):
-                assert launch is not None  # what was unwanted before the starter was ready is forgotten
-                self._ask(starter, rank, launch)
+            for ticket, launch in list(self._waiting.items()):
+                if launch is None:  # owed by a starter before this one, and unwanted
+                    del self._waiting[ticket]
+                    self.failed(ticket, UNWANTED, None)
+                else:
+                    self._ask(starter, ticket, launch)
             return
-        rank = fields.whole(message, "rank")
-        if rank not in self._waiting:
+        ticket = fields.whole(message, "rank")
+        if ticket not in self._waiting:
             return
-        del self._waiting[rank]
+        del self._waiting[ticket]
         if "pid" in message:
-            self.born(rank, fields.whole(message, "pid", least=2))
+            self.born(ticket, fields.whole(message, "pid", least=2))
         else:
-            self.failed(rank, fields.text(message, "error"), fields.maybe(fields.whole, message, "errno"))
+            self.failed(ticket, fields.text(message, "error"), fields.maybe(fields.whole, message, "errno"))
 
     def buried(self, pid: int) -> bool:
         """Tell whether *pid*, which has ended, was the starter; the end of its socket says so too, after its last messages."""
@@ -204,11 +215,11 @@ class Births:
         self._lost += 1
         self._emit("starter.gone", ready=starter.ready)
         waiting, self._waiting = self._waiting, {}
-        for rank, launch in waiting.items():
+        for ticket, launch in waiting.items():
             if launch is None:
-                self.failed(rank, "stopped before it was started", None)
+                self.failed(ticket, UNWANTED, None)
             else:
-                self._start_cold(rank, launch)
+                self._start_cold(ticket, launch)
         if starter.ready and self._lost < MOST_STARTERS:
             try:
                 self._warm_up()
@@ -225,8 +236,7 @@ class Births:
 
     def due(self) -> float | None:
         """Return when the starter will have been silent for too long (monotonic)."""
-        owes = self._starter is not None and self._starter.ready and self._waiting
-        return self._starter.asked + ANSWER_SECONDS if owes and self._starter is not None else None
+        return self._starter.asked + ANSWER_SECONDS if self.forking and self._starter is not None else None
 
     def tick(self, now: float) -> None:
         """Give up a starter that is stuck, after its last words: what it has not told of by then never becomes a worker."""
@@ -240,4 +250,6 @@ class Births:
     def end(self) -> None:
         """End the starter and forget what it owed: nothing is started any more."""
         self._drop_starter()
-        self._give_up()
+        waiting, self._waiting = self._waiting, {}
+        for ticket in waiting:
+            self.failed(ticket, UNWANTED, None)

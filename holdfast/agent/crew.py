@@ -1,4 +1,4 @@
-"""The workers of the current generation: started, watched, stopped, and everything that they forked with them."""
+"""The workers of the current generation, those that stand by and those that leave: started, watched, stopped, with all that they forked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from itertools import count
+from typing import Any, Final
 
 from holdfast.agent.births import Births, Plan
 from holdfast.agent.identity import Identity
@@ -20,26 +21,44 @@ _ANY: Final = os.WEXITED | os.WSTOPPED | os.WCONTINUED
 
 
 class Crew:
-    """A node's workers."""
+    """A node's processes of the job."""
 
     def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], memory: OutOfMemory) -> None:
         self.workers: dict[int, Worker] = {}
+        self.standbys: dict[int, Worker] = {}
+        self.leavers: list[Worker] = []
+        """Workers of earlier generations whose ranks have been given to others."""
         self.generation = 0
         self.membership: dict[str, list[int]] = {}
+        self.abandoned: int | None = None
+        """The current generation, once it is known to come to nothing."""
         self.plan: Plan | None = None
+        self.roles: dict[str, Any] | None = None
+        """What rank 0 has told of the roles in the job, for a flow that was not there."""
         self.last_words: Callable[[Worker], None] = lambda _worker: None
         """Called when a worker has ended, before its end is told: what it said is in its socket still."""
         self._emit, self._memory = emit, memory
         self._births = Births(me, selector, emit)
         self._births.born, self._births.failed = self._born, self._failed
+        self._tickets = count()
+        self._expected: dict[int, Worker] = {}
         self._stopping: int | None = None
         self._kill_at: float | None = None
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def living(self) -> list[Worker]:
-        """Return the workers that have not ended, those that are still being started included."""
+        """Return the current workers that have not ended, those that are still being started included."""
         return [worker for worker in self.workers.values() if not worker.gone]
+
+    def everybody(self) -> list[Worker]:
+        """Return all that have not ended: workers, those that leave, standbys."""
+        return [one for one in (*self.workers.values(), *self.leavers, *self.standbys.values()) if not one.gone]
+
+    @property
+    def warm(self) -> bool:
+        """Tell whether there is a starter, so that standbys can be had."""
+        return self.plan is not None and self.plan.warm and self._births.starter_pid is not None
 
     @property
     def stopping(self) -> bool:
@@ -50,7 +69,7 @@ class Crew:
         """Return the living worker that *pid* is, or descends from: a command may run the training script in a child."""
         for ancestor in _ancestry(pid):
             worker = self._worker_with(ancestor)
-            if worker is None and any(one.pid is None for one in self.living()):
+            if worker is None and self._births.forking:
                 self._births.hear()  # it may say who that is
                 worker = self._worker_with(ancestor)
             if worker is not None:
@@ -58,7 +77,7 @@ class Crew:
         return None
 
     def _worker_with(self, pid: int) -> Worker | None:
-        return next((worker for worker in self.workers.values() if worker.pid == pid and not worker.gone), None)
+        return next((worker for worker in self.everybody() if worker.pid == pid), None)
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -72,39 +91,63 @@ class Crew:
     def start(self, generation: int, membership: dict[str, list[int]], places: dict[int, dict[str, str]]) -> None:
         """Start the workers of a new generation; how each came to be, or did not, is told by events."""
         assert self.plan is not None
-        self.generation, self.membership = generation, membership
+        self.enter(generation, membership)
         self._memory.forget()
         self._end_strays()
-        self.workers = {rank: Worker(rank=rank, generation=generation, log=self.plan.log_directory / f"rank-{rank}.log") for rank in places}
+        self.workers = {rank: self.recruit(rank) for rank in places}
         for rank, environment in places.items():
-            worker = self.workers[rank]
-            try:
-                worker.open_log()
-            except OSError as error:
-                self._failed(rank, str(error), error.errno)
-            else:
-                self._births.begin(rank, environment, worker.log)
+            self.launch(self.workers[rank], environment)
 
-    def _born(self, rank: int, pid: int) -> None:
-        worker = self.workers[rank]
+    def enter(self, generation: int, membership: dict[str, list[int]]) -> None:
+        """Let a new generation be the current one."""
+        self.generation, self.membership, self.abandoned = generation, membership, None
+
+    def recruit(self, rank: int, *, standby: int | None = None) -> Worker:
+        """Return a worker of *rank*, or a standby, that is still to be launched."""
+        assert self.plan is not None
+        name = f"rank-{rank}.log" if standby is None else f"standby-{standby}.log"
+        return Worker(rank=rank, generation=self.generation, log=self.plan.log_directory / name, standby=standby)
+
+    def launch(self, worker: Worker, environment: dict[str, str]) -> None:
+        """Have *worker* started; a standby is forked or there is none, as it is to be quick and costs what it has loaded."""
+        worker.ticket = next(self._tickets)
+        self._expected[worker.ticket] = worker
+        try:
+            worker.open_log()
+        except OSError as error:
+            self._failed(worker.ticket, str(error), error.errno)
+        else:
+            self._births.begin(worker.ticket, environment, worker.log, cold=worker.standby is None)
+
+    def _born(self, ticket: int, pid: int) -> None:
+        worker = self._expected.pop(ticket)
         worker.pid, worker.started = pid, time.time()
         worker.advance()
-        self._emit("worker.started", rank=rank, pid=pid, generation=worker.generation)
-        if self._is_stopping(worker):
+        if worker.standby is None:
+            self._emit("worker.started", rank=worker.rank, pid=pid, generation=worker.generation)
+        else:
+            self._emit("standby.started", id=worker.standby, pid=pid)
+        if self._is_wanted_gone(worker):
             _signal(worker, signal.SIGKILL)
 
-    def _failed(self, rank: int, why: str, errno: int | None) -> None:
-        worker = self.workers[rank]
+    def _failed(self, ticket: int, why: str, errno: int | None) -> None:
+        worker = self._expected.pop(ticket)
         worker.gone = True
-        if not self._is_stopping(worker):
-            self._emit("start.failed", rank=rank, generation=worker.generation, why=why, errno=errno)
+        if worker.standby is not None:
+            nothing = {"pid": None, "code": None, "signal": None, "oom": None, "raised": None, "output": ""}
+            self._lose_standby(worker, **nothing, ordered=worker.ordered, why=why, errno=errno)
+        elif not self._is_wanted_gone(worker):
+            self._emit("start.failed", rank=worker.rank, generation=worker.generation, why=why, errno=errno)
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 
     def stop(self, generation: int, number: int, grace: float) -> None:
-        """Signal all workers up to *generation*; kill what is left after *grace* seconds. ``workers.gone`` tells when none is left."""
+        """Signal all workers up to *generation*; kill what is left after *grace* seconds. ``workers.gone`` tells when none is left.
+
+        Standbys live on: the next generation may need them.
+        """
         self._stopping = max(generation, self._stopping or 0)
-        self._births.forget()
+        self._births.forget([worker.ticket for worker in self.everybody() if self._is_stopping(worker)])
         self._signal_all(number)
         if number != signal.SIGKILL:
             at = time.monotonic() + grace
@@ -112,32 +155,44 @@ class Crew:
         self._settle()
 
     def _is_stopping(self, worker: Worker) -> bool:
-        return self._stopping is not None and worker.generation <= self._stopping
+        return self._stopping is not None and worker.standby is None and worker.generation <= self._stopping
+
+    def _is_wanted_gone(self, worker: Worker) -> bool:
+        return worker.ordered or self._is_stopping(worker)
+
+    def kill(self, worker: Worker) -> None:
+        """Kill one, by order."""
+        worker.ordered = True
+        self._births.forget([worker.ticket])
+        _signal(worker, signal.SIGKILL)
 
     def _signal_all(self, number: int) -> None:
-        for worker in self.living():
+        for worker in self.everybody():
             if self._is_stopping(worker):
                 _signal(worker, number)
 
     def _settle(self) -> None:
         """Say that an ordered stop is complete once nothing is left, strays included: their ends lead here again."""
-        if self._stopping is None or any(self._is_stopping(worker) for worker in self.living()) or self._end_strays():
+        if self._stopping is None or any(self._is_stopping(worker) for worker in self.everybody()) or self._births.forking:
+            return  # one of our children may be a standby that has not been told of yet
+        if self._end_strays():
             return
         generation, self._stopping, self._kill_at = self._stopping, None, None
         self._emit("workers.gone", generation=generation)
 
     def _end_strays(self) -> bool:
         """Kill what workers forked into sessions of their own: as orphans they are our children now. Tell whether there are any."""
-        living = self.living()
-        if any(worker.pid is None for worker in living):
-            return False  # one of our children may be a worker that has not been told of yet
-        strays = set(children_of(os.getpid())) - {worker.pid for worker in living} - {self._births.starter_pid}
+        if self._births.forking:
+            return False  # one of our children may be a process that has not been told of yet
+        strays = set(children_of(os.getpid())) - {one.pid for one in self.everybody()} - {self._births.starter_pid}
         for pid in strays:
             kill(pid, signal.SIGKILL)
         return bool(strays)
 
     def end(self) -> None:
-        """Kill all workers, and start none any more."""
+        """Kill all workers and standbys, and start none any more."""
+        for standby in [standby for standby in self.standbys.values() if not standby.gone]:
+            self.kill(standby)
         self.stop(self.generation, signal.SIGKILL, 0.0)
         self._births.end()
         self._settle()
@@ -164,6 +219,8 @@ class Crew:
         if found.si_code in _ENDED:
             kill_group(found.si_pid, signal.SIGKILL)  # what it forked goes with it; not reaped yet, the pid is still its own
             self._ended(worker, found)
+        elif worker.standby is not None:
+            return  # whether it stands still matters when it is needed
         elif found.si_code == os.CLD_STOPPED:
             self._emit("worker.stopped", rank=worker.rank, signal=found.si_status, generation=worker.generation, step=worker.step)
         elif found.si_code == os.CLD_CONTINUED:
@@ -175,35 +232,46 @@ class Crew:
         worker.gone = True
         by_signal = found.si_code != os.CLD_EXITED
         killed = by_signal and found.si_status == signal.SIGKILL
-        self._emit(
-            "worker.exited",
-            rank=worker.rank,
-            generation=worker.generation,
-            pid=found.si_pid,
-            ended=at,
-            code=None if by_signal else found.si_status,
-            signal=found.si_status if by_signal else None,
-            oom=self._memory.killed(found.si_pid) if killed else None,
-            oom_blind=self._memory.blind if killed else None,
-            raised=worker.raised,
-            finished=worker.finished or not worker.managed,
-            step=worker.step,
-            ordered=self._is_stopping(worker),
-            output=worker.tail() if by_signal or found.si_status or not worker.finished else "",
-        )
+        facts: dict[str, Any] = {
+            "pid": found.si_pid,
+            "ended": at,
+            "code": None if by_signal else found.si_status,
+            "signal": found.si_status if by_signal else None,
+            "oom": self._memory.killed(found.si_pid) if killed else None,
+            "oom_blind": self._memory.blind if killed else None,
+            "raised": worker.raised,
+            "ordered": self._is_wanted_gone(worker),
+            "output": worker.tail() if by_signal or found.si_status or not worker.finished else "",
+        }
+        if worker.standby is not None:
+            self._lose_standby(worker, **facts, why=None, errno=None)
+            return
+        self.leavers = [leaver for leaver in self.leavers if leaver is not worker]
+        finished = worker.finished or not worker.managed
+        self._emit("worker.exited", rank=worker.rank, generation=worker.generation, finished=finished, step=worker.step, **facts)
+
+    def _lose_standby(self, worker: Worker, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
+        assert worker.standby is not None
+        if self.standbys.get(worker.standby) is worker:
+            del self.standbys[worker.standby]
+        self._emit("standby.gone", id=worker.standby, **facts)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def due(self) -> float | None:
         """Return when `tick` has something to do (monotonic)."""
-        times = [at for at in (self._kill_at, self._births.due()) if at is not None]
-        return min(times, default=None)
+        leaving = [leaver.leave_by for leaver in self.leavers]
+        return min([at for at in (self._kill_at, self._births.due(), *leaving) if at is not None], default=None)
 
     def tick(self, now: float) -> None:
-        """Do what is due: kill what did not stop in time, give up a starter that is stuck."""
+        """Do what is due: kill what did not stop or leave in time, give up a starter that is stuck."""
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._signal_all(signal.SIGKILL)
+        for leaver in self.leavers:
+            if leaver.leave_by is not None and now >= leaver.leave_by:
+                leaver.leave_by = None
+                self.kill(leaver)
         self._births.tick(now)
         self._settle()
 

@@ -108,6 +108,22 @@ def membership(message: Message, name: str) -> dict[str, list[int]]:
     raise BadField(name, "an object of nodes and lists of ranks", value)
 
 
+def numbers(message: Message, name: str) -> list[int]:
+    """Return a list of ranks, or of standbys' numbers."""
+    value = message.get(name)
+    if _are_ranks(value) and all(number >= 0 for number in value or ()):
+        return list(value or ())
+    raise BadField(name, "a list of whole numbers", value)
+
+
+def mapping(message: Message, name: str) -> Message:
+    """Return an object."""
+    value = message.get(name)
+    if isinstance(value, dict):
+        return value
+    raise BadField(name, "an object", value)
+
+
 def _are_ranks(value: Any) -> bool:  # noqa: ANN401 (checked here)
     return isinstance(value, list) and all(isinstance(rank, int) and not isinstance(rank, bool) for rank in value)
 

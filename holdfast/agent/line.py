@@ -61,7 +61,7 @@ class Line:
 
 
 class Peer(Line):
-    """One connection to the agent's socket: a flow or a worker, as its messages tell."""
+    """One connection to the agent's socket: a flow, a worker or a standby, as its messages tell."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.agent import fields
 from holdfast.agent.births import Plan
+from holdfast.agent.recovery import Recovery
+from holdfast.agent.refused import Refused
 from holdfast.log import note
 from holdfast.wire import PROTOCOL, Message
 
@@ -23,10 +25,6 @@ log = logging.getLogger("holdfast.agent")
 
 SAME: Final = "install the same Holdfast on both sides"
 FIRST_PORT: Final = 10_000
-
-
-class Refused(Exception):
-    """An order that cannot be carried out, and why."""
 
 
 class Orders:
@@ -42,6 +40,7 @@ class Orders:
             "port": self._port,
             "start": self._start,
             "stop": self._stop,
+            **Recovery(service).verbs,
             "end": self._end,
         }
 
@@ -99,6 +98,13 @@ class Orders:
             "membership": crew.membership,
             "since": service.generation_seq,
             "workers": {str(worker.rank): worker.pid for worker in crew.living()},
+            "grouped": sorted(worker.rank for worker in crew.living() if worker.grouped),
+            "leavers": sorted(worker.pid for worker in crew.leavers if worker.pid is not None and not worker.gone),
+            "standbys": {
+                str(key): {**(one.parked or {}), "pid": one.pid, "ready": one.parked is not None} for key, one in crew.standbys.items()
+            },
+            "abandoned": crew.abandoned,
+            "roles": crew.roles,
         }
 
     def _attach(self, peer: Peer, order: Message) -> Message:
@@ -141,8 +147,9 @@ class Orders:
             raise Refused("this agent is ending" if service.ending else "no job was prepared on this node: give the order 'prepare' first")
         if generation <= crew.generation:
             raise Refused(f"generation {generation} is not newer than {crew.generation}")
-        if crew.living() or crew.stopping:
-            raise Refused(f"{len(crew.living())} worker(s) of generation {crew.generation} still live, or what they left does")
+        living = crew.living() + [worker for worker in crew.leavers if not worker.gone]
+        if living or crew.stopping:
+            raise Refused(f"{len(living)} worker(s) of generation {crew.generation} still live, or what they left does")
         service.begin_generation()
         crew.start(generation, membership, places)
         return {"started": sorted(places)}

@@ -1,4 +1,4 @@
-"""What workers tell their agent."""
+"""What workers and standbys tell their agent."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ log = logging.getLogger("holdfast.agent")
 FLUSH: Final = 0.2
 """Seconds that finished steps may wait for company before they are journaled."""
 LARGEST_STEP: Final = 2**53
+PASSED_ON: Final = frozenset({"broken", "regrouped", "cannot", "coverage", "prepared", "unprepared"})
+"""Words that are the flow's alone to understand: each becomes an event with all that was said."""
+HELD: Final = frozenset({"mark", "resumed", "beat", "section", "saved", "trouble", "bye", "commit?"})
+"""Words of training, which wait until the generation they belong to is on record."""
+OURS: Final = frozenset({"t", "event", "seq", "at", "id", "rank", "generation", "for_generation", "standby", "self"})
+"""Fields of an event that nobody else sets."""
 
 
 class Steps:
@@ -57,8 +63,8 @@ class Steps:
 class Reports:
     """Takes in what workers say."""
 
-    def __init__(self, crew: Crew, steps: Steps, emit: Callable[..., None]) -> None:
-        self._crew, self._steps, self._send = crew, steps, emit
+    def __init__(self, crew: Crew, steps: Steps, emit: Callable[..., None], tell: Callable[[Worker, Message], bool]) -> None:
+        self._crew, self._steps, self._send, self._tell = crew, steps, emit, tell
         self._verbs: dict[str, Callable[[Worker, Message], None]] = {
             "mark": self._on_mark,
             "resumed": self._on_resumed,
@@ -68,11 +74,26 @@ class Reports:
             "trouble": self._on_trouble,
             "exception": self._on_exception,
             "bye": self._on_bye,
+            "groups": self._on_groups,
+            "roles": self._on_roles,
+            "switched": self._on_switched,
+            "left": self._on_left,
+            **dict.fromkeys(PASSED_ON, self._pass_on),
+        }
+        self._verbs_of_standbys: dict[str, Callable[[Worker, Message], None]] = {
+            "parked": self._on_parked,
+            "exception": self._on_exception,
+            "switched": self._on_switched,
+            **dict.fromkeys(PASSED_ON, self._pass_on),
         }
 
     def take(self, peer: Peer, message: Message) -> Message | None:
         """Take in *message* and return the answer, if it asks for one; what cannot be understood is noted and left."""
         word, worker = message.get("t"), self.speaker(peer)
+        if worker is not None and worker.is_ahead and word in HELD:
+            worker.held.append((peer, message))
+            worker.advance()
+            return None
         if word == "commit?":
             return {"re": message.get("id"), **self._leave(peer, worker)}
         if worker is None or peer.stranger is not None:
@@ -80,18 +101,23 @@ class Reports:
         try:
             if word == "hello":
                 self._on_hello(peer, worker, message)
-            elif isinstance(word, str) and word in self._verbs:
-                self._verbs[word](worker, message)
             else:
-                note(log, "worker.unknown-word", rank=worker.rank, word=str(word)[:40])
+                self._obey(worker, word, message)
         except fields.BadField as error:
             note(log, "worker.unclear", rank=worker.rank, word=word, why=error)
         except Exception:  # what one worker says must not end all of them
             log.exception("worker.report-failed")
         return None
 
+    def _obey(self, worker: Worker, word: object, message: Message) -> None:
+        verbs = self._verbs if worker.standby is None else self._verbs_of_standbys
+        if isinstance(word, str) and word in verbs:
+            verbs[word](worker, message)
+        else:
+            note(log, "worker.unknown-word", rank=worker.rank, word=str(word)[:40])
+
     def speaker(self, peer: Peer) -> Worker | None:
-        """Return the living worker that *peer* speaks for; once known it stays the same, also for a child that outlives it."""
+        """Return the living worker or standby that *peer* speaks for; once known it stays the same, also for a child that outlives it."""
         if peer.worker is None and not peer.nobody:
             peer.worker = self._crew.worker_of(peer.pid)
             peer.nobody = peer.worker is None
@@ -101,9 +127,11 @@ class Reports:
         """Let a checkpoint be put in place only by a worker of the current generation; its steps are on record before it."""
         self._steps.flush()
         why = peer.stranger or ""
-        if worker is None:
+        if worker is None or worker.standby is not None:
             why = "this process is no worker of the current generation"
-        elif self._crew.stopping:
+        elif worker.former is not None:
+            why = f"generation {worker.former} is over"
+        elif self._crew.stopping or worker.generation == self._crew.abandoned or worker.generation < self._crew.generation:
             why = f"generation {worker.generation} is over"
         return {"ok": not why, "why": why}
 
@@ -114,10 +142,50 @@ class Reports:
         spoken = message.get("protocol")
         if spoken != PROTOCOL:
             peer.stranger = f"it speaks protocol {str(spoken)[:20]}, this agent {PROTOCOL}: install the same Holdfast for both"
-            self._emit("worker.stranger", worker, why=peer.stranger)
+            self._send("worker.stranger" if worker.standby is None else "standby.stranger", **_whose(worker), why=peer.stranger)
             return
         worker.advance()
-        self._emit("worker.hello", worker)
+        worker.line = worker.line or peer
+        if worker.standby is None:
+            self._emit("worker.hello", worker)
+        greetings, worker.greetings = worker.greetings, []
+        for greeting in greetings:
+            self._tell(worker, greeting)
+
+    def _on_parked(self, worker: Worker, message: Message) -> None:
+        """Note that a standby is ready to become any rank."""
+        worker.parked = _said(message)
+        self._send("standby.ready", id=worker.standby, **worker.parked)
+
+    def _pass_on(self, worker: Worker, message: Message) -> None:
+        """Make an event of what was said. The generation is the worker's, or an older one that it still spoke of."""
+        worker.advance()
+        meant = fields.maybe(fields.whole, message, "generation")
+        whose = _whose(worker)
+        if meant is not None:
+            whose["for_generation"] = meant
+            if worker.standby is None:
+                whose["generation"] = min(meant, worker.generation)
+        kind = "worker" if worker.standby is None else "standby"
+        self._send(f"{kind}.{fields.text(message, 't')}", **_said(message), **whose)
+
+    def _on_groups(self, worker: Worker, message: Message) -> None:
+        worker.grouped = True
+        self._pass_on(worker, message)
+
+    def _on_roles(self, worker: Worker, message: Message) -> None:
+        self._crew.roles = _said(message)
+        self._pass_on(worker, message)
+
+    def _on_switched(self, worker: Worker, message: Message) -> None:
+        """Note that it has gone on into a planned generation: the flow puts that on record once all have."""
+        worker.ahead = fields.whole(message, "generation")
+        self._pass_on(worker, message)
+
+    def _on_left(self, worker: Worker, message: Message) -> None:
+        """Note that its state is with another: its end is as planned, even before the flow has said so."""
+        worker.ordered = True
+        self._pass_on(worker, message)
 
     def _on_mark(self, worker: Worker, message: Message) -> None:
         name, seconds = fields.text(message, "name"), fields.seconds(message, "seconds")
@@ -129,7 +197,7 @@ class Reports:
         step, path = fields.whole(message, "step", most=LARGEST_STEP), fields.maybe(fields.text, message, "path")
         worker.managed = True  # a hello alone is no promise of steps: the warm starter says it for any script that raises
         worker.advance()
-        worker.step = step
+        worker.step, worker.former = step, None
         self._emit("resumed", worker, step=step, path=path)
 
     def _on_beat(self, worker: Worker, message: Message) -> None:
@@ -138,11 +206,11 @@ class Reports:
         worker.step, now = step, time.time()
         worker.managed = True
         worker.advance()
-        if worker.first_step is None:
+        if worker.first_step is None and worker.former is None:
             worker.first_step = now
             self._emit("worker.stepped", worker, step=step, until=until)
-        if worker.rank == 0:
-            self._steps.add(worker.generation, (step, now, seconds, loss))
+        if worker.rank == 0:  # one that has not resumed yet still tells of the generation before
+            self._steps.add(worker.generation if worker.former is None else worker.former, (step, now, seconds, loss))
 
     def _on_section(self, worker: Worker, message: Message) -> None:
         """Note the section for the beats; an event for each would fill the journal."""
@@ -175,10 +243,21 @@ class Reports:
             "errno": fields.maybe(fields.whole, message, "errno"),
             "peer_lost": message.get("peer_lost") is True,
         }
-        self._emit("worker.raised", worker, raised=worker.raised, step=worker.step)  # its process may take a second to end
+        if worker.standby is None:
+            self._emit("worker.raised", worker, raised=worker.raised, step=worker.step)  # its process may take a second to end
 
     def _on_bye(self, worker: Worker, message: Message) -> None:
         worker.finished = True
         worker.section, worker.section_limit = "end of script", None  # no steps are expected any more
         worker.advance()
         self._emit("bye", worker, step=fields.maybe(fields.whole, message, "step"))
+
+
+def _whose(worker: Worker) -> Message:
+    """Return whom an event is about."""
+    return {"rank": worker.rank, "generation": worker.generation} if worker.standby is None else {"id": worker.standby}
+
+
+def _said(message: Message) -> Message:
+    """Return what was said, less what only the agent can say."""
+    return {name: value for name, value in message.items() if name not in OURS}

@@ -63,7 +63,7 @@ class Service:
         self.crew = Crew(me, self._selector, self.emit, OutOfMemory(kernel_log))
         self.crew.last_words = self._last_words
         self._steps = Steps(self.emit)
-        self._orders, self._reports = Orders(self), Reports(self.crew, self._steps, self.emit)
+        self._orders, self._reports = Orders(self), Reports(self.crew, self._steps, self.emit, self.tell)
         self._server = listen(me.socket)
         self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._write_facts()
@@ -89,7 +89,7 @@ class Service:
         return 0
 
     def _ended(self) -> bool:
-        return self.ending and not self.crew.living()
+        return self.ending and not self.crew.everybody()
 
     def _hear_signals(self) -> None:
         wake, waker = socket.socketpair()
@@ -161,7 +161,7 @@ class Service:
         self._lease_end = time.monotonic() + self._lease
 
     def end(self) -> None:
-        """Kill the workers and leave the loop once they are gone."""
+        """Kill the workers and standbys, and leave the loop once they are gone."""
         self.ending = True
         self.crew.end()
 
@@ -212,6 +212,15 @@ class Service:
             self._watch(peer)
         else:
             self._drop(peer)
+
+    def tell(self, worker: Worker, message: Message) -> bool:
+        """Say something to a worker, now or after its hello; tell whether it has a line. One that reads slowly keeps nobody waiting."""
+        if worker.line is not None:
+            self._send(worker.line, message)
+            return worker.line is not None
+        if worker.greetings:
+            worker.greetings.append(message)
+        return bool(worker.greetings)
 
     def _flush(self, peer: Peer) -> None:
         if peer.drain():
@@ -280,7 +289,7 @@ class Service:
     def _attend(self, peer: Peer, most: int | None = None) -> None:
         """Answer what *peer* has said, *most* messages of it, as long as it is not behind."""
         for _ in range(len(peer.inbox) if most is None else min(most, len(peer.inbox))):
-            if peer not in self._peers or self._behind(peer):
+            if peer not in self._peers or self._behind(peer) or not peer.inbox:
                 return
             message = peer.inbox.popleft()
             if "do" in message:
@@ -291,8 +300,27 @@ class Service:
                 if answer is not None:
                     self._send(peer, answer)
 
+    def hear_out(self, worker: Worker) -> None:
+        """Take in all that *worker* has said so far; what was held until its generation is on record counts for the one that is."""
+        self._hear_all(worker)
+        worker.ahead = None
+        self.release(worker)
+
+    def release(self, worker: Worker) -> None:
+        """Take in what *worker* has said of a generation ahead, now that it is on record, or never will be."""
+        held = list(worker.held)
+        worker.held.clear()
+        for peer, message in held:
+            answer = self._reports.take(peer, message)
+            if answer is not None:
+                self._send(peer, answer)
+
     def _last_words(self, worker: Worker) -> None:
         """Hear out what *worker* said before it ended: its exception is in the socket still."""
+        self.hear_out(worker)
+        self._steps.flush()
+
+    def _hear_all(self, worker: Worker) -> None:
         for peer in [peer for peer in self._peers if self._reports.speaker(peer) is worker]:
             for _ in range(64):  # its children may go on talking
                 self._attend(peer)
@@ -301,11 +329,12 @@ class Service:
                 self._hear(peer)
                 if not peer.inbox:
                     break
-        self._steps.flush()
 
     def _drop(self, peer: Peer) -> None:
         if peer in self._peers:
             self._peers.discard(peer)
+            if peer.worker is not None and peer.worker.line is peer:
+                peer.worker.line = None
             self._selector.unregister(peer.socket)
             peer.socket.close()
             peer.past = None

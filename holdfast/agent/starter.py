@@ -24,13 +24,15 @@ PROGRAM: Final = Path(__file__).resolve().parents[1] / "runtime" / "warm_main.py
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What to run for one rank."""
+    """What to run for one rank, or for one standby."""
 
     argv: tuple[str, ...]
     """Whole command when cold; script and its arguments when warm."""
     environment: dict[str, str]
     directory: str
     log: Path
+    cold: bool = True
+    """It may be started cold where no starter can be had."""
 
 
 def start_cold(launch: Launch) -> int:
@@ -72,11 +74,11 @@ class WarmStarter(Line):
             ours.close()
             raise
 
-    def ask(self, rank: int, launch: Launch) -> bool:
-        """Ask for a worker, whose pid comes back as a message; False when the starter is gone."""
+    def ask(self, ticket: int, launch: Launch) -> bool:
+        """Ask for a process, whose pid comes back as a message with its ticket; False when the starter is gone."""
         self.asked = time.monotonic()
         facts = {"argv": launch.argv, "environment": launch.environment, "directory": launch.directory, "log": str(launch.log)}
-        return self.send({"rank": rank, "agent": os.getpid(), **facts})
+        return self.send({"rank": ticket, "agent": os.getpid(), **facts})
 
     def hang_up(self) -> None:
         """Let nothing more be said: what has been said can still be read, and then the end."""

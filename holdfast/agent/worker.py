@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.process import state_of, wait_of
+from holdfast.wire import Message
 
+if TYPE_CHECKING:
+    from holdfast.agent.line import Peer
+
+NO_RANK: Final = -1
+"""The rank of a standby."""
+MOST_HELD: Final = 4096
+"""Messages of one worker that wait for its generation to be on record; of more the oldest are dropped."""
 TAIL: Final = 8192
 """Bytes of a worker's output that travel with its end."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Worker:
-    """One rank's process in one generation."""
+    """One rank's process; it may stay that over several generations, or have been a standby before."""
 
     rank: int
     generation: int
     log: Path
+    standby: int | None = None
+    """Its number as a standby, until it becomes the worker of a rank."""
+    ticket: int = -1
+    """What its birth was asked for under."""
     log_begin: int = 0
     """Size of the log when this worker started: what comes after is its own."""
     pid: int | None = None
@@ -35,10 +48,49 @@ class Worker:
     raised: dict[str, Any] | None = None
     finished: bool = False
     gone: bool = False
+    ordered: bool = False
+    """Its end is wanted: it was killed by an order, or leaves."""
+    leave_by: float | None = None
+    """When it is killed if it has not left by then (monotonic)."""
+    grouped: bool = False
+    """Its process groups are Holdfast's own: it can be kept when others are lost."""
+    parked: Message | None = None
+    """What it said when it was ready to stand by."""
+    line: Peer | None = None
+    """The connection on which it said hello, for what the agent tells it."""
+    greetings: list[Message] = field(default_factory=list)
+    """What it is to be told once it says hello."""
+    former: int | None = None
+    """The generation it was kept from, until it has resumed in the new one."""
+    ahead: int | None = None
+    """The generation it has switched to by itself; what it says there is held until that is on record."""
+    held: deque[tuple[Peer, Message]] = field(default_factory=lambda: deque(maxlen=MOST_HELD))
+
+    @property
+    def name(self) -> str:
+        """Return what it is called in logs."""
+        return f"rank {self.rank}, generation {self.generation}" if self.standby is None else f"standby {self.standby}"
+
+    @property
+    def is_ahead(self) -> bool:
+        """Tell whether it has gone on into a generation that is not on record here yet."""
+        return self.ahead is not None and self.ahead > self.generation
 
     def advance(self) -> None:
         """Note a sign of progress."""
         self.progress = time.monotonic()
+
+    def enter(self, generation: int) -> None:
+        """Go on into a new generation, in which it has done no step yet."""
+        self.generation, self.first_step = generation, None
+        self.section, self.section_limit = None, None
+        self.advance()
+
+    def promote(self, rank: int, generation: int, log: Path) -> None:
+        """Become the worker of *rank*: from a standby that has parked, steps can be expected."""
+        self.standby, self.rank, self.log = None, rank, log
+        self.managed, self.started = True, time.time()
+        self.enter(generation)
 
     def view(self) -> dict[str, Any]:
         """Return how far this worker is, for the beat that goes to the flow."""
@@ -62,7 +114,7 @@ class Worker:
 
     def open_log(self) -> None:
         """Say in the log where this worker's output begins; raise ``OSError`` when there can be no log."""
-        line = f"--- holdfast: rank {self.rank}, generation {self.generation}\n".encode()
+        line = f"--- holdfast: {self.name}\n".encode()
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             self.log_begin = os.fstat(log).st_size

@@ -20,8 +20,9 @@ from holdfast.process import is_alive
 from holdfast.wire import LONGEST_LINE, PROTOCOL, connect, encode
 from tests.agent.rig import SPEAKING, Flow, Node
 
-VERBS = ("about", "attach", "ping", "prepare", "port", "start", "stop")  # "end" means it
-WORDS = ("hello", "mark", "resumed", "beat", "section", "saved", "trouble", "exception", "bye", "commit?", "commit")
+VERBS = ("about", "attach", "ping", "prepare", "port", "start", "stop", "abandon", "regroup", "standby", "drop", "tell")  # "end" means it
+WORDS_OF_GROUPS = ("groups", "broken", "regrouped", "cannot", "coverage", "roles", "prepared", "unprepared", "switched", "left", "parked")
+WORDS = ("hello", "mark", "resumed", "beat", "section", "saved", "trouble", "exception", "bye", "commit?", "commit", *WORDS_OF_GROUPS)
 FIELDS = (
     "id",
     "epoch",

@@ -1,0 +1,427 @@
+"""A generation that follows another while processes live on: kept workers, standbys, fresh ones, and those that leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from holdfast.process import is_alive
+from holdfast.wire import PROTOCOL, Message
+from tests.agent.rig import SPEAKING, Flow, Node
+from tests.waiting import wait_until
+
+GROUPED = (
+    SPEAKING
+    + """
+def train(step):
+    say(t="resumed", step=step - 1, path=None)
+    say(t="beat", step=step, seconds=0.1, loss=0.5)
+hello()
+if "HOLDFAST_STANDBY" in os.environ:
+    say(t="parked", roles=[0, 1], role=1, seconds=0.5, rss=4096, coverage={"kernels": 7})
+elif "HOLDFAST_FRESH" not in os.environ:
+    say(t="groups")
+    train(1)
+for line in heard:
+    message = json.loads(line)
+    if "re" in message:
+        say(t="coverage", answer=message)
+        continue
+    say(t="coverage", heard=message)
+    if message["do"] == "regroup":
+        if "log" in message:
+            log = os.open(message["log"], os.O_WRONLY | os.O_APPEND)
+            os.dup2(log, 1), os.dup2(log, 2)
+        train(10 * message["generation"])
+    elif message["do"] == "say":
+        for one in message["what"]:
+            say(**one)
+    elif message["do"] == "exit":
+        os._exit(message["code"])
+"""
+)
+"""A worker or standby that tells of each line it hears, and does what it says."""
+
+FACTS = {"world": 2, "store": ["127.0.0.1", 29500], "changed": [1], "since": 1}
+
+
+class Team:
+    """A node's workers and standbys, and what their flow tells them."""
+
+    def __init__(self, node: Node, flow: Flow) -> None:
+        self.node, self.flow = node, flow
+        flow.prepare(node, [node.script(GROUPED)], warm=True)
+
+    def train(self, *ranks: int) -> None:
+        """Start workers, and wait until each has done a step."""
+        self.flow.start(1, ranks)
+        for rank in ranks:
+            self.flow.wait("worker.stepped", rank=rank, generation=1)
+
+    def stand_by(self, *standbys: int) -> None:
+        """Start standbys, and wait until each has parked."""
+        self.flow.ok("standby", standbys=[{"id": standby, "environment": places(HOLDFAST_STANDBY=str(standby))} for standby in standbys])
+        for standby in standbys:
+            self.flow.wait("standby.ready", id=standby)
+
+    def abandon(self, generation: int, kill: Iterable[int] = (), lost: Iterable[int] = ()) -> Message:
+        """Give up a generation."""
+        return self.flow.ok("abandon", generation=generation, lost=list(lost), kill=list(kill))
+
+    def regroup(self, generation: int, *workers: Message, verb: str = "regroup", **how: Any) -> Message:
+        """Have the next generation begin."""
+        membership = {"node": [worker["rank"] for worker in workers]}
+        return self.flow.order(verb, generation=generation, membership=membership, facts=FACTS, workers=list(workers), **how)
+
+    def say(self, *what: Message, ranks: Iterable[int] = (), standbys: Iterable[int] = ()) -> None:
+        """Have workers say something."""
+        self.flow.ok("tell", ranks=list(ranks), standbys=list(standbys), message={"do": "say", "what": list(what)})
+
+    def heard(self, verb: str, *, generation: int, rank: int) -> Message:
+        """Wait until a worker has heard a line."""
+        wanted = {"do": verb, "generation": generation}
+
+        def found() -> Message | None:
+            lines = [event["heard"] for event in self.flow.events if "heard" in event and event.get("rank") == rank]
+            return next((line for line in lines if {**line, **wanted} == line), None)
+
+        return dict(self.flow.until(found, f"{verb} of {generation} heard by rank {rank}"))
+
+    def leave_to_commit(self, rank: int) -> Message:
+        """Have a worker ask for leave to commit; return the answer."""
+        number = len(self.flow.events)
+        self.say({"t": "commit?", "id": number, "step": 1}, ranks=[rank])
+
+        def answered() -> Message | None:
+            return next((event["answer"] for event in self.flow.events if event.get("answer", {}).get("re") == number), None)
+
+        return dict(self.flow.until(answered, "leave to commit"))
+
+    def about(self) -> Message:
+        """Ask the agent what runs."""
+        return self.flow.ok("about", protocol=PROTOCOL)
+
+    def named(self, *names: str) -> list[tuple[Any, ...]]:
+        """Return the events of these names, each with its rank or number."""
+        return [(event["event"], event.get("rank", event.get("id"))) for event in self.flow.events if event["event"] in names]
+
+
+def places(**environment: str) -> dict[str, str]:
+    """Return a process's variables."""
+    return {"RANK": "0", "HOLDFAST_GENERATION": "1", **environment}
+
+
+def kept(rank: int) -> Message:
+    """Let a worker be kept."""
+    return {"rank": rank, "from": "kept", "standby": None}
+
+
+def from_standby(rank: int, standby: int) -> Message:
+    """Let a standby take over a rank."""
+    return {"rank": rank, "from": "standby", "standby": standby, "environment": places(RANK=str(rank))}
+
+
+def fresh(rank: int, generation: int) -> Message:
+    """Let a new process have a rank."""
+    environment = places(RANK=str(rank), HOLDFAST_GENERATION=str(generation), HOLDFAST_FRESH="1")
+    return {"rank": rank, "from": "fresh", "standby": None, "environment": environment}
+
+
+@pytest.fixture
+def team(node: Node, flow: Flow) -> Team:
+    """Give a prepared node."""
+    return Team(node, flow)
+
+
+def test_a_generation_that_is_abandoned_wakes_some_and_kills_others(team: Team) -> None:
+    """Whoever lives is told at once, the sick are killed by order, and nobody commits a checkpoint any more."""
+    team.train(0, 1, 2)
+    os.kill(team.flow.pid(2), signal.SIGSTOP)
+    assert team.leave_to_commit(0)["ok"]
+    answer = team.abandon(1, kill=[2, 7], lost=[2])
+    assert (answer["told"], answer["killed"]) == ([0, 1], [2])
+    for rank in (0, 1):
+        assert team.heard("abandon", generation=1, rank=rank) == {"do": "abandon", "generation": 1, "lost": [2]}
+    end = team.flow.exited(2)
+    assert (end["signal"], end["ordered"]) == (signal.SIGKILL, True)
+    leave = team.leave_to_commit(0)
+    assert (leave["ok"], leave["why"]) == (False, "generation 1 is over")
+    assert team.about()["abandoned"] == 1
+    assert team.abandon(1, kill=[1], lost=[1, 2])["told"] == [0], "it may come again when more is lost"
+    assert team.flow.exited(1)["ordered"] is True
+    refused = team.flow.order("abandon", generation=2, lost=[], kill=[])
+    assert refused["why"] == "generation 2 is not the current one, that is 1"
+
+
+def test_kept_standing_by_and_fresh_make_the_next_generation(team: Team) -> None:
+    """Each hears what it needs, steps in the new generation, and the steps of rank 0 are on record under it."""
+    team.train(0, 1, 2)
+    before = team.flow.pid(1)
+    team.stand_by(4)
+    standby = int(team.flow.wait("standby.started", id=4)["pid"])
+    assert team.about()["standbys"] == {"4": {"pid": standby, "ready": True, **PARKED}}
+    team.abandon(1, kill=[0, 2], lost=[0, 2])
+    answer = team.regroup(2, from_standby(0, 4), kept(1), fresh(2, 2))
+    assert answer["ok"], answer
+    assert team.flow.wait("worker.started", rank=0, generation=2)["pid"] == standby
+    assert team.flow.wait("worker.started", rank=0, generation=2)["standby"] == 4
+    told = team.flow.wait("worker.kept", rank=1)
+    assert (told["pid"], told["generation"], told["grouped"]) == (before, 2, True)
+    common = {**FACTS, "do": "regroup", "generation": 2}
+    assert team.heard("regroup", generation=2, rank=1) == {**common, "rank": 1}
+    assert team.heard("regroup", generation=2, rank=2) == {**common, "rank": 2}, "after its hello"
+    log = team.node.logs / "rank-0.log"
+    expected = {**common, "rank": 0, "environment": places(), "log": str(log)}
+    assert team.heard("regroup", generation=2, rank=0) == expected
+    for rank in (0, 1, 2):
+        assert team.flow.wait("worker.stepped", rank=rank, generation=2)["step"] == 20
+    assert team.flow.wait("steps", generation=2)["steps"][0][0] == 20
+    about = team.about()
+    assert (about["generation"], about["standbys"], about["abandoned"]) == (2, {}, None)
+    assert about["workers"] == {"0": standby, "1": before, "2": team.flow.pid(2, generation=2)}
+    assert team.leave_to_commit(1)["ok"]
+    assert "--- holdfast: rank 0, generation 2\n" in log.read_text()
+    ends = {rank: team.flow.exited(rank) for rank in (0, 2)}
+    assert all(end["ordered"] and end["signal"] == signal.SIGKILL for end in ends.values())
+    os.kill(standby, signal.SIGKILL)
+    end = team.flow.exited(0, generation=2)
+    assert (end["pid"], end["ordered"], end["finished"], end["step"]) == (standby, False, False, 20)
+
+
+PARKED = {"roles": [0, 1], "role": 1, "seconds": 0.5, "rss": 4096, "coverage": {"kernels": 7}}
+
+
+def test_a_flow_that_comes_later_is_told_the_new_generation_alone(team: Team) -> None:
+    """And learns of what came before from the agent itself."""
+    team.train(0, 1)
+    team.say({"t": "roles", "roles": [[0], [1]], "tapes": "/tapes"}, ranks=[0])
+    team.flow.wait("worker.roles")
+    team.stand_by(1, 2)
+    team.abandon(1, kill=[1], lost=[1])
+    assert team.regroup(2, kept(0), from_standby(1, 2))["ok"]
+    team.flow.wait("worker.stepped", rank=1, generation=2)
+    team.flow.wait("worker.stepped", rank=0, generation=2)
+    with team.node.flow(epoch=2) as later:
+        about = later.ok("about", protocol=PROTOCOL)
+        later.attach(about["since"])
+        later.wait("worker.kept", rank=0, generation=2)
+        assert later.wait("worker.started", rank=1, generation=2)["standby"] == 2
+        later.wait("worker.stepped", rank=1, generation=2)
+        assert {event.get("generation", 2) for event in later.events if event["event"] != "worker.exited"} == {2}
+    assert (about["roles"], about["grouped"]) == ({"roles": [[0], [1]], "tapes": "/tapes"}, [0])
+    assert {key: one["ready"] for key, one in about["standbys"].items()} == {"1": True}
+
+
+def test_a_regroup_that_lacks_anybody_changes_nothing(team: Team) -> None:
+    """The flow decides anew, with everybody still there."""
+    team.train(0, 1)
+    team.stand_by(1)
+    team.flow.ok("standby", standbys=[{"id": 2, "environment": places()}])
+    os.kill(team.flow.pid(1), signal.SIGKILL)
+    cases = (
+        (2, [kept(0), kept(1)], "rank 1 has no living worker here"),
+        (2, [kept(0), from_standby(1, 9)], "no standby 9 lives here"),
+        (1, [kept(0)], "generation 1 is not newer than 1"),
+        (2, [kept(0), kept(0)], "names each rank and each standby once"),
+        (2, [from_standby(0, 1), from_standby(1, 1)], "names each rank and each standby once"),
+        (2, [{"rank": 0, "from": "afar"}], "must be one of kept, standby, fresh"),
+    )
+    wait_until(lambda: not is_alive(team.flow.pid(1), None), seconds=10)
+    for generation, workers, why in cases:
+        refused = team.regroup(generation, *workers)
+        assert (refused["ok"], why in refused["why"]) == (False, True), refused
+    os.kill(int(team.flow.wait("standby.started", id=1)["pid"]), signal.SIGSTOP)
+    wait_until(lambda: "stands still" in team.regroup(2, kept(0), from_standby(1, 1))["why"], seconds=10)
+    assert team.about()["generation"] == 1
+    assert team.named("worker.kept") == []
+    assert team.leave_to_commit(0)["ok"]
+
+
+def test_a_worker_without_a_line_cannot_be_kept(team: Team) -> None:
+    """A script that knows nothing of Holdfast hears nothing, yet it can be killed."""
+    team.node.script("import time; time.sleep(600)")
+    team.flow.start(1, (0, 1))
+    team.flow.pid(0)
+    team.flow.pid(1)
+    assert team.abandon(1, kill=[1])["told"] == []
+    assert team.flow.exited(1)["ordered"] is True
+    assert "no line to its agent" in team.regroup(2, kept(0))["why"]
+    refused = team.flow.order("tell", ranks=[0], standbys=[], message={})
+    assert "rank 0 cannot be told" in refused["why"]
+
+
+def test_what_was_said_before_a_regroup_is_of_the_old_generation(team: Team) -> None:
+    """A step on its way meanwhile must not pass for the first one of the new generation."""
+    team.train(0)
+    os.kill(team.flow.pid(0), signal.SIGSTOP)
+    line = {"do": "say", "what": [{"t": "beat", "step": 2, "seconds": 0.1}, {"t": "broken", "generation": 1, "step": 3, "why": "peer"}]}
+    team.flow.ok("tell", ranks=[0], standbys=[], message=line)
+    assert team.regroup(2, kept(0))["ok"]
+    os.kill(team.flow.pid(0), signal.SIGCONT)
+    assert team.flow.wait("worker.stepped", generation=2)["step"] == 20
+    broken = team.flow.wait("worker.broken")
+    assert (broken["generation"], broken["for_generation"], broken["why"], broken["step"]) == (1, 1, "peer", 3)
+    steps = team.flow.until(lambda: [(one["generation"], step[0]) for one in team.flow.events for step in one.get("steps", ())][2:])
+    assert steps == [(2, 20)]
+    assert team.flow.wait("steps", generation=1)
+
+
+def test_a_standby_that_dies_is_told_of(team: Team) -> None:
+    """With its reason; one that was to go is told as such, and its number can be used again."""
+    team.stand_by(1, 2)
+    team.say({"t": "exception", "type": "ValueError", "message": "no room", "traceback": "", "step": None, "errno": 12}, standbys=[1])
+    team.flow.ok("tell", ranks=[], standbys=[1], message={"do": "exit", "code": 3})
+    gone = team.flow.wait("standby.gone", id=1)
+    assert (gone["code"], gone["signal"], gone["ordered"], gone["raised"]["message"]) == (3, None, False, "no room")
+    before = int(team.flow.wait("standby.started", id=2)["pid"])
+    assert team.flow.ok("standby", standbys=[{"id": 2, "environment": places()}])["started"] == []
+    assert team.flow.ok("drop", standbys=[2, 5])["dropped"] == [2]
+    gone = team.flow.wait("standby.gone", id=2)
+    assert (gone["signal"], gone["ordered"]) == (signal.SIGKILL, True)
+    assert team.about()["standbys"] == {}
+    assert not is_alive(before, None)
+    assert team.flow.ok("standby", standbys=[{"id": 2, "environment": places(HOLDFAST_STANDBY="2")}])["started"] == [2]
+    team.flow.until(lambda: team.about()["standbys"]["2"]["ready"])
+    assert team.named("worker.started", "worker.hello", "worker.raised", "worker.exited") == []
+
+
+def test_standbys_are_forked_or_not_had(node: Node, flow: Flow) -> None:
+    """A cold start would take as long as a recovery without them."""
+    refused = flow.order("standby", standbys=[])
+    assert "no job was prepared" in refused["why"]
+    flow.prepare(node, [sys.executable, node.script(GROUPED)])
+    refused = flow.order("standby", standbys=[{"id": 1, "environment": {}}])
+    assert "there is none on this node" in refused["why"]
+    (node.work / "slow.py").write_text("import time; time.sleep(600)")
+    flow.prepare(node, [node.script(GROUPED)], warm=True, preload=["slow"], environment={"PYTHONPATH": str(node.work)})
+    flow.ok("standby", standbys=[{"id": 1, "environment": places()}, {"id": 2, "environment": places()}])
+    flow.ok("drop", standbys=[2])
+    assert flow.wait("standby.gone", id=2)["ordered"] is True
+    (starter,) = [pid for pid in node.remains() if b"slow" in _command(pid)]
+    os.kill(starter, signal.SIGKILL)
+    gone = flow.wait("standby.gone", id=1)
+    assert (gone["pid"], gone["ordered"], gone["why"]) == (None, False, "there is no warm starter to fork it from")
+
+
+def _command(pid: int) -> bytes:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 (as short as can be)
+        return file.read()
+
+
+def test_whoever_is_not_in_the_next_generation_leaves(team: Team) -> None:
+    """Its exit is as ordered; one that stays on is killed, and neither standbys nor the others are."""
+    team.train(0, 1, 2)
+    team.stand_by(1)
+    assert team.regroup(2, kept(0), leave=0.5)["ok"]
+    assert team.about()["workers"] == {"0": team.flow.pid(0)}
+    refused = team.flow.order("start", generation=3, membership={}, workers=[])
+    assert "still live" in refused["why"]
+    ends = [team.flow.exited(rank) for rank in (1, 2)]
+    assert [(end["signal"], end["ordered"], end["generation"]) for end in ends] == [(signal.SIGKILL, True, 1)] * 2
+    about = team.about()
+    assert (about["leavers"], about["standbys"]["1"]["ready"]) == ([], True)
+    team.flow.wait("worker.stepped", rank=0, generation=2)
+    team.flow.stop(2)
+    assert team.about()["standbys"]["1"]["ready"] is True, "a stop is for workers"
+    assert is_alive(int(about["standbys"]["1"]["pid"]), None)
+
+
+def test_a_planned_switch_is_put_on_record_without_a_word(team: Team) -> None:
+    """What the workers say of the new generation before that waits, their leave to commit included."""
+    team.train(0, 1)
+    team.stand_by(3)
+    prepare = {"do": "prepare", "generation": 2, "leavers": [1]}
+    team.flow.ok("tell", ranks=[0, 1], standbys=[3], message=prepare)
+    team.say({"t": "prepared", "generation": 2, "seconds": 0.5}, ranks=[0], standbys=[3])
+    prepared = team.flow.wait("worker.prepared", rank=0)
+    assert (prepared["generation"], prepared["for_generation"], prepared["seconds"]) == (1, 2, 0.5)
+    assert team.flow.wait("standby.prepared", id=3)["for_generation"] == 2
+    switched = [{"t": "switched", "generation": 2, "step": 5, "seconds": 0.1}, {"t": "beat", "step": 6, "seconds": 0.1}]
+    team.say(*switched, {"t": "commit?", "id": 77, "step": 6}, ranks=[0], standbys=[3])
+    team.say({"t": "left", "step": 5}, ranks=[1])
+    team.flow.ok("tell", ranks=[1], standbys=[], message={"do": "exit", "code": 0})
+    assert team.flow.wait("worker.left", rank=1)["step"] == 5
+    assert (team.flow.exited(1)["code"], team.flow.exited(1)["ordered"]) == (0, True)
+    assert team.flow.wait("worker.switched", rank=0)["for_generation"] == 2
+    team.flow.wait("standby.switched", id=3)
+    team.flow.ok("ping")
+    assert not [event for event in team.flow.events if "answer" in event]
+    assert not [step for event in team.flow.events for step in event.get("steps", ()) if step[0] == 6]
+    answer = team.regroup(2, kept(0), {"rank": 1, "from": "standby", "standby": 3}, verb="switch")
+    assert answer["ok"], answer
+    for rank in (0, 1):
+        assert team.flow.wait("worker.stepped", rank=rank, generation=2)["step"] == 6
+        answered = team.flow.wait("worker.coverage", rank=rank, generation=2, answer={"re": 77, "ok": True, "why": ""})
+        assert answered
+    assert team.flow.wait("steps", generation=2)["steps"][0][0] == 6
+    heard = [event["heard"]["do"] for event in team.flow.events if "heard" in event]
+    assert set(heard) == {"prepare", "say", "exit"}
+    assert team.named("worker.kept", "worker.started")[-2:] == [("worker.kept", 0), ("worker.started", 1)]
+
+
+def test_a_message_is_passed_on_to_all_or_to_none(team: Team) -> None:
+    """As it is."""
+    team.train(0)
+    team.stand_by(1)
+    message = {"do": "forget", "generation": 2, "more": [1, {"x": None}]}
+    refused = team.flow.order("tell", ranks=[0, 4], standbys=[1, 8], message=message)
+    assert refused["why"].startswith("rank 4, standby 8 cannot be told")
+    team.flow.ok("tell", ranks=[0], standbys=[1], message=message)
+    assert team.flow.wait("worker.coverage", rank=0)["heard"] == message
+    assert team.flow.wait("standby.coverage", id=1)["heard"] == message
+    assert len([event for event in team.flow.events if "heard" in event]) == 2
+
+
+def test_one_that_is_lost_in_a_fresh_start_is_replaced_in_the_next(team: Team) -> None:
+    """A process that has not said hello yet is told of the newest generation alone."""
+    team.train(0, 1)
+    team.abandon(1, kill=[1], lost=[1])
+    assert team.regroup(2, kept(0), fresh(1, 2))["ok"]
+    assert team.abandon(2)["told"] == [0, 1]
+    answer = team.regroup(3, kept(0), kept(1))
+    assert answer["ok"], answer
+    assert team.heard("regroup", generation=3, rank=1)["rank"] == 1
+    for rank in (0, 1):
+        assert team.flow.wait("worker.stepped", rank=rank, generation=3)["step"] == 30
+
+
+def test_a_worker_that_does_not_listen_blocks_nobody(team: Team) -> None:
+    """What it does not read waits, and is cut off in the end."""
+    team.train(0, 1)
+    os.kill(team.flow.pid(1), signal.SIGSTOP)
+    message = {"do": "nothing", "ballast": "x" * 1_000_000}
+    for _ in range(9):
+        team.flow.ok("tell", ranks=[1], standbys=[], message=message)
+    assert team.leave_to_commit(0)["ok"]
+    refused = team.flow.order("tell", ranks=[1], standbys=[], message=message)
+    assert "rank 1 cannot be told" in refused["why"]
+    assert team.abandon(1, kill=[1])["told"] == [0]
+    assert team.flow.exited(1)["ordered"] is True
+
+
+@pytest.mark.parametrize("whom", ["agent", "guardian", "end", "lease"])
+def test_nothing_is_left_of_standbys_and_leavers(team: Team, whom: str) -> None:
+    """However their agent ends."""
+    if whom == "lease":
+        team.flow.prepare(team.node, [team.node.script(GROUPED)], warm=True, lease=1.0)
+    team.train(0, 1)
+    team.stand_by(1, 2)
+    assert team.regroup(2, kept(0), leave=600.0)["ok"]
+    pids = [team.flow.pid(0), team.flow.pid(1), *(one["pid"] for one in team.about()["standbys"].values())]
+    assert len([pid for pid in pids if is_alive(pid, None)]) == 4
+    if whom == "end":
+        team.flow.ok("end")
+    elif whom != "lease":
+        os.kill(team.node.agent if whom == "agent" else team.node.guardian_pid, signal.SIGKILL)
+    team.node.wait_until_empty()
+    assert [pid for pid in pids if is_alive(pid, None)] == []
+    journal = [json.loads(line) for line in (team.node.folder / "journal.jsonl").read_text().splitlines()]
+    if whom in {"end", "lease"}:
+        ends = [event["ordered"] for event in journal if event["event"] in {"standby.gone", "worker.exited"}]
+        assert ends == [True] * 4
