@@ -42,6 +42,7 @@ class Crew:
         self._births.born, self._births.failed = self._born, self._failed
         self._tickets = count()
         self._expected: dict[int, Worker] = {}
+        self._reaping = False
         self._stopping: int | None = None
         self._kill_at: float | None = None
 
@@ -201,6 +202,17 @@ class Crew:
 
     def reap(self) -> None:
         """Take in every change of state of a child."""
+        if self._reaping:  # by an order that was among the last words of one of them
+            return
+        self._reaping = True
+        try:
+            changed = self._take_changes()
+        finally:
+            self._reaping = False
+        if changed:
+            self._settle()
+
+    def _take_changes(self) -> bool:
         changed = False
         for found in _changes():
             changed = True
@@ -212,8 +224,7 @@ class Crew:
                 self._changed(worker, found)
             if found.si_code in _ENDED:
                 os.waitid(os.P_PID, found.si_pid, os.WEXITED)
-        if changed:
-            self._settle()
+        return changed
 
     def _changed(self, worker: Worker, found: os.waitid_result) -> None:
         if found.si_code in _ENDED:

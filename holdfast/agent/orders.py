@@ -14,6 +14,7 @@ from holdfast.agent import fields
 from holdfast.agent.births import Plan
 from holdfast.agent.recovery import Recovery
 from holdfast.agent.refused import Refused
+from holdfast.agent.worker import Worker
 from holdfast.log import note
 from holdfast.wire import PROTOCOL, Message
 
@@ -100,9 +101,7 @@ class Orders:
             "workers": {str(worker.rank): worker.pid for worker in crew.living()},
             "grouped": sorted(worker.rank for worker in crew.living() if worker.grouped),
             "leavers": sorted(worker.pid for worker in crew.leavers if worker.pid is not None and not worker.gone),
-            "standbys": {
-                str(key): {**(one.parked or {}), "pid": one.pid, "ready": one.parked is not None} for key, one in crew.standbys.items()
-            },
+            "standbys": {str(number): _view(standby) for number, standby in crew.standbys.items()},
             "abandoned": crew.abandoned,
             "roles": crew.roles,
         }
@@ -168,6 +167,11 @@ class Orders:
         note(log, "agent.told-to-end")
         self._service.end()
         return {}
+
+
+def _view(standby: Worker) -> Message:
+    """Return what is known of a standby: a flow that comes later has not heard it park."""
+    return {**(standby.parked or {}), "pid": standby.pid, "ready": standby.parked is not None and not standby.ordered}
 
 
 def _first_ephemeral() -> int:

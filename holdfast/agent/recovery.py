@@ -103,8 +103,12 @@ class Recovery:
         sick = [worker for worker in crew.living() if worker.rank in kill]
         for worker in sick:
             crew.kill(worker)
-        line = {"do": "abandon", "generation": generation, "lost": lost}
-        told = [worker.rank for worker in crew.living() if worker.rank not in kill and self._service.tell(worker, line)]
+        told = []
+        for worker in crew.living():
+            over = worker.ahead if worker.is_ahead else generation  # one that has switched already is to give up that one too
+            line = {"do": "abandon", "generation": over, "lost": lost}
+            if worker.rank not in kill and self._service.tell(worker, line):
+                told.append(worker.rank)
         return {"told": sorted(told), "killed": sorted(worker.rank for worker in sick)}
 
     # -- the next one begins --------------------------------------------------------------------------------------------
@@ -113,9 +117,8 @@ class Recovery:
         """Begin a generation with workers that are kept, standbys that take over ranks, and fresh ones; tell each what it needs to know."""
         facts = fields.mapping(order, "facts")
         table = Table.of(order, "kept", "standby", "fresh")
-        for worker in [self._crew.workers.get(seat.rank) for seat in table.seats if seat.source == "kept"]:
-            if worker is not None:
-                self._service.hear_out(worker)  # what it has said so far belongs to the old generation
+        for worker in self._crew.everybody():
+            self._service.hear_out(worker)  # what has been said so far belongs to the old generation
         taken, since = self._taken(table), self._crew.generation
         for worker in taken.values():
             if worker.line is None and not worker.greetings:

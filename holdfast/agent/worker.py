@@ -36,6 +36,8 @@ class Worker:
     """What its birth was asked for under."""
     log_begin: int = 0
     """Size of the log when this worker started: what comes after is its own."""
+    log_before: tuple[Path, int] | None = None
+    """The log it had as a standby, for as long as it has written nothing to the rank's."""
     pid: int | None = None
     started: float = 0.0
     managed: bool = False
@@ -88,6 +90,7 @@ class Worker:
 
     def promote(self, rank: int, generation: int, log: Path) -> None:
         """Become the worker of *rank*: from a standby that has parked, steps can be expected."""
+        self.log_before = (self.log, self.log_begin)
         self.standby, self.rank, self.log = None, rank, log
         self.managed, self.started = True, time.time()
         self.enter(generation)
@@ -126,10 +129,15 @@ class Worker:
 
     def tail(self) -> str:
         """Return the last lines of this worker's own output; bytes that are no text are replaced."""
-        try:
-            with self.log.open("rb") as file:
-                end = file.seek(0, os.SEEK_END)
-                file.seek(max(self.log_begin, end - TAIL))
-                return file.read(TAIL).decode(errors="replace").replace("\0", "\ufffd")
-        except OSError:
-            return ""
+        found = _tail(self.log, self.log_begin)
+        return found or (_tail(*self.log_before) if self.log_before else "")
+
+
+def _tail(log: Path, begin: int) -> str:
+    try:
+        with log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(begin, end - TAIL))
+            return file.read(TAIL).decode(errors="replace").replace("\0", "\ufffd")
+    except OSError:
+        return ""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.process import is_alive
+from holdfast.process import children_of, is_alive
 from holdfast.wire import PROTOCOL, Message
 from tests.agent.rig import SPEAKING, Flow, Node
 from tests.waiting import wait_until
@@ -47,6 +47,8 @@ for line in heard:
 """
 )
 """A worker or standby that tells of each line it hears, and does what it says."""
+
+TAIL = "def train" + GROUPED.split("def train")[1]
 
 FACTS = {"world": 2, "store": ["127.0.0.1", 29500], "changed": [1], "since": 1}
 
@@ -291,6 +293,21 @@ def test_a_standby_that_dies_is_told_of(team: Team) -> None:
     assert team.named("worker.started", "worker.hello", "worker.raised", "worker.exited") == []
 
 
+def test_a_standby_that_cannot_take_over_leaves_its_reasons(node: Node, flow: Flow) -> None:
+    """What it printed before it had the rank's log is its output all the same."""
+    code = (
+        'hello()\nsay(t="parked")\nheard.readline()\nprint("no way", flush=True)\nsay(t="cannot", generation=1, why="no way")\nos._exit(4)'
+    )
+    flow.prepare(node, [node.script(SPEAKING + code)], warm=True)
+    flow.ok("standby", standbys=[{"id": 1, "environment": places()}])
+    flow.wait("standby.ready", id=1)
+    flow.ok("regroup", generation=1, membership={"node": [5]}, facts=FACTS, workers=[from_standby(5, 1)])
+    cannot = flow.wait("worker.cannot", rank=5, generation=1)
+    assert (cannot["why"], cannot["for_generation"]) == ("no way", 1)
+    end = flow.exited(5)
+    assert (end["code"], end["ordered"], end["finished"], end["output"]) == (4, False, False, "no way\n")
+
+
 def test_standbys_are_forked_or_not_had(node: Node, flow: Flow) -> None:
     """A cold start would take as long as a recovery without them."""
     refused = flow.order("standby", standbys=[])
@@ -332,6 +349,43 @@ def test_whoever_is_not_in_the_next_generation_leaves(team: Team) -> None:
     assert is_alive(int(about["standbys"]["1"]["pid"]), None)
 
 
+def test_a_stop_takes_what_workers_left_and_spares_standbys_in_any_state(team: Team) -> None:
+    """Also one that is being forked in that moment."""
+    nap = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)"
+    team.node.script(f"{GROUPED.split('def train')[0]}\nif 'HOLDFAST_STANDBY' not in os.environ:\n    {nap}\n{TAIL}")
+    for generation in range(1, 6):
+        team.flow.start(generation, (0, 1))
+        for rank in (0, 1):
+            team.flow.wait("worker.stepped", rank=rank, generation=generation)
+        workers = {team.flow.pid(rank, generation=generation) for rank in (0, 1)}
+        apart = [child for worker in workers for child in children_of(worker)]
+        assert len(apart) == 2
+        team.flow.ok("standby", standbys=[{"id": generation, "environment": places(HOLDFAST_STANDBY=str(generation))}])
+        team.flow.stop(generation)
+        assert [pid for pid in (*workers, *apart) if is_alive(pid, None)] == []
+        team.flow.wait("standby.ready", id=generation)
+    assert len(team.about()["standbys"]) == 5
+    assert team.named("standby.gone") == []
+
+
+def test_an_order_among_the_last_words_of_a_worker_changes_nothing(node: Node, flow: Flow) -> None:
+    """Its end is told once, and the agent goes on."""
+    code = """
+hello()
+for step in range(3000):
+    say(t="saved", step=step, path="/" + "x" * 50, seconds=0.1, size=1)
+for _ in range(3):
+    sock.sendall(json.dumps({"do": "tell", "job": "job", "epoch": 1, "ranks": [], "standbys": [], "message": {}}).encode() + b"\\n")
+os._exit(3)
+"""
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.start(1, (0, 1))
+    for rank in (0, 1):
+        assert flow.exited(rank)["code"] == 3
+    flow.stop(1)
+    assert [event["event"] for event in flow.events].count("worker.exited") == 2
+
+
 def test_a_planned_switch_is_put_on_record_without_a_word(team: Team) -> None:
     """What the workers say of the new generation before that waits, their leave to commit included."""
     team.train(0, 1)
@@ -350,7 +404,7 @@ def test_a_planned_switch_is_put_on_record_without_a_word(team: Team) -> None:
     assert (team.flow.exited(1)["code"], team.flow.exited(1)["ordered"]) == (0, True)
     assert team.flow.wait("worker.switched", rank=0)["for_generation"] == 2
     team.flow.wait("standby.switched", id=3)
-    team.flow.ok("ping")
+    assert team.about()["generation"] == 1
     assert not [event for event in team.flow.events if "answer" in event]
     assert not [step for event in team.flow.events for step in event.get("steps", ()) if step[0] == 6]
     answer = team.regroup(2, kept(0), {"rank": 1, "from": "standby", "standby": 3}, verb="switch")
