@@ -1,0 +1,288 @@
+"""The way back to one step: examples to read, and laws that hold whatever the ranks hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.runtime.planner import Holding, Kind, NoPlan, Plan, Transfer, plan
+
+STEPS = st.integers(0, 4)
+PIECES = ("a", "b", "c")
+
+
+def new(rank: int, piece: str = "model") -> Holding:
+    """Return what a rank holds whose process is new: nothing."""
+    return Holding(rank=rank, piece=piece)
+
+
+def keeps(rank: int, live: int, piece: str = "model", *, lights: dict[int, set[int]] | None = None, prepared: bool = False) -> Holding:
+    """Return what a survivor holds after step *live*, with *lights* of others."""
+    kept = {ward: frozenset(steps) for ward, steps in (lights or {}).items()}
+    return Holding(rank=rank, piece=piece, live=live, prepared=live + 1 if prepared else None, lights=kept)
+
+
+def planned(holdings: list[Holding], checkpoints: tuple[int, ...] = (), most: int = 8) -> Plan:
+    """Return the plan, which there must be."""
+    found = plan(holdings, checkpoints, most=most)
+    assert isinstance(found, Plan), found
+    return found
+
+
+# -- examples -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_rank_takes_the_state_from_all_its_replicas_and_its_light_state_from_its_buddy() -> None:
+    """Plain data parallelism: three survivors send a third each."""
+    found = planned([keeps(0, 12), keeps(1, 12), new(2), keeps(3, 12, lights={2: {11, 12}})])
+    assert found.step == 12
+    assert [(one.source, one.target, one.share, one.shares) for one in found.transfers] == [(0, 2, 0, 3), (1, 2, 1, 3), (3, 2, 2, 3)]
+    assert found.lights == ((3, 2),)
+    assert not found.roll_forward | found.roll_back | found.restore
+    assert found.because == "the ranks that live hold all of step 12"
+
+
+def test_nobody_moves_anything_when_all_ranks_live() -> None:
+    """Only groups were broken."""
+    found = planned([keeps(0, 5), keeps(1, 5)])
+    assert (found.step, found.transfers, found.lights, found.checkpoint) == (5, (), (), False)
+
+
+def test_a_lost_stage_comes_from_its_replica_and_from_no_other_stage() -> None:
+    """Pipeline by data: the other rank of the stage is the only one that can help."""
+    found = planned([keeps(0, 7, "first"), keeps(1, 7, "first", lights={2: {7}}), new(2, "last"), keeps(3, 7, "last")])
+    assert found.transfers == (Transfer(piece="last", source=3, target=2, kind=Kind.LIVE, share=0, shares=1),)
+
+
+def test_a_lost_shard_that_nobody_keeps_comes_from_the_checkpoint_with_all_the_others() -> None:
+    """Fully sharded, nothing kept in memory: the newest live step is not whole."""
+    found = planned([keeps(0, 14, "shard 0", lights={1: {14}}), new(1, "shard 1")], (10, 5))
+    assert (found.step, found.checkpoint, found.transfers, set(found.roll_back)) == (10, True, (), {0})
+    assert found.because == "the checkpoint of step 10 is whole; nobody has the state of rank 1 at step 14"
+
+
+def test_a_lost_shard_comes_from_its_replica_while_the_others_go_back_to_their_own_snapshots() -> None:
+    """What was kept in memory is newer than what is on disk."""
+    kept = [
+        Holding(rank=0, piece="shard 0", live=14, snapshots=frozenset({12}), lights={2: frozenset({12})}),
+        Holding(rank=1, piece="shard 1", live=14, snapshots=frozenset({12}), replicas={"shard 2": frozenset({12})}),
+    ]
+    found = planned([*kept, new(2, "shard 2")], (10,))
+    assert (found.step, set(found.restore), set(found.roll_back)) == (12, {0, 1}, {0, 1})
+    assert found.transfers == (Transfer(piece="shard 2", source=1, target=2, kind=Kind.REPLICA, share=0, shares=1),)
+    assert found.lights == ((0, 2),)
+
+
+def test_who_lost_the_answer_of_the_vote_applies_the_step_that_another_has_applied() -> None:
+    """All have voted for it, or nobody would have applied it."""
+    found = planned([keeps(0, 9), keeps(1, 8, prepared=True, lights={2: {8, 9}}), new(2)])
+    assert (found.step, set(found.roll_forward), set(found.roll_back)) == (9, {1}, set())
+    assert {one.source for one in found.transfers} == {0, 1}
+
+
+def test_a_step_that_only_some_are_prepared_for_is_given_up_by_all() -> None:
+    """One survivor has no gradients of it, and nobody has applied it."""
+    found = planned([keeps(0, 8, prepared=True), keeps(1, 8, lights={2: {8}}), new(2)])
+    assert (found.step, set(found.roll_forward), set(found.roll_back)) == (8, set(), {0})
+
+
+def test_a_step_that_all_survivors_are_prepared_for_is_applied() -> None:
+    """Nobody knows the outcome of the vote, and all can go on from here."""
+    found = planned([keeps(0, 8, prepared=True, lights={1: {8, 9}}), new(1)])
+    assert (found.step, set(found.roll_forward)) == (9, {0})
+
+
+def test_a_step_whose_light_state_is_lost_is_not_whole() -> None:
+    """The lost rank had not voted for step 9: nobody knows its generators after it."""
+    found = planned([keeps(0, 8, prepared=True, lights={1: {8}}), new(1)])
+    assert (found.step, set(found.roll_forward), set(found.roll_back)) == (8, set(), {0})
+    assert found.because.endswith("; nobody has the generators and the position in the data of rank 1 at step 9")
+
+
+def test_survivors_that_no_vote_explains_are_not_trusted() -> None:
+    """Steps 9 and 7 cannot both be the last: whatever happened, the checkpoint is whole."""
+    ranks = [keeps(0, 9), keeps(1, 7)]
+    found = planned(ranks, (5,))
+    assert (found.step, found.checkpoint, set(found.roll_back)) == (5, True, {0, 1})
+    apart = "the ranks that live are at steps that do not go together: rank 0 at 9 and rank 1 at 7"
+    assert found.because == f"the checkpoint of step 5 is whole; {apart}"
+    assert plan(ranks) == NoPlan(f"{apart}, and there is no whole checkpoint")
+
+
+def test_the_reason_why_there_is_no_plan_names_what_is_lacking() -> None:
+    """A person reads it in the history."""
+    found = plan([keeps(0, 3, "first"), *(new(rank, "last") for rank in range(1, 7))])
+    lost = "ranks 1, 2, 3 and 3 more"
+    said = f"nobody has the state of {lost} or the generators and the position in the data of {lost} at step 3"
+    assert found == NoPlan(f"{said}, and there is no whole checkpoint")
+    assert plan([new(0)]) == NoPlan("no rank holds any state, and there is no whole checkpoint")
+
+
+def test_many_targets_share_the_sources_evenly() -> None:
+    """Eight newcomers, eight survivors, two sources each: every survivor sends one whole piece."""
+    wards = {rank: {4} for rank in range(8, 16)}
+    found = planned([*(keeps(rank, 4, lights=wards) for rank in range(8)), *(new(rank) for rank in range(8, 16))], most=2)
+    assert set(Counter(one.source for one in found.transfers).values()) == {2}
+    assert {one.shares for one in found.transfers} == {2}
+
+
+@pytest.mark.parametrize("wrong", [{"live": 3, "prepared": 5}, {"prepared": 1}, {"replicas": {"a": frozenset({1})}}])
+def test_a_holding_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
+    """It would be a mistake of ours."""
+    with pytest.raises(ValueError, match="rank 0"):
+        Holding(rank=0, piece="a", **wrong)  # type: ignore[arg-type]
+
+
+def test_two_holdings_of_one_rank_are_refused() -> None:
+    """It would be a mistake of ours."""
+    with pytest.raises(ValueError, match="two holdings"):
+        plan([new(0), new(0)])
+
+
+# -- laws -----------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def holding(draw: st.DrawFn, rank: int, world: int) -> Holding:
+    """Draw what a rank holds: often near step 2, at times anything."""
+    piece = draw(st.sampled_from(PIECES))
+    live = draw(st.sampled_from([None, 2, 2, 2, 1, 1, 3, 0]))
+    some = st.frozensets(STEPS, max_size=2)
+    return Holding(
+        rank=rank,
+        piece=piece,
+        live=live,
+        prepared=None if live is None or draw(st.booleans()) else live + 1,
+        snapshots=draw(some),
+        replicas=draw(st.dictionaries(st.sampled_from([name for name in PIECES if name != piece]), some)),
+        lights=draw(st.dictionaries(st.integers(0, world - 1), st.frozensets(STEPS, min_size=1), max_size=world)),
+    )
+
+
+@st.composite
+def generations(draw: st.DrawFn) -> list[Holding]:
+    """Draw the holdings of all ranks."""
+    world = draw(st.integers(1, 5))
+    return [draw(holding(rank, world)) for rank in range(world)]
+
+
+def counts(step: int, ranks: list[Holding]) -> bool:
+    """Say whether those who are prepared for *step* may apply it."""
+    survivors = [one for one in ranks if one.live is not None]
+    return any(one.live == step for one in survivors) or all(one.prepared == step for one in survivors)
+
+
+def sane(ranks: list[Holding]) -> bool:
+    """Say whether the survivors' steps can come of votes: each can be at the last one that anybody has applied."""
+    survivors = [one for one in ranks if one.live is not None]
+    last = max((one.live or 0 for one in survivors), default=0)
+    return all(last in (one.live, one.prepared) for one in survivors)
+
+
+def lives(one: Holding, step: int, ranks: list[Holding]) -> bool:
+    """Say whether *one* can be at *step* with its live state."""
+    return one.live is not None and sane(ranks) and (one.live == step or (one.prepared == step and counts(step, ranks)))
+
+
+def has(one: Holding, piece: str, step: int, ranks: list[Holding]) -> bool:
+    """Say whether *one* has *piece* of *step* in memory, in whatever way."""
+    own = piece == one.piece and (lives(one, step, ranks) or step in one.snapshots)
+    return own or step in one.replicas.get(piece, frozenset())
+
+
+def has_light(one: Holding, rank: int, step: int, ranks: list[Holding]) -> bool:
+    """Say whether *one* has the light state of *rank* of *step*."""
+    own = rank == one.rank and (lives(one, step, ranks) or step in one.snapshots)
+    return own or (rank != one.rank and step in one.lights.get(rank, frozenset()))
+
+
+def whole(step: int, ranks: list[Holding]) -> bool:
+    """Say by brute force whether memory holds all of *step*."""
+    return all(
+        any(has(other, one.piece, step, ranks) for other in ranks) and any(has_light(other, one.rank, step, ranks) for other in ranks)
+        for one in ranks
+    )
+
+
+CHECKPOINTS = st.frozensets(st.integers(0, 2), max_size=1)
+
+
+@given(generations(), CHECKPOINTS)
+def test_the_newest_whole_step_is_chosen(ranks: list[Holding], checkpoints: frozenset[int]) -> None:
+    """As brute force finds it; and memory goes before disk."""
+    found = plan(ranks, checkpoints)
+    possible = [step for step in range(6) if whole(step, ranks) or step in checkpoints]
+    if not possible:
+        assert isinstance(found, NoPlan)
+        assert found.why.endswith("there is no whole checkpoint")
+        return
+    assert isinstance(found, Plan)
+    assert found.step == max(possible)
+    assert found.checkpoint == (not whole(found.step, ranks))
+    assert found.because
+
+
+@given(generations(), CHECKPOINTS)
+def test_what_a_plan_says_can_be_done_and_brings_every_rank_to_its_step(ranks: list[Holding], checkpoints: frozenset[int]) -> None:
+    """Nobody sends what it does not hold, and at the end nobody lacks anything."""
+    found = plan(ranks, checkpoints)
+    if isinstance(found, NoPlan):
+        return
+    step, by_rank = found.step, {one.rank: one for one in ranks}
+    assert found.roll_back == {one.rank for one in ranks if max(one.live or 0, one.prepared or 0) > step}
+    if found.checkpoint:
+        assert found == Plan(step=step, because=found.because, roll_back=found.roll_back, checkpoint=True)
+        return
+    assert all(by_rank[rank].prepared == step and lives(by_rank[rank], step, ranks) for rank in found.roll_forward)
+    assert all(step in by_rank[rank].snapshots for rank in found.restore)
+    at_hand = found.restore | {one.rank for one in ranks if lives(one, step, ranks)}
+    received = {one.target for one in found.transfers}
+    assert received.isdisjoint(at_hand)
+    assert received | at_hand == set(by_rank)
+    for one in found.transfers:
+        assert one.piece == by_rank[one.target].piece
+        assert one.source != one.target
+        assert has(by_rank[one.source], one.piece, step, ranks)
+    for source, target in found.lights:
+        assert source != target
+        assert step in by_rank[source].lights[target]
+    assert [target for _, target in found.lights] == sorted(received)
+    for target in received:
+        mine = [one for one in found.transfers if one.target == target]
+        assert [one.share for one in mine] == list(range(mine[0].shares))
+        assert len({one.source for one in mine}) == len(mine) == mine[0].shares
+        assert len({one.kind for one in mine}) == 1
+
+
+@given(generations(), CHECKPOINTS)
+def test_each_piece_comes_from_the_fastest_that_has_it(ranks: list[Holding], checkpoints: frozenset[int]) -> None:
+    """Live before snapshot before replica."""
+    found = plan(ranks, checkpoints)
+    if isinstance(found, NoPlan):
+        return
+    for one in found.transfers:
+        owners = [other for other in ranks if other.piece == one.piece]
+        live = any(lives(other, found.step, ranks) for other in owners)
+        snapshot = any(found.step in other.snapshots for other in owners)
+        assert one.kind == (Kind.LIVE if live else Kind.SNAPSHOT if snapshot else Kind.REPLICA)
+
+
+@given(generations(), CHECKPOINTS, st.data())
+def test_every_rank_arrives_at_the_same_plan(ranks: list[Holding], checkpoints: frozenset[int], data: st.DataObject) -> None:
+    """Whatever order it has heard the others in."""
+    assert plan(data.draw(st.permutations(ranks)), sorted(checkpoints)) == plan(ranks, checkpoints)
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 9))
+def test_no_source_sends_more_than_a_share_more_than_another(survivors: int, newcomers: int, most: int) -> None:
+    """Whatever the numbers of both."""
+    wards = {survivors + number: {6} for number in range(newcomers)}
+    ranks = [*(keeps(rank, 6, lights=wards) for rank in range(survivors)), *(new(rank) for rank in wards)]
+    load: Counter[int] = Counter(one.source for one in planned(ranks, most=most).transfers)
+    shares = min(survivors, most)
+    assert sum(load.values()) * Fraction(1, shares) == newcomers
+    assert max(load.values()) - min(load[rank] for rank in range(survivors)) <= 1
