@@ -35,6 +35,14 @@ def whole(message: Message, name: str, *, least: int = 0, most: int = LARGEST) -
     raise BadField(name, f"a whole number of at least {least}", value)
 
 
+def durations(message: Message, name: str) -> dict[str, float]:
+    """Return durations by the names of their phases."""
+    value = message.get(name)
+    if isinstance(value, dict):
+        return {phase: seconds(value, phase) for phase in value}
+    raise BadField(name, "an object of names and seconds", value)
+
+
 def number(message: Message, name: str) -> float:
     """Return any number; NaN and infinities are some."""
     value = message.get(name)
@@ -114,6 +122,14 @@ def numbers(message: Message, name: str) -> list[int]:
     if _are_ranks(value) and all(number >= 0 for number in value or ()):
         return list(value or ())
     raise BadField(name, "a list of whole numbers", value)
+
+
+def groups(message: Message, name: str) -> list[list[int]]:
+    """Return lists of ranks."""
+    value = message.get(name)
+    if isinstance(value, list) and all(_are_ranks(ranks) for ranks in value):
+        return value
+    raise BadField(name, "a list of lists of ranks", value)
 
 
 def mapping(message: Message, name: str) -> Message:

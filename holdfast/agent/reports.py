@@ -160,22 +160,20 @@ class Reports:
     def _pass_on(self, worker: Worker, message: Message) -> None:
         """Make an event of what was said. The generation is the worker's, or an older one that it still spoke of."""
         worker.advance()
-        meant = fields.maybe(fields.whole, message, "generation")
-        whose = _whose(worker)
-        if meant is not None:
-            whose["for_generation"] = meant
-            if worker.standby is None:
-                whose["generation"] = min(meant, worker.generation)
-        kind = "worker" if worker.standby is None else "standby"
+        whose, kind = {"id": worker.standby}, "standby"
+        if worker.standby is None:
+            whose, kind = {"rank": worker.rank, "generation": _meant(worker, message)}, "worker"
+        if message.get("generation") is not None:
+            whose["for_generation"] = fields.whole(message, "generation")
         self._send(f"{kind}.{fields.text(message, 't')}", **_said(message), **whose)
 
     def _on_groups(self, worker: Worker, message: Message) -> None:
-        worker.grouped = True
         self._pass_on(worker, message)
+        worker.grouped = True
 
     def _on_roles(self, worker: Worker, message: Message) -> None:
-        self._crew.roles = _said(message)
         self._pass_on(worker, message)
+        self._crew.roles = _said(message)
 
     def _on_switched(self, worker: Worker, message: Message) -> None:
         """Note that it has gone on into a planned generation: the flow puts that on record once all have."""
@@ -184,19 +182,21 @@ class Reports:
 
     def _on_left(self, worker: Worker, message: Message) -> None:
         """Note that its state is with another: its end is as planned, even before the flow has said so."""
-        worker.ordered = True
         self._pass_on(worker, message)
+        worker.ordered = True
 
     def _on_mark(self, worker: Worker, message: Message) -> None:
         name, seconds = fields.text(message, "name"), fields.seconds(message, "seconds")
         worker.managed = True
         worker.advance()
-        self._emit("mark", worker, name=name, seconds=seconds)
+        self._send("mark", rank=worker.rank, generation=_meant(worker, message), name=name, seconds=seconds)
 
     def _on_resumed(self, worker: Worker, message: Message) -> None:
         step, path = fields.whole(message, "step", most=LARGEST_STEP), fields.maybe(fields.text, message, "path")
         worker.managed = True  # a hello alone is no promise of steps: the warm starter says it for any script that raises
         worker.advance()
+        if _meant(worker, message) < worker.generation:
+            return  # it has been kept for another one meanwhile
         worker.step, worker.former = step, None
         self._emit("resumed", worker, step=step, path=path)
 
@@ -206,11 +206,12 @@ class Reports:
         worker.step, now = step, time.time()
         worker.managed = True
         worker.advance()
-        if worker.first_step is None and worker.former is None:
+        generation = _meant(worker, message) if worker.former is None else worker.former  # until it has resumed it tells of the one before
+        if worker.first_step is None and generation == worker.generation:
             worker.first_step = now
             self._emit("worker.stepped", worker, step=step, until=until)
-        if worker.rank == 0:  # one that has not resumed yet still tells of the generation before
-            self._steps.add(worker.generation if worker.former is None else worker.former, (step, now, seconds, loss))
+        if worker.rank == 0:
+            self._steps.add(generation, (step, now, seconds, loss))
 
     def _on_section(self, worker: Worker, message: Message) -> None:
         """Note the section for the beats; an event for each would fill the journal."""
@@ -258,6 +259,22 @@ def _whose(worker: Worker) -> Message:
     return {"rank": worker.rank, "generation": worker.generation} if worker.standby is None else {"id": worker.standby}
 
 
+def _meant(worker: Worker, message: Message) -> int:
+    """Return the generation that was spoken of: the worker's own, or an older one that it names."""
+    named = fields.maybe(fields.whole, message, "generation")
+    return worker.generation if named is None else min(named, worker.generation)
+
+
 def _said(message: Message) -> Message:
-    """Return what was said, less what only the agent can say."""
-    return {name: value for name, value in message.items() if name not in OURS}
+    """Return what was said, less what only the agent can say; raise `BadField` for what a flow would stumble over."""
+    said = {name: value for name, value in message.items() if name not in OURS and value is not None}
+    takes: dict[str, Callable[[Message, str], object]] = {"step": fields.whole, "why": fields.text, "seconds": fields.seconds}
+    if message["t"] == "regrouped":
+        takes["seconds"] = fields.durations
+    if message["t"] == "roles":
+        takes["roles"] = fields.groups
+        said.setdefault("roles", None)
+    for name, take in takes.items():
+        if name in said:
+            said[name] = take(said, name)
+    return said

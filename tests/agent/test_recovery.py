@@ -19,9 +19,9 @@ from tests.waiting import wait_until
 GROUPED = (
     SPEAKING
     + """
-def train(step):
-    say(t="resumed", step=step - 1, path=None)
-    say(t="beat", step=step, seconds=0.1, loss=0.5)
+def train(step, **of):
+    say(t="resumed", step=step - 1, path=None, **of)
+    say(t="beat", step=step, seconds=0.1, loss=0.5, **of)
 hello()
 if "HOLDFAST_STANDBY" in os.environ:
     say(t="parked", roles=[0, 1], role=1, seconds=0.5, rss=4096, coverage={"kernels": 7})
@@ -38,7 +38,7 @@ for line in heard:
         if "log" in message:
             log = os.open(message["log"], os.O_WRONLY | os.O_APPEND)
             os.dup2(log, 1), os.dup2(log, 2)
-        train(10 * message["generation"])
+        train(10 * message["generation"], generation=message["generation"])
     elif message["do"] == "say":
         for one in message["what"]:
             say(**one)
@@ -274,6 +274,22 @@ def test_what_was_said_before_a_regroup_is_of_the_old_generation(team: Team) -> 
     assert team.flow.wait("steps", generation=1)
 
 
+def test_a_generation_that_was_overtaken_is_not_taken_for_the_next(team: Team) -> None:
+    """A worker that resumes in one when another has begun is still to resume in that one."""
+    team.train(0)
+    os.kill(team.flow.pid(0), signal.SIGSTOP)
+    assert team.regroup(2, kept(0))["ok"]
+    assert team.abandon(2)["told"] == [0]
+    assert team.regroup(3, kept(0))["ok"]
+    os.kill(team.flow.pid(0), signal.SIGCONT)
+    assert team.flow.wait("worker.stepped", rank=0, generation=3)["step"] == 30
+    assert [event["generation"] for event in team.flow.events if event["event"] == "worker.stepped"] == [1, 3]
+    assert [event["generation"] for event in team.flow.events if event["event"] == "resumed"] == [1, 3]
+    team.flow.wait("steps", generation=3)
+    steps = [(event["generation"], step[0]) for event in team.flow.events for step in event.get("steps", ())]
+    assert steps == [(1, 1), (2, 20), (3, 30)]
+
+
 def test_a_standby_that_dies_is_told_of(team: Team) -> None:
     """With its reason; one that was to go is told as such, and its number can be used again."""
     team.stand_by(1, 2)
@@ -295,9 +311,14 @@ def test_a_standby_that_dies_is_told_of(team: Team) -> None:
 
 def test_a_standby_that_cannot_take_over_leaves_its_reasons(node: Node, flow: Flow) -> None:
     """What it printed before it had the rank's log is its output all the same."""
-    code = (
-        'hello()\nsay(t="parked")\nheard.readline()\nprint("no way", flush=True)\nsay(t="cannot", generation=1, why="no way")\nos._exit(4)'
-    )
+    code = """
+hello()
+say(t="parked")
+heard.readline()
+print("no way", flush=True)
+say(t="cannot", generation=1, why="no way")
+os._exit(4)
+"""
     flow.prepare(node, [node.script(SPEAKING + code)], warm=True)
     flow.ok("standby", standbys=[{"id": 1, "environment": places()}])
     flow.wait("standby.ready", id=1)
