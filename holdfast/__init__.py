@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from holdfast.runtime.joining import join
     from holdfast.runtime.loader import Loader
     from holdfast.runtime.sections import section
     from holdfast.runtime.session import session
@@ -20,11 +21,12 @@ _HOMES: Final = {
     "Cluster": "holdfast.spec",
     "Loader": "holdfast.runtime.loader",
     "TrainingJob": "holdfast.spec",
+    "join": "holdfast.runtime.joining",
     "section": "holdfast.runtime.sections",
     "session": "holdfast.runtime.session",
 }
 
-__all__ = ["Cluster", "Loader", "TrainingJob", "__version__", "section", "session"]
+__all__ = ["Cluster", "Loader", "TrainingJob", "__version__", "join", "section", "session"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (a name of any kind)

@@ -7,7 +7,8 @@ layout than an undisturbed run does at that step: the loss differs by some 1e-7,
 
 from __future__ import annotations
 
-from typing import TypeVar
+import weakref
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,13 +17,38 @@ from torch.nn.parallel import DistributedDataParallel
 M = TypeVar("M", bound=nn.Module)
 
 
+_made: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_settled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def watch() -> None:
+    """Take note of every DDP module that is made from now on."""
+
+    def registered(module: nn.Module, name: str, _value: Any) -> None:  # noqa: ANN401 (torch's signature)
+        if name == "module" and isinstance(module, DistributedDataParallel):
+            _made.add(module)
+
+    torch.nn.modules.module.register_module_module_registration_hook(registered)
+
+
+def settle_all() -> bool:
+    """Settle every DDP module that was made since `watch`; tell whether all could be.
+
+    A rank that joins later cannot take part in what the others did at their first steps: none may be left to do there.
+    """
+    found = [model for model in _made if model not in _settled]
+    for model in found:
+        settled(model)
+    return all(model in _settled or getattr(model, "find_unused_parameters", False) for model in found)
+
+
 def settled(model: M) -> M:
     """Have DDP sort its buckets now, before the first real step; what is not a fresh DDP module is left as it is.
 
     One backward pass through a sum that uses every parameter, and not the model, shows DDP the order: the last parameter
     comes first, much as it would with the model itself. It costs one reduction of the gradients, all zero.
     """
-    if not isinstance(model, DistributedDataParallel) or model.find_unused_parameters:
+    if not isinstance(model, DistributedDataParallel) or model.find_unused_parameters or model in _settled:
         return model  # this one never sorts anew
     if model.static_graph or model.mixed_precision:
         return model  # these learn from their first backward pass, which must be the model's own
@@ -39,4 +65,7 @@ def settled(model: M) -> M:
         total.backward()
     for parameter in parameters:
         parameter.grad = None
+    if reducer._rebuild_buckets():  # noqa: SLF001 (what DDP does at its next forward pass)
+        model._has_rebuilt_buckets = True  # noqa: SLF001
+    _settled.add(model)
     return model

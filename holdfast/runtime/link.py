@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -53,6 +53,10 @@ class Link:
         self._draining = self._parted = self._reported = False
         self._helper: threading.Thread | None = None
         self._asked = 0
+        self._listener: threading.Thread | None = None
+        self._order: Callable[[Message], None] = lambda _order: None
+        self._told: dict[int, Message] = {}
+        self._news = threading.Condition()
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] = os.environ) -> Link:
@@ -72,15 +76,16 @@ class Link:
 
     def mark(self, name: str, seconds: float) -> None:
         """Tell how long a part of the start took: ``group`` or ``load``."""
-        self._send({"t": "mark", "name": name, "seconds": seconds})
+        self._send({"t": "mark", "name": name, "seconds": seconds, "generation": self.generation})
 
     def resumed(self, step: int, path: Path | None) -> None:
         """Tell the step after which training goes on (0: from scratch), and the checkpoint it came from."""
-        self._send({"t": "resumed", "step": step, "path": None if path is None else str(path)})
+        self._send({"t": "resumed", "step": step, "path": None if path is None else str(path), "generation": self.generation})
 
     def beat(self, step: int, loss: float | None, seconds: float, until: int | None) -> None:
         """Tell that *step* is committed; may be dropped when the agent does not read."""
-        self._send({"t": "beat", "step": step, "loss": loss, "seconds": seconds, "until": until}, droppable=True)
+        told = {"t": "beat", "step": step, "loss": loss, "seconds": seconds, "until": until, "generation": self.generation}
+        self._send(told, droppable=True)
 
     def section(self, name: str, limit_s: float | None, *, begin: bool) -> None:
         """Tell that a declared long section begins or ends."""
@@ -117,6 +122,30 @@ class Link:
             self._send({"t": "commit?", "id": number, "step": step})
             return self._answer(number, time.monotonic() + seconds)
 
+    def report(self, word: str, **facts: object) -> None:
+        """Tell what belongs to the life of managed groups; docs/architecture.md lists the words."""
+        self._send({"t": word, **facts})
+
+    def listen(self, order: Callable[[Message], None]) -> None:
+        """Have a thread hand every order of the agent to *order*, from now on."""
+        self._order = order
+        self.hello()
+        if self.attached and self._listener is None:
+            self._listener = threading.Thread(target=self._follow, name="holdfast-orders", daemon=True)
+            self._listener.start()
+
+    def _follow(self) -> None:
+        lines = LineBuffer()
+        while self._ready(select.POLLIN, time.monotonic() + 3600.0) or not self._parted:
+            self._drain()
+            for message in self._heard(lines):
+                if "do" in message:
+                    self._order(message)
+                else:
+                    with self._news:
+                        self._told[int(message.get("re") or 0)] = message
+                        self._news.notify_all()
+
     def flush(self, seconds: float) -> bool:
         """Wait until everything said has left, for at most *seconds*; say whether it has."""
         deadline = time.monotonic() + seconds
@@ -133,12 +162,17 @@ class Link:
 
     def _answer(self, number: int, deadline: float) -> Leave:
         """Read until the agent has answered question *number*."""
+        if self._listener is not None:
+            with self._news:
+                self._news.wait_for(lambda: number in self._told or self._parted, max(0.0, deadline - time.monotonic()))
+                if number in self._told:
+                    return _leave(self._told.pop(number))
         lines = LineBuffer()
-        while self._ready(select.POLLIN, deadline):
+        while self._listener is None and self._ready(select.POLLIN, deadline):
             self._drain()
             for message in self._heard(lines):
                 if message.get("re") == number:
-                    return Leave(ok=message.get("ok") is True, why=str(message.get("why", "")))
+                    return _leave(message)
         gone = "is gone" if self._parted else "does not answer"
         return Leave(ok=False, why=f"the agent {gone}, so nobody can say that this generation is the current one")
 
@@ -234,12 +268,18 @@ class Link:
         """Take note that the agent is gone; training goes on without it."""
         self._parted = True
         self._queue.clear()
+        with self._news:
+            self._news.notify_all()
 
     def _hang_up(self) -> None:
         """Close this process's end."""
         self._parted = True
         if self._socket is not None:
             self._socket.close()
+
+
+def _leave(message: Message) -> Leave:
+    return Leave(ok=message.get("ok") is True, why=str(message.get("why", "")))
 
 
 _ours: Link | None = None

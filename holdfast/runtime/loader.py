@@ -72,6 +72,13 @@ class Loader:
             if not self.endless:
                 return
 
+    def take_rank(self, rank: int, ranks: int) -> None:
+        """Let samplers that split the data among *ranks* give the part of *rank* from now on."""
+        for part in self._parts():
+            if hasattr(part, "num_replicas") and hasattr(part, "rank"):
+                part.num_replicas, part.rank = ranks, rank
+        self._inner = None
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and what the order of this epoch was drawn from."""
         return {

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +19,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from holdfast.runtime import rng
-from holdfast.runtime.buckets import M, settled
+from holdfast.runtime import manifest, parking, rng
+from holdfast.runtime.buckets import M, settle_all, settled
 from holdfast.runtime.checkpoint import Keeping, Saver
+from holdfast.runtime.groups.assembly import assembly
+from holdfast.runtime.groups.keeper import Keeper
+from holdfast.runtime.groups.tape import WARM_STEPS
 from holdfast.runtime.link import link
+from holdfast.runtime.parking import Parked, Roles
+from holdfast.runtime.promoted import Again
 from holdfast.runtime.restore import load, newest_whole
 from holdfast.runtime.sections import section
 from holdfast.runtime.state import Stateful, Training, unwrapped
@@ -58,7 +63,7 @@ class Step:
 class Session(AbstractContextManager["Session"]):
     """Training that is watched and kept: made by `session`, entered with ``with``."""
 
-    def __init__(self, training: Training, keeping: Keeping | None) -> None:
+    def __init__(self, training: Training, keeping: Keeping | None, *, any_rank: bool = False) -> None:
         self._training, self._keeping = training, keeping
         self._world: World | None = None
         self._saver: Saver | None = None
@@ -67,6 +72,8 @@ class Session(AbstractContextManager["Session"]):
         """The last step that was loaded, saved, or failed to be saved."""
         self._until: int | None = None
         self._made_group = False
+        self._keeper: Keeper | None = None
+        self._any_rank, self._warmed, self._promoted = any_rank, 0, False
         self.step = 0
         """The last committed step; 0 before the first."""
         self.loss: float | None = None
@@ -86,12 +93,32 @@ class Session(AbstractContextManager["Session"]):
         self._world = World.present()
         if self._world.grouped:
             atexit.register(let_go)
+        managed = assembly()
+        if managed is not None:
+            self._keeper = Keeper(self._training, managed, self._whole_steps)
+            if managed.sandbox is not None:
+                self._keeper.new = True
+                self._prepare_saving()
+                return self
+            link().report("groups")
         link().mark("group", time.monotonic() - start)
         start = time.monotonic()
         self._restore(self._world)
+        if self._keeper is not None:
+            self._keeper.live = self.step
         link().mark("load", time.monotonic() - start)
         link().resumed(self.step, self.resumed_from)
         return self
+
+    @property
+    def rank(self) -> int:
+        """This process's rank now; a standby that took a rank over in place has another one than when the script began."""
+        return World.present().rank
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The group of all ranks, for wrappers that want one."""
+        return dist.group.WORLD
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """After a clean end save the last step, unless it is saved, and say goodbye."""
@@ -113,9 +140,24 @@ class Session(AbstractContextManager["Session"]):
         if self._generators is not None:  # not sooner: what was built since the restore may have drawn numbers
             rng.apply(self._generators)
             self._generators = None
-        while until is None or self.step < until:
+        if self._keeper is not None and not settle_all() and self._keeper.new and not self._is_standby():
+            yield self._warm_up()  # what torch does only once, in a first step, must not be done among ranks that have done it long ago
+            yield self._warm_up()
+            self._keeper.warming = False
+        while True:
+            if self._is_standby():
+                if self._warmed < WARM_STEPS:
+                    yield self._warm_up()
+                    continue
+                self._park()
+            if self._keeper is not None and (self._keeper.new or self._keeper.trouble):
+                self._mend(self._keeper)
+            if until is not None and self.step >= until:
+                return
             step = Step(self, self.step + 1)
             link().step = step.number
+            if self._keeper is not None:
+                self._keeper.begin(step.number)
             yield step
             if not step.committed:
                 raise RuntimeError(f"step {step.number} was not committed: call step.commit(loss) at its end, or break to stop early")
@@ -129,7 +171,9 @@ class Session(AbstractContextManager["Session"]):
         return settled(model)
 
     def _done(self, number: int, loss: float | None, seconds: float) -> None:
-        """Take note of a committed step."""
+        """Take note of a step that is done; with managed groups, if all ranks have applied it."""
+        if self._keeper is not None and (self._keeper.warming or not self._keeper.end(number)):
+            return
         self.step, self.loss = number, loss
         link().beat(number, loss, seconds, self._until)
         if self._keeping is not None and (self._keeping.due(number) or (number == self._until and self._keeping.every > 0)):
@@ -145,8 +189,84 @@ class Session(AbstractContextManager["Session"]):
             return
         with section("checkpoint"):
             state = self._training.collect({"step": self.step, "loss": self.loss}, self._world.rank)
-            if self._saver.save(state, self.step, lowest=self._training.buffers()):
-                self.saved = self.step
+            try:
+                if self._saver.save(state, self.step, lowest=self._training.buffers()):
+                    self.saved = self.step
+            except Exception as error:
+                if self._keeper is None or not self._keeper.lost_peer(error):
+                    raise
+                self._tried = self.saved or 0  # the same step is saved again, or a later one, when the ranks are whole again
+
+    # -- standing by --------------------------------------------------------------------------------------------------
+
+    def _is_standby(self) -> bool:
+        """Tell whether this process waits for a rank, and is not on its way to one."""
+        sandbox = self._keeper.assembly.sandbox if self._keeper is not None else None
+        return sandbox is not None and sandbox.standby is not None and not self._promoted
+
+    def _warm_up(self) -> Step:
+        """Return a step of the warm-up."""
+        assert self._keeper is not None
+        self._keeper.warming = True
+        self._warmed += 1
+        return Step(self, self._warmed)
+
+    def _park(self) -> None:
+        """Wait for a rank with memory given back; come back as that rank, or have the script run again for it."""
+        keeper = self._keeper
+        assert keeper is not None
+        roles = Roles()
+        roles.go_on(done=True)
+        managed = keeper.assembly
+        parked = Parked(self._training)
+        link().report(
+            "parked",
+            roles=roles.roles,
+            role=roles.park,
+            seconds=parking.now(),
+            rss=parking.resident(),
+            coverage=parking.coverage_of(managed.sandbox),
+        )
+        order = managed.wait_for("regroup", "prepare")
+        rank, sharded = int(order["rank"]), any(hasattr(one, "device_mesh") for one in self._training.model.parameters())
+        in_place = rank == managed.generation.rank or (self._any_rank and not sharded and rank in roles.roles[roles.now])
+        parking.promote(order)
+        if not in_place:
+            raise Again({"RANK": str(rank), "HOLDFAST_FRESH": "1"}, [order])
+        parked.unpark()
+        keeper.warming, self._promoted = False, True
+        managed.hear(order)
+
+    def _mend(self, keeper: Keeper) -> None:
+        """Come into the next generation together with the other ranks, and go on from the newest step that they hold."""
+        verdict = keeper.mend()
+        self._world = World.present()
+        if self._saver is not None and self._keeping is not None:
+            self._saver = Saver(self._keeping, self._world, link().generation)
+        if verdict["checkpoint"] is not None:
+            self._restore(self._world)
+            keeper.live = self.step
+            if self._generators is not None:
+                rng.apply(self._generators)
+                self._generators = None
+        self.step = keeper.live
+        link().resumed(self.step, self.resumed_from if verdict["checkpoint"] is not None else None)
+
+    def _whole_steps(self) -> list[int]:
+        """Return the steps of the checkpoints that look whole."""
+        if self._keeping is None:
+            return []
+        with suppress(OSError):
+            return [
+                int(path.name.removeprefix("step-")) for path in manifest.candidates(self._keeping.directory) if manifest.looks_whole(path)
+            ]
+        return []
+
+    def _prepare_saving(self) -> None:
+        """Be ready to save, in a process that takes its state from others."""
+        if self._keeping is not None and self._world is not None:
+            self._training.check()
+            self._saver = Saver(self._keeping, self._world, link().generation)
 
     def _restore(self, world: World) -> None:
         """Take the state of the newest whole checkpoint, if there is one."""
@@ -176,6 +296,7 @@ def session(  # noqa: PLR0913 (each is one thing of the user's, all but the firs
     checkpoint_dir: str | os.PathLike[str] | None = None,
     save_every: int | None = None,
     keep: int | None = None,
+    any_rank: bool = False,
 ) -> Session:
     """Keep training: beat for the agent if there is one, and save and resume if there is a checkpoint directory.
 
@@ -188,6 +309,9 @@ def session(  # noqa: PLR0913 (each is one thing of the user's, all but the firs
         checkpoint_dir: default: ``HOLDFAST_CHECKPOINT_DIR``, which the agent sets; without either nothing is saved.
         save_every: steps between checkpoints, 0 for none; default: ``HOLDFAST_SAVE_EVERY``, else 100.
         keep: whole checkpoints that stay; default: ``HOLDFAST_KEEP``, else 2.
+        any_rank: the script asks ``session.rank`` whenever it needs its rank and keeps nothing that depends on it (a `Loader`'s
+            `DistributedSampler` is seen to): a standby can then become another rank of its role as it stands. Without this promise it
+            runs the script again from the top, in its warm process.
     """
     training = Training(
         model=unwrapped(_instance("model", model, nn.Module)),
@@ -196,7 +320,7 @@ def session(  # noqa: PLR0913 (each is one thing of the user's, all but the firs
         data=None if data is None else _instance("data", data, Stateful),
         extra={} if extra is None else _instance("extra", extra, MutableMapping),
     )
-    return Session(training, _keeping(checkpoint_dir, save_every, keep, os.environ))
+    return Session(training, _keeping(checkpoint_dir, save_every, keep, os.environ), any_rank=any_rank)
 
 
 def _keeping(

@@ -13,6 +13,7 @@ optimizer survives unchanged, and imports the whole of FSDP.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from torch.optim import Optimizer
 from holdfast.runtime import rng, tree
 from holdfast.runtime.storage import Reader
 
+SAMPLE: Final = 4096
+"""Elements of each parameter that tell copies of one state from others."""
 _WRAPPERS: Final = ("DistributedDataParallel", "DataParallel")
 
 
@@ -80,6 +83,64 @@ class Training:
             name: value.detach() for name, value in model.items() if isinstance(value, Tensor)
         }  # as `dcp_to_torch_save` gives it back
         return {"model": nested, **tensors, _tree_of(rank): tree.to_bytes(whole)}
+
+    def moving(self) -> tuple[dict[str, Tensor], Tensor]:
+        """Return what a rank hands to one that takes its place: the tensors themselves by key, and all that is no tensor as bytes."""
+        tensors: dict[str, Tensor] = {}
+        model = self.model.state_dict()
+        whole = {
+            "model": {name: None if isinstance(value, Tensor) else value for name, value in model.items()},
+            "optimizers": tree.pack([self._named(one) for one in self.optimizers], "optimizer", tensors),
+            "schedulers": tree.pack([one.state_dict() for one in self.schedulers], "scheduler", tensors),
+            "extra": tree.pack({name: _state_of(one) for name, one in self.extra.items()}, "extra", tensors),
+        }
+        own = {name: value for name, value in [*model.items(), *self.model.named_buffers()] if isinstance(value, Tensor)}
+        return {**{f"model.{name}": value.detach() for name, value in own.items()}, **tensors}, tree.to_bytes(whole)
+
+    def settle(self, whole: Tensor, found: Mapping[str, Tensor]) -> None:
+        """Take what another rank handed over: *found* are the tensors of `moving`, this process's own ones where they could be filled in place."""
+        told = tree.from_bytes(whole)
+        with torch.no_grad():
+            for name, present in [*self.model.state_dict().items(), *self.model.named_buffers()]:
+                key = f"model.{name}"
+                if isinstance(present, Tensor) and key in found and not _same_memory(present, found[key]):
+                    present.copy_(found[key])
+        values = {name: value for name, value in told["model"].items() if value is not None}
+        if values:
+            self.model.load_state_dict(values, strict=False)
+        states = tree.unpack(told["optimizers"], found.__getitem__)
+        _same_number("optimizer", self.optimizers, states)
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            self._put(optimizer, state)
+        self._give_schedulers(tree.unpack(told["schedulers"], found.__getitem__))
+        self._give_extra(tree.unpack(told["extra"], found.__getitem__))
+
+    def _put(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Make *state* the state of *optimizer* without the copies that ``load_state_dict`` makes of every tensor."""
+        names, parameters = self._names(optimizer), _parameters(optimizer)
+        _same_names("the optimizer", names, dict.fromkeys(name for group in state["param_groups"] for name in group["params"]))
+        for name, parameter in zip(names, parameters, strict=True):
+            optimizer.state.pop(parameter, None)
+            if name in state["state"]:
+                optimizer.state[parameter] = state["state"][name]
+        for present, given in zip(optimizer.param_groups, state["param_groups"], strict=True):
+            present.update({key: value for key, value in given.items() if key != "params"})
+
+    def sample(self) -> str:
+        """Return a digest of names, shapes and some values of the model: ranks that hold copies of each other have the same."""
+        told = hashlib.sha256()
+        for name, value in self.model.named_parameters():
+            local = getattr(value, "_local_tensor", value).detach()
+            told.update(f"{name} {tuple(value.shape)} {tuple(local.shape)} {value.dtype}".encode())
+            told.update(local.reshape(-1)[:SAMPLE].contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        return told.hexdigest()[:16]
+
+    def shape(self) -> str:
+        """Return a digest of the model's names and shapes on this rank: ranks of one role have the same."""
+        told = hashlib.sha256()
+        for name, value in self.model.named_parameters():
+            told.update(f"{name} {tuple(value.shape)} {tuple(getattr(value, '_local_tensor', value).shape)} {value.dtype}".encode())
+        return told.hexdigest()[:16]
 
     def check(self) -> None:
         """Refuse state that could be saved but not loaded again, before hours of training depend on it."""
@@ -233,6 +294,12 @@ def _keep_types(optimizer: Optimizer, states: Mapping[int, Mapping[str, Any]]) -
         for name, value in state.items():
             if isinstance(value, Tensor) and present[name].dtype != value.dtype:
                 present[name] = value.to(present[name].device)
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors are the same memory, shards of it included."""
+    one, other = getattr(one, "_local_tensor", one), getattr(other, "_local_tensor", other)
+    return one.data_ptr() == other.data_ptr() and one.numel() == other.numel()
 
 
 def _same_number(what: str, here: Sequence[object], stored: Sequence[object]) -> None:

@@ -25,6 +25,8 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from holdfast.process import die_with_parent
+from holdfast.runtime import promoted
+from holdfast.runtime.promoted import Again
 from holdfast.wire import LineBuffer, Message, encode
 
 
@@ -149,16 +151,31 @@ def _run(argv: list[str]) -> None:
     script = argv[0]
     if _is_program(script):
         os.execv(sys.executable, [sys.executable, *argv])  # noqa: S606 (a folder, an archive or bytecode: for an interpreter of its own)
-    source = _read(script)
-    main = _as_main(argv)
-    try:
-        code = compile(source, script, "exec", dont_inherit=True)  # our own `from __future__` is not the script's
-        exec(code, main.__dict__)  # noqa: S102 (running the user's script is what this is for)
-    except BaseException as error:
-        if not isinstance(error, SystemExit | KeyboardInterrupt):
-            _report(error)
-        _hide_our_frames()
-        raise  # the interpreter does what it does for any script: print, run exit handlers, end with the right status
+    source, code = _read(script), None
+    while True:
+        main = _as_main(argv)
+        try:
+            # Compiled once: what torch.compile keeps for a function, it keeps by the function's code.
+            code = code or compile(source, script, "exec", dont_inherit=True)  # our own `from __future__` is not the script's
+            exec(code, main.__dict__)  # noqa: S102 (running the user's script is what this is for)
+        except Again as again:
+            _start_over(again)
+        except BaseException as error:
+            if not isinstance(error, SystemExit | KeyboardInterrupt):
+                _report(error)
+            _hide_our_frames()
+            raise  # the interpreter does what it does for any script: print, run exit handlers, end with the right status
+        else:
+            return
+
+
+def _start_over(again: Again) -> None:
+    """Make ready for another run of the script, by a standby: in another role, or as the rank it was given."""
+    from holdfast.runtime import parking  # noqa: PLC0415 (whoever is here has imported torch)
+
+    again.__traceback__ = None  # it holds the frames of the run that is over, and with them its model
+    parking.start_over(again.environment)
+    promoted.keep_orders(again.orders)
 
 
 def _is_program(script: str) -> bool:
@@ -193,8 +210,9 @@ def _as_main(argv: list[str]) -> ModuleType:
     main.__dict__.update(__file__=script, __builtins__=builtins, __loader__=loader, __spec__=None, __cached__=None, __annotations__={})
     sys.modules["__main__"] = main
     sys.argv, sys.orig_argv = argv, [sys.executable, *argv]
-    if not sys.flags.safe_path:
-        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))  # noqa: PTH120 (a string, as Python puts there)
+    folder = os.path.dirname(os.path.realpath(script))  # noqa: PTH120 (a string, as Python puts there)
+    if not sys.flags.safe_path and sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # noqa: PTH109 (as above)
     return main
 

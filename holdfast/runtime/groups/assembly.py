@@ -1,0 +1,384 @@
+"""This process's managed groups, and what brings them into a new generation.
+
+The watch thread hears the agent's orders. It only cuts waits short and notes what is asked; all else happens in the training thread, at
+the boundary between two steps, in phases that can each be given up: store, council, facts, groups. All ranks go through the
+groups in one order, that of their names, so that no two wait for each other crosswise.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from holdfast.runtime.groups.attempt import Attempt
+from holdfast.runtime.groups.council import Council, Desk
+from holdfast.runtime.groups.inner import BUILD_SECONDS, Abandoned, Inner, build, in_thread
+from holdfast.runtime.groups.managed import BACKEND, ManagedGroup
+from holdfast.runtime.groups.tape import OnGroup, Recorder
+from holdfast.runtime.link import link
+from holdfast.wire import Message
+
+log = logging.getLogger("holdfast.runtime")
+
+PATIENCE: Final = 0.002
+"""Seconds between two looks at something that another rank is about to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One agreed membership, as this rank sees it."""
+
+    number: int
+    rank: int
+    world: int
+    incarnations: Mapping[int, int]
+    """The generation in which each rank's process took the rank: another number means another process."""
+    store: tuple[str, int]
+    serve: int
+    """The rank that hosts the store."""
+    changed: frozenset[int] = frozenset()
+    since: int = 0
+
+    @classmethod
+    def of(cls, message: Message) -> Generation:
+        """Return the generation in an order ``regroup`` or ``prepare``."""
+        host, port = message["store"]
+        return cls(
+            number=int(message["generation"]),
+            rank=int(message["rank"]),
+            world=int(message["world"]),
+            incarnations={int(rank): int(since) for rank, since in message["incarnations"].items()},
+            store=(str(host), int(port)),
+            serve=int(message["serve"]),
+            changed=frozenset(int(rank) for rank in message["changed"]),
+            since=int(message.get("since", 0)),
+        )
+
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str] = os.environ) -> Generation:
+        """Return the generation that this process was started for: all ranks begin together."""
+        number, world = int(environment.get("HOLDFAST_GENERATION") or 1), int(environment["WORLD_SIZE"])
+        return cls(
+            number=number,
+            rank=int(environment["RANK"]),
+            world=world,
+            incarnations=dict.fromkeys(range(world), number),
+            store=(environment["MASTER_ADDR"], int(environment["MASTER_PORT"])),
+            serve=0,
+            changed=frozenset(range(world)),
+        )
+
+
+class Assembly:
+    """The managed groups of this process."""
+
+    def __init__(self, generation: Generation, token: str, stride: int, devices: tuple[str, ...]) -> None:
+        self.generation, self.token, self.stride, self.devices = generation, token, stride, devices
+        self.attempt = Attempt()
+        self.desk = Desk(token)
+        self.council: Council | None = None
+        self.groups: list[ManagedGroup] = []
+        """In the order of their making, which is the same on every rank of a role."""
+        self.store: dist.Store | None = None
+        self.sandbox: Any = None
+        """Answers for peers while there are none: in a standby, and in a rank that is about to join."""
+        self.listener: Any = None
+        self.recorder: Recorder | None = None
+        self.host = "127.0.0.1"
+        self.orders: dict[str, Message] = {}
+        """The newest order of each kind that is not carried out yet."""
+        self._server: tuple[int, dist.TCPStore] | None = None
+        self._addresses: dict[tuple[int, int], tuple[str, int]] = {}
+        self._news = threading.Condition()
+        self._over = 0
+        """The newest generation that the flow has ended."""
+        self._lost: frozenset[int] = frozenset()
+
+    def record(self) -> None:
+        """Record what operations bring, from the first group on, until the keeper says that it is enough."""
+        self.recorder = Recorder()
+        self.listener = OnGroup(self.groups, self.recorder)
+
+    def hear_nothing(self) -> None:
+        """Let operations go unrecorded from now on."""
+        self.watch(None)
+        self.recorder = None
+
+    def watch(self, listener: Any) -> None:  # noqa: ANN401 (a `Listener`, or none)
+        """Have *listener* told of the operations of all groups."""
+        self.listener = listener
+        for group in self.groups:
+            group.listener = listener
+
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    def hear(self, order: Message) -> None:
+        """Take in an order of the agent, in the watch thread."""
+        word = str(order.get("do"))
+        try:
+            if word == "abandon":
+                self._abandon(int(order["generation"]), frozenset(int(rank) for rank in order.get("lost", ())))
+            elif word == "regroup":
+                self._abandon(int(order["generation"]) - 1, frozenset(int(rank) for rank in order.get("changed", ())))
+        except Exception:
+            log.exception("the order '%s' could not be carried out", word)
+        with self._news:
+            self.orders[word] = order
+            self._news.notify_all()
+
+    def _abandon(self, generation: int, lost: frozenset[int]) -> None:
+        """End every wait of *generation* that a lost rank, or an end of the council, could make endless."""
+        if generation < self.generation.number and generation <= self._over:
+            return
+        self._over = max(self._over, generation)
+        if self.sandbox is not None:
+            return
+        if generation >= self.generation.number:
+            self.attempt.fail(f"the flow has ended generation {generation}")
+            for group in list(self.groups):
+                if lost & set(group.ranks):
+                    group.abandon(f"rank(s) {', '.join(map(str, sorted(lost & set(group.ranks))))} lost")
+            council = self.council
+            if council is not None and council.generation <= generation:
+                council.give_up()
+
+    def wait_for(self, *words: str, newer: int = 0) -> Message:
+        """Wait for an order of one of these kinds for a generation above *newer*, and take it."""
+        with self._news:
+            while True:
+                for word in words:
+                    order = self.orders.get(word)
+                    if order is not None and int(order.get("generation", newer + 1)) > newer:
+                        return self.orders.pop(word)
+                self._news.wait()
+
+    def take(self, word: str) -> Message | None:
+        """Return the newest order of this kind, if one has come."""
+        with self._news:
+            return self.orders.pop(word, None)
+
+    def gave_up(self, number: int) -> Callable[[], bool]:
+        """Return what tells whether generation *number* has been ended while it was still being made."""
+        return lambda: self._over >= number
+
+    # -- the first generation -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Meet the other ranks of the generation that this process was started for."""
+        self.connect(self.generation)
+        self.convene(self.generation)
+
+    def create(self, options: Any, _more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's options)
+        """Make the group that torch asks for."""
+        ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+        group = ManagedGroup(str(options.group_id), ranks, self.generation.rank, self.attempt, options.timeout)
+        group.listener = self.listener
+        if self.sandbox is not None:
+            group.sandbox = self.sandbox
+        else:
+            group.give(self.build(group, self.generation), dict(self.generation.incarnations))
+        self.groups.append(group)
+        return group
+
+    # -- phases -------------------------------------------------------------------------------------------------------
+
+    def connect(self, generation: Generation) -> None:
+        """Reach the store of *generation*, or host it; leave there where this rank's desk is."""
+        host, port = generation.store
+        gave_up = self.gave_up(generation.number)
+        if generation.serve == generation.rank:
+            if self._server is None or self._server[0] != port:
+                server = in_thread(
+                    lambda: dist.TCPStore("0.0.0.0", port, None, True, timedelta(seconds=BUILD_SECONDS), False),
+                    gave_up,  # noqa: S104, FBT003
+                )
+                self._server = (port, server)
+            self.host = host
+            store: dist.Store = self._server[1]
+        else:
+            self.host = _await_port(host, port, gave_up)
+            store = in_thread(lambda: dist.TCPStore(host, port, None, False, timedelta(seconds=BUILD_SECONDS), False), gave_up)  # noqa: FBT003
+        own = dist.PrefixStore(f"generation-{generation.number}", store)
+        incarnation = generation.incarnations[generation.rank]
+        self._put_desk(store, generation.rank, incarnation)
+        self.store = own
+        self._root = store
+
+    def _put_desk(self, store: dist.Store, rank: int, incarnation: int) -> None:
+        in_thread(lambda: store.set(f"desk/{rank}/{incarnation}", f"{self.host} {self.desk.port}"), lambda: False)
+
+    def convene(self, generation: Generation) -> int:
+        """Connect to the neighbours in the council of *generation*; return how many connections were made."""
+        council = Council(generation.rank, generation.world, generation.number, dict(generation.incarnations), self.stride)
+        before, self.council = self.council, council
+        if self._over >= generation.number:
+            council.give_up()
+        return council.convene(before, self.desk, self.token, lambda rank: self._find(rank, generation.incarnations[rank]))
+
+    def _find(self, rank: int, incarnation: int) -> tuple[str, int] | None:
+        """Return where the desk of *rank* is, once that process has told."""
+        key = rank, incarnation
+        if key not in self._addresses:
+            name = f"desk/{rank}/{incarnation}"
+            with suppress(RuntimeError):
+                if self._root.check([name]):
+                    host, port = self._root.get(name).decode().split()
+                    self._addresses[key] = host, int(port)
+        return self._addresses.get(key)
+
+    def build(self, group: ManagedGroup, generation: Generation) -> Inner:
+        """Build connections for *group* in *generation*."""
+        assert self.store is not None
+        store = dist.PrefixStore(f"generation-{generation.number}", self._root)
+        return build(
+            store,
+            f"group-{group.group_name}",
+            group.ranks.index(generation.rank),
+            len(group.ranks),
+            devices=self.devices,
+            timeout=group.timeout,
+            gave_up=self.gave_up(generation.number),
+        )
+
+    def enter(self, generation: Generation) -> None:
+        """Take *generation* as the present one."""
+        self.generation = generation
+        link().generation, link().rank = generation.number, generation.rank
+        default = c10d._world.default_pg  # noqa: SLF001 (torch has no public way to give a group another store)
+        if default is not None and self.store is not None:
+            c10d._world.pg_map[default] = (BACKEND, self.store)  # noqa: SLF001
+
+    def status(self, generation: Generation) -> dict[str, list[int | bool]]:
+        """Return what must be known of each group to decide whether its connections stay: operations, broken, used."""
+        return {
+            group.group_name: [
+                group.operations,
+                group.is_broken
+                or group.inner is None
+                or any(group.built.get(rank) != generation.incarnations[rank] for rank in group.ranks),
+                group.used,
+            ]
+            for group in self.groups
+        }
+
+    def rebuild(self, generation: Generation, told: Mapping[int, Mapping[str, list[int | bool]]]) -> tuple[int, int, list[ManagedGroup]]:
+        """Give new connections to the groups that need them; return how many were made, how many stay, and those left for later.
+
+        A group needs them when a member changed, when a member saw it break, or when members do not agree how far they are in it.
+        One that nobody ever used can wait.
+        """
+        made, kept, later = 0, 0, []
+        for group in sorted(self.groups, key=lambda one: one.group_name):
+            views = [told[rank].get(group.group_name) for rank in group.ranks]
+            alike = {view[0] for view in views if view is not None}
+            if all(view is not None and not view[1] for view in views) and len(alike) == 1:
+                kept += 1
+                continue
+            before = group.give(None, {})
+            if before is not None:
+                before.close()
+            if not any(view is not None and view[2] for view in views):
+                later.append(group)
+                continue
+            inner = self.build(group, generation)
+            if self.gave_up(generation.number)():
+                inner.close()
+                raise Abandoned
+            group.give(inner, dict(generation.incarnations))
+            made += 1
+        return made, kept, later
+
+    def rebuild_later(self, generation: Generation, groups: list[ManagedGroup]) -> None:
+        """Give connections to *groups* in the background, in the same order on every rank."""
+
+        def work() -> None:
+            for group in groups:
+                try:
+                    inner = self.build(group, generation)
+                except (Abandoned, RuntimeError) as error:
+                    if self.generation.number == generation.number:
+                        group.abandon(f"it could not be built anew: {error}")
+                    return
+                if self._over >= generation.number or self.generation.number != generation.number:
+                    inner.close()
+                    return
+                group.give(inner, dict(generation.incarnations))
+
+        if groups:
+            threading.Thread(target=work, name="holdfast-later", daemon=True).start()
+
+    def renew(self) -> None:
+        """Let steps be attempted again."""
+        self.attempt.renew()
+        if self._over >= self.generation.number:  # ended again in this very moment
+            self.attempt.fail(f"the flow has ended generation {self.generation.number}")
+
+    def take_places(self, table: list[tuple[str, list[int]]], rank: int) -> None:
+        """Become *rank*: its groups are, in the order of their making, those in *table*."""
+        if len(table) != len(self.groups):
+            raise ValueError(f"rank {rank} is a member of {len(table)} groups, this standby was built with {len(self.groups)}")
+        for group, (name, ranks) in zip(self.groups, table, strict=True):
+            group.take_place(name, list(ranks), rank)
+        self.generation = replace(self.generation, rank=rank)
+
+    def close(self) -> None:
+        """Give everything back."""
+        if self.council is not None:
+            self.council.close()
+        self.desk.close()
+
+
+def _await_port(host: str, port: int, gave_up: Callable[[], bool]) -> str:
+    """Wait until the store listens; return this host's own address on the way to it.
+
+    torch waits half a second before it tries again: a rank that is some milliseconds early would pay that at every recovery.
+    """
+    deadline = time.monotonic() + BUILD_SECONDS
+    while True:
+        try:
+            with socket.create_connection((host, port), timeout=1.0) as probe:
+                return str(probe.getsockname()[0])
+        except OSError:
+            if gave_up():
+                raise Abandoned from None
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"gloo: nobody listens at {host}:{port}, where rank 0's store should be: Connection refused") from None
+        time.sleep(PATIENCE)
+
+
+_ours: Assembly | None = None
+
+
+def assembly() -> Assembly | None:
+    """Return this process's assembly, if its groups are managed."""
+    return _ours
+
+
+def install(made: Assembly | None) -> None:
+    """Have torch make its groups through *made*."""
+    global _ours  # noqa: PLW0603 (a process has one default group, and one assembly that made it)
+    _ours = made
+    if made is not None and BACKEND.upper() not in dist.Backend._plugins:  # noqa: SLF001 (asked, not changed)
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _create(options: Any, more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's options)
+    assert _ours is not None
+    return _ours.create(options, more)
+
+
+def devices() -> tuple[str, ...]:
+    """Return the kinds of devices that groups must serve."""
+    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)

@@ -1,0 +1,376 @@
+"""The ranks' own small talk: votes, and gathering facts, over a tree of sockets that survives changes of members.
+
+A vote at every step must not hang with the collectives that it judges, must be given up the moment the flow ends a generation, and
+a change of one rank must cost a few connections whatever the size of the job. So it does not go through gloo or NCCL.
+
+Rank r talks to its parent (r - 1) // `FAN` and its children, and to its *buddy*, who keeps r's light state (random generators, position
+in the data) for whoever takes r's place. Frames carry the generation; what is left of an older one is dropped unread.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from holdfast.runtime.groups.inner import Abandoned
+
+T = TypeVar("T")
+
+FAN: Final = 32
+"""Children of a rank: up to 33 ranks it is a star, up to 1,057 two levels."""
+
+_HEAD: Final = struct.Struct("!IIBI")
+"""Generation, number of the talk in it, kind, length."""
+_UP, _DOWN, _LIGHT, _FINAL, _HELLO = range(5)
+LONGEST: Final = 256 * 1024 * 1024
+HELLO_SECONDS: Final = 5.0
+TALK_SECONDS: Final = 20.0
+"""How long connections may take to be made; faults meanwhile are told by the flow and do not wait for this."""
+
+
+class PeerGone(Exception):
+    """The connection to another rank ended."""
+
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(rank, why)
+        self.rank, self.why = rank, why
+
+    def __str__(self) -> str:
+        return f"the connection to rank {self.rank} ended: {self.why}"
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """A connection to another rank's process."""
+
+    rank: int
+    incarnation: int
+    socket: socket.socket
+    buffer: bytearray = field(default_factory=bytearray)
+    frames: list[tuple[int, int, int, bytes]] = field(default_factory=list)
+    unsent: bytearray = field(default_factory=bytearray)
+    gone: str = ""
+
+    def pump(self, events: int) -> None:
+        """Take in and send what can be now."""
+        try:
+            if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                data = self.socket.recv(1 << 20)
+                if not data:
+                    self.gone = self.gone or "closed by the peer"
+                self.buffer += data
+                self._cut()
+            if self.unsent:
+                sent = self.socket.send(self.unsent, socket.MSG_NOSIGNAL)
+                del self.unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.gone = self.gone or (error.strerror or str(error))
+
+    def _cut(self) -> None:
+        while len(self.buffer) >= _HEAD.size:
+            generation, number, kind, length = _HEAD.unpack_from(self.buffer)
+            if length > LONGEST:
+                self.gone = "it sent nonsense"
+                return
+            if len(self.buffer) < _HEAD.size + length:
+                return
+            self.frames.append((generation, number, kind, bytes(self.buffer[_HEAD.size : _HEAD.size + length])))
+            del self.buffer[: _HEAD.size + length]
+
+    def send(self, generation: int, number: int, kind: int, body: bytes) -> None:
+        """Send a frame, or as much of it as the connection takes now."""
+        self.unsent += _HEAD.pack(generation, number, kind, len(body)) + body
+        self.pump(0)
+
+    def take(self, generation: int, number: int, kind: int) -> bytes | None:
+        """Return the body of a frame that has arrived; drop those of older generations."""
+        for place, (when, count, what, body) in enumerate(self.frames):
+            if (when, count, what) == (generation, number, kind):
+                del self.frames[place]
+                return body
+        self.frames = [frame for frame in self.frames if frame[:2] >= (generation, number)]
+        return None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.socket.close()
+
+
+class Desk:
+    """Where other ranks of the job knock: a listening socket and a thread that lets in who knows the job's token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._server = socket.create_server(("", 0), backlog=256)
+        self.port = int(self._server.getsockname()[1])
+        self._waiting: dict[tuple[int, int], socket.socket] = {}
+        self._lock = threading.Condition()
+        threading.Thread(target=self._serve, name="holdfast-desk", daemon=True).start()
+
+    def fetch(self, rank: int, incarnation: int) -> socket.socket | None:
+        """Return the connection that this process of *rank* has made, if it has."""
+        with self._lock:
+            return self._waiting.pop((rank, incarnation), None)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                caller, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._let_in, args=(caller,), name="holdfast-caller", daemon=True).start()
+
+    def _let_in(self, caller: socket.socket) -> None:
+        try:
+            caller.settimeout(HELLO_SECONDS)
+            told = json.loads(_read(caller, _HEAD.unpack(_read(caller, _HEAD.size))[3]))
+            if not hmac.compare_digest(str(told["token"]), self._token):
+                raise ValueError("a stranger")
+            key = int(told["rank"]), int(told["incarnation"])
+            caller.settimeout(0)
+            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except (OSError, ValueError, KeyError, TypeError):
+            caller.close()
+            return
+        with self._lock:
+            old = self._waiting.pop(key, None)
+            self._waiting[key] = caller
+        if old is not None:
+            old.close()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._server.close()
+
+
+def _read(line: socket.socket, size: int) -> bytes:
+    if size > 1 << 16:
+        raise ValueError("too long for a hello")
+    data = b""
+    while len(data) < size:
+        more = line.recv(size - len(data))
+        if not more:
+            raise ConnectionError("closed")
+        data += more
+    return data
+
+
+def call(address: tuple[str, int], token: str, rank: int, incarnation: int) -> socket.socket:
+    """Connect to another rank's desk."""
+    line = socket.create_connection(address, timeout=HELLO_SECONDS)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    hello = json.dumps({"token": token, "rank": rank, "incarnation": incarnation}).encode()
+    line.sendall(_HEAD.pack(0, 0, _HELLO, len(hello)) + hello)
+    line.settimeout(0)
+    return line
+
+
+def parent_of(rank: int) -> int | None:
+    """Return whom *rank* votes to."""
+    return None if rank == 0 else (rank - 1) // FAN
+
+
+def children_of(rank: int, size: int) -> list[int]:
+    """Return who votes to *rank*."""
+    return [child for child in range(rank * FAN + 1, rank * FAN + FAN + 1) if child < size]
+
+
+def buddy_of(rank: int, size: int, stride: int) -> int | None:
+    """Return who keeps the light state of *rank*: one on another node, where there is one."""
+    return None if size == 1 else (rank + (stride if size > stride else 1)) % size
+
+
+class Council:
+    """This rank's connections in one generation."""
+
+    def __init__(self, rank: int, size: int, generation: int, incarnations: dict[int, int], stride: int) -> None:
+        self.rank, self.size, self.generation, self.incarnations = rank, size, generation, incarnations
+        self.parent, self.children = parent_of(rank), children_of(rank, size)
+        self.buddy = buddy_of(rank, size, stride)
+        self.wards = [other for other in range(size) if other != rank and buddy_of(other, size, stride) == rank]
+        self.peers: dict[int, Peer] = {}
+        self._number = 0
+        self._wake, self._waker = os.pipe()
+        os.set_blocking(self._wake, False)
+        self._given_up = self._closed = False
+        self._lock = threading.Lock()
+
+    @property
+    def neighbours(self) -> set[int]:
+        """Ranks that this one is connected to."""
+        found = {*self.children, *self.wards}
+        return found | {one for one in (self.parent, self.buddy) if one is not None}
+
+    def convene(self, before: Council | None, desk: Desk, token: str, find: Callable[[int], tuple[str, int] | None]) -> int:
+        """Keep the connections of *before* that are still right, make the others; return how many were made.
+
+        The higher rank calls the lower. *find* gives the address of a rank's desk, once it is known. Raise `Abandoned` when given up.
+        """
+        missing = set(self.neighbours)
+        if before is not None:
+            for rank, peer in list(before.peers.items()):
+                if rank in missing and peer.incarnation == self.incarnations[rank] and not peer.gone and before.rank == self.rank:
+                    self.peers[rank] = before.peers.pop(rank)
+                    missing.discard(rank)
+            before.close()
+        made = len(missing)
+        deadline = time.monotonic() + TALK_SECONDS
+        while missing:
+            for rank in sorted(missing):
+                line = self._reach(rank, desk, token, find)
+                if line is not None:
+                    self.peers[rank] = Peer(rank, self.incarnations[rank], line)
+                    missing.discard(rank)
+            if missing:
+                if self._given_up:
+                    raise Abandoned
+                if time.monotonic() > deadline:
+                    raise PeerGone(min(missing), f"no connection came about within {TALK_SECONDS:.0f} s")
+                time.sleep(0.002)
+        return made
+
+    def _reach(self, rank: int, desk: Desk, token: str, find: Callable[[int], tuple[str, int] | None]) -> socket.socket | None:
+        if rank > self.rank:
+            return desk.fetch(rank, self.incarnations[rank])
+        address = find(rank)
+        if address is None:
+            return None
+        with suppress(OSError):
+            return call(address, token, self.rank, self.incarnations[self.rank])
+        return None
+
+    def give_up(self) -> None:
+        """Have whoever waits here raise `Abandoned`, now and from now on; callable from any thread."""
+        self._given_up = True
+        with self._lock:
+            if not self._closed:
+                os.write(self._waker, b".")
+
+    # -- talking ------------------------------------------------------------------------------------------------------
+
+    def vote(self, value: T, merge: Callable[[T, T], T], absent: T, light: bytes, keep: Callable[[int, bytes], None]) -> T:
+        """Merge every rank's *value* as `reduce` does; a rank that is gone counts as *absent*, so that the others learn of it at once.
+
+        Before its value this rank's *light* state goes to its buddy, and *keep* is given those of its wards: what comes back
+        from a vote for a step means that every light state is in two places.
+        """
+        self._number += 1
+        try:
+            if self.buddy is not None:
+                self._peer(self.buddy).send(self.generation, self._number, _LIGHT, light)
+            for rank in self.wards:
+                told = self._await(rank, _LIGHT)
+                self._keep_finals(rank, keep)
+                keep(rank, told)
+        except PeerGone:
+            value = absent
+        return self._merge(value, merge, absent)
+
+    def finally_(self, light: bytes) -> None:
+        """Tell the buddy that the light state has changed since the vote; nobody waits for that."""
+        if self.buddy is not None:
+            with suppress(PeerGone):
+                self._peer(self.buddy).send(self.generation, self._number, _FINAL, light)
+
+    def _keep_finals(self, rank: int, keep: Callable[[int, bytes], None]) -> None:
+        peer = self.peers[rank]
+        for frame in [frame for frame in peer.frames if frame[2] == _FINAL]:
+            keep(rank, frame[3])
+            peer.frames.remove(frame)
+
+    def leftovers(self, keep: Callable[[int, bytes], None]) -> None:
+        """Give *keep* what wards have sent before their end and nobody has read."""
+        for rank in self.wards:
+            peer = self.peers.get(rank)
+            size = -1
+            while peer is not None and not peer.gone and size != len(peer.buffer) + len(peer.frames):
+                size = len(peer.buffer) + len(peer.frames)
+                peer.pump(select.POLLIN)
+            for frame in [] if peer is None else sorted(peer.frames, key=lambda one: one[1]):
+                if frame[2] in (_LIGHT, _FINAL) and frame[0] == self.generation:
+                    keep(rank, frame[3])
+
+    def reduce(self, value: T, merge: Callable[[T, T], T]) -> T:
+        """Merge every rank's *value* (anything JSON holds) into one that all ranks return."""
+        self._number += 1
+        return self._merge(value, merge, None)
+
+    def _merge(self, value: T, merge: Callable[[T, T], T], absent: T | None) -> T:
+        for child in self.children:
+            try:
+                value = merge(value, json.loads(self._await(child, _UP)))
+            except PeerGone:
+                if absent is None:
+                    raise
+                value = merge(value, absent)
+        if self.parent is not None:
+            self._peer(self.parent).send(self.generation, self._number, _UP, json.dumps(value).encode())
+            value = json.loads(self._await(self.parent, _DOWN))
+        told = json.dumps(value).encode()
+        for child in self.children:
+            if absent is None or not self.peers[child].gone:
+                self._peer(child).send(self.generation, self._number, _DOWN, told)
+        self._flush()
+        return value
+
+    def gather(self, value: Any) -> dict[int, Any]:  # noqa: ANN401 (anything JSON holds)
+        """Return every rank's *value*, by rank."""
+        found = self.reduce({str(self.rank): value}, lambda one, other: {**one, **other})
+        return {int(rank): found[rank] for rank in sorted(found, key=int)}
+
+    def _peer(self, rank: int) -> Peer:
+        peer = self.peers[rank]
+        if peer.gone:
+            raise PeerGone(rank, peer.gone)
+        return peer
+
+    def _await(self, rank: int, kind: int) -> bytes:
+        """Wait for a frame from *rank*."""
+        peer = self.peers[rank]
+        while (body := peer.take(self.generation, self._number, kind)) is None:
+            if peer.gone:
+                raise PeerGone(rank, peer.gone)
+            self._poll()
+        return body
+
+    def _flush(self) -> None:
+        """Wait until everything said has left."""
+        while any(peer.unsent and not peer.gone for peer in self.peers.values()):
+            self._poll()
+
+    def _poll(self) -> None:
+        """Wait for news from anybody; raise `Abandoned` when given up."""
+        if self._given_up:
+            raise Abandoned
+        poll, by_fd = select.poll(), {}
+        poll.register(self._wake, select.POLLIN)
+        for peer in self.peers.values():
+            if not peer.gone:
+                poll.register(peer.socket, select.POLLIN | (select.POLLOUT if peer.unsent else 0))
+                by_fd[peer.socket.fileno()] = peer
+        for fd, events in poll.poll(1000):
+            if fd in by_fd:
+                by_fd[fd].pump(events)
+
+    def close(self) -> None:
+        """Close all connections that are left."""
+        for peer in self.peers.values():
+            peer.close()
+        self.peers.clear()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._wake)
+                os.close(self._waker)

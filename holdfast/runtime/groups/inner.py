@@ -1,0 +1,179 @@
+"""The real groups under a managed one: built in a thread that can be left behind, and cut off from outside when a wait in them must end."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+BUILD_SECONDS: Final = 30.0
+"""How long peers may take to come together for a new group; a fault meanwhile is told by the flow and does not wait for this."""
+NCCL_ABORT: Final = (2, 28, 9)
+"""From this version on NCCL's abort returns from every state: before it, threads could hang in it (NVIDIA/nccl release notes 2.28.9)."""
+
+
+class Abandoned(Exception):
+    """The flow has ended this generation while something waited in it."""
+
+
+class NotMendable(RuntimeError):
+    """The communication library at hand cannot be abandoned in the middle of an operation."""
+
+
+def nccl_can_abort(version: tuple[int, ...]) -> bool:
+    """Tell whether an operation of this NCCL can be given up in every state."""
+    return version >= NCCL_ABORT
+
+
+@dataclass(slots=True)
+class Inner:
+    """One built group: a backend for each kind of device, and duplicates of its sockets."""
+
+    backends: dict[str, Any]
+    sockets: list[socket.socket] = field(default_factory=list)
+
+    def backend(self, device: str) -> Any:  # noqa: ANN401 (a gloo or an NCCL backend)
+        """Return the backend for tensors on *device*."""
+        try:
+            return self.backends[device]
+        except KeyError:
+            raise RuntimeError(f"this group was made for {', '.join(self.backends)} and not for tensors on '{device}'") from None
+
+    def abandon(self) -> None:
+        """Have every wait in this group end now, with an error. Nothing in torch's interface does that for gloo; cutting its connections does."""
+        for one in self.sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        if "cuda" in self.backends:
+            self.backends["cuda"].abort()
+
+    def close(self) -> None:
+        """Give the connections back; a group whose peers are gone would hang in its destructor if they were left open."""
+        self.abandon()
+        for one in self.sockets:
+            one.close()
+        self.sockets.clear()
+        self.backends.clear()
+
+
+def build(
+    store: dist.Store, prefix: str, rank: int, size: int, *, devices: tuple[str, ...], timeout: timedelta, gave_up: Callable[[], bool]
+) -> Inner:
+    """Build a group of *size* members over *store*, where all use the same *prefix*.
+
+    Raise `Abandoned` as soon as *gave_up* says so: the thread that builds is left to its own time-out then.
+    """
+    return in_thread(lambda: _build(store, prefix, rank, size, devices, timeout), gave_up)
+
+
+def in_thread(make: Callable[[], T], gave_up: Callable[[], bool]) -> T:
+    """Return what *make* makes in a thread of its own, or raise what it raises; raise `Abandoned` when *gave_up* says so first."""
+    made: list[T] = []
+    failed: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            made.append(make())
+        except BaseException as error:  # noqa: BLE001 (handed on to who waits)
+            failed.append(error)
+        done.set()
+
+    threading.Thread(target=run, name="holdfast-build", daemon=True).start()
+    while not done.wait(0.005):
+        if gave_up():
+            raise Abandoned
+    if failed:
+        raise failed[0]
+    return made[0]
+
+
+def _build(store: dist.Store, prefix: str, rank: int, size: int, devices: tuple[str, ...], timeout: timedelta) -> Inner:
+    own = dist.PrefixStore(prefix, store)
+    backends: dict[str, Any] = {}
+    before = set(_sockets())
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", own), rank, size, timedelta(seconds=BUILD_SECONDS))
+    gloo._set_default_timeout(timeout)  # noqa: SLF001 (torch's own way, without a public name)
+    backends["cpu"] = gloo
+    sockets = _ours(own, rank, size, before)
+    if "cuda" in devices:
+        version = tuple(torch.cuda.nccl.version())
+        if not nccl_can_abort(version):
+            raise NotMendable(
+                f"NCCL {'.'.join(map(str, version))} can hang when it is aborted: managed groups need {'.'.join(map(str, NCCL_ABORT))}"
+            )
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout  # noqa: SLF001 (as torch's own new_group does)
+        options.config.blocking = 0  # else a communicator in the making cannot be aborted
+        backends["cuda"] = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", own), rank, size, options)
+    return Inner(backends, sockets)
+
+
+def _sockets() -> dict[int, int]:
+    """Return this process's sockets: inode to descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names, not paths)
+        with suppress(OSError):
+            facts = os.fstat(int(name))
+            if stat.S_ISSOCK(facts.st_mode):
+                found[facts.st_ino] = int(name)
+    return found
+
+
+def _ours(store: dist.Store, rank: int, size: int, before: set[int]) -> list[socket.socket]:
+    """Return duplicates of the connections that the new gloo group made.
+
+    Another thread may have opened sockets meanwhile, which must never be cut: a connection is the group's when one end of it
+    is a port on which a member of the group listens for it. Every member tells its own.
+    """
+    fresh = {inode: fd for inode, fd in _sockets().items() if inode not in before}
+    tables = _tables()
+    listening = {tables[inode].local for inode in fresh if inode in tables and tables[inode].listens}
+    store.set(f"ports/{rank}", ",".join(str(port) for port in sorted(listening)))
+    told = store.multi_get([f"ports/{peer}" for peer in range(size) if peer != rank]) if size > 1 else []
+    theirs = {int(port) for ports in told for port in ports.decode().split(",") if port}
+    found = []
+    for inode, fd in fresh.items():
+        one = tables.get(inode)
+        if one is not None and not one.listens and (one.local in listening or one.remote in theirs):
+            with suppress(OSError):  # it was closed meanwhile
+                found.append(socket.socket(fileno=os.dup(fd)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A line of /proc/net/tcp: ports, and whether it waits for connections."""
+
+    local: int
+    remote: int
+    listens: bool
+
+
+_LINE: Final = re.compile(r"\s*\d+: [0-9A-F]+:([0-9A-F]+) [0-9A-F]+:([0-9A-F]+) ([0-9A-F]{2}) \S+ \S+ \S+\s+\d+\s+\d+ (\d+)")
+_LISTENS: Final = "0A"
+
+
+def _tables() -> dict[int, _Entry]:
+    """Return every TCP socket of this network namespace by inode."""
+    found = {}
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in Path("/proc/self/net", name).read_text().splitlines():
+                told = _LINE.match(line)
+                if told:
+                    found[int(told[4])] = _Entry(int(told[1], 16), int(told[2], 16), told[3] == _LISTENS)
+    return found

@@ -1,0 +1,527 @@
+"""Attempt, vote, apply: a step is applied by every rank or by none, and what a lost rank held is carried on by another.
+
+The vote stands before the first optimizer applies a step. While it is open nobody has changed anything that the light state of the
+step's beginning cannot undo. A rank whose vote got no answer knows at the next meeting of the generation: if any rank
+has applied the step it rolls forward, for all have voted for it; else nobody has.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import logging
+import time
+import types
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from holdfast.runtime import rng, tree
+from holdfast.runtime.groups import tape, transfer
+from holdfast.runtime.groups.assembly import Assembly, Generation
+from holdfast.runtime.groups.council import PeerGone
+from holdfast.runtime.groups.inner import Abandoned, Inner, build, in_thread
+from holdfast.runtime.groups.managed import ManagedGroup
+from holdfast.runtime.groups.tape import Coverage, OnGroup
+from holdfast.runtime.groups.transfer import Clock
+from holdfast.runtime.link import link
+from holdfast.runtime.planner import Holding, NoPlan, Plan, plan
+from holdfast.runtime.state import Training
+
+_log = logging.getLogger("holdfast.runtime")
+
+Verdict = dict[str, Any]
+
+
+class Meeting:
+    """What the ranks of a new generation have told each other, and the plan that follows from it."""
+
+    def __init__(self, generation: Generation, told: dict[int, dict[str, Any]], found: Plan, clock: Clock) -> None:
+        self.generation, self.told, self.plan, self.clock = generation, told, found, clock
+
+
+class Keeper:
+    """Keeps one session's training whole over changes of its ranks."""
+
+    def __init__(self, training: Training, assembly: Assembly, checkpoints: Callable[[], list[int]]) -> None:
+        self.training, self.assembly = training, assembly
+        self.live = 0
+        """The last step that this rank has applied."""
+        self.new = False
+        """This process takes a place in a generation that others are in already."""
+        self.facts: dict[str, Any] = {}
+        """What all ranks know of each other: pieces, groups, roles; gathered once, handed to newcomers."""
+        self._checkpoints = checkpoints
+        self._decision: bool | None = None
+        self._unknown, self._facts_agreed, self._switch_agreed = False, True, 0
+        self._step = 0
+        self._meeting: Meeting | None = None
+        self._begin: dict[str, Any] = {}
+        self._voted_light = b""
+        self._lights: dict[int, dict[int, bytes]] = {}
+        """Light states of wards: by rank, by the step after which they hold."""
+        self.warming = False
+        """Steps are those of a warm-up: nobody votes, and nothing of them stays."""
+        self._coverage: Coverage | None = None
+        for optimizer in training.optimizers:
+            self._guard(optimizer)
+
+    # -- attempt ------------------------------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> None:
+        """Note what an attempt at *step* may change before it is known whether it counts."""
+        self._decision, self._unknown = None, False
+        self._step = step
+        training = self.training
+        self._begin = {
+            "light": self._light(),
+            "schedulers": [copy.deepcopy(one.state_dict()) for one in training.schedulers],
+            "settings": [_settings(one) for one in training.optimizers],
+            "extra": tree.to_bytes({name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in training.extra.items()}),
+            "buffers": [(one, one.detach().clone()) for one in training.model.buffers()],
+        }
+
+    def _light(self) -> bytes:
+        """Return this rank's own state: generators, and the position in the data."""
+        data = self.training.data
+        return bytes(tree.to_bytes({"rng": rng.capture(), "data": None if data is None else data.state_dict()}).numpy().tobytes())
+
+    def _give_light(self, light: bytes) -> None:
+        told = tree.from_bytes(torch.frombuffer(bytearray(light), dtype=torch.uint8))
+        if self.training.data is not None and told["data"] is not None:
+            self.training.data.load_state_dict(told["data"])
+        rng.apply(told["rng"])
+
+    def _guard(self, optimizer: Optimizer) -> None:
+        """Have *optimizer* ask before it applies a step."""
+        apply, keeper = optimizer.step, self
+
+        def step(_self: Optimizer, *args: Any, **more: Any) -> Any:  # noqa: ANN401 (the optimizer's own)
+            return apply(*args, **more) if keeper.may_apply() else None
+
+        if hasattr(apply, "_wrapped_by_lr_sched"):
+            step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # noqa: SLF001 (or the scheduler complains)
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+    # -- vote ---------------------------------------------------------------------------------------------------------
+
+    def may_apply(self) -> bool:
+        """Tell whether this step counts: all ranks have voted for it."""
+        if self.warming:
+            return True
+        if self._decision is None:
+            self._decision = self._decide()
+        return self._decision
+
+    def _decide(self) -> bool:
+        assembly, attempt = self.assembly, self.assembly.attempt
+        assert assembly.council is not None
+        mine = {"ok": not attempt.lost, "switch": self._switch_asked(), "facts": bool(self.facts)}
+        self._voted_light = self._light()
+        try:
+            absent = {"ok": False, "switch": 0, "facts": True}
+            told = assembly.council.vote(mine, _both, absent, self._packed(self._voted_light), self._keep)
+        except (PeerGone, Abandoned) as error:
+            attempt.fail(str(error) or "the flow has ended this generation")
+            if not mine["ok"]:
+                return False  # I have voted against it, so nobody has applied it
+            self._unknown = True
+            self._meeting = self._meet()
+            return self._step in self._forward()
+        if not told["ok"]:
+            attempt.fail("another rank has lost a peer")
+        self._switch_agreed, self._facts_agreed = int(told["switch"]), bool(told["facts"])
+        return bool(told["ok"])
+
+    def _switch_asked(self) -> int:
+        """Return the generation that this rank is ready to switch to, or 0."""
+        return 0
+
+    def _forward(self) -> set[int]:
+        """Return the step that this rank rolls forward to, if it does."""
+        assert self._meeting is not None
+        return {self._meeting.plan.step} if self.assembly.generation.rank in self._meeting.plan.roll_forward else set()
+
+    def _packed(self, light: bytes) -> bytes:
+        return self._step.to_bytes(8, "big") + light
+
+    def _keep(self, ward: int, packed: bytes) -> None:
+        """Keep a ward's light state: that of the step before stays until the step is surely applied."""
+        step, kept = int.from_bytes(packed[:8], "big"), self._lights.setdefault(ward, {})
+        kept[step] = packed[8:]
+        for old in [one for one in kept if one < step - 1]:
+            del kept[old]
+
+    # -- apply --------------------------------------------------------------------------------------------------------
+
+    def end(self, step: int) -> bool:
+        """End the attempt at *step*; tell whether it counts. If it does not, all is as it was at its beginning."""
+        if not self.may_apply():
+            self._undo()
+            return False
+        self.live = step
+        assembly = self.assembly
+        assert assembly.council is not None
+        if not self._unknown and (light := self._light()) != self._voted_light:
+            assembly.council.finally_(self._packed(light))
+        if not self._facts_agreed and not self._unknown:
+            self._facts_agreed = True
+            try:
+                self._gather_facts()
+            except (PeerGone, Abandoned) as error:
+                assembly.attempt.fail(str(error))
+        if not self.trouble:
+            self._record()
+        return True
+
+    def _undo(self) -> None:
+        training = self.training
+        self._give_light(self._begin["light"])
+        for scheduler, state in zip(training.schedulers, self._begin["schedulers"], strict=True):
+            scheduler.load_state_dict(state)
+        for optimizer, settings in zip(training.optimizers, self._begin["settings"], strict=True):
+            for group, values in zip(optimizer.param_groups, settings, strict=True):  # a scheduler has moved the learning rate on
+                group.update(values)
+        for name, state in tree.from_bytes(self._begin["extra"]).items():
+            present = training.extra.get(name)
+            if hasattr(present, "load_state_dict"):
+                present.load_state_dict(state)
+            else:
+                training.extra[name] = state
+        with torch.no_grad():
+            for one, value in self._begin["buffers"]:
+                one.copy_(value)
+        for parameter in training.model.parameters():
+            parameter.grad = None
+
+    def lost_peer(self, error: BaseException) -> bool:
+        """Tell whether *error* comes of a peer's loss, in work that all ranks do together outside of a step; note the loss."""
+        attempt = self.assembly.attempt
+        if isinstance(error, PeerGone | Abandoned) or (isinstance(error, RuntimeError) and _of_groups(error)):
+            attempt.fail(str(error))
+        return attempt.lost
+
+    @property
+    def trouble(self) -> bool:
+        """Whether the ranks must meet in a new generation before the next step."""
+        return self.assembly.attempt.lost or self._meeting is not None
+
+    # -- a new generation ---------------------------------------------------------------------------------------------
+
+    def mend(self) -> Verdict:
+        """Come into the next generation, and hold the state of the step it goes on from; return what to tell about it."""
+        while True:
+            meeting = self._meeting or self._meet()
+            self._meeting = None
+            try:
+                return self._finish(meeting)
+            except (PeerGone, Abandoned) as error:
+                self._tell_broken(str(error))
+            except RuntimeError as error:
+                if not self.assembly.attempt.lost and not _of_groups(error):
+                    raise
+                self._tell_broken(str(error))
+
+    def _tell_broken(self, why: str) -> None:
+        """Tell the flow what it may not have seen: that groups of living ranks are broken."""
+        self.assembly.attempt.fail(why)
+        attempt = self.assembly.attempt
+        if why:
+            group = next(iter(attempt.broken), "")
+            link().report("broken", generation=self.assembly.generation.number, step=self.live, group=group, why=why[:500])
+
+    def _meet(self) -> Meeting:
+        """Wait for the next generation and learn from the others where everybody stands."""
+        assembly = self.assembly
+        if not self.new and assembly.attempt.lost:
+            self._tell_broken(assembly.attempt.why)
+        while True:
+            order = assembly.wait_for("regroup", newer=0 if self.new else assembly.generation.number)
+            try:
+                meeting = self._gathered(Generation.of(order))
+            except (PeerGone, Abandoned) as error:
+                self._tell_broken(str(error))
+                continue
+            except RuntimeError as error:
+                if not _of_groups(error):
+                    raise
+                self._tell_broken(str(error))
+                continue
+            if meeting is not None:
+                return meeting
+
+    def _gathered(self, generation: Generation) -> Meeting | None:
+        assembly, clock = self.assembly, Clock()
+        if assembly.council is not None:
+            assembly.council.leftovers(self._keep)
+        assembly.connect(generation)
+        assembly.convene(generation)
+        assert assembly.council is not None
+        told = assembly.council.gather(self._holding(generation))
+        if self.new:
+            self._learn(generation, told)
+        else:
+            self._lights = {
+                rank: kept for rank, kept in self._lights.items() if rank in assembly.council.wards or rank in generation.changed
+            }
+        told = assembly.council.gather(self._holding(generation))  # now under the names that a newcomer's groups have here
+        checkpoints = {step for one in told.values() for step in one["checkpoints"]}
+        found = plan(_holdings(told, self.facts), checkpoints)
+        clock.lap("meet")
+        if isinstance(found, NoPlan):
+            link().report("cannot", generation=generation.number, why=found.why)
+            assembly.enter(generation)
+            return None
+        return Meeting(generation, told, found, clock)
+
+    def _learn(self, generation: Generation, told: dict[int, dict[str, Any]]) -> None:
+        """Take the facts that the survivors have gathered long ago."""
+        self.facts = next((one["facts"] for one in told.values() if one["facts"]), {})
+        if self.facts:
+            self.assembly.take_places(self.facts["groups"][str(generation.rank)], generation.rank)
+
+    def _holding(self, generation: Generation) -> dict[str, Any]:
+        """Return what this rank tells the others about itself."""
+        survivors = [rank for rank in range(generation.world) if rank not in generation.changed]
+        first = bool(survivors) and generation.rank == survivors[0]
+        return {
+            "live": None if self.new else self.live,
+            "prepared": self._step if self._unknown else None,
+            "groups": self.assembly.status(generation),
+            "lights": {str(rank): sorted(kept) for rank, kept in self._lights.items()},
+            "facts": self.facts if first else {},
+            "checkpoints": self._checkpoints() if first else [],
+        }
+
+    def _finish(self, meeting: Meeting) -> Verdict:
+        generation, clock, assembly = meeting.generation, meeting.clock, self.assembly
+        clock.lap("step")  # what the script still did after the meeting, in a rank that rolled forward
+        if self.new:
+            self._leave_sandbox(generation)
+        made, kept, later = assembly.rebuild(generation, {rank: one["groups"] for rank, one in meeting.told.items()})
+        clock.lap("groups")
+        assert assembly.council is not None
+        verdict: Verdict = {"checkpoint": meeting.plan.step if meeting.plan.checkpoint else None, "step": meeting.plan.step}
+        moved = (0, 0.0)
+        if not meeting.plan.checkpoint:
+            moved = self._move(meeting)
+        clock.lap("load")
+        assembly.council.reduce({"ok": True}, _both)
+        assembly.enter(generation)
+        assembly.renew()
+        assembly.rebuild_later(generation, later)
+        self.live = meeting.plan.step
+        self.new = False
+        seconds = {name: round(value, 6) for name, value in clock.seconds.items()}
+        size, took = moved
+        link().mark("group", seconds.get("meet", 0.0) + seconds.get("groups", 0.0))
+        link().mark("load", seconds.get("load", 0.0))
+        link().report(
+            "regrouped",
+            generation=generation.number,
+            step=self.live,
+            seconds=seconds,
+            rebuilt=made,
+            kept=kept,
+            source="checkpoint" if meeting.plan.checkpoint else "live",
+            bytes=size,
+            bandwidth=size / took if took else 0.0,
+            interface=assembly.host,
+        )
+        return verdict
+
+    def _leave_sandbox(self, generation: Generation) -> None:
+        """Let operations reach real peers from now on, and count those that the sandbox has not met."""
+        assembly = self.assembly
+        sandbox, assembly.sandbox = assembly.sandbox, None
+        for group in assembly.groups:
+            group.sandbox = None
+        if sandbox is not None and sandbox.standby is not None:
+            self._coverage = Coverage(sandbox.known)
+            assembly.watch(OnGroup(assembly.groups, self._coverage))
+        data = self.training.data
+        if hasattr(data, "take_rank"):
+            data.take_rank(generation.rank, generation.world)
+
+    # -- recording ----------------------------------------------------------------------------------------------------
+
+    def _record(self) -> None:
+        """After a step that counts: go on with the tape of this rank's role, or report what a promoted standby met first."""
+        assembly, recorder = self.assembly, self.assembly.recorder
+        if self._coverage is not None:
+            link().report("coverage", **self._coverage.told())
+            self._coverage = None
+            assembly.watch(None)
+        if recorder is None or not self.facts:
+            return
+        place, mine = tape.folder(), self.roles[self._role()]
+        if recorder.whole:
+            try:
+                recorder.write(place / f"world-{assembly.generation.world}-rank-{min(mine)}.pt")  # type: ignore[operator]
+            except OSError as error:
+                _log.warning("the tape for standbys could not be written: %s", error)
+            assembly.hear_nothing()
+        elif place is not None and assembly.generation.rank == min(mine):
+            recorder.whole = True
+            return
+        else:
+            assembly.hear_nothing()
+        if assembly.generation.rank == 0:
+            link().report("roles", roles=self.roles, tapes=str(place or ""))
+
+    @property
+    def roles(self) -> list[list[int]]:
+        """Ranks that play the same role, the largest role first."""
+        found: dict[str, list[int]] = {}
+        for rank, role in self.facts["roles"].items():
+            found.setdefault(role, []).append(int(rank))
+        return sorted((sorted(ranks) for ranks in found.values()), key=lambda ranks: (-len(ranks), ranks))
+
+    def _role(self) -> int:
+        return next(number for number, ranks in enumerate(self.roles) if self.assembly.generation.rank in ranks)
+
+    # -- moving state -------------------------------------------------------------------------------------------------
+
+    def _move(self, meeting: Meeting) -> tuple[int, float]:
+        """Send to and take from others as the plan says; return bytes and seconds of what this rank took part in."""
+        generation, found = meeting.generation, meeting.plan
+        me, begin, size = generation.rank, time.monotonic(), 0
+        outgoing = [one for one in found.transfers if one.source == me]
+        incoming = [one for one in found.transfers if one.target == me]
+        store = dist.PrefixStore(f"generation-{generation.number}/moving", self.assembly._root)  # noqa: SLF001 (its sibling)
+        self._send_lights(meeting, store)
+        temporary: list[Inner] = []
+        try:
+            for one in sorted(outgoing, key=lambda move: (move.target, move.share)):
+                size += self._send(one, meeting, store, temporary)
+            if incoming:
+                size += self._receive(incoming, meeting, store, temporary)
+        finally:
+            for inner in temporary:
+                inner.close()
+        if me in {target for _, target in found.lights}:
+            self._give_light(base64.b64decode(self._get(store, f"light/{me}", meeting)))
+        return size, time.monotonic() - begin if size else 0.0
+
+    def _send(self, move: Any, meeting: Meeting, store: dist.Store, temporary: list[Inner]) -> int:  # noqa: ANN401 (the planner's Transfer)
+        tensors, whole = self.training.moving()
+        if move.share == 0:
+            manifest = {"shapes": transfer.shapes(tensors), "tree": base64.b64encode(whole.numpy().tobytes()).decode()}
+            store.set(f"manifest/{move.target}", json.dumps(manifest))
+        inner, place = self._between(move.source, move.target, move.target, meeting, store, temporary)
+        told, size = transfer.send(inner, place, list(tensors.values()), move.share, move.shares)
+        store.set(f"digest/{move.target}/{move.share}", told)
+        return size
+
+    def _receive(self, moves: list[Any], meeting: Meeting, store: dist.Store, temporary: list[Inner]) -> int:
+        me = meeting.generation.rank
+        lines = [
+            (one, *self._between(one.source, me, one.source, meeting, store, temporary)) for one in sorted(moves, key=lambda m: m.source)
+        ]
+        manifest = json.loads(self._get(store, f"manifest/{me}", meeting))
+        own, _ = self.training.moving()
+        device = next((one.device for one in self.training.model.parameters()), torch.device("cpu"))
+        found = transfer.places_for(manifest["shapes"], own, device)
+        waiting = [(one, transfer.receive(inner, place, list(found.values()), one.share, one.shares)) for one, inner, place in lines]
+        size = 0
+        for one, finish in waiting:
+            told, got = finish()
+            size += got
+            if told != self._get(store, f"digest/{me}/{one.share}", meeting).decode():
+                raise transfer.Damaged(f"the state that rank {one.source} sent to rank {me} was damaged on the way")
+        self.training.settle(torch.frombuffer(bytearray(base64.b64decode(manifest["tree"])), dtype=torch.uint8), found)
+        return size
+
+    def _between(
+        self, source: int, target: int, other: int, meeting: Meeting, store: dist.Store, temporary: list[Inner]
+    ) -> tuple[Inner, int]:
+        """Return connections that join *source* and *target*, and the place of *other* in them."""
+        common = [group for group in self.assembly.groups if {source, target} <= set(group.ranks) and group.inner is not None]
+        if common:
+            best: ManagedGroup = min(common, key=lambda group: (len(group.ranks), group.group_name))
+            assert best.inner is not None
+            return best.inner, best.ranks.index(other)
+        pair = sorted((source, target))
+        generation = meeting.generation
+        inner = build(
+            store,
+            f"pair-{pair[0]}-{pair[1]}",
+            pair.index(generation.rank),
+            2,
+            devices=("cpu",),
+            timeout=self.assembly.groups[0].timeout,
+            gave_up=self.assembly.gave_up(generation.number),
+        )
+        temporary.append(inner)
+        return inner, pair.index(other)
+
+    def _send_lights(self, meeting: Meeting, store: dist.Store) -> None:
+        for source, target in meeting.plan.lights:
+            if source == meeting.generation.rank and source != target:
+                store.set(f"light/{target}", base64.b64encode(self._lights[target][meeting.plan.step]))
+
+    def _get(self, store: dist.Store, key: str, meeting: Meeting) -> bytes:
+        """Return what another rank leaves under *key*; give up when the generation ends meanwhile."""
+        return in_thread(lambda: bytes(store.get(key)), self.assembly.gave_up(meeting.generation.number))
+
+    # -- facts --------------------------------------------------------------------------------------------------------
+
+    def _gather_facts(self) -> None:
+        """Learn, once, which ranks hold copies of each other, which play the same role, and who is in which group."""
+        assembly = self.assembly
+        assert assembly.council is not None
+        told = assembly.council.gather(
+            {
+                "piece": self.training.sample(),
+                "role": self.training.shape(),
+                "groups": [[group.group_name, group.ranks] for group in assembly.groups],
+            }
+        )
+        self.facts = {
+            "pieces": {str(rank): one["piece"] for rank, one in told.items()},
+            "roles": {str(rank): one["role"] for rank, one in told.items()},
+            "groups": {str(rank): one["groups"] for rank, one in told.items()},
+        }
+
+
+def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return a copy of what *optimizer* was set to, group by group: learning rates and the like."""
+    return [
+        {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Merge two votes."""
+    merged = {"ok": one["ok"] and other["ok"]}
+    if "switch" in one:
+        merged |= {"switch": min(one["switch"], other["switch"]), "facts": one["facts"] and other["facts"]}
+    return merged
+
+
+def _of_groups(error: RuntimeError) -> bool:
+    """Tell whether *error* only says that ranks could not come together: the flow decides what follows."""
+    from holdfast.runtime.failure import is_peer_loss  # noqa: PLC0415 (only when something went wrong)
+
+    return is_peer_loss(error) or isinstance(error, transfer.Damaged)
+
+
+def _holdings(told: dict[int, dict[str, Any]], facts: dict[str, Any]) -> list[Holding]:
+    """Return the ranks' holdings as the planner reads them; before any step is done everybody's piece is its own."""
+    pieces = facts.get("pieces", {})
+    return [
+        Holding(
+            rank=rank,
+            piece=pieces.get(str(rank), f"of rank {rank}"),
+            live=one["live"],
+            prepared=one["prepared"],
+            lights={int(ward): frozenset(steps) for ward, steps in one["lights"].items()},
+        )
+        for rank, one in told.items()
+    ]

@@ -1,0 +1,478 @@
+# mypy: disable-error-code="override,attr-defined,arg-type,assignment,call-arg,no-any-return"
+# torch's stubs give these methods overloads that no subclass in Python can repeat, and leave out half of their options.
+"""`ManagedGroup`: a process group that torch's own code calls, over a real one that can be given another.
+
+It is a Python subclass of `torch.distributed.ProcessGroup` and registered as backend ``holdfast``, so that whatever makes groups (DDP,
+FSDP2, `DeviceMesh`, pipelining, functional collectives) makes these. A lost peer does not raise: the loss is noted, the
+operation is given zeros, later ones in this group do nothing, and the step ends in a vote that says no.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
+
+from holdfast.runtime.failure import is_peer_loss
+from holdfast.runtime.groups.attempt import Attempt
+from holdfast.runtime.groups.inner import Inner
+
+BACKEND: Final = "holdfast"
+"""The name under which torch knows these groups."""
+
+
+class Answerer(Protocol):
+    """Answers operations while no peer is there: the sandbox of a standby."""
+
+    def answer(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> None:
+        """Put into *outputs* what the peers would have brought about."""
+
+
+class Listener(Protocol):
+    """Is told of the operations of a group: the recorder of a tape, or who counts what a tape had foreseen."""
+
+    def begun(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> Callable[[], None] | None:
+        """Take note of an operation; return what to call when it has ended well, if anything."""
+
+
+class ManagedWork(dist.Work):
+    """An operation in work; its end is never an exception when a peer was lost."""
+
+    def __init__(self, group: ManagedGroup, inner: Inner, work: Any, outputs: list[Tensor], ended: Callable[[], None] | None) -> None:  # noqa: ANN401
+        super().__init__()
+        self._group, self._inner, self._work, self._outputs, self._ended = group, inner, work, outputs, ended
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the end; a lost peer is noted, not raised."""
+        try:
+            self._work.wait(timeout) if timeout else self._work.wait()
+        except RuntimeError as error:
+            self._group.lose(self._inner, error)
+            _zero(self._outputs)
+            return True
+        if self._ended is not None:
+            ended, self._ended = self._ended, None
+            ended()
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the outputs that is fulfilled in any case."""
+
+        def settle(future: torch.futures.Future[Any]) -> Any:  # noqa: ANN401 (tensors)
+            try:
+                future.value()
+            except RuntimeError as error:
+                try:
+                    self._group.lose(self._inner, error)
+                except RuntimeError as real:  # nobody could catch it in this thread: the vote raises it
+                    self._group.attempt.fail(f"{type(real).__name__}: {real}", self._group.group_name)
+                _zero(self._outputs)
+            else:
+                if self._ended is not None:
+                    self._ended()
+            return self._outputs
+
+        return self._work.get_future().then(settle)
+
+    def is_completed(self) -> bool:
+        """Tell whether it has ended."""
+        return bool(self._work.is_completed())
+
+    def is_success(self) -> bool:
+        """Tell whether it has ended without an exception: a lost peer is none."""
+        return True
+
+    def exception(self) -> Any:  # noqa: ANN401 (torch's signature)
+        """Return nothing: a lost peer is no exception."""
+        return None
+
+    def result(self) -> list[Tensor]:
+        """Return the outputs."""
+        return self._outputs
+
+    def source_rank(self) -> int:
+        """Return who sent, for an operation that takes from anybody."""
+        return int(self._work._source_rank())  # noqa: SLF001 (torch's name for it)
+
+    def synchronize(self) -> None:
+        """Wait as `wait` does."""
+        self.wait()
+
+
+class DoneWork(dist.Work):
+    """An operation that ended when it began: of a broken group, or in a sandbox."""
+
+    def __init__(self, outputs: list[Tensor]) -> None:
+        super().__init__()
+        self._outputs = outputs
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: ARG002 (torch's signature)
+        """Return at once."""
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future that is fulfilled."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self._outputs)
+        return future
+
+    def is_completed(self) -> bool:
+        """Tell that it has ended."""
+        return True
+
+    def is_success(self) -> bool:
+        """Tell that it ended well."""
+        return True
+
+    def exception(self) -> Any:  # noqa: ANN401 (torch's signature)
+        """Return nothing."""
+        return None
+
+    def result(self) -> list[Tensor]:
+        """Return the outputs."""
+        return self._outputs
+
+    def source_rank(self) -> int:
+        """Return a rank; nobody sent anything."""
+        return 0
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+
+def _zero(outputs: Sequence[Tensor]) -> None:
+    """Leave nothing in *outputs* that could hurt (an index out of range, a NaN that a script checks for): the step will not be committed."""
+    with torch.no_grad():
+        for one in outputs:
+            one.detach().zero_()
+
+
+class ManagedGroup(dist.ProcessGroup):
+    """One group of ranks; its members stay, who they are may change."""
+
+    def __init__(self, name: str, ranks: list[int], me: int, attempt: Attempt, timeout: timedelta) -> None:
+        super().__init__(ranks.index(me), len(ranks))
+        self.name_in_torch, self.ranks, self.me = name, ranks, me
+        self.attempt, self.timeout = attempt, timeout
+        self.operations = 0
+        """Operations begun on the present connections: members that do not agree about it cannot go on with them."""
+        self.used = False
+        """Whether any operation ever went through it: one that is not used need not be mended at once."""
+        self.built: dict[int, int] = {}
+        """Members' incarnations when the present connections were made."""
+        self.sandbox: Answerer | None = None
+        self.listener: Listener | None = None
+        self._inner: Inner | None = None
+        self._there = threading.Event()
+
+    # -- what is under it ---------------------------------------------------------------------------------------------
+
+    def give(self, inner: Inner | None, incarnations: dict[int, int]) -> Inner | None:
+        """Put *inner* under this group (None: to come) and return what was there."""
+        before, self._inner = self._inner, inner
+        self.operations, self.built = 0, {rank: incarnations.get(rank, 0) for rank in self.ranks}
+        if inner is None:
+            self._there.clear()
+        else:
+            self._there.set()
+        return before
+
+    @property
+    def inner(self) -> Inner | None:
+        """The connections at hand."""
+        return self._inner
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether an operation failed in it since it was built."""
+        return self.group_name in self.attempt.broken
+
+    def abandon(self, why: str) -> None:
+        """End every wait in this group now."""
+        self.attempt.fail(why, self.group_name)
+        self._there.set()
+        inner = self._inner
+        if inner is not None:
+            inner.abandon()
+
+    def lose(self, inner: Inner, error: RuntimeError) -> None:
+        """Note *error* when it tells of a lost peer, or is an echo of one; raise it otherwise: it is the script's own."""
+        if inner is not self._inner:
+            return  # of connections that were given up meanwhile
+        if not is_peer_loss(error) and not self.attempt.lost:
+            raise error
+        self.attempt.fail(str(error), self.group_name)
+        inner.abandon()  # errors of gloo do not travel: the next rank in the ring would wait until its time-out
+
+    def take_place(self, name: str, ranks: list[int], me: int) -> None:
+        """Become the group *name* of *ranks*: a standby built it for another rank of the same role."""
+        if len(ranks) != len(self.ranks):
+            raise ValueError(f"group '{self.group_name}' has {len(self.ranks)} members and cannot become '{name}' with {len(ranks)}")
+        c10d._unregister_process_group(self.name_in_torch)  # noqa: SLF001 (torch has no other way to rename a group)
+        self.name_in_torch, self.ranks, self.me = name, ranks, me
+        world = c10d._world  # noqa: SLF001
+        world.pg_names[self] = c10d.GroupName(name) if hasattr(c10d, "GroupName") else name
+        world.pg_group_ranks[self] = {rank: place for place, rank in enumerate(ranks)}
+        c10d._register_process_group(name, self)  # noqa: SLF001
+
+    # -- what torch asks ----------------------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        return BACKEND
+
+    def name(self) -> str:
+        return BACKEND
+
+    def rank(self) -> int:
+        return self.ranks.index(self.me)
+
+    getRank = rank  # noqa: N815 (torch's name)
+
+    def size(self) -> int:
+        return len(self.ranks)
+
+    getSize = size  # noqa: N815 (torch's name)
+
+    @property
+    def group_name(self) -> str:
+        return self.name_in_torch
+
+    def getGroupName(self) -> str:  # noqa: N802 (torch's name)
+        return self.name_in_torch
+
+    def _set_group_name(self, name: str) -> None:
+        self.name_in_torch = name
+
+    setGroupName = _set_group_name  # noqa: N815 (torch's name)
+
+    @property
+    def group_desc(self) -> str:
+        return f"{BACKEND}:{self.name_in_torch}"
+
+    def getGroupDesc(self) -> str:  # noqa: N802 (torch's name)
+        return self.group_desc
+
+    def _set_group_desc(self, desc: str) -> None:
+        """Keep our own description."""
+
+    setGroupDesc = _set_group_desc  # noqa: N815 (torch's name)
+
+    def _get_backend(self, device: torch.device) -> Any:  # noqa: ANN401 (torch's own)
+        inner = self._inner
+        return self if inner is None else inner.backend(device.type)
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Let operations take at most *timeout*."""
+        self.timeout = timeout
+        if self._inner is not None:
+            for backend in self._inner.backends.values():
+                backend._set_default_timeout(timeout)  # noqa: SLF001 (torch's own way)
+
+    def shutdown(self) -> None:
+        """Give the connections back."""
+        if self._inner is not None:
+            self._inner.close()
+            self._inner = None
+
+    def abort(self) -> None:
+        """End every wait."""
+        self.abandon("the script aborted the group")
+
+    # -- operations ---------------------------------------------------------------------------------------------------
+
+    def _run(
+        self, name: str, outputs: list[Tensor], inputs: list[Tensor], call: Callable[[Any], Any], device: str | None = None
+    ) -> dist.Work:
+        """Begin an operation: *call* starts it on a backend."""
+        if self.sandbox is not None:
+            self.sandbox.answer(self, name, outputs, inputs)
+            return DoneWork(outputs)
+        if self.is_broken:
+            _zero(outputs)
+            return DoneWork(outputs)
+        if self._inner is None:
+            self._there.wait()
+            return self._run(name, outputs, inputs, call, device)
+        inner = self._inner
+        ended = self.listener.begun(self, name, outputs, inputs) if self.listener is not None else None
+        self.used = True
+        self.operations += 1
+        try:
+            work = call(inner.backend(device or (outputs or inputs)[0].device.type))
+        except RuntimeError as error:
+            self.lose(inner, error)
+            _zero(outputs)
+            return DoneWork(outputs)
+        return ManagedWork(self, inner, work, outputs, ended)
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401 (torch's signatures, here and below)
+        """See `torch.distributed.all_reduce`."""
+        tensors, opts = _several(tensors), opts or dist.AllreduceOptions()
+        if not isinstance(opts, dist.AllreduceOptions):  # a bare operator, as some of torch's own callers give
+            opts = _with_operator(dist.AllreduceOptions(), opts)
+        return self._run("allreduce", tensors, tensors, lambda backend: backend.allreduce(tensors, opts))
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.all_reduce_coalesced`."""
+        tensors, opts = _several(tensors), opts or dist.AllreduceCoalescedOptions()
+        return self._run("allreduce_coalesced", tensors, tensors, lambda backend: backend.allreduce_coalesced(tensors, opts))
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.broadcast`."""
+        tensors, opts = _several(tensors), _broadcast_options(opts)
+        outputs = [] if opts.rootRank == self.rank() else tensors
+        return self._run("broadcast", outputs, tensors, lambda backend: backend.broadcast(tensors, opts))
+
+    def reduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.reduce`."""
+        tensors, opts = _several(tensors), opts or dist.ReduceOptions()
+        outputs = tensors if opts.rootRank == self.rank() else []
+        return self._run("reduce", outputs, tensors, lambda backend: backend.reduce(tensors, opts))
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.all_gather`."""
+        lists, inputs, opts = [list(one) for one in outputs], _several(inputs), opts or dist.AllgatherOptions()
+        return self._run("allgather", _flat(lists), inputs, lambda backend: backend.allgather(lists, inputs, opts))
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.all_gather_coalesced`."""
+        lists, inputs, opts = [list(one) for one in outputs], _several(inputs), opts or dist.AllgatherOptions()
+        return self._run("allgather_coalesced", _flat(lists), inputs, lambda backend: backend.allgather_coalesced(lists, inputs, opts))
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.all_gather_into_tensor`."""
+        opts = opts or dist.AllgatherOptions()
+        return self._run("all_gather_single", [output], [tensor], lambda backend: backend._allgather_base(output, tensor, opts))  # noqa: SLF001
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.all_gather_into_tensor`, for several."""
+        return _Several([self.all_gather_single(out, one, opts) for out, one in zip(outputs, inputs, strict=True)])
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.reduce_scatter`."""
+        outputs, lists, opts = _several(outputs), [list(one) for one in inputs], opts or dist.ReduceScatterOptions()
+        return self._run("reduce_scatter", outputs, _flat(lists), lambda backend: backend.reduce_scatter(outputs, lists, opts))
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.reduce_scatter_tensor`."""
+        opts = opts or dist.ReduceScatterOptions()
+        return self._run("reduce_scatter_single", [output], [tensor], lambda backend: backend._reduce_scatter_base(output, tensor, opts))  # noqa: SLF001
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.reduce_scatter_tensor`, for several."""
+        return _Several([self.reduce_scatter_single(out, one, opts) for out, one in zip(outputs, inputs, strict=True)])
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def all_to_all_single(self, output: Tensor, tensor: Tensor, out_splits: Any, in_splits: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401, PLR0913
+        """See `torch.distributed.all_to_all_single`."""
+        opts = opts or dist.AllToAllOptions()
+
+        def call(backend: Any) -> Any:  # noqa: ANN401
+            return backend.alltoall_base(output, tensor, list(out_splits), list(in_splits), opts)
+
+        return self._run("all_to_all_single", [output], [tensor], call)
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.all_to_all`."""
+        outputs, inputs, opts = _several(outputs), _several(inputs), opts or dist.AllToAllOptions()
+        return self._run("alltoall", outputs, inputs, lambda backend: backend.alltoall(outputs, inputs, opts))
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.gather`."""
+        lists, inputs, opts = [list(one) for one in outputs], _several(inputs), opts or dist.GatherOptions()
+        return self._run("gather", _flat(lists), inputs, lambda backend: backend.gather(lists, inputs, opts))
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.scatter`."""
+        outputs, lists, opts = _several(outputs), [list(one) for one in inputs], opts or dist.ScatterOptions()
+        return self._run("scatter", outputs, _flat(lists), lambda backend: backend.scatter(outputs, lists, opts))
+
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.send`."""
+        tensors = _several(tensors)
+        return self._run(f"send>{peer}", [], tensors, lambda backend: backend.send(tensors, peer, tag))
+
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.recv`."""
+        tensors = _several(tensors)
+        return self._run(f"recv<{peer}", tensors, [], lambda backend: backend.recv(tensors, peer, tag))
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.recv` without a source."""
+        tensors = _several(tensors)
+        return self._run("recv<any", tensors, [], lambda backend: backend.recv_anysource(tensors, tag))
+
+    def barrier(self, opts: Any = None) -> dist.Work:  # noqa: ANN401
+        """See `torch.distributed.barrier`."""
+        opts = opts or dist.BarrierOptions()
+        return self._run("barrier", [], [], lambda backend: backend.barrier(opts), device="cpu")
+
+
+class _Several(dist.Work):
+    """Operations that were begun together."""
+
+    def __init__(self, works: list[dist.Work]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for all."""
+        for work in self._works:
+            work.wait(timeout)
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of all."""
+        return torch.futures.collect_all([work.get_future() for work in self._works])
+
+    def is_completed(self) -> bool:
+        """Tell whether all have ended."""
+        return all(work.is_completed() for work in self._works)
+
+    def result(self) -> list[Tensor]:
+        """Return all outputs."""
+        return [one for work in self._works for one in work.result()]
+
+    def synchronize(self) -> None:
+        """Wait for all."""
+        self.wait()
+
+
+def _several(tensors: Any) -> list[Tensor]:  # noqa: ANN401 (torch hands lists, C++ vectors, or one)
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [one for some in lists for one in some]
+
+
+def _with_operator(opts: Any, operator: Any) -> Any:  # noqa: ANN401 (torch's options have no common class)
+    opts.reduceOp = operator
+    return opts
+
+
+def _broadcast_options(opts: Any) -> dist.BroadcastOptions:  # noqa: ANN401 (a bare root, as some of torch's own callers give)
+    if isinstance(opts, dist.BroadcastOptions):
+        return opts
+    made = dist.BroadcastOptions()
+    made.rootRank = int(opts or 0)
+    made.rootTensor = 0
+    return made

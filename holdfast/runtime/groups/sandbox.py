@@ -1,0 +1,81 @@
+"""Where a process goes through the script with no peer running and no message sent: a standby that warms up, or a rank about to join."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from holdfast.runtime.groups import tape
+from holdfast.runtime.groups.managed import ManagedGroup
+from holdfast.runtime.groups.tape import Tape, key_of
+
+
+class Sandbox:
+    """Answers operations from a tape, and where that has nothing, as a group of equals would."""
+
+    def __init__(self, played: Tape | None, groups: list[ManagedGroup], *, standby: int | None = None) -> None:
+        self._tape, self._groups = played, groups
+        self.standby = standby
+        """The number of this standby; none in a rank that joins at once."""
+        self.known: set[str] = set() if played is None else set(played.entries)
+        """Operations that were met here or on the tape."""
+        self.calls = self.played = 0
+
+    @classmethod
+    def from_env(cls, groups: list[ManagedGroup], environment: Mapping[str, str] = os.environ) -> Sandbox:
+        """Return the sandbox that *environment* asks for."""
+        standby = environment.get("HOLDFAST_STANDBY")
+        if not standby:
+            return cls(None, groups)
+        folder = tape.folder(environment)
+        path = None if folder is None else folder / f"{name_of(environment)}.pt"
+        return cls(Tape.read(path), groups, standby=int(standby))
+
+    @property
+    def has_tape(self) -> bool:
+        """Whether there is a tape to answer from."""
+        return self._tape is not None
+
+    def answer(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> None:
+        """Put into *outputs* what the peers would have brought about."""
+        if not outputs:
+            return  # a send and a barrier change nothing here
+        place = next((place for place, one in enumerate(self._groups) if one is group), len(self._groups))
+        key = key_of(place, name, outputs, inputs)
+        self.known.add(key)
+        self.calls += 1
+        if self._tape is not None and self._tape.play(key, outputs):
+            self.played += 1
+        else:
+            _as_equals(name, group.rank(), outputs, inputs)
+
+
+def name_of(environment: Mapping[str, str]) -> str:
+    """Return the name of the tape of the role that this process stands for: the lowest rank of the role recorded it."""
+    rank = int(environment["RANK"])
+    roles: list[list[int]] = json.loads(environment.get("HOLDFAST_ROLES") or "[]")
+    first = next((min(role) for role in roles if rank in role), rank)
+    return f"world-{environment['WORLD_SIZE']}-rank-{first}"
+
+
+def _as_equals(name: str, me: int, outputs: list[Tensor], inputs: list[Tensor]) -> None:
+    """Answer as if every member had given what this one gave; what comes from a single peer is zeros."""
+    with torch.no_grad():
+        if name.startswith("recv"):
+            for one in outputs:
+                one.detach().zero_()
+        elif name in ("allgather", "allgather_coalesced", "gather"):
+            for number, one in enumerate(outputs):
+                one.detach().copy_(inputs[number * len(inputs) // len(outputs)])
+        elif name == "all_gather_single":
+            outputs[0].detach().view(-1, inputs[0].numel()).copy_(inputs[0].reshape(1, -1))
+        elif name == "reduce_scatter_single":
+            outputs[0].detach().copy_(inputs[0].reshape(-1, outputs[0].numel())[me].view_as(outputs[0]))
+        elif name == "reduce_scatter":
+            outputs[0].detach().copy_(inputs[me])
+        elif name == "all_to_all_single" and outputs[0].numel() == inputs[0].numel():
+            outputs[0].detach().copy_(inputs[0].view_as(outputs[0]))

@@ -1,0 +1,153 @@
+"""Move a rank's state from those who hold it to who takes its place: tensors over the groups, in slices, each sender a share, all checked on arrival."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from holdfast.runtime.groups.inner import Inner
+
+SLICE: Final = 32 * 2**20
+"""Bytes of a slice: what one operation carries, and what is spread over the senders."""
+_BLOCK: Final = 2**20
+TAG: Final = 0x4D07
+
+
+class Damaged(Exception):
+    """What arrived is not what was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How a transfer went."""
+
+    size: int
+    """Bytes."""
+    seconds: float
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second."""
+        return self.size / self.seconds if self.seconds else 0.0
+
+
+def slices(tensors: Sequence[Tensor], share: int, shares: int) -> Iterator[Tensor]:
+    """Yield the slices of *share* out of *shares*, as flat views of bytes, in an order that both ends know."""
+    number = 0
+    for one in tensors:
+        flat = bytes_of(one)
+        for begin in range(0, flat.numel(), SLICE):
+            if number % shares == share:
+                yield flat[begin : begin + SLICE]
+            number += 1
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of *tensor*: all of a plain one, its shard of a sharded one."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Return *tensor*'s memory as a flat view of bytes; a sharded one's is that of its shard."""
+    local = local_of(tensor).detach()
+    if not local.is_contiguous():
+        raise ValueError("only contiguous tensors can be moved")
+    return local.view(-1).view(torch.uint8) if local.dim() else local.reshape(1).view(torch.uint8)
+
+
+def digest(parts: Sequence[Tensor]) -> str:
+    """Return a digest of *parts*: SHA-256 over the sums of each megabyte, in 64-bit words.
+
+    A sum sees any single flipped bit or lost word at the speed of memory; SHA-256 over all bytes would take longer than the transfer.
+    """
+    whole = hashlib.sha256()
+    for part in parts:
+        words = part.numel() // 8 * 8
+        head = part[:words].view(torch.int64)
+        blocks = head.numel() // (_BLOCK // 8) * (_BLOCK // 8)
+        sums = [head[:blocks].view(-1, _BLOCK // 8).sum(1), head[blocks:].sum().reshape(1), part[words:].sum(dtype=torch.int64).reshape(1)]
+        whole.update(torch.cat(sums).cpu().numpy().tobytes())
+    return whole.hexdigest()
+
+
+def send(inner: Inner, to: int, tensors: Sequence[Tensor], share: int, shares: int) -> tuple[str, int]:
+    """Send this sender's slices to member *to* of the group; return their digest and size."""
+    parts = list(slices(tensors, share, shares))
+    staged = [_staged(part) for part in parts]
+    works = [inner.backend("cpu").send([part], to, TAG) for part in staged]
+    told = digest(staged)
+    for work in works:
+        work.wait()
+    return told, sum(part.numel() for part in parts)
+
+
+def receive(inner: Inner, source: int, tensors: Sequence[Tensor], share: int, shares: int) -> Callable[[], tuple[str, int]]:
+    """Begin to take the slices that member *source* sends; return what waits for them and gives digest and size."""
+    parts = list(slices(tensors, share, shares))
+    staged = [part if part.device.type == "cpu" else torch.empty(part.shape, dtype=torch.uint8, pin_memory=True) for part in parts]
+    works = [inner.backend("cpu").recv([part], source, TAG) for part in staged]
+
+    def finish() -> tuple[str, int]:
+        for work in works:
+            work.wait()
+        for part, arrived in zip(parts, staged, strict=True):
+            if part is not arrived:
+                part.copy_(arrived, non_blocking=True)
+        if any(part.device.type == "cuda" for part in parts):
+            torch.cuda.synchronize()
+        return digest(staged), sum(part.numel() for part in parts)
+
+    return finish
+
+
+def _staged(part: Tensor) -> Tensor:
+    """Return *part* in memory that a network card can read: pinned, when it is on a GPU."""
+    if part.device.type == "cpu":
+        return part
+    host = torch.empty(part.shape, dtype=torch.uint8, pin_memory=True)
+    host.copy_(part)
+    return host
+
+
+class Clock:
+    """Seconds of the phases of a recovery."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, phase: str) -> float:
+        """Count the time since the last lap to *phase*; return it."""
+        now = time.monotonic()
+        spent, self._begin = now - self._begin, now
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+        return spent
+
+
+def shapes(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return what a receiver needs to make room for *tensors*: shape and type of each, as JSON holds it."""
+    return {key: shape_of(one) for key, one in tensors.items()}
+
+
+def shape_of(tensor: Tensor) -> list[Any]:
+    """Return the shape and type of what this rank holds of *tensor*."""
+    local = local_of(tensor)
+    return [list(local.shape), str(local.dtype).removeprefix("torch.")]
+
+
+def places_for(wanted: dict[str, Any], own: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return a tensor for each of *wanted*: this process's own where it fits, else a fresh one on *device*."""
+    found = {}
+    for key, (shape, kind) in wanted.items():
+        present = own.get(key)
+        if present is not None and shape_of(present) == [shape, kind] and local_of(present).is_contiguous():
+            found[key] = present
+        else:
+            found[key] = torch.empty(shape, dtype=getattr(torch, kind), device=device)
+    return found

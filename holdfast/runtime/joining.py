@@ -1,0 +1,51 @@
+"""`holdfast.join`: what a script calls in place of `torch.distributed.init_process_group`, so that its groups can be mended."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from holdfast.runtime import buckets, promoted, world
+from holdfast.runtime.groups.assembly import Assembly, Generation, devices, install
+from holdfast.runtime.groups.managed import BACKEND
+from holdfast.runtime.groups.sandbox import Sandbox
+from holdfast.runtime.link import link
+from holdfast.runtime.parking import Roles
+
+
+def join() -> None:
+    """Join the other ranks, in groups that live through the loss of a rank.
+
+    Every group that is made after this call, by whatever code, can be mended: DDP's, FSDP2's, those of a `DeviceMesh`. Without an
+    agent of Holdfast (a run under ``torchrun``), the groups are torch's own; with one rank there are none.
+    """
+    if dist.is_initialized():
+        raise RuntimeError("holdfast.join() comes in place of torch.distributed.init_process_group(), and that has been called already")
+    environment = os.environ
+    if int(environment.get("WORLD_SIZE") or 1) <= 1:
+        return
+    if environment.get("HOLDFAST_STANDBY"):
+        Roles(environment).leave_first()
+    token = environment.get("HOLDFAST_TOKEN", "")
+    if not link().attached or not token:
+        world.join(torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu"))
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(environment.get("LOCAL_RANK") or 0))
+    made = Assembly(Generation.from_env(environment), token, int(environment.get("LOCAL_WORLD_SIZE") or 1), devices())
+    install(made)
+    buckets.watch()
+    if environment.get("HOLDFAST_STANDBY") or environment.get("HOLDFAST_FRESH"):
+        made.sandbox = Sandbox.from_env(made.groups, environment)
+    else:
+        made.record()
+    link().listen(made.hear)
+    for order in promoted.pop_orders():
+        made.hear(order)
+    if made.sandbox is None:
+        made.begin()
+    store = made.store if made.store is not None else dist.HashStore()
+    generation = made.generation
+    dist.init_process_group(BACKEND, store=store, rank=generation.rank, world_size=generation.world)
