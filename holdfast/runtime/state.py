@@ -133,6 +133,10 @@ class Training:
             local = getattr(value, "_local_tensor", value).detach()
             told.update(f"{name} {tuple(value.shape)} {tuple(local.shape)} {value.dtype}".encode())
             told.update(local.reshape(-1)[:SAMPLE].contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        for optimizer in self.optimizers:  # one whose state is split over the ranks makes them differ, although their models do not
+            for name, parameter in zip(self._names(optimizer), _parameters(optimizer), strict=True):
+                shapes = {key: tuple(_shape_of(value)) for key, value in optimizer.state.get(parameter, {}).items()}
+                told.update(f"{name} {sorted(shapes.items())}".encode())
         return told.hexdigest()[:16]
 
     def shape(self) -> str:
@@ -294,6 +298,11 @@ def _keep_types(optimizer: Optimizer, states: Mapping[int, Mapping[str, Any]]) -
         for name, value in state.items():
             if isinstance(value, Tensor) and present[name].dtype != value.dtype:
                 present[name] = value.to(present[name].device)
+
+
+def _shape_of(value: object) -> tuple[int, ...]:
+    """Return the shape of what this rank holds of a tensor; nothing for what is none."""
+    return tuple(getattr(value, "_local_tensor", value).shape) if isinstance(value, Tensor) else ()
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:

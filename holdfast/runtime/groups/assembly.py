@@ -96,6 +96,8 @@ class Assembly:
         """Answers for peers while there are none: in a standby, and in a rank that is about to join."""
         self.listener: Any = None
         self.recorder: Recorder | None = None
+        self.planned: Callable[[Message], None] | None = None
+        """Takes orders that belong to planned moves."""
         self.host = "127.0.0.1"
         self.orders: dict[str, Message] = {}
         """The newest order of each kind that is not carried out yet."""
@@ -134,6 +136,8 @@ class Assembly:
                 self._abandon(int(order["generation"]) - 1, frozenset(int(rank) for rank in order.get("changed", ())))
         except Exception:
             log.exception("the order '%s' could not be carried out", word)
+        if self.planned is not None:
+            self.planned(order)
         with self._news:
             self.orders[word] = order
             self._news.notify_all()
@@ -164,10 +168,10 @@ class Assembly:
                         return self.orders.pop(word)
                 self._news.wait()
 
-    def take(self, word: str) -> Message | None:
-        """Return the newest order of this kind, if one has come."""
+    def put_back(self, order: Message) -> None:
+        """Leave *order* for who waits next, unless a newer one has come."""
         with self._news:
-            return self.orders.pop(word, None)
+            self.orders.setdefault(str(order["do"]), order)
 
     def gave_up(self, number: int) -> Callable[[], bool]:
         """Return what tells whether generation *number* has been ended while it was still being made."""
@@ -194,15 +198,15 @@ class Assembly:
 
     # -- phases -------------------------------------------------------------------------------------------------------
 
-    def connect(self, generation: Generation) -> None:
-        """Reach the store of *generation*, or host it; leave there where this rank's desk is."""
+    def connect(self, generation: Generation, *, leaving: bool = False) -> None:
+        """Reach the store of *generation*, or host it; leave there where this rank's desk is, unless another process takes the rank."""
         host, port = generation.store
         gave_up = self.gave_up(generation.number)
         if generation.serve == generation.rank:
             if self._server is None or self._server[0] != port:
                 server = in_thread(
                     lambda: dist.TCPStore("0.0.0.0", port, None, True, timedelta(seconds=BUILD_SECONDS), False),
-                    gave_up,  # noqa: S104, FBT003
+                    gave_up,
                 )
                 self._server = (port, server)
             self.host = host
@@ -210,11 +214,10 @@ class Assembly:
         else:
             self.host = _await_port(host, port, gave_up)
             store = in_thread(lambda: dist.TCPStore(host, port, None, False, timedelta(seconds=BUILD_SECONDS), False), gave_up)  # noqa: FBT003
-        own = dist.PrefixStore(f"generation-{generation.number}", store)
-        incarnation = generation.incarnations[generation.rank]
-        self._put_desk(store, generation.rank, incarnation)
-        self.store = own
+        if not leaving:
+            self._put_desk(store, generation.rank, generation.incarnations[generation.rank])
         self._root = store
+        self.store = self.shelf(generation, "torch")
 
     def _put_desk(self, store: dist.Store, rank: int, incarnation: int) -> None:
         in_thread(lambda: store.set(f"desk/{rank}/{incarnation}", f"{self.host} {self.desk.port}"), lambda: False)
@@ -238,12 +241,19 @@ class Assembly:
                     self._addresses[key] = host, int(port)
         return self._addresses.get(key)
 
+    def shelf(self, generation: Generation, name: str) -> dist.Store:
+        """Return a part of the store for one purpose in *generation*."""
+        return dist.PrefixStore(f"generation-{generation.number}/{name}", self._root)
+
+    def patiently(self, make: Callable[[], Any], generation: Generation) -> Any:  # noqa: ANN401 (whatever is made)
+        """Return what *make* makes; give up when *generation* ends meanwhile."""
+        return in_thread(make, self.gave_up(generation.number))
+
     def build(self, group: ManagedGroup, generation: Generation) -> Inner:
         """Build connections for *group* in *generation*."""
         assert self.store is not None
-        store = dist.PrefixStore(f"generation-{generation.number}", self._root)
         return build(
-            store,
+            self.shelf(generation, "groups"),
             f"group-{group.group_name}",
             group.ranks.index(generation.rank),
             len(group.ranks),

@@ -7,17 +7,13 @@ has applied the step it rolls forward, for all have voted for it; else nobody ha
 
 from __future__ import annotations
 
-import base64
 import copy
-import json
 import logging
-import time
 import types
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -25,13 +21,15 @@ from holdfast.runtime import rng, tree
 from holdfast.runtime.groups import tape, transfer
 from holdfast.runtime.groups.assembly import Assembly, Generation
 from holdfast.runtime.groups.council import PeerGone
-from holdfast.runtime.groups.inner import Abandoned, Inner, build, in_thread
-from holdfast.runtime.groups.managed import ManagedGroup
+from holdfast.runtime.groups.inner import Abandoned
+from holdfast.runtime.groups.mover import Mover
+from holdfast.runtime.groups.planned import Moves
 from holdfast.runtime.groups.tape import Coverage, OnGroup
 from holdfast.runtime.groups.transfer import Clock
 from holdfast.runtime.link import link
 from holdfast.runtime.planner import Holding, NoPlan, Plan, plan
 from holdfast.runtime.state import Training
+from holdfast.wire import Message
 
 _log = logging.getLogger("holdfast.runtime")
 
@@ -60,11 +58,15 @@ class Keeper:
         self._decision: bool | None = None
         self._unknown, self._facts_agreed, self._switch_agreed = False, True, 0
         self._step = 0
+        self._tried = 0
+        """The newest generation that this process has tried to come into."""
         self._meeting: Meeting | None = None
         self._begin: dict[str, Any] = {}
         self._voted_light = b""
         self._lights: dict[int, dict[int, bytes]] = {}
         """Light states of wards: by rank, by the step after which they hold."""
+        self.moves = Moves(self)
+        assembly.planned = self.moves.hear
         self.warming = False
         """Steps are those of a warm-up: nobody votes, and nothing of them stays."""
         self._coverage: Coverage | None = None
@@ -79,14 +81,14 @@ class Keeper:
         self._step = step
         training = self.training
         self._begin = {
-            "light": self._light(),
+            "light": self.light(),
             "schedulers": [copy.deepcopy(one.state_dict()) for one in training.schedulers],
             "settings": [_settings(one) for one in training.optimizers],
             "extra": tree.to_bytes({name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in training.extra.items()}),
             "buffers": [(one, one.detach().clone()) for one in training.model.buffers()],
         }
 
-    def _light(self) -> bytes:
+    def light(self) -> bytes:
         """Return this rank's own state: generators, and the position in the data."""
         data = self.training.data
         return bytes(tree.to_bytes({"rng": rng.capture(), "data": None if data is None else data.state_dict()}).numpy().tobytes())
@@ -121,8 +123,8 @@ class Keeper:
     def _decide(self) -> bool:
         assembly, attempt = self.assembly, self.assembly.attempt
         assert assembly.council is not None
-        mine = {"ok": not attempt.lost, "switch": self._switch_asked(), "facts": bool(self.facts)}
-        self._voted_light = self._light()
+        mine = {"ok": not attempt.lost, "switch": self.moves.ready_for(), "facts": bool(self.facts)}
+        self._voted_light = self.light()
         try:
             absent = {"ok": False, "switch": 0, "facts": True}
             told = assembly.council.vote(mine, _both, absent, self._packed(self._voted_light), self._keep)
@@ -137,10 +139,6 @@ class Keeper:
             attempt.fail("another rank has lost a peer")
         self._switch_agreed, self._facts_agreed = int(told["switch"]), bool(told["facts"])
         return bool(told["ok"])
-
-    def _switch_asked(self) -> int:
-        """Return the generation that this rank is ready to switch to, or 0."""
-        return 0
 
     def _forward(self) -> set[int]:
         """Return the step that this rank rolls forward to, if it does."""
@@ -167,7 +165,7 @@ class Keeper:
         self.live = step
         assembly = self.assembly
         assert assembly.council is not None
-        if not self._unknown and (light := self._light()) != self._voted_light:
+        if not self._unknown and (light := self.light()) != self._voted_light:
             assembly.council.finally_(self._packed(light))
         if not self._facts_agreed and not self._unknown:
             self._facts_agreed = True
@@ -209,12 +207,19 @@ class Keeper:
     @property
     def trouble(self) -> bool:
         """Whether the ranks must meet in a new generation before the next step."""
-        return self.assembly.attempt.lost or self._meeting is not None
+        return self.assembly.attempt.lost or self._meeting is not None or self._switch_agreed > 0
 
     # -- a new generation ---------------------------------------------------------------------------------------------
 
     def mend(self) -> Verdict:
         """Come into the next generation, and hold the state of the step it goes on from; return what to tell about it."""
+        if self._switch_agreed:
+            number, self._switch_agreed = self._switch_agreed, 0
+            if not self.assembly.attempt.lost and self._switched(number):
+                return {"checkpoint": None, "step": self.live}
+        if self.new and (order := self._planned_order()) is not None:
+            self.moves.come_in(order)
+            return {"checkpoint": None, "step": self.live}
         while True:
             meeting = self._meeting or self._meet()
             self._meeting = None
@@ -226,6 +231,31 @@ class Keeper:
                 if not self.assembly.attempt.lost and not _of_groups(error):
                     raise
                 self._tell_broken(str(error))
+
+    def _switched(self, number: int) -> bool:
+        """Carry a planned move out; tell whether that went well."""
+        try:
+            self.moves.carry_out(number)
+        except (PeerGone, Abandoned, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not _of_groups(error):
+                raise
+            self.assembly.attempt.fail(str(error) or "the flow has ended this generation")
+            return False
+        return True
+
+    def _planned_order(self) -> Message | None:
+        """Return the order by which this new process takes the place of one that still lives, if that is how it comes in."""
+        order = self.assembly.wait_for("regroup", "prepare")
+        if order["do"] == "prepare":
+            return order
+        self.assembly.put_back(order)
+        return None
+
+    def settle_in(self, step: int, light: bytes) -> None:
+        """Go on from *step*, with the generators and the position in the data that the process before had."""
+        self._give_light(light)
+        self.live = self._step = step
+        self.new = False
 
     def _tell_broken(self, why: str) -> None:
         """Tell the flow what it may not have seen: that groups of living ranks are broken."""
@@ -241,7 +271,8 @@ class Keeper:
         if not self.new and assembly.attempt.lost:
             self._tell_broken(assembly.attempt.why)
         while True:
-            order = assembly.wait_for("regroup", newer=0 if self.new else assembly.generation.number)
+            order = assembly.wait_for("regroup", newer=max(self._tried, 0 if self.new else assembly.generation.number))
+            self._tried = int(order["generation"])
             try:
                 meeting = self._gathered(Generation.of(order))
             except (PeerGone, Abandoned) as error:
@@ -264,7 +295,7 @@ class Keeper:
         assert assembly.council is not None
         told = assembly.council.gather(self._holding(generation))
         if self.new:
-            self._learn(generation, told)
+            self.take_facts(generation, next((one["facts"] for one in told.values() if one["facts"]), {}))
         else:
             self._lights = {
                 rank: kept for rank, kept in self._lights.items() if rank in assembly.council.wards or rank in generation.changed
@@ -279,10 +310,10 @@ class Keeper:
             return None
         return Meeting(generation, told, found, clock)
 
-    def _learn(self, generation: Generation, told: dict[int, dict[str, Any]]) -> None:
-        """Take the facts that the survivors have gathered long ago."""
-        self.facts = next((one["facts"] for one in told.values() if one["facts"]), {})
-        if self.facts:
+    def take_facts(self, generation: Generation, facts: dict[str, Any]) -> None:
+        """Take the facts that the others have gathered long ago, and with them the names of the groups of the rank that this process becomes."""
+        self.facts = facts
+        if facts:
             self.assembly.take_places(self.facts["groups"][str(generation.rank)], generation.rank)
 
     def _holding(self, generation: Generation) -> dict[str, Any]:
@@ -302,20 +333,23 @@ class Keeper:
         generation, clock, assembly = meeting.generation, meeting.clock, self.assembly
         clock.lap("step")  # what the script still did after the meeting, in a rank that rolled forward
         if self.new:
-            self._leave_sandbox(generation)
+            self.leave_sandbox(generation)
         made, kept, later = assembly.rebuild(generation, {rank: one["groups"] for rank, one in meeting.told.items()})
         clock.lap("groups")
         assert assembly.council is not None
         verdict: Verdict = {"checkpoint": meeting.plan.step if meeting.plan.checkpoint else None, "step": meeting.plan.step}
         moved = (0, 0.0)
         if not meeting.plan.checkpoint:
-            moved = self._move(meeting)
+            moved = self._mover(generation).move(meeting.plan, self._lights, self._give_light)
         clock.lap("load")
-        assembly.council.reduce({"ok": True}, _both)
+        self.live = self._step = meeting.plan.step
+        if meeting.plan.checkpoint:
+            assembly.council.reduce({"ok": True}, _both)
+        else:  # so that a buddy that is new has the light state of its ward before anything can happen to that
+            assembly.council.vote({"ok": True}, _both, {"ok": False}, self._packed(self.light()), self._keep)
         assembly.enter(generation)
         assembly.renew()
         assembly.rebuild_later(generation, later)
-        self.live = meeting.plan.step
         self.new = False
         seconds = {name: round(value, 6) for name, value in clock.seconds.items()}
         size, took = moved
@@ -335,7 +369,10 @@ class Keeper:
         )
         return verdict
 
-    def _leave_sandbox(self, generation: Generation) -> None:
+    def _mover(self, generation: Generation) -> Mover:
+        return Mover(self.training, self.assembly, generation)
+
+    def leave_sandbox(self, generation: Generation) -> None:
         """Let operations reach real peers from now on, and count those that the sandbox has not met."""
         assembly = self.assembly
         sandbox, assembly.sandbox = assembly.sandbox, None
@@ -384,90 +421,6 @@ class Keeper:
 
     def _role(self) -> int:
         return next(number for number, ranks in enumerate(self.roles) if self.assembly.generation.rank in ranks)
-
-    # -- moving state -------------------------------------------------------------------------------------------------
-
-    def _move(self, meeting: Meeting) -> tuple[int, float]:
-        """Send to and take from others as the plan says; return bytes and seconds of what this rank took part in."""
-        generation, found = meeting.generation, meeting.plan
-        me, begin, size = generation.rank, time.monotonic(), 0
-        outgoing = [one for one in found.transfers if one.source == me]
-        incoming = [one for one in found.transfers if one.target == me]
-        store = dist.PrefixStore(f"generation-{generation.number}/moving", self.assembly._root)  # noqa: SLF001 (its sibling)
-        self._send_lights(meeting, store)
-        temporary: list[Inner] = []
-        try:
-            for one in sorted(outgoing, key=lambda move: (move.target, move.share)):
-                size += self._send(one, meeting, store, temporary)
-            if incoming:
-                size += self._receive(incoming, meeting, store, temporary)
-        finally:
-            for inner in temporary:
-                inner.close()
-        if me in {target for _, target in found.lights}:
-            self._give_light(base64.b64decode(self._get(store, f"light/{me}", meeting)))
-        return size, time.monotonic() - begin if size else 0.0
-
-    def _send(self, move: Any, meeting: Meeting, store: dist.Store, temporary: list[Inner]) -> int:  # noqa: ANN401 (the planner's Transfer)
-        tensors, whole = self.training.moving()
-        if move.share == 0:
-            manifest = {"shapes": transfer.shapes(tensors), "tree": base64.b64encode(whole.numpy().tobytes()).decode()}
-            store.set(f"manifest/{move.target}", json.dumps(manifest))
-        inner, place = self._between(move.source, move.target, move.target, meeting, store, temporary)
-        told, size = transfer.send(inner, place, list(tensors.values()), move.share, move.shares)
-        store.set(f"digest/{move.target}/{move.share}", told)
-        return size
-
-    def _receive(self, moves: list[Any], meeting: Meeting, store: dist.Store, temporary: list[Inner]) -> int:
-        me = meeting.generation.rank
-        lines = [
-            (one, *self._between(one.source, me, one.source, meeting, store, temporary)) for one in sorted(moves, key=lambda m: m.source)
-        ]
-        manifest = json.loads(self._get(store, f"manifest/{me}", meeting))
-        own, _ = self.training.moving()
-        device = next((one.device for one in self.training.model.parameters()), torch.device("cpu"))
-        found = transfer.places_for(manifest["shapes"], own, device)
-        waiting = [(one, transfer.receive(inner, place, list(found.values()), one.share, one.shares)) for one, inner, place in lines]
-        size = 0
-        for one, finish in waiting:
-            told, got = finish()
-            size += got
-            if told != self._get(store, f"digest/{me}/{one.share}", meeting).decode():
-                raise transfer.Damaged(f"the state that rank {one.source} sent to rank {me} was damaged on the way")
-        self.training.settle(torch.frombuffer(bytearray(base64.b64decode(manifest["tree"])), dtype=torch.uint8), found)
-        return size
-
-    def _between(
-        self, source: int, target: int, other: int, meeting: Meeting, store: dist.Store, temporary: list[Inner]
-    ) -> tuple[Inner, int]:
-        """Return connections that join *source* and *target*, and the place of *other* in them."""
-        common = [group for group in self.assembly.groups if {source, target} <= set(group.ranks) and group.inner is not None]
-        if common:
-            best: ManagedGroup = min(common, key=lambda group: (len(group.ranks), group.group_name))
-            assert best.inner is not None
-            return best.inner, best.ranks.index(other)
-        pair = sorted((source, target))
-        generation = meeting.generation
-        inner = build(
-            store,
-            f"pair-{pair[0]}-{pair[1]}",
-            pair.index(generation.rank),
-            2,
-            devices=("cpu",),
-            timeout=self.assembly.groups[0].timeout,
-            gave_up=self.assembly.gave_up(generation.number),
-        )
-        temporary.append(inner)
-        return inner, pair.index(other)
-
-    def _send_lights(self, meeting: Meeting, store: dist.Store) -> None:
-        for source, target in meeting.plan.lights:
-            if source == meeting.generation.rank and source != target:
-                store.set(f"light/{target}", base64.b64encode(self._lights[target][meeting.plan.step]))
-
-    def _get(self, store: dist.Store, key: str, meeting: Meeting) -> bytes:
-        """Return what another rank leaves under *key*; give up when the generation ends meanwhile."""
-        return in_thread(lambda: bytes(store.get(key)), self.assembly.gave_up(meeting.generation.number))
 
     # -- facts --------------------------------------------------------------------------------------------------------
 

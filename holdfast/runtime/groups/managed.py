@@ -379,7 +379,7 @@ class ManagedGroup(dist.ProcessGroup):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def all_to_all_single(self, output: Tensor, tensor: Tensor, out_splits: Any, in_splits: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401, PLR0913
+    def all_to_all_single(self, output: Tensor, tensor: Tensor, out_splits: Any, in_splits: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_to_all_single`."""
         opts = opts or dist.AllToAllOptions()
 

@@ -1,0 +1,125 @@
+"""Who sends what to whom, done: one rank's part of a plan."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from holdfast.runtime.groups import transfer
+from holdfast.runtime.groups.assembly import Assembly, Generation
+from holdfast.runtime.groups.inner import Inner, build, in_thread
+from holdfast.runtime.groups.managed import ManagedGroup
+from holdfast.runtime.planner import Plan, Transfer
+from holdfast.runtime.state import Training
+
+
+class Mover:
+    """Sends and takes state in one generation."""
+
+    def __init__(self, training: Training, assembly: Assembly, generation: Generation) -> None:
+        self._training, self._assembly, self._generation = training, assembly, generation
+        self._store = assembly.shelf(generation, "moving")
+        self._temporary: list[Inner] = []
+
+    def move(self, plan: Plan, lights: Mapping[int, Mapping[int, bytes]], take_light: Callable[[bytes], None]) -> tuple[int, float]:
+        """Send to and take from others as *plan* says; return the bytes that this rank sent or took, and the seconds."""
+        me, begin, size = self._generation.rank, time.monotonic(), 0
+        outgoing = [one for one in plan.transfers if one.source == me]
+        incoming = [one for one in plan.transfers if one.target == me]
+        for source, target in plan.lights:
+            if source == me and source != target:
+                self._store.set(f"light/{target}", base64.b64encode(lights[target][plan.step]))
+        try:
+            for one in sorted(outgoing, key=lambda move: (move.target, move.share)):
+                size += self._send(one)
+            if incoming:
+                size += self._receive(incoming)
+        finally:
+            for inner in self._temporary:
+                inner.close()
+        if me in {target for _, target in plan.lights}:
+            take_light(base64.b64decode(self.get(f"light/{me}")))
+        return size, time.monotonic() - begin if size else 0.0
+
+    def _send(self, move: Transfer) -> int:
+        inner, place = self._between(move.source, move.target, move.target)
+        return self.send(inner, place, move.target, move.share, move.shares)
+
+    def send(self, inner: Inner, place: int, target: int, share: int, shares: int) -> int:
+        """Send a share of this rank's state to member *place* of *inner*, who becomes rank *target*."""
+        tensors, whole = self._training.moving()
+        if share == 0:
+            manifest = {"shapes": transfer.shapes(tensors), "tree": base64.b64encode(whole.numpy().tobytes()).decode()}
+            self._store.set(f"manifest/{target}", json.dumps(manifest))
+        told, size = transfer.send(inner, place, list(tensors.values()), share, shares)
+        self._store.set(f"digest/{target}/{share}", told)
+        return size
+
+    def _receive(self, moves: list[Transfer]) -> int:
+        lines = [(*self._between(one.source, one.target, one.source), one.source, one.share, one.shares) for one in moves]
+        return self.receive(lines)
+
+    def receive(self, lines: list[tuple[Inner, int, int, int, int]]) -> int:
+        """Take this rank's state: each line is connections, the sender's place in them, its rank, its share, and of how many."""
+        me = self._generation.rank
+        manifest = json.loads(self.get(f"manifest/{me}"))
+        own, _ = self._training.moving()
+        device = next((one.device for one in self._training.model.parameters()), torch.device("cpu"))
+        found = transfer.places_for(manifest["shapes"], own, device)
+        tensors = list(found.values())
+        begun = [(source, share, transfer.receive(inner, place, tensors, share, of)) for inner, place, source, share, of in lines]
+        size = 0
+        for source, share, finish in begun:
+            told, got = finish()
+            size += got
+            if told != self.get(f"digest/{me}/{share}").decode():
+                raise transfer.Damaged(f"the state that rank {source} sent to rank {me} was damaged on the way")
+        self._training.settle(torch.frombuffer(bytearray(base64.b64decode(manifest["tree"])), dtype=torch.uint8), found)
+        return size
+
+    def put(self, key: str, value: bytes) -> None:
+        """Leave *value* for another rank."""
+        self._store.set(key, base64.b64encode(value))
+
+    def take(self, key: str) -> bytes:
+        """Return what another rank has put."""
+        return base64.b64decode(self.get(key))
+
+    def get(self, key: str) -> bytes:
+        """Return what another rank leaves under *key*; give up when the generation ends meanwhile."""
+        return in_thread(lambda: bytes(self._store.get(key)), self._assembly.gave_up(self._generation.number))
+
+    def _between(self, source: int, target: int, other: int) -> tuple[Inner, int]:
+        """Return connections that join *source* and *target*, and the place of *other* in them."""
+        common = [group for group in self._assembly.groups if {source, target} <= set(group.ranks) and group.inner is not None]
+        if common:
+            best: ManagedGroup = min(common, key=lambda group: (len(group.ranks), group.group_name))
+            assert best.inner is not None
+            return best.inner, best.ranks.index(other)
+        pair = sorted((source, target))
+        inner = self.pair(f"pair-{pair[0]}-{pair[1]}", pair.index(self._generation.rank))
+        self._temporary.append(inner)
+        return inner, pair.index(other)
+
+    def pair(self, name: str, place: int) -> Inner:
+        """Build connections between two processes, of which this one takes *place*."""
+        return build(
+            self._store,
+            name,
+            place,
+            2,
+            devices=("cpu",),
+            timeout=self._assembly.groups[0].timeout,
+            gave_up=self._assembly.gave_up(self._generation.number),
+        )
+
+
+def unpacked(store: dist.Store, key: str) -> Any:  # noqa: ANN401 (JSON)
+    """Return the JSON under *key*."""
+    return json.loads(store.get(key))

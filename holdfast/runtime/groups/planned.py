@@ -1,0 +1,185 @@
+"""A planned move: a rank's place goes to another process while training goes on, and changes hands between two steps.
+
+Prepare: those who will stay build the groups of the coming generation beside the present ones, in a thread; the process that comes does the
+same, and the one that leaves makes a connection to it. Switch: a step whose vote says that all are ready is the last one of the old
+generation. Whatever fails before that vote is forgotten; what fails after it is a fault like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from holdfast.runtime.groups.assembly import Generation
+from holdfast.runtime.groups.inner import Abandoned, Inner
+from holdfast.runtime.groups.mover import Mover
+from holdfast.runtime.link import link
+from holdfast.wire import Message
+
+if TYPE_CHECKING:
+    from holdfast.runtime.groups.keeper import Keeper
+
+_log = logging.getLogger("holdfast.runtime")
+
+
+class Prepared:
+    """What a rank has ready for a coming generation."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.inners: dict[str, Inner] = {}
+        self.handover: Inner | None = None
+        """The connection between who leaves and who comes."""
+        self.ready = False
+
+    def forget(self) -> None:
+        """Give everything back."""
+        for inner in [*self.inners.values(), *([self.handover] if self.handover else [])]:
+            inner.close()
+        self.inners.clear()
+        self.ready = False
+
+
+class Moves:
+    """This process's part in planned moves."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper, self._assembly = keeper, keeper.assembly
+        self.prepared: Prepared | None = None
+        self._switch = 0
+        self._lock = threading.Lock()
+
+    # -- orders, in the watch thread ----------------------------------------------------------------------------------
+
+    def hear(self, order: Message) -> None:
+        """Take in an order that belongs to a planned move."""
+        word = order.get("do")
+        if word == "prepare" and self._assembly.sandbox is None:
+            threading.Thread(target=self._prepare, args=(order,), name="holdfast-prepare", daemon=True).start()
+        elif word == "switch":
+            self._switch = int(order["generation"])
+        elif word in ("forget", "abandon", "regroup"):
+            self.forget()
+
+    def forget(self) -> None:
+        """Give up what was prepared."""
+        with self._lock:
+            prepared, self.prepared, self._switch = self.prepared, None, 0
+        if prepared is not None:
+            prepared.forget()
+
+    # -- prepare ------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, order: Message) -> None:
+        """Build what the coming generation needs beside what the present one uses."""
+        begin = time.monotonic()
+        generation = Generation.of({"rank": self._assembly.generation.rank, **order})
+        prepared = Prepared(generation)
+        with self._lock:
+            self.prepared = prepared
+        try:
+            self._build(prepared)
+        except Exception as error:  # noqa: BLE001 (whatever it is, training goes on as if nothing had been asked)
+            self.forget()
+            why = str(error) or type(error).__name__
+            _log.warning("the move to generation %d cannot be prepared: %s", generation.number, why)
+            link().report("unprepared", generation=generation.number, why=why[:500])
+            return
+        prepared.ready = True
+        link().report("prepared", generation=generation.number, seconds=time.monotonic() - begin)
+
+    def _build(self, prepared: Prepared) -> None:
+        """Build the groups in which a member changes; a rank that leaves builds the connection to who comes instead."""
+        assembly, generation = self._assembly, prepared.generation
+        assembly.connect(generation, leaving=generation.rank in generation.changed)
+        stayers = [rank for rank in range(generation.world) if rank not in generation.changed]
+        if generation.rank in generation.changed:
+            prepared.handover = Mover(self._keeper.training, assembly, generation).pair(f"handover-{generation.rank}", 0)
+            return
+        if generation.rank == min(stayers):
+            assembly.shelf(generation, "facts").set("facts", json.dumps(self._keeper.facts))
+        for group in sorted(assembly.groups, key=lambda one: one.group_name):
+            if generation.changed & set(group.ranks):
+                prepared.inners[group.group_name] = assembly.build(group, generation)
+                if self.prepared is not prepared:
+                    raise Abandoned
+
+    def ready_for(self) -> int:
+        """Return the generation that this rank can switch to and was told to, or 0."""
+        prepared = self.prepared
+        return self._switch if prepared is not None and prepared.ready and prepared.generation.number == self._switch else 0
+
+    # -- switch, in the training thread -------------------------------------------------------------------------------
+
+    def carry_out(self, number: int) -> None:
+        """Switch to generation *number*, which all ranks have agreed on with the step that is done."""
+        with self._lock:
+            prepared, self.prepared, self._switch = self.prepared, None, 0
+        if prepared is None or prepared.generation.number != number:
+            raise Abandoned  # the flow has ended the present generation in this very moment
+        if prepared.generation.rank in prepared.generation.changed:
+            self._leave(prepared)
+        self._stay(prepared)
+
+    def _leave(self, prepared: Prepared) -> NoReturn:
+        """Hand the state over and end: what follows in the script is the other process's."""
+        keeper, generation = self._keeper, prepared.generation
+        mover = Mover(keeper.training, self._assembly, generation)
+        assert prepared.handover is not None
+        mover.put("light", keeper.live.to_bytes(8, "big") + keeper.light())
+        mover.send(prepared.handover, 1, generation.rank, 0, 1)
+        mover.get(f"arrived/{generation.rank}")
+        link().report("left", step=keeper.live)
+        link().flush(2.0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def _stay(self, prepared: Prepared) -> None:
+        """Put the new connections under the groups."""
+        begin, assembly, generation = time.monotonic(), self._assembly, prepared.generation
+        incarnations = dict(generation.incarnations)
+        assembly.convene(generation)
+        for group in assembly.groups:
+            inner = prepared.inners.pop(group.group_name, None)
+            if inner is not None:
+                before = group.give(inner, incarnations)
+                if before is not None:
+                    before.close()
+        assembly.enter(generation)
+        link().report("switched", generation=generation.number, step=self._keeper.live, seconds=time.monotonic() - begin)
+
+    # -- come in ------------------------------------------------------------------------------------------------------
+
+    def come_in(self, order: Message) -> None:
+        """Take the place of a rank that hands its state over."""
+        keeper, assembly, begin = self._keeper, self._assembly, time.monotonic()
+        generation = Generation.of(order)
+        assembly.connect(generation)
+        shelf = assembly.shelf(generation, "facts")
+        facts: dict[str, Any] = json.loads(assembly.patiently(lambda: shelf.get("facts"), generation))
+        keeper.take_facts(generation, facts)
+        inners = {}
+        for group in sorted(assembly.groups, key=lambda one: one.group_name):
+            inners[group.group_name] = assembly.build(group, generation)
+        mover = Mover(keeper.training, assembly, generation)
+        handover = mover.pair(f"handover-{generation.rank}", 1)
+        link().report("prepared", generation=generation.number, seconds=time.monotonic() - begin)
+        light = mover.take("light")
+        begin = time.monotonic()
+        size = mover.receive([(handover, 0, generation.rank, 0, 1)])
+        mover.put(f"arrived/{generation.rank}", b"")
+        handover.close()
+        keeper.leave_sandbox(generation)
+        assembly.convene(generation)
+        for group in assembly.groups:
+            group.give(inners[group.group_name], dict(generation.incarnations))
+        assembly.enter(generation)
+        keeper.settle_in(int.from_bytes(light[:8], "big"), light[8:])
+        took = time.monotonic() - begin
+        link().report("switched", generation=generation.number, step=keeper.live, seconds=took, bytes=size, bandwidth=size / took)
