@@ -92,11 +92,12 @@ def main() -> None:
             loss = model(*(half[session.rank :: ranks] for half in next(batches)))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            loss = mean_over_ranks(loss)  # before the optimizer: it asks all ranks whether the step has come about
             optimizer.step()
             optimizer.zero_grad()
             rise.step()
-            step.commit(mean_over_ranks(loss))
-            if session.rank == 0 and step.number % given.print_every == 0:
+            step.commit(loss)
+            if session.rank == 0 and session.step == step.number and step.number % given.print_every == 0:
                 print(f"step {step.number}: loss {session.loss:.4f}", flush=True)
 
         sha = fingerprint_of_all(model, ByteGPT(given.width, given.layers, given.heads, given.context))

@@ -157,11 +157,12 @@ def main() -> None:
             losses: list[Tensor] = []
             schedule.step(*([text] if 0 in mine else []), target=following, losses=losses, return_outputs=False)
             clip(list(part.parameters()), 1.0, pipeline)
+            loss = mean_of_last_stage(losses, copies)  # before the optimizer: it asks all ranks whether the step has come about
             optimizer.step()
             optimizer.zero_grad()
             rise.step()
-            step.commit(mean_of_last_stage(losses, copies))
-            if session.rank == 0 and step.number % given.print_every == 0:
+            step.commit(loss)
+            if session.rank == 0 and session.step == step.number and step.number % given.print_every == 0:
                 print(f"step {step.number}: loss {session.loss:.4f}", flush=True)
 
         sha = fingerprint_of_all(part, whole)
