@@ -77,6 +77,15 @@ def stage_of(given: argparse.Namespace, part: nn.Module, number: int, stages: in
     return Stage(part, number, stages, torch.device("cpu"), input_args=ends[0], output_args=ends[1], group=group)
 
 
+def copied(part: nn.Module, data: dist.ProcessGroup) -> DistributedDataParallel:
+    """Let the ranks of a stage average the gradients of *part*, in one bucket.
+
+    Buffers are constants here. DDP would send them around in its first step only, for a pipeline passes it by until a step's end.
+    """
+    megabytes = 1 + sum(p.numel() * p.element_size() for p in part.parameters()) // 2**20
+    return DistributedDataParallel(part, process_group=data, bucket_cap_mb=2 * megabytes, forward_sync_buffers=False)
+
+
 def clip(parameters: list[nn.Parameter], most: float, pipeline: dist.ProcessGroup) -> None:
     """Shorten the gradients of all stages together to a norm of *most*."""
     square = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).square()
@@ -148,7 +157,7 @@ def main() -> None:
     loader = holdfast.Loader(DataLoader(windows, given.batch * copies, sampler=order, drop_last=True))
 
     with holdfast.session(model=part, optimizer=optimizer, schedulers=rise, data=loader, any_rank=True) as session:
-        wrapped = [session.settled(DistributedDataParallel(Part(whole, layers[number]), process_group=data)) for number in mine]
+        wrapped = [session.settled(copied(Part(whole, layers[number]), data)) for number in mine]
         own = [stage_of(given, one, number, stages, pipeline) for one, number in zip(wrapped, mine, strict=True)]
         schedule = SCHEDULES[given.schedule](own if a_rank > 1 else own[0], given.microbatches, loss_fn=loss_of)
         batches = iter(loader)
