@@ -177,6 +177,12 @@ class Assembly:
         """Return what tells whether generation *number* has been ended while it was still being made."""
         return lambda: self._over >= number
 
+    def cut(self, why: str) -> None:
+        """Cut all connections: who waits in them for this rank would wait in vain."""
+        for group in list(self.groups):
+            if group.inner is not None and not group.is_broken:
+                group.abandon(why)
+
     # -- the first generation -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:

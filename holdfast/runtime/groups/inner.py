@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import stat
 import threading
@@ -11,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
@@ -139,41 +137,39 @@ def _ours(store: dist.Store, rank: int, size: int, before: set[int]) -> list[soc
     Another thread may have opened sockets meanwhile, which must never be cut: a connection is the group's when one end of it
     is a port on which a member of the group listens for it. Every member tells its own.
     """
-    fresh = {inode: fd for inode, fd in _sockets().items() if inode not in before}
-    tables = _tables()
-    listening = {tables[inode].local for inode in fresh if inode in tables and tables[inode].listens}
+    fresh = [one for fd in (fd for inode, fd in _sockets().items() if inode not in before) if (one := _duplicate(fd)) is not None]
+    listening = {_port(one.getsockname()) for one in fresh if _listens(one)}
     store.set(f"ports/{rank}", ",".join(str(port) for port in sorted(listening)))
     told = store.multi_get([f"ports/{peer}" for peer in range(size) if peer != rank]) if size > 1 else []
     theirs = {int(port) for ports in told for port in ports.decode().split(",") if port}
     found = []
-    for inode, fd in fresh.items():
-        one = tables.get(inode)
-        if one is not None and not one.listens and (one.local in listening or one.remote in theirs):
-            with suppress(OSError):  # it was closed meanwhile
-                found.append(socket.socket(fileno=os.dup(fd)))
+    for one in fresh:
+        if not _listens(one) and (_port(one.getsockname()) in listening or _remote_port(one) in theirs):
+            found.append(one)
+        else:
+            one.close()
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A line of /proc/net/tcp: ports, and whether it waits for connections."""
-
-    local: int
-    remote: int
-    listens: bool
-
-
-_LINE: Final = re.compile(r"\s*\d+: [0-9A-F]+:([0-9A-F]+) [0-9A-F]+:([0-9A-F]+) ([0-9A-F]{2}) \S+ \S+ \S+\s+\d+\s+\d+ (\d+)")
-_LISTENS: Final = "0A"
+def _duplicate(fd: int) -> socket.socket | None:
+    """Return a TCP socket that shares its connection with *fd*."""
+    with suppress(OSError):  # it was closed meanwhile
+        one = socket.socket(fileno=os.dup(fd))
+        if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+            return one
+        one.close()
+    return None
 
 
-def _tables() -> dict[int, _Entry]:
-    """Return every TCP socket of this network namespace by inode."""
-    found = {}
-    for name in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in Path("/proc/self/net", name).read_text().splitlines():
-                told = _LINE.match(line)
-                if told:
-                    found[int(told[4])] = _Entry(int(told[1], 16), int(told[2], 16), told[3] == _LISTENS)
-    return found
+def _listens(one: socket.socket) -> bool:
+    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _port(address: Any) -> int:  # noqa: ANN401 (as sockets give it)
+    return int(address[1])
+
+
+def _remote_port(one: socket.socket) -> int:
+    with suppress(OSError):  # not connected, or no more
+        return _port(one.getpeername())
+    return 0

@@ -57,6 +57,8 @@ class Keeper:
         self._checkpoints = checkpoints
         self._decision: bool | None = None
         self._unknown, self._facts_agreed, self._switch_agreed = False, True, 0
+        self._retracted = False
+        """This rank has gone through all of the step that does not count: nobody waits for it in a collective."""
         self._step = 0
         self._tried = 0
         """The newest generation that this process has tried to come into."""
@@ -77,7 +79,7 @@ class Keeper:
 
     def begin(self, step: int) -> None:
         """Note what an attempt at *step* may change before it is known whether it counts."""
-        self._decision, self._unknown = None, False
+        self._decision, self._unknown, self._retracted = None, False, False
         self._step = step
         training = self.training
         self._begin = {
@@ -161,6 +163,7 @@ class Keeper:
         """End the attempt at *step*; tell whether it counts. If it does not, all is as it was at its beginning."""
         if not self.may_apply():
             self._undo()
+            self._retracted = True
             return False
         self.live = step
         assembly = self.assembly
@@ -268,6 +271,9 @@ class Keeper:
     def _meet(self) -> Meeting:
         """Wait for the next generation and learn from the others where everybody stands."""
         assembly = self.assembly
+        if not self.new and not self._retracted:
+            # Others may be in the step that this rank has not begun, and wait for it there, in a group that has lost nobody.
+            assembly.cut("this rank goes no further in this generation")
         if not self.new and assembly.attempt.lost:
             self._tell_broken(assembly.attempt.why)
         while True:
