@@ -217,10 +217,10 @@ def main() -> None:
             loss = parallel(*next(batches))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            loss = mean_over_ranks(loss)
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-            loss = mean_over_ranks(loss)
             step.commit(loss)
             if rank == 0 and step.number % given.print_every == 0:
                 print(f"step {step.number}: loss {session.loss:.4f}", flush=True)

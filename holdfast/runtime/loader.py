@@ -72,11 +72,15 @@ class Loader:
             if not self.endless:
                 return
 
+    def can_take_rank(self, ranks: int) -> bool:
+        """Tell whether samplers that split the data do so among all *ranks*: then it is known which part another rank has."""
+        return all(part.num_replicas in (1, ranks) for part in self._parts() if hasattr(part, "num_replicas"))
+
     def take_rank(self, rank: int, ranks: int) -> None:
-        """Let samplers that split the data among *ranks* give the part of *rank* from now on."""
+        """Let samplers that split the data among all *ranks* give the part of *rank* from now on."""
         for part in self._parts():
-            if hasattr(part, "num_replicas") and hasattr(part, "rank"):
-                part.num_replicas, part.rank = ranks, rank
+            if getattr(part, "num_replicas", 0) == ranks and hasattr(part, "rank"):
+                part.rank = rank
         self._inner = None
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import sys
 import time
@@ -26,6 +27,7 @@ from holdfast.runtime.groups.assembly import assembly
 from holdfast.runtime.groups.keeper import Keeper
 from holdfast.runtime.groups.tape import WARM_STEPS
 from holdfast.runtime.link import link
+from holdfast.runtime.loader import Loader
 from holdfast.runtime.parking import Parked, Roles
 from holdfast.runtime.promoted import Again
 from holdfast.runtime.restore import load, newest_whole
@@ -140,8 +142,7 @@ class Session(AbstractContextManager["Session"]):
         if self._generators is not None:  # not sooner: what was built since the restore may have drawn numbers
             rng.apply(self._generators)
             self._generators = None
-        if self._keeper is not None and not settle_all() and self._keeper.new and not self._is_standby():
-            yield self._warm_up()  # what torch does only once, in a first step, must not be done among ranks that have done it long ago
+        if self._keeper is not None and self._must_warm_up(self._keeper):
             yield self._warm_up()
             self._keeper.warming = False
         while True:
@@ -174,6 +175,8 @@ class Session(AbstractContextManager["Session"]):
         """Take note of a step that is done; with managed groups, if all ranks have applied it."""
         if self._keeper is not None and (self._keeper.warming or not self._keeper.end(number)):
             return
+        if self._keeper is not None and self._keeper.damaged:
+            loss = math.nan  # it was summed up after the vote, without a peer that was lost meanwhile
         self.step, self.loss = number, loss
         link().beat(number, loss, seconds, self._until)
         if self._keeping is not None and (self._keeping.due(number) or (number == self._until and self._keeping.every > 0)):
@@ -211,6 +214,15 @@ class Session(AbstractContextManager["Session"]):
         self._warmed += 1
         return Step(self, self._warmed)
 
+    def _must_warm_up(self, keeper: Keeper) -> bool:
+        """Tell whether this process comes to ranks that have done something only once, in their first step, and must do it by itself before.
+
+        Settled DDP over one group has nothing left to do. Pipelines agree on shapes, sharded modules on much else.
+        """
+        settled_all = settle_all()
+        simple = len(keeper.assembly.groups) == 1 and not any(hasattr(one, "device_mesh") for one in self._training.model.parameters())
+        return keeper.new and not self._is_standby() and not (settled_all and simple)
+
     def _park(self) -> None:
         """Wait for a rank with memory given back; come back as that rank, or have the script run again for it."""
         keeper = self._keeper
@@ -229,7 +241,10 @@ class Session(AbstractContextManager["Session"]):
         )
         order = managed.wait_for("regroup", "prepare")
         rank, sharded = int(order["rank"]), any(hasattr(one, "device_mesh") for one in self._training.model.parameters())
-        in_place = rank == managed.generation.rank or (self._any_rank and not sharded and rank in roles.roles[roles.now])
+        data = self._training.data
+        follows = not isinstance(data, Loader) or data.can_take_rank(managed.generation.world)
+        alike = self._any_rank and follows and not sharded and rank in roles.roles[roles.now]
+        in_place = alike or rank == managed.generation.rank
         parking.promote(order)
         if not in_place:
             raise Again({"RANK": str(rank), "HOLDFAST_FRESH": "1"}, [order])

@@ -122,7 +122,7 @@ class Training:
         for name, parameter in zip(names, parameters, strict=True):
             optimizer.state.pop(parameter, None)
             if name in state["state"]:
-                optimizer.state[parameter] = state["state"][name]
+                optimizer.state[parameter] = {key: _sharded_as(parameter, value) for key, value in state["state"][name].items()}
         for present, given in zip(optimizer.param_groups, state["param_groups"], strict=True):
             present.update({key: value for key, value in given.items() if key != "params"})
 
@@ -303,6 +303,18 @@ def _keep_types(optimizer: Optimizer, states: Mapping[int, Mapping[str, Any]]) -
 def _shape_of(value: object) -> tuple[int, ...]:
     """Return the shape of what this rank holds of a tensor; nothing for what is none."""
     return tuple(getattr(value, "_local_tensor", value).shape) if isinstance(value, Tensor) else ()
+
+
+def _sharded_as(parameter: Tensor, value: Any) -> Any:  # noqa: ANN401 (an optimizer keeps anything)
+    """Return *value* sharded as *parameter* is, if it is a shard of that shape."""
+    local = getattr(parameter, "_local_tensor", None)
+    if local is None or not isinstance(value, Tensor) or hasattr(value, "device_mesh") or value.dim() == 0 or value.shape != local.shape:
+        return value
+    shape, stride = parameter.shape, parameter.stride()
+    sharded: Any = type(parameter.data) if hasattr(type(parameter.data), "from_local") else None
+    return value if sharded is None else sharded.from_local(
+        value, parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride
+    )
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:

@@ -17,6 +17,8 @@ class Attempt:
     lost: bool = False
     """A peer was lost, or the flow has ended this generation: this step will not be committed."""
     why: str = ""
+    damaged: int = 0
+    """Operations that were given zeros in place of what a lost peer would have sent."""
     broken: set[str] = field(default_factory=set)
     """Groups in which an operation failed: their connections are of no use any more."""
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -11,6 +11,7 @@ import copy
 import logging
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ class Keeper:
         self._checkpoints = checkpoints
         self._decision: bool | None = None
         self._unknown, self._facts_agreed, self._switch_agreed = False, True, 0
+        self._damaged = 0
         self._retracted = False
         """This rank has gone through all of the step that does not count: nobody waits for it in a collective."""
         self._step = 0
@@ -120,7 +122,13 @@ class Keeper:
             return True
         if self._decision is None:
             self._decision = self._decide()
+            self._damaged = self.assembly.attempt.damaged
         return self._decision
+
+    @property
+    def damaged(self) -> bool:
+        """Whether operations since the vote were given zeros: the step counts, what was summed up after it does not."""
+        return self.assembly.attempt.damaged > self._damaged
 
     def _decide(self) -> bool:
         assembly, attempt = self.assembly, self.assembly.attempt
@@ -328,7 +336,7 @@ class Keeper:
         first = bool(survivors) and generation.rank == survivors[0]
         return {
             "live": None if self.new else self.live,
-            "prepared": self._step if self._unknown else None,
+            "prepared": self._step if self._unknown and self._decision is None else None,
             "groups": self.assembly.status(generation),
             "lights": {str(rank): sorted(kept) for rank, kept in self._lights.items()},
             "facts": self.facts if first else {},
@@ -415,6 +423,9 @@ class Keeper:
         else:
             assembly.hear_nothing()
         if assembly.generation.rank == 0:
+            if place is not None:
+                with suppress(OSError):  # said above, for the tape
+                    tape.write_roles(place, self.roles)
             link().report("roles", roles=self.roles, tapes=str(place or ""))
 
     @property

@@ -54,7 +54,7 @@ class ManagedWork(dist.Work):
             self._work.wait(timeout) if timeout else self._work.wait()
         except RuntimeError as error:
             self._group.lose(self._inner, error)
-            _zero(self._outputs)
+            self._group.zero(self._outputs)
             return True
         if self._ended is not None:
             ended, self._ended = self._ended, None
@@ -72,7 +72,7 @@ class ManagedWork(dist.Work):
                     self._group.lose(self._inner, error)
                 except RuntimeError as real:  # nobody could catch it in this thread: the vote raises it
                     self._group.attempt.fail(f"{type(real).__name__}: {real}", self._group.group_name)
-                _zero(self._outputs)
+                self._group.zero(self._outputs)
             else:
                 if self._ended is not None:
                     self._ended()
@@ -146,13 +146,6 @@ class DoneWork(dist.Work):
         """Return at once."""
 
 
-def _zero(outputs: Sequence[Tensor]) -> None:
-    """Leave nothing in *outputs* that could hurt (an index out of range, a NaN that a script checks for): the step will not be committed."""
-    with torch.no_grad():
-        for one in outputs:
-            one.detach().zero_()
-
-
 class ManagedGroup(dist.ProcessGroup):
     """One group of ranks; its members stay, who they are may change."""
 
@@ -209,6 +202,13 @@ class ManagedGroup(dist.ProcessGroup):
             raise error
         self.attempt.fail(str(error), self.group_name)
         inner.abandon()  # errors of gloo do not travel: the next rank in the ring would wait until its time-out
+
+    def zero(self, outputs: Sequence[Tensor]) -> None:
+        """Leave nothing in *outputs* that could hurt (an index out of range, a NaN that a script checks for): this attempt does not count."""
+        self.attempt.damaged += 1
+        with torch.no_grad():
+            for one in outputs:
+                one.detach().zero_()
 
     def take_place(self, name: str, ranks: list[int], me: int) -> None:
         """Become the group *name* of *ranks*: a standby built it for another rank of the same role."""
@@ -297,7 +297,7 @@ class ManagedGroup(dist.ProcessGroup):
             self.sandbox.answer(self, name, outputs, inputs)
             return DoneWork(outputs)
         if self.is_broken:
-            _zero(outputs)
+            self.zero(outputs)
             return DoneWork(outputs)
         if self._inner is None:
             self._there.wait()
@@ -310,7 +310,7 @@ class ManagedGroup(dist.ProcessGroup):
             work = call(inner.backend(device or (outputs or inputs)[0].device.type))
         except RuntimeError as error:
             self.lose(inner, error)
-            _zero(outputs)
+            self.zero(outputs)
             return DoneWork(outputs)
         return ManagedWork(self, inner, work, outputs, ended)
 

@@ -28,12 +28,9 @@ class Sandbox:
     @classmethod
     def from_env(cls, groups: list[ManagedGroup], environment: Mapping[str, str] = os.environ) -> Sandbox:
         """Return the sandbox that *environment* asks for."""
-        standby = environment.get("HOLDFAST_STANDBY")
-        if not standby:
-            return cls(None, groups)
-        folder = tape.folder(environment)
-        path = None if folder is None else folder / f"{name_of(environment)}.pt"
-        return cls(Tape.read(path), groups, standby=int(standby))
+        standby, folder = environment.get("HOLDFAST_STANDBY"), tape.folder(environment)
+        path = None if folder is None else folder / f"{name_of(environment, tape.read_roles(folder))}.pt"
+        return cls(Tape.read(path), groups, standby=int(standby) if standby else None)
 
     @property
     def has_tape(self) -> bool:
@@ -54,10 +51,10 @@ class Sandbox:
             _as_equals(name, group.rank(), outputs, inputs)
 
 
-def name_of(environment: Mapping[str, str]) -> str:
+def name_of(environment: Mapping[str, str], written: list[list[int]]) -> str:
     """Return the name of the tape of the role that this process stands for: the lowest rank of the role recorded it."""
     rank = int(environment["RANK"])
-    roles: list[list[int]] = json.loads(environment.get("HOLDFAST_ROLES") or "[]")
+    roles: list[list[int]] = json.loads(environment.get("HOLDFAST_ROLES") or "[]") or written
     first = next((min(role) for role in roles if rank in role), rank)
     return f"world-{environment['WORLD_SIZE']}-rank-{first}"
 

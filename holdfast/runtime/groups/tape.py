@@ -7,6 +7,7 @@ the rank, their name and their shapes; several alike are answered in turn.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -36,6 +37,22 @@ def folder(environment: Mapping[str, str] = os.environ) -> Path | None:
         return Path(environment["HOLDFAST_TAPES"])
     place = environment.get("HOLDFAST_CHECKPOINT_DIR")
     return Path(place) / "tapes" if place else None
+
+
+def write_roles(place: Path, roles: list[list[int]]) -> None:
+    """Leave beside the tapes which ranks play the same role."""
+    place.mkdir(parents=True, exist_ok=True)
+    beside = place / f"roles.{os.getpid()}"
+    beside.write_text(json.dumps(roles))
+    beside.replace(place / "roles.json")
+
+
+def read_roles(place: Path | None) -> list[list[int]]:
+    """Return what `write_roles` left."""
+    with suppress(OSError, ValueError):
+        found: list[list[int]] = json.loads((place / "roles.json").read_text()) if place is not None else []
+        return found
+    return []
 
 
 class Recorder:
