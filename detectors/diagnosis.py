@@ -17,16 +17,19 @@ from detectors.evidence import (
     CheckpointTrouble,
     CutShort,
     Evidence,
+    GroupTrouble,
     HangLimits,
     Overrun,
     Progress,
     Raised,
     Sample,
     StartTrouble,
+    TakeOverTrouble,
     WorkerExit,
     WorkerStop,
 )
 from detectors.exceptions import EXCEPTION, GPU_MEMORY, NETWORK, PEER_LOST
+from detectors.groups import GROUP_BROKEN, see_broken, see_take_over
 from detectors.node import see_silence
 from detectors.process import EXIT_CODE, EXIT_EARLY, NOT_RUNNABLE, see_exit, see_start, see_stop
 from detectors.progress import see_cut_short, see_overrun, see_progress
@@ -65,6 +68,9 @@ FOLLOWS_STEP: Final = frozenset({EXCEPTION.id, EXIT_CODE.id, EXIT_EARLY.id, GPU_
 _SHARED_OR_CAUSED: Final = FOLLOWS_STEP | {NETWORK.id, NOT_RUNNABLE.id, "worker-sigabrt"}
 """Kinds whose verdict hangs on what the other nodes have to tell."""
 
+ECHOES: Final = frozenset({PEER_LOST.id, GROUP_BROKEN.id})
+"""Kinds that tell of a loss, not of its cause."""
+
 _OF_THEIR_OWN: Final = 80
 """From this weight on a fault does not follow from another: two of them are two causes."""
 
@@ -84,6 +90,8 @@ LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | None]]] = {
     StartTrouble: see_start,
     CutShort: see_cut_short,
     Overrun: see_overrun,
+    GroupTrouble: see_broken,
+    TakeOverTrouble: see_take_over,
 }
 """Which detector reads which evidence: the one place where a new kind of evidence is entered."""
 
@@ -123,6 +131,8 @@ def seconds_to_settle(faults: Iterable[Fault], members: int, *, silence: float =
         return 0.0
     root = _strongest(acting)
     everybody_spoke = len({fault.node for fault in acting if fault.node}) >= members
+    if root.kind == GROUP_BROKEN.id:
+        return CAUSE_SECONDS  # who speaks lives; a node that went away without a word is noticed by its silence long before its peers do
     if root.kind == PEER_LOST.id:
         return CAUSE_SECONDS if everybody_spoke else silence + 1.0
     return TWINS_SECONDS if root.kind in _SHARED_OR_CAUSED and not everybody_spoke else 0.0

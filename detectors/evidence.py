@@ -128,6 +128,28 @@ class StartTrouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTrouble:
+    """What a worker that lives said of a process group that no longer works."""
+
+    node: str
+    rank: int
+    at: float
+    why: str
+    group: str = ""
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOverTrouble:
+    """A take-over that somebody who has a part in it cannot carry out: a worker, or the agent of *node*."""
+
+    node: str
+    at: float
+    why: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overrun:
     """A recovery that did not bring the job to a step within its rung's deadline."""
 
@@ -148,7 +170,18 @@ class CutShort:
     """What the history says the job was doing."""
 
 
-Evidence = CutShort | Overrun | WorkerExit | WorkerStop | AgentSilence | Progress | CheckpointTrouble | StartTrouble
+Evidence = (
+    CutShort
+    | Overrun
+    | WorkerExit
+    | WorkerStop
+    | AgentSilence
+    | Progress
+    | CheckpointTrouble
+    | StartTrouble
+    | GroupTrouble
+    | TakeOverTrouble
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,116 +1,17 @@
-"""The recovery ladder: ordered rules from a case to a decision. The first answer wins; the last rule always answers.
-
-A `Case` holds all that a rule may know, its own *now* included. A rule that does not answer says why (`Pass`), so that a person can later
-read which rules were passed over.
-"""
+"""The recovery ladder: ordered rules from a case to a decision. The first answer wins; the last rule always answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from detectors.catalogue import Level
-from detectors.diagnosis import FOLLOWS_STEP, Diagnosis
+from detectors.diagnosis import FOLLOWS_STEP
 from detectors.exceptions import PEER_LOST
+from policies.case import Budget, Case, Decision, Pass, Recovery, Rule, Rung, Seat, Standby
+from policies.takeover import TakeOver
 
-
-class Rung(StrEnum):
-    """What can be done about an incident, finest first."""
-
-    RESTART_IN_PLACE = "restart-in-place"
-    REPLACE_NODE = "replace-node"
-    SHRINK = "shrink"
-    WAIT_FOR_CAPACITY = "wait-for-capacity"
-    GIVE_UP = "give-up"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
-    """One earlier recovery of this job."""
-
-    at: float
-    rung: Rung
-    node: str | None
-    """The node the root fault spoke against."""
-    gained: bool
-    """Whether the job made a step it had never made before, until the next fault."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """How often recovery may be tried: seconds and counts."""
-
-    in_place: int = 3
-    window: float = 3600.0
-    recoveries: int = 20
-    fruitless: int = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """All that a rule may know."""
-
-    now: float
-    diagnosis: Diagnosis
-    members: tuple[str, ...]
-    """Nodes that hold ranks, in the order of their ranks."""
-    lost: frozenset[str] = frozenset()
-    """Members that no longer answer, or cannot run workers."""
-    spares: tuple[str, ...] = ()
-    """Healthy nodes with an agent and no ranks."""
-    least: int = 1
-    past: tuple[Recovery, ...] = ()
-    tried: tuple[Rung, ...] = ()
-    """Rungs that failed already in this incident."""
-    budget: Budget = Budget()
-
-    @property
-    def unfit(self) -> tuple[str, ...]:
-        """Members that cannot hold ranks now: the lost ones and those that a fault asks to leave, root or not."""
-        faults = (self.diagnosis.root, *self.diagnosis.echoes)
-        left = {fault.node for fault in faults if fault.entry.level is Level.EVICT_NOW} | self.lost
-        return tuple(node for node in self.members if node in left)
-
-    @property
-    def bad(self) -> tuple[str, ...]:
-        """Members that have to go at any rung above a restart in place: the unfit ones, or else the root fault's own."""
-        return self.unfit or tuple(node for node in self.members if node == self.diagnosis.root.node)
-
-    def failed(self, rung: Rung) -> bool:
-        """Tell whether *rung* failed already in this incident; nodes lost since then are a new question."""
-        return rung in self.tried and not self.lost
-
-    def recent(self) -> list[Recovery]:
-        """Return the recoveries within the budget's window."""
-        return [one for one in self.past if self.now - one.at < self.budget.window]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """What to do, and why, in words that go unchanged into log, history, UI and CLI."""
-
-    rung: Rung
-    because: str
-    drop: tuple[str, ...] = ()
-    """Members that leave."""
-    add: tuple[str, ...] = ()
-    """Spares that take their places."""
-    need: int = 0
-    """Nodes to wait for."""
-    rotate: bool = False
-    """Give every rank to another node, so that a failure that follows the rank is told from one that stays with the node."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """Not mine, and why."""
-
-    why: str
-
-
-Rule = Callable[[Case], Decision | Pass]
+__all__ = ["POLICIES", "Answer", "Budget", "Case", "Decision", "Pass", "Policy", "Recovery", "Rule", "Rung", "Seat", "Standby", "decide"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,10 +158,19 @@ _STOPS: Final = (StopForUserError(), StopWhenFruitless(), StopWhenSpent())
 
 POLICIES: Final[dict[str, Policy]] = {
     # Waits for its full width rather than train on fewer nodes.
-    "patient": (*_STOPS, RestartInPlace(), ReplaceBySpare(), WaitForCapacity(full=True), Shrink(), GiveUp()),
-    "balanced": (*_STOPS, RestartInPlace(), ReplaceBySpare(), Shrink(), WaitForCapacity(), GiveUp()),
+    "patient": (*_STOPS, TakeOver(), RestartInPlace(), ReplaceBySpare(), WaitForCapacity(full=True), Shrink(), GiveUp()),
+    "balanced": (*_STOPS, TakeOver(), RestartInPlace(), ReplaceBySpare(), Shrink(), WaitForCapacity(), GiveUp()),
     # Leaves a node at its first fault while there are spares.
-    "aggressive": (*_STOPS, ReplaceBySpare(on_echo=False), RestartInPlace(), ReplaceBySpare(), Shrink(), WaitForCapacity(), GiveUp()),
+    "aggressive": (
+        *_STOPS,
+        TakeOver(),
+        ReplaceBySpare(on_echo=False),
+        RestartInPlace(),
+        ReplaceBySpare(),
+        Shrink(),
+        WaitForCapacity(),
+        GiveUp(),
+    ),
 }
 
 

@@ -9,8 +9,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from detectors.catalogue import CATALOGUE, Fault
-from detectors.diagnosis import FOLLOWS_STEP, Before, Diagnosis, diagnose, seconds_to_settle, see
-from detectors.evidence import AgentSilence, Blind
+from detectors.diagnosis import ECHOES, FOLLOWS_STEP, Before, Diagnosis, diagnose, seconds_to_settle, see
+from detectors.evidence import AgentSilence, Blind, TakeOverTrouble
+from detectors.groups import TAKE_OVER_FAILED
 from detectors.process import START_FAILED
 from holdfast.control import runs
 from holdfast.control.board import limits_of
@@ -19,6 +20,7 @@ from holdfast.control.run import Attempt, Run
 from holdfast.errors import WorldError
 from holdfast.history import models
 from policies.ladder import POLICIES, Answer, Case, Rung, decide
+from policies.placement import regular
 from policies.states import Event
 from tasks.turn import Turn
 
@@ -44,10 +46,10 @@ def detect(job: str) -> Turn:
         return Turn(Event.DISMISSED, "it passed by itself before it had to be acted on")
     if run.incident is not None:
         faults = faults or run.incident.faults
+        _bar(run.incident, run, faults)
     diagnosis = diagnose(faults, tuple(run.failures_before), len(run.members))
     incident = open_incident(run, diagnosis, detected)
-    incident.lost |= {silence.node for silence in silences if silence.node_answers is not True}
-    incident.lost |= {fault.node for fault in faults if fault.kind == START_FAILED.id and fault.node}
+    incident.lost |= _lost(faults, silences)
     return choose(run, incident, diagnosis)
 
 
@@ -56,6 +58,8 @@ def look_twice(run: Run) -> list[AgentSilence]:
     missing = run.missing()
     at = {node: run.fleet.gone_at(node) for node in missing}
     answers = run.fleet.each(missing, run.fleet.second_look)
+    for node in missing:
+        run.held.pop(node, None)  # a new agent knows of no generation
     return [
         AgentSilence(
             node=node,
@@ -73,12 +77,38 @@ def settled(run: Run, silences: list[AgentSilence]) -> tuple[list[Fault], list[A
     begin, silence = time.monotonic(), run.spec.limits.agent_silence.total_seconds()
     while True:
         faults = run.faults() + see(silences, limits_of(run.spec.limits))
+        if faults and can_be_taken_over(run, faults, silences):
+            return faults, silences
         waited = time.monotonic() - begin
         if waited >= max(seconds_to_settle(faults, len(run.members), silence=silence), _seconds_for_twins(run, faults)):
             return faults, silences
         run.pump(0.02)
         if run.missing():
             silences = silences + look_twice(run)
+
+
+def can_be_taken_over(run: Run, faults: list[Fault], silences: list[AgentSilence]) -> bool:
+    """Tell whether a take-over answers what is known already: then nothing is gained by waiting, as what comes next is decided anew."""
+    diagnosis = diagnose(faults, tuple(run.failures_before), len(run.members))
+    if diagnosis.root.kind in ECHOES:
+        return False
+    case = a_case(run, run.incident, diagnosis, lost=frozenset(_lost(faults, silences)))
+    return decide(POLICIES[run.spec.policy], case).decision.rung is Rung.TAKE_OVER
+
+
+def _lost(faults: list[Fault], silences: list[AgentSilence]) -> set[str]:
+    """Return the nodes that these tell to be lost."""
+    lost = {silence.node for silence in silences if silence.node_answers is not True}
+    return lost | {fault.node for fault in faults if fault.kind == START_FAILED.id and fault.node}
+
+
+def _bar(incident: IncidentInWork, run: Run, faults: list[Fault]) -> None:
+    """Try no other take-over in this incident once a worker could not carry one out, or an agent would not without a rank being lost."""
+    told = [one for one in run.board.evidence if isinstance(one, TakeOverTrouble)]
+    if any(one.rank is not None for one in told) or (told and all(fault.kind == TAKE_OVER_FAILED.id for fault in faults)):
+        incident.barred = f"it failed in this incident: {told[0].why}"
+        if Rung.TAKE_OVER not in incident.tried:
+            incident.tried.append(Rung.TAKE_OVER)
 
 
 def _seconds_for_twins(run: Run, faults: list[Fault]) -> float:
@@ -121,20 +151,35 @@ def open_incident(run: Run, diagnosis: Diagnosis, detected: float) -> IncidentIn
     return incident
 
 
+def a_case(run: Run, incident: IncidentInWork | None, diagnosis: Diagnosis, lost: frozenset[str] = frozenset()) -> Case:
+    """Return all that the policy may know."""
+    now = time.time()
+    lost |= frozenset(incident.lost if incident is not None else ()) & set(run.members)
+    members = regular(run.board.membership, run.spec.nodes.ranks, lost)
+    beside = tuple(node for node in run.members if node not in members and node not in lost)
+    return Case(
+        now=now,
+        diagnosis=diagnosis,
+        members=members,
+        lost=lost,
+        spares=run.spares() + beside,
+        least=run.spec.nodes.fewest,
+        past=run.past(now),
+        tried=tuple(incident.tried) if incident is not None else (),
+        budget=run.budget(),
+        barred=(incident.barred if incident is not None else "") or run.why_not_kept(),
+        ranks={node: tuple(ranks) for node, ranks in run.board.membership.items()},
+        dead=run.board.dead(),
+        standbys=run.pool.ready(len(run.board.ranks)),
+        roles=run.roles,
+        takeovers=incident.takeovers if incident is not None else 0,
+    )
+
+
 def choose(run: Run, incident: IncidentInWork, diagnosis: Diagnosis) -> Turn:
     """Have the job's policy decide, and record the decision with its reasons."""
     now = time.time()
-    case = Case(
-        now=now,
-        diagnosis=diagnosis,
-        members=run.members,
-        lost=frozenset(incident.lost & set(run.members)),
-        spares=run.spares(),
-        least=run.spec.nodes.fewest,
-        past=run.past(now),
-        tried=tuple(incident.tried),
-        budget=run.budget(),
-    )
+    case = a_case(run, incident, diagnosis)
     answer = decide(POLICIES[run.spec.policy], case)
     record(run, incident, answer, now)
     incident.lap("diagnose", time.time())
@@ -158,7 +203,13 @@ def record(run: Run, incident: IncidentInWork, answer: Answer, now: float) -> No
         rung=decision.rung,
         rule=answer.rule,
         because=decision.because,
-        act={"drop": list(decision.drop), "add": list(decision.add), "need": decision.need, "rotate": decision.rotate},
+        act={
+            "drop": list(decision.drop),
+            "add": list(decision.add),
+            "need": decision.need,
+            "rotate": decision.rotate,
+            "seats": [{"rank": seat.rank, "node": seat.node, "standby": seat.standby} for seat in decision.seats],
+        },
         passed_over=dict(answer.passed_over),
     )
     run.recorder.add(row)

@@ -12,8 +12,9 @@ from prefect.cache_policies import NO_CACHE
 from holdfast.control import runs
 from holdfast.control.fleet import failures
 from holdfast.control.run import Run
-from holdfast.history import models
+from policies.ladder import Rung
 from policies.states import Event
+from tasks import takeover
 from tasks.turn import Turn
 
 STOP_SECONDS: Final = 10.0
@@ -27,18 +28,19 @@ def isolate(job: str) -> Turn:
     incident = run.incident
     assert incident is not None
     assert incident.decision is not None
+    if incident.decision.rung is Rung.TAKE_OVER:
+        return takeover.isolate(run, incident)
     staying = [node for node in run.members if node in run.fleet.alive()]
     answers = run.fleet.order(staying, "stop", generation=run.generation, signal=int(signal.SIGKILL), grace=0.0)
-    if incident.row.ordered_at is None:
-        incident.row.ordered_at = time.time()
-        run.recorder.amend(models.Incident, incident.row.id, ordered_at=incident.row.ordered_at)
+    incident.note_order(run.recorder)
     if failures(answers):
         return Turn(Event.FAULTED, "; ".join(str(error) for error in failures(answers).values()))
     stuck = wait_until_gone(run, set(staying))
     if stuck:
         incident.lost |= stuck
         return Turn(Event.FAULTED, f"workers on {', '.join(sorted(stuck))} cannot be ended")
-    let_go(run, incident.decision.drop, lost=incident.lost, because=incident.decision.because)
+    gone = [node for node in run.members if node in incident.lost and node not in incident.decision.drop]  # held less than others
+    takeover.let_go(run, (*incident.decision.drop, *gone), lost=incident.lost, because=incident.decision.because)
     incident.lap("isolate", time.time())
     return Turn(Event.ISOLATED, f"all ranks of generation {run.generation} have stopped")
 
@@ -51,10 +53,3 @@ def wait_until_gone(run: Run, nodes: set[str]) -> set[str]:
         if any(node in run.fleet.gone() for node in nodes):
             break
     return nodes - run.board.gone
-
-
-def let_go(run: Run, nodes: tuple[str, ...], *, lost: set[str], because: str) -> None:
-    """Let go of *nodes*: nothing of the job may run there any more."""
-    run.fleet.each(nodes, run.fleet.drop)
-    for node in nodes:
-        run.stand(node, "lost" if node in lost else "excluded", because)

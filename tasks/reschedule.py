@@ -11,12 +11,13 @@ from prefect.cache_policies import NO_CACHE
 
 from detectors.evidence import StartTrouble
 from holdfast.control import runs
+from holdfast.control.lineup import Lineup
 from holdfast.control.run import Run
 from holdfast.errors import NodeTrouble, WorldError
-from holdfast.history import models
 from policies.ladder import Rung
 from policies.placement import Membership, members_after, place
 from policies.states import Event
+from tasks import takeover
 from tasks.turn import Turn
 
 KNOCK: Final = 1.0
@@ -30,7 +31,9 @@ def reschedule(job: str) -> Turn:
     assert run.incident is not None
     decision = run.incident.decision
     assert decision is not None
-    after = members_after(run.members, decision)
+    if decision.rung is Rung.TAKE_OVER:
+        return takeover.reschedule(run, decision)
+    after = members_after(run.regular(), decision)
     if decision.rung is Rung.WAIT_FOR_CAPACITY and len(after) < decision.need:
         return Turn(Event.SHORT, f"{len(after)} of {decision.need} node(s) are there")
     try:
@@ -45,20 +48,9 @@ def agree(run: Run, membership: Membership, *, because: str) -> None:
     """Begin the next generation with *membership*: rank 0's node gives a port, everybody learns where everybody is."""
     first = next(iter(membership))
     port = int(run.fleet.channel(first).order("port")["port"])
-    run.end_generation()
-    run.begin_generation(run.generation + 1, membership, port=port)
-    run.recorder.add(
-        models.Generation(
-            id=run.generation_id(),
-            job_id=run.job.id,
-            number=run.generation,
-            at=time.time(),
-            world_size=len(run.board.ranks),
-            ranks=dict(membership),
-            port=port,
-            because=because,
-        )
-    )
+    number = run.newest + 1
+    lineup = Lineup.fresh(number, membership, (run.fleet.source.address(first), port))
+    run.enter_generation(number, membership, lineup=lineup, because=because)
 
 
 @task(task_run_name="wait for capacity for {job}", cache_policy=NO_CACHE)
@@ -68,17 +60,18 @@ def wait_for_capacity(job: str) -> Turn | None:
     incident = run.incident
     assert incident is not None
     assert incident.decision is not None
+    held = run.regular()
     limit = run.spec.deadlines.wait_for_capacity.total_seconds()
     slice_end = time.monotonic() + 300.0
     while time.monotonic() < slice_end:
-        have = members_after(run.members, incident.decision)
+        have = members_after(held, incident.decision)
         alive = run.fleet.alive()
         ready = [node for node in have if node in alive]
         found = [node for node in alive if node not in have]
         if len(ready) + len(found) >= incident.decision.need:
-            more = found[: max(0, len(run.members) - len(ready))]
-            gone = tuple(node for node in run.members if node not in ready)
-            incident.decision = replace(incident.decision, drop=gone, add=tuple(n for n in ready if n not in run.members) + tuple(more))
+            more = found[: max(0, len(held) - len(ready))]
+            gone = tuple(node for node in held if node not in ready)
+            incident.decision = replace(incident.decision, drop=gone, add=tuple(n for n in ready if n not in held) + tuple(more))
             incident.lap("wait", time.time())
             return Turn(Event.GAINED, f"{', '.join(found) or 'enough nodes'} came back")
         if run.stop_asked:

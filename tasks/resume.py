@@ -12,7 +12,9 @@ from holdfast.control import runs
 from holdfast.control.fleet import failures
 from holdfast.control.plan import rank_environments
 from holdfast.control.run import Run
+from policies.ladder import Rung
 from policies.states import Event
+from tasks import takeover
 from tasks.monitor import watch
 from tasks.turn import Turn
 
@@ -26,7 +28,10 @@ def resume(job: str) -> Turn:
     assert incident.decision is not None
     rung = incident.decision.rung
     if not run.board.all_started():  # a flow that adopted the job in this state finds them started
-        start_workers(run)
+        if rung is Rung.TAKE_OVER:
+            takeover.regroup(run, incident.decision)
+        else:
+            start_workers(run)
     limit = run.deadline(rung)
     begin = time.time()
     turn = watch(run, seconds=limit, until=run.begun)
@@ -43,13 +48,14 @@ def resume(job: str) -> Turn:
 
 def start_workers(run: Run) -> None:
     """Order every node to start its workers, all at once; a node that does not is evidence."""
-    address = run.fleet.source.address(run.members[0])
-    environments = rank_environments(run.board.membership, generation=run.generation, address=address, port=run.port, job=run.job.name)
+    address, port = run.lineup.store
+    environments = rank_environments(run.board.membership, generation=run.generation, address=address, port=port, job=run.job.name)
     answers = run.fleet.each(
         run.members,
         lambda node: run.fleet.channel(node).order(
             "start", generation=run.generation, workers=environments[node], membership=run.board.membership, seconds=30.0
         ),
     )
+    run.held |= dict.fromkeys(answers.keys() - failures(answers).keys(), run.generation)
     for node, error in failures(answers).items():
         run.board.evidence.append(StartTrouble(node=node, at=time.time(), why=str(error)))

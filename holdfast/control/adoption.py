@@ -10,12 +10,13 @@ from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import Before
 from detectors.evidence import CutShort
 from holdfast.control.incident import IncidentInWork
+from holdfast.control.lineup import Lineup
 from holdfast.control.run import Attempt, Run
 from holdfast.errors import WorldError
 from holdfast.history import models, queries
 from holdfast.log import note
 from holdfast.wire import Message
-from policies.ladder import Decision, Rung
+from policies.ladder import Decision, Rung, Seat
 from policies.states import Event, State
 
 log = logging.getLogger("holdfast.control")
@@ -34,6 +35,7 @@ def adopt(run: Run) -> None:
     if newest["generation"] > generation:  # the flow died between its order and its note of it
         generation, membership = newest["generation"], newest["membership"]
     _continue(run, generation, membership, row)
+    _take_standbys(run, told, generation)
     for node in membership:
         if node not in told:
             run.fleet.unreached[node] = "no agent was there to adopt"
@@ -42,6 +44,19 @@ def adopt(run: Run) -> None:
     alive = sum(len(one["workers"]) for one in told.values())
     run.remark(f"a new flow adopted the job in state {run.state}: {alive} worker(s) of generation {generation} live on {len(told)} node(s)")
     _reenter(run)
+
+
+def _take_standbys(run: Run, told: dict[str, Message], generation: int) -> None:
+    """Learn from the agents which groups can be mended, which standbys wait, and what the job's roles are."""
+    newest = next((row.facts for row in reversed(queries.generations(run.history, run.job.id)) if row.facts and row.facts.get("roles")), {})
+    roles = next((one["roles"] for one in told.values() if one.get("roles")), newest) or {}
+    run.roles, run.tapes = tuple(tuple(ranks) for ranks in roles.get("roles") or ()), str(roles.get("tapes") or "")
+    for node, one in told.items():
+        run.held[node] = int(one["generation"])
+        run.pool.adopt(node, one.get("standbys") or {}, len(run.board.ranks))
+        for rank in one.get("grouped") or () if one["generation"] == generation else ():
+            if rank in run.board.ranks:
+                run.board.ranks[rank].grouped = True
 
 
 def _ours(run: Run) -> list[str]:
@@ -60,8 +75,14 @@ def _continue(run: Run, generation: int, membership: dict[str, list[int]], row: 
     """Replay what the agents told into the board of the generation that runs."""
     steps = queries.steps(run.history, run.job.id, generation=generation)
     saved = [one.step or 0 for one in queries.checkpoints(run.history, run.job.id) if one.generation == generation and not one.trouble]
-    run.continue_generation(generation, membership, recorded=max((one.step for one in steps), default=0), saved=max(saved, default=0))
-    run.port = row.port if row else 0
+    facts = row.facts if row is not None and row.number == generation and row.facts else None
+    port = row.port if row is not None else 0
+    first = next(iter(membership), "")
+    fresh = Lineup.fresh(generation, membership, (run.fleet.source.address(first) if first else "", port))
+    lineup = Lineup.from_record(facts) if facts else fresh
+    run.continue_generation(
+        generation, membership, lineup=lineup, recorded=max((one.step for one in steps), default=0), saved=max(saved, default=0)
+    )
     run.board.durations.extend((one.step, one.seconds) for one in steps)
 
 
@@ -100,6 +121,7 @@ def _incident(run: Run, row: models.Incident, faults: list[models.Fault]) -> Inc
     incident.faults = [_fault(one) for one in faults if one.kind in CATALOGUE]
     if decided:
         incident.decision, incident.rung_at = _decision(decided[-1]), decided[-1].at
+        incident.takeovers = sum(one.rung == Rung.TAKE_OVER for one in decided)
         incident.lap("diagnose", decided[-1].at)
     return incident
 
@@ -118,14 +140,25 @@ def _decision(row: models.Decision) -> Decision:
         add=tuple(act.get("add", ())),
         need=int(act.get("need", 0)),
         rotate=bool(act.get("rotate", False)),
+        seats=tuple(Seat(**seat) for seat in act.get("seats", ())),
     )
 
 
 def _reenter(run: Run) -> None:
     """Choose where to go on: a recovery that was cut short is decided anew, on what is known now."""
-    if run.board.cut_short():
-        run.board.evidence.append(CutShort(at=time.time(), state=run.state))
     whole = run.board.all_started() and bool(run.members)
-    cut_short = run.state in (State.ISOLATING, State.RESCHEDULING) or (run.state is State.RESUMING and not whole)
-    if cut_short:
+    halfway = sorted(node for node in run.members if run.held.get(node, run.generation) < run.generation)
+    recovering = run.state in (State.ISOLATING, State.RESCHEDULING) or (run.state is State.RESUMING and not whole)
+    if halfway or run.board.cut_short() or (recovering and _was_take_over(run)):
+        run.board.evidence.append(CutShort(at=time.time(), state=run.state))
+    if recovering and _was_take_over(run):
+        assert run.incident is not None
+        run.incident.barred = "the flow died in the middle of one in this incident"
+        run.incident.tried.append(Rung.TAKE_OVER)
+    if recovering or (halfway and run.state is State.RESUMING):
         run.move(Event.FAULTED, "the flow died in the middle of this recovery")
+
+
+def _was_take_over(run: Run) -> bool:
+    decision = run.incident.decision if run.incident is not None else None
+    return decision is not None and decision.rung is Rung.TAKE_OVER

@@ -7,6 +7,7 @@ never ended can look like a fault later.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,12 +15,14 @@ from detectors.evidence import (
     Blind,
     CheckpointTrouble,
     Evidence,
+    GroupTrouble,
     HangLimits,
     Overrun,
     Progress,
     Raised,
     RankProgress,
     StartTrouble,
+    TakeOverTrouble,
     WorkerExit,
     WorkerStop,
 )
@@ -37,6 +40,8 @@ class RankView:
     started: float | None = None
     managed: bool = False
     hello: bool = False
+    grouped: bool = False
+    """Its process groups are Holdfast's own: its process can be kept when others are lost."""
     step: int = 0
     first_step: float | None = None
     first_step_number: int | None = None
@@ -70,15 +75,23 @@ class RankView:
         return self.node, int(self.started is not None), "has started" if self.started is not None else "has not started"
 
 
-_PROGRESS: Final = frozenset({"worker.started", "worker.hello", "mark", "resumed", "worker.stepped", "section", "saved", "bye"})
+_ENDS: Final = frozenset({"worker.raised", "worker.exited"})
+"""Events that a process which is to be kept may still send of the generation before."""
+
+_PROGRESS: Final = frozenset({
+    "worker.started", "worker.kept", "worker.hello", "worker.groups", "worker.regrouped", "mark", "resumed", "worker.stepped", "section",
+    "saved", "bye",
+})  # fmt: skip
 """Events that show a rank getting on."""
 
 
 class Board:
     """One generation's ranks, the evidence against them, and how far they are."""
 
-    def __init__(self, generation: int, membership: dict[str, list[int]]) -> None:
+    def __init__(self, generation: int, membership: dict[str, list[int]], *, since: int = 0, kept: Collection[int] = ()) -> None:
+        """Begin a generation; the processes of the ranks *kept* live on from generation *since*."""
         self.generation, self.membership = generation, membership
+        self.since, self.kept = since, frozenset(kept)
         self.ranks = {rank: RankView(rank=rank, node=node) for node, ranks in membership.items() for rank in ranks}
         self.evidence: list[Evidence] = []
         self.gone: set[str] = set()
@@ -96,7 +109,7 @@ class Board:
 
         Ages are counted from the arrival, by one clock: those of the nodes may differ.
         """
-        if event.get("generation", self.generation) != self.generation:
+        if event.get("generation", self.generation) != self.generation and not self._ends_before_it_is_kept(event):
             return
         self._now = now
         if event["event"] in _PROGRESS:
@@ -105,9 +118,40 @@ class Board:
         if handler is not None:
             handler(node, event)
 
+    def _ends_before_it_is_kept(self, event: Message) -> bool:
+        """Tell whether a process that was to live on ended before its agent had heard of this generation."""
+        rank = event.get("rank")
+        return event["event"] in _ENDS and event["generation"] == self.since and rank in self.kept and self.ranks[rank].started is None
+
+    def keep(self, before: Board) -> None:
+        """Take over what is known of the processes that live on from the generation *before*."""
+        for rank in self.ranks.keys() - self.kept:
+            self.ranks[rank].grouped = bool(self.kept)  # it can join those that live in no other way
+        for rank in self.kept & before.ranks.keys():
+            view, old = self.ranks[rank], before.ranks[rank]
+            view.pid, view.managed, view.hello, view.grouped, view.until = old.pid, old.managed, old.hello, old.grouped, old.until
+
     def _on_worker_started(self, _node: str, event: Message) -> None:
         view = self.ranks[event["rank"]]
         view.pid, view.started = event["pid"], event["at"]
+        if event.get("standby") is not None:
+            view.hello = view.managed = True  # it had warmed up and parked
+
+    def _on_worker_kept(self, _node: str, event: Message) -> None:
+        view = self.ranks[event["rank"]]
+        view.pid, view.started = event["pid"], event["at"]
+        view.grouped = view.grouped or bool(event.get("grouped"))
+
+    def _on_worker_groups(self, _node: str, event: Message) -> None:
+        self.ranks[event["rank"]].grouped = True
+
+    def _on_worker_broken(self, node: str, event: Message) -> None:
+        why, group = str(event.get("why", "it did not say why")), str(event.get("group", ""))
+        self.evidence.append(GroupTrouble(node=node, rank=event["rank"], at=event["at"], why=why, group=group, step=event.get("step")))
+
+    def _on_worker_cannot(self, node: str, event: Message) -> None:
+        why = str(event.get("why", "it did not say why"))
+        self.evidence.append(TakeOverTrouble(node=node, rank=event["rank"], at=event["at"], why=why))
 
     def _on_worker_hello(self, _node: str, event: Message) -> None:
         self.ranks[event["rank"]].hello = True
@@ -222,6 +266,14 @@ class Board:
             steps_expected=steps_expected,
             output_age=min(quiet, default=None),
         )
+
+    def grouped(self) -> bool:
+        """Tell whether the process groups of every rank are Holdfast's own."""
+        return bool(self.ranks) and all(view.grouped for view in self.ranks.values())
+
+    def dead(self) -> frozenset[int]:
+        """Return the ranks whose processes have ended, or are about to."""
+        return frozenset(view.rank for view in self.ranks.values() if (view.ended and not view.well) or view.raised)
 
     def managed(self) -> bool:
         """Tell whether any rank has announced that it reports steps."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -114,6 +114,10 @@ class Fleet:
     def order(self, nodes: Iterable[str], verb: str, *, seconds: float = 10.0, **facts: object) -> dict[str, Message | WorldError]:
         """Give the same order to all *nodes*: every order is out before the first answer is waited for."""
         return self.each(nodes, lambda node: self.channel(node).order(verb, seconds=seconds, **facts))
+
+    def later(self, node: str, verb: str, *, seconds: float = 10.0, **facts: object) -> Future[Message]:
+        """Give an order without waiting for its answer, which comes with the future."""
+        return self._hands.submit(lambda: self.channel(node).order(verb, seconds=seconds, **facts))
 
     def channel(self, node: str) -> AgentChannel:
         """Return the connection to *node*; raise `AgentGone` when there is none."""

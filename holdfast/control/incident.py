@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Final
 
 from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
 from holdfast.control.board import Board
-from holdfast.history import models
+from holdfast.history import Recorder, models
 from policies.ladder import Decision, Rung
 
 PHASES: Final = (
@@ -45,6 +46,16 @@ class IncidentInWork:
     seconds: dict[str, float] = field(default_factory=dict)
     rung_at: float = 0.0
     """When the rung in work began."""
+    takeovers: int = 0
+    """Take-overs that were begun."""
+    barred: str = ""
+    """Why no take-over can answer this incident any more."""
+
+    def note_order(self, recorder: Recorder) -> None:
+        """Record when the first order of the recovery went out."""
+        if self.row.ordered_at is None:
+            self.row.ordered_at = time.time()
+            recorder.amend(models.Incident, self.row.id, ordered_at=self.row.ordered_at)
 
     def lap(self, phase: str, now: float) -> None:
         """Count the time since the last lap to *phase*."""

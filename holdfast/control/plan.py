@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import secrets
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +16,7 @@ from holdfast.places import job_directory
 from holdfast.runtime.preload import USUAL
 
 if TYPE_CHECKING:
+    from holdfast.control.lineup import Lineup
     from holdfast.history import Job
     from holdfast.spec import TrainingJob
 
@@ -53,6 +58,7 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
     environment = {
         "PYTHONUNBUFFERED": "1",  # what a killed worker printed is evidence
         "HOLDFAST_JOB": job.name,
+        "HOLDFAST_TOKEN": token_of(job),
         "HOLDFAST_CHECKPOINT_DIR": str(spec.checkpoints),
         "HOLDFAST_SAVE_EVERY": str(spec.checkpoint.every),
         "HOLDFAST_KEEP": str(spec.checkpoint.keep),
@@ -63,6 +69,23 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
         paths = (str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep))  # run from a source tree, the workers find it too
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
     return {**environment, **spec.environment}
+
+
+def token_of(job: Job) -> str:
+    """Return the secret by which the job's workers know each other: made once, kept beside the job for the flows to come."""
+    path = job_directory(job.name) / "token"
+    with suppress(OSError, ValueError):
+        owner, token = path.read_text().split()
+        if owner == job.id:
+            return token
+    token = secrets.token_hex(16)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".new")
+    beside.unlink(missing_ok=True)
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"{job.id} {token}")
+    beside.replace(path)
+    return token
 
 
 def rank_environments(
@@ -102,3 +125,34 @@ def rank_environments(
         ]
         for group, (node, ranks) in enumerate(membership.items())
     }
+
+
+def seat_environment(rank: int, lineup: Lineup, *, generation: int, ranks_per_node: int, job: str) -> dict[str, str]:
+    """Return what a process that takes over *rank* alone must know of its place.
+
+    What the others were told when they were started stays true: the width of a node, and the rank's number among nodes.
+    """
+    world = len(lineup.incarnations)
+    host, port = lineup.store
+    return {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "ROLE_RANK": str(rank),
+        "LOCAL_RANK": str(lineup.places.get(rank, 0)),
+        "LOCAL_WORLD_SIZE": str(ranks_per_node),
+        "WORLD_SIZE": str(world),
+        "ROLE_WORLD_SIZE": str(world),
+        "ROLE_NAME": "default",
+        "GROUP_RANK": str(rank // ranks_per_node),
+        "GROUP_WORLD_SIZE": str(-(-world // ranks_per_node)),
+        "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
+        "TORCHELASTIC_RUN_ID": job,
+        "HOLDFAST_GENERATION": str(generation),
+    }
+
+
+def roles_environment(roles: Sequence[Sequence[int]], tapes: str) -> dict[str, str]:
+    """Return what a process that warms up without the others must know of the job's roles."""
+    return {"HOLDFAST_ROLES": json.dumps([list(ranks) for ranks in roles]), **({"HOLDFAST_TAPES": tapes} if tapes else {})}

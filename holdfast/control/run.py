@@ -6,7 +6,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from detectors.catalogue import Fault, Level
@@ -15,13 +15,17 @@ from detectors.evidence import Evidence
 from holdfast.control.board import Board, limits_of
 from holdfast.control.fleet import Fleet
 from holdfast.control.incident import IncidentInWork
+from holdfast.control.lineup import Lineup
+from holdfast.control.plan import roles_environment, seat_environment
 from holdfast.control.requests import Requests
+from holdfast.control.standbys import Pool, Wanted, places_for
 from holdfast.errors import LeaseLost
 from holdfast.history import History, LeaseKeeper, Recorder, models
 from holdfast.log import note
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.wire import Message
 from policies.ladder import Budget, Recovery, Rung
+from policies.placement import regular
 from policies.states import TERMINAL, Event, State, advance
 
 log = logging.getLogger("holdfast.control")
@@ -29,6 +33,8 @@ log = logging.getLogger("holdfast.control")
 TICK: Final = 0.1
 """Seconds between two looks at everything that is no event: stops, silence, progress."""
 PING: Final = 1.0
+FILL: Final = 0.5
+"""Seconds between two looks at the pool of standbys, while training runs."""
 SETTLED: Final = 300.0
 """Seconds a job without steps must run for its recovery to count as having brought it on."""
 
@@ -54,11 +60,21 @@ class Run:
     recorder: Recorder
     fleet: Fleet
     keeper: LeaseKeeper = field(init=False)
+    pool: Pool = field(init=False)
     requests: Requests = field(init=False)
     state: State = State.LAUNCHING
     generation: int = 0
     members: tuple[str, ...] = ()
     port: int = 0
+    lineup: Lineup = field(default_factory=Lineup)
+    roles: tuple[tuple[int, ...], ...] = ()
+    """Sets of ranks that do the same work on different data, as rank 0 told of them."""
+    tapes: str = ""
+    """Where rank 0 left what a standby needs to warm up by itself."""
+    held: dict[str, int] = field(default_factory=dict)
+    """Node to the newest generation that its agent has been told of."""
+    newest: int = 0
+    """The greatest number of a generation that any worker may have heard of."""
     board: Board = field(default_factory=lambda: Board(0, {}))
     incident: IncidentInWork | None = None
     incidents: int = 0
@@ -78,6 +94,10 @@ class Run:
     _saved: int = 0
     _troubles: set[tuple[str, str]] = field(default_factory=set)
     _next_ping: float = 0.0
+    _next_fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.pool = Pool(self.fleet, self.remark)
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -153,6 +173,9 @@ class Run:
             self._next_ping = now + PING
             self.fleet.ping()
             self.drop_dead_spares()
+        if now >= self._next_fill and self.state is State.RUNNING and self.incident is None:
+            self._next_fill = now + FILL
+            self.fill_pool()
 
     def _take(self, node: str, event: Message) -> None:
         self.board.take(node, event, time.time())
@@ -184,6 +207,22 @@ class Run:
     def _on_worker_stepped(self, _node: str, _event: Message) -> None:
         if self.board.all_stepped():
             self.note_first_step()
+
+    def _on_worker_roles(self, _node: str, event: Message) -> None:
+        """Remember the job's roles, for standbys and for the flows to come."""
+        roles = event.get("roles")
+        if roles:
+            self.roles, self.tapes = tuple(tuple(ranks) for ranks in roles), str(event.get("tapes") or "")
+            self.recorder.amend(models.Generation, self.generation_id(), facts=self.facts())
+
+    def _on_standby_started(self, _node: str, event: Message) -> None:
+        self.pool.note_started(event["id"])
+
+    def _on_standby_ready(self, _node: str, event: Message) -> None:
+        self.pool.note_ready(event)
+
+    def _on_standby_gone(self, _node: str, event: Message) -> None:
+        self.pool.note_gone(event)
 
     def _on_saved(self, _node: str, event: Message) -> None:
         if event["step"] <= self._saved:
@@ -285,6 +324,49 @@ class Run:
                 self.stand(node, "lost", f"the agent of this spare is gone: {why}")
                 self.remark(f"spare {node} is gone ({why}); {len(self.spares())} spare(s) left")
 
+    # -- standbys -----------------------------------------------------------------------------------------------------
+
+    def why_not_kept(self) -> str:
+        """Return why the ranks that live could not be kept in their processes; empty when they could."""
+        if not self.board.grouped():
+            return "the job's process groups are not Holdfast's own"
+        if not self.best:
+            return "no step has been made yet"
+        if any(view.well for view in self.board.ranks.values()):
+            return "some ranks have finished already"
+        return ""
+
+    def fill_pool(self) -> None:
+        """Start the standbys that are missing, beside training that runs."""
+        if not (self.roles and self.board.grouped() and self.board.all_stepped()):
+            return
+        spares, nodes = self.spares(), self.spec.nodes
+        count = nodes.standbys if nodes.standbys is not None else nodes.ranks * min(nodes.spare, len(spares))
+        self.pool.keep_up(places_for(count, spares, self.members, nodes.ranks), self.wanted())
+
+    def wanted(self) -> Wanted:
+        """Return what this job's standbys are to be good for."""
+        return Wanted(roles=self.roles, world=len(self.board.ranks), environment=self.standby_environment)
+
+    def standby_environment(self, rank: int, number: int, role: int) -> dict[str, str]:
+        """Return the environment of standby *number*, which stands for *rank* until it is given one, and parks in *role*."""
+        return {
+            **self.seat_environment(rank),
+            **roles_environment(self.roles, self.tapes),
+            "HOLDFAST_STANDBY": str(number),
+            "HOLDFAST_PARK": str(role),
+        }
+
+    def seat_environment(self, rank: int, generation: int | None = None, lineup: Lineup | None = None) -> dict[str, str]:
+        """Return what a process that takes over *rank* must know of its place."""
+        number, ranks = self.generation if generation is None else generation, self.spec.nodes.ranks
+        return seat_environment(rank, lineup or self.lineup, generation=number, ranks_per_node=ranks, job=self.job.name)
+
+    def regular(self) -> tuple[str, ...]:
+        """Return the nodes that hold the job's ranks when each holds as many as it can."""
+        lost = self.incident.lost if self.incident is not None else set()
+        return regular(self.board.membership, self.spec.nodes.ranks, frozenset(lost))
+
     # -- generations --------------------------------------------------------------------------------------------------
 
     def generation_id(self) -> str:
@@ -296,19 +378,44 @@ class Run:
         if self.generation:
             self.recorder.amend(models.Generation, self.generation_id(), ended_at=time.time())
 
-    def begin_generation(self, number: int, membership: dict[str, list[int]], *, port: int = 0) -> None:
-        """Start a new generation with an empty board."""
-        self.generation, self.members, self.port = number, tuple(membership), port
-        self.board = Board(number, membership)
+    def begin_generation(self, number: int, membership: dict[str, list[int]], *, lineup: Lineup) -> None:
+        """Start a new generation with an empty board; of processes that live on it knows what was known of them."""
+        before, self.board = self.board, Board(number, membership, since=lineup.since, kept=lineup.kept)
+        self.board.keep(before)
+        self.generation, self.newest, self.members = number, max(self.newest, number), tuple(membership)
+        self.lineup, self.port = lineup, lineup.store[1]
         self._recorded = self._saved = 0
 
-    def continue_generation(self, number: int, membership: dict[str, list[int]], *, recorded: int, saved: int) -> None:
+    def enter_generation(self, number: int, membership: dict[str, list[int]], *, lineup: Lineup, because: str) -> None:
+        """End the current generation, begin the next one, and put both on record."""
+        self.end_generation()
+        self.begin_generation(number, membership, lineup=lineup)
+        self.recorder.add(
+            models.Generation(
+                id=self.generation_id(),
+                job_id=self.job.id,
+                number=number,
+                at=time.time(),
+                world_size=len(self.board.ranks),
+                ranks={node: list(ranks) for node, ranks in membership.items()},
+                port=self.port,
+                because=because,
+                facts=self.facts(),
+            )
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the next flow must know of this generation's processes, if it has to adopt them."""
+        return {**self.lineup.as_record(), "roles": [list(ranks) for ranks in self.roles], "tapes": self.tapes}
+
+    def continue_generation(self, number: int, membership: dict[str, list[int]], *, lineup: Lineup, recorded: int, saved: int) -> None:
         """Take up a generation that another flow began: what the history has of it is not recorded twice."""
-        self.begin_generation(number, membership)
+        self.begin_generation(number, membership, lineup=lineup)
         self._recorded, self._saved = recorded, saved
 
     def note_first_step(self) -> None:
         """Record when this generation did its first step, and what it went on from."""
+        self.lineup = replace(self.lineup, joined=self.generation)
         resumed = self.board.resumed_step()
         first, until = self.board.first_step_at(), self.board.until()
         self.recorder.amend(models.Generation, self.generation_id(), first_step_at=first, resumed_step=resumed, until=until)
@@ -362,6 +469,7 @@ class Run:
         """Return how many seconds *rung* may take."""
         deadlines = self.spec.deadlines
         return {
+            Rung.TAKE_OVER: deadlines.take_over,
             Rung.RESTART_IN_PLACE: deadlines.restart_in_place,
             Rung.REPLACE_NODE: deadlines.replace_node,
             Rung.SHRINK: deadlines.shrink,

@@ -51,6 +51,10 @@ def _json() -> Any:  # noqa: ANN401 (sqlmodel's own type)
     return Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
 
 
+def _maybe_json() -> Any:  # noqa: ANN401 (sqlmodel's own type)
+    return Field(default=None, sa_column=Column(JSON(none_as_null=True), nullable=True))
+
+
 def _word_for_nan(value: float | None) -> float | str | None:
     """Return *value*, or ``NaN`` as a word."""
     return "NaN" if value is not None and math.isnan(value) else value
@@ -109,6 +113,8 @@ class Generation(SQLModel, table=True):
     first_step_at: float | None = None
     ended_at: float | None = None
     because: str = ""
+    facts: dict[str, Any] | None = _maybe_json()
+    """What a flow that comes later must know of its processes: since when each holds its rank, the store, the roles of the job."""
 
 
 class NodeMove(SQLModel, table=True):
@@ -233,7 +239,7 @@ class Checkpoint(SQLModel, table=True):
 
 
 class Request(SQLModel, table=True):
-    """What a person asked of a running job (``stop``)."""
+    """What a person asked of a running job (``stop``, ``migrate``)."""
 
     id: str = Field(default_factory=new_id, primary_key=True)
     job_id: str = Field(index=True)
@@ -241,6 +247,12 @@ class Request(SQLModel, table=True):
     kind: str
     by: str
     handled_at: float | None = None
+    facts: dict[str, Any] | None = _maybe_json()
+    """What belongs to the request: for ``migrate`` the node or rank to move, and where to."""
+    done: bool | None = None
+    """Whether what was asked was done; empty until it is known, and for requests whose outcome is the job's."""
+    outcome: str | None = None
+    """What came of it, in words."""
 
 
 class Remark(SQLModel, table=True):

@@ -61,6 +61,12 @@ class Nodes(Part):
     )
     spare: StrictInt = Field(default=0, ge=0, description="Further nodes held ready to replace a lost one.")
     ranks: StrictInt = Field(default=1, ge=1, description="Ranks (workers) on each node.")
+    standbys: StrictInt | None = Field(
+        default=None,
+        ge=0,
+        description="Warm processes that wait to take over lost ranks, on spare nodes first; empty: one for each rank of the spare nodes "
+        "where the script's groups can be mended (`holdfast.join`), else none.",
+    )
 
     @property
     def fewest(self) -> int:
@@ -104,10 +110,14 @@ class Limits(Part):
 class Deadlines(Part):
     """How long each rung of the recovery ladder may take; the next is tried at once after it."""
 
+    take_over: PositiveDuration = lasting("20s", description="Keep the ranks that live, and replace the lost ones by warm processes.")
     restart_in_place: PositiveDuration = lasting("2m", description="Restart the workers on the same nodes.")
     replace_node: PositiveDuration = lasting("3m", description="Replace a node by a spare one.")
     shrink: PositiveDuration = lasting("3m", description="Go on with fewer nodes, where the job allows it.")
     wait_for_capacity: Duration = lasting("1d", description="Wait for nodes to come back before giving up.")
+    migrate: PositiveDuration = lasting(
+        "10m", description="A planned move, while training goes on; one that takes longer is given up and changes nothing."
+    )
 
 
 class Budget(Part):

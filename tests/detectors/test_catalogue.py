@@ -71,7 +71,7 @@ def test_a_level_asks_for_no_more_than_the_blame_bears() -> None:
     assert the(one for one in entries if one.level is Level.USER_ERROR) == {"user-error"}
     assert {one.blame for one in entries if one.level in (Level.EVICT_NOW, Level.EVICT_WHEN_IDLE)} == {Blame.NODE}
     assert {one.blame for one in entries if one.level in (Level.RECORD, Level.WATCH)} == {Blame.STORAGE}
-    assert the(one for one in entries if one.blame is Blame.NONE) == {PEER_LOST.id, "recovery-cut-short"}
+    assert the(one for one in entries if one.blame is Blame.NONE) == {PEER_LOST.id, "recovery-cut-short", "take-over-failed"}
 
 
 def test_an_echo_weighs_less_than_anything_that_may_have_caused_it() -> None:

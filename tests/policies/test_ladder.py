@@ -12,7 +12,7 @@ from holdfast.spec import TrainingJob
 from policies.ladder import POLICIES, Budget, Case, Decision, Pass, Rung, decide
 from tests.policies.cases import NOW, a_case, a_recovery, a_verdict, decided
 
-IN_PLACE, REPLACE, SHRINK, WAIT, GIVE_UP = Rung
+TAKE_OVER, IN_PLACE, REPLACE, SHRINK, WAIT, GIVE_UP = Rung
 SPENT = tuple(a_recovery(node="a", at=NOW - 100 * n) for n in range(1, 4))
 """As many restarts in place of node a as its budget allows."""
 FRUITLESS = (a_recovery(), *(a_recovery(node=node, gained=False) for node in "abc"))
@@ -186,6 +186,7 @@ def test_a_person_can_read_which_rules_were_passed_over_and_why() -> None:
         "StopForUserError": "no user error",
         "StopWhenFruitless": "a is lost: that is no script's doing",
         "StopWhenSpent": "0 of 20 recoveries used",
+        "TakeOver": "the job's process groups are not Holdfast's own",
         "RestartInPlace": "a cannot hold ranks",
         "ReplaceBySpare": "0 spare(s) for 1 node(s)",
     }
@@ -209,4 +210,4 @@ def test_the_policies_are_those_that_a_job_can_name() -> None:
 
 def test_the_rungs_are_words_of_the_history() -> None:
     """They are stored, and must not change."""
-    assert [str(rung) for rung in Rung] == ["restart-in-place", "replace-node", "shrink", "wait-for-capacity", "give-up"]
+    assert [str(rung) for rung in Rung] == ["take-over", "restart-in-place", "replace-node", "shrink", "wait-for-capacity", "give-up"]

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import Diagnosis
-from policies.ladder import POLICIES, Budget, Case, Decision, Recovery, Rung, decide
-from policies.placement import members_after
+from policies.ladder import POLICIES, Budget, Case, Decision, Recovery, Rung, Standby, decide
+from policies.placement import members_after, membership_after
+from policies.takeover import sick_ranks, unfit_nodes
 from tests.policies.cases import NOW, a_verdict
 
 NODES = tuple("abcdefgh")
@@ -22,8 +23,12 @@ def cases(draw: st.DrawFn) -> Case:
     shuffled = draw(st.permutations(NODES))
     width = draw(st.integers(1, 5))
     members, others = tuple(shuffled[:width]), shuffled[width:]
+    width_of_node = draw(st.integers(1, 3))
+    ranks = {node: tuple(range(place * width_of_node, (place + 1) * width_of_node)) for place, node in enumerate(members)}
+    home = {rank: node for node, held in ranks.items() for rank in held}
     anywhere = st.sampled_from([*NODES, None])
-    fault = st.builds(Fault, kind=st.sampled_from(sorted(CATALOGUE)), at=st.just(NOW), node=anywhere)
+    rank = st.sampled_from([*home, None])
+    fault = st.builds(Fault, kind=st.sampled_from(sorted(CATALOGUE)), at=st.just(NOW), node=anywhere, rank=rank)
     recovery = st.builds(Recovery, at=st.floats(0.0, NOW), rung=st.sampled_from(Rung), node=anywhere, gained=st.booleans())
     return Case(
         now=NOW,
@@ -34,6 +39,15 @@ def cases(draw: st.DrawFn) -> Case:
         least=draw(st.integers(1, width)),
         past=tuple(draw(st.lists(recovery, max_size=8))),
         tried=tuple(draw(st.lists(st.sampled_from(list(Rung)[:-1]), max_size=4, unique=True))),
+        barred=draw(st.sampled_from(["", "its groups are not ours"])),
+        ranks=ranks,
+        dead=frozenset(draw(st.sets(st.sampled_from(sorted(home)), max_size=2))),
+        standbys=tuple(
+            Standby(id=number, node=node, role=draw(st.sampled_from([None, 0, 1])))
+            for number, node in enumerate(draw(st.lists(st.sampled_from(NODES), max_size=4)))
+        ),
+        roles=(tuple(sorted(home)),),
+        takeovers=draw(st.integers(0, 6)),
         budget=Budget(in_place=draw(st.integers(0, 3)), recoveries=draw(st.integers(0, 20)), fruitless=draw(st.integers(1, 5))),
     )
 
@@ -66,7 +80,7 @@ def test_no_decision_ends_below_the_least_width_unless_it_waits_or_gives_up(poli
     left = len(members_after(case.members, decision))
     if decision.rung is Rung.WAIT_FOR_CAPACITY:
         assert max(left, case.least - 1) < decision.need <= len(case.members)
-    elif decision.rung is not Rung.GIVE_UP:
+    elif decision.rung not in (Rung.GIVE_UP, Rung.TAKE_OVER):
         assert left >= case.least
 
 
@@ -84,6 +98,7 @@ def test_a_rung_is_what_its_name_says(policy: str, case: Case) -> None:
     decision = decide(POLICIES[policy], case).decision
     left = len(members_after(case.members, decision))
     widths = {
+        Rung.TAKE_OVER: not decision.add,
         Rung.RESTART_IN_PLACE: not decision.drop and not decision.add,
         Rung.REPLACE_NODE: bool(decision.drop) and left == len(case.members),
         Rung.SHRINK: left < len(case.members),
@@ -99,7 +114,27 @@ def test_a_rung_is_what_its_name_says(policy: str, case: Case) -> None:
 def test_a_rung_that_failed_is_not_tried_again_while_no_node_was_lost(policy: str, case: Case) -> None:
     """The next one is tried at once."""
     decision = decide(POLICIES[policy], case).decision
-    assert case.lost or decision.rung not in case.tried
+    assert case.lost or decision.rung not in case.tried or (decision.rung is Rung.TAKE_OVER and decision.seats)
+
+
+@given(A_POLICY, cases())
+def test_a_take_over_replaces_all_that_are_sick_and_nobody_else(policy: str, case: Case) -> None:
+    """Somebody lives on; each sick rank has one place, on a node that can hold it; no standby becomes two ranks."""
+    decision = decide(POLICIES[policy], case).decision
+    if decision.rung is not Rung.TAKE_OVER:
+        assert not decision.seats
+        return
+    assert not case.barred
+    ranks = {rank for held in case.ranks.values() for rank in held}
+    assert {seat.rank for seat in decision.seats} == sick_ranks(case) < ranks
+    assert not {seat.node for seat in decision.seats} & unfit_nodes(case)
+    used = [seat.standby for seat in decision.seats if seat.standby is not None]
+    assert len(set(used)) == len(used)
+    nodes = {one.id: one.node for one in case.standbys}
+    assert all(nodes[seat.standby] == seat.node for seat in decision.seats if seat.standby is not None)
+    after = membership_after({node: list(held) for node, held in case.ranks.items()}, decision.seats)
+    assert sorted(rank for held in after.values() for rank in held) == sorted(ranks)
+    assert not set(after) & unfit_nodes(case)
 
 
 @given(A_POLICY, cases())

@@ -1,0 +1,52 @@
+"""Faults told by workers that live: a process group that broke, a generation that they cannot join."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
+from detectors.evidence import GroupTrouble, HangLimits, Sample, TakeOverTrouble
+from detectors.exceptions import FINISHED
+
+GROUP_BROKEN: Final = kind(
+    FaultKind(
+        id="group-broken",
+        title="A process group broke while its ranks live, or before anything else was heard of the one that is lost",
+        component="communication",
+        source="worker's report",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.NETWORK,
+        action="build the groups anew between the ranks that live; replace those that do not",
+        reference="https://docs.pytorch.org/docs/stable/distributed.html",
+        sick=Sample(evidence=GroupTrouble(node="n0", rank=0, at=0.0, why="Connection closed by peer", group="0", step=7)),
+        healthy=FINISHED,
+        weight=6,
+    )
+)
+TAKE_OVER_FAILED: Final = kind(
+    FaultKind(
+        id="take-over-failed",
+        title="Somebody who has a part in a take-over cannot carry it out",
+        component="job",
+        source="worker's report, agent's answer",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.NONE,
+        action="the next rung is tried at once",
+        reference="docs/architecture.md",
+        sick=Sample(evidence=TakeOverTrouble(node="n0", rank=0, at=0.0, why="no rank holds a whole copy of the state")),
+        healthy=FINISHED,
+        weight=15,
+    )
+)
+
+
+def see_broken(seen: GroupTrouble, _limits: HangLimits) -> Fault:
+    """Name a group that broke; whose doing it was, other evidence has to say."""
+    quote = f"process group {seen.group or '?'} broke: {seen.why}"[:500]
+    return Fault(kind=GROUP_BROKEN.id, at=seen.at, node=seen.node, rank=seen.rank, step=seen.step, quote=quote, signature=GROUP_BROKEN.id)
+
+
+def see_take_over(seen: TakeOverTrouble, _limits: HangLimits) -> Fault:
+    """Name a take-over that failed. Nobody is to blame for it: what it was to answer has been diagnosed before."""
+    who = f"rank {seen.rank} on {seen.node}" if seen.rank is not None else f"the agent of {seen.node}"
+    return Fault(kind=TAKE_OVER_FAILED.id, at=seen.at, quote=f"{who} cannot take part: {seen.why}"[:500], signature=TAKE_OVER_FAILED.id)

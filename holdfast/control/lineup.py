@@ -1,0 +1,76 @@
+"""What the processes of a generation have to know of each other, beside who is where: on record, so that the next flow knows it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from policies.placement import Membership
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineup:
+    """The processes of one generation."""
+
+    incarnations: dict[int, int] = field(default_factory=dict)
+    """Rank to the generation in which its process took it: another number means another process."""
+    places: dict[int, int] = field(default_factory=dict)
+    """Rank to its local rank: a process that lives on keeps it, whoever else comes or goes."""
+    store: tuple[str, int] = ("", 0)
+    serve: int = 0
+    """The rank that hosts the store."""
+    since: int = 0
+    """The generation before, for the processes that were kept."""
+    kept: tuple[int, ...] = ()
+    joined: int = 0
+    """The newest generation that every process in it has joined: who came later may hold no state yet."""
+
+    @classmethod
+    def fresh(cls, generation: int, membership: Membership, store: tuple[str, int]) -> Self:
+        """Return the line-up of a generation in which every process is new."""
+        ranks = [rank for held in membership.values() for rank in held]
+        places = {rank: place for held in membership.values() for place, rank in enumerate(held)}
+        return cls(
+            incarnations=dict.fromkeys(ranks, generation), places=places, store=store, serve=min(ranks, default=0), joined=generation
+        )
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        """Return the line-up that `as_record` wrote."""
+        host, port = record["store"]
+        return cls(
+            incarnations={int(rank): int(number) for rank, number in record["incarnations"].items()},
+            places={int(rank): int(place) for rank, place in record["places"].items()},
+            store=(str(host), int(port)),
+            serve=int(record["serve"]),
+            since=int(record["since"]),
+            kept=tuple(int(rank) for rank in record["kept"]),
+            joined=int(record["joined"]),
+        )
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the line-up as JSON."""
+        return {
+            "incarnations": {str(rank): number for rank, number in self.incarnations.items()},
+            "places": {str(rank): place for rank, place in self.places.items()},
+            "store": list(self.store),
+            "serve": self.serve,
+            "since": self.since,
+            "kept": list(self.kept),
+            "joined": self.joined,
+        }
+
+    @property
+    def changed(self) -> list[int]:
+        """Return the ranks whose processes are new: in this generation, or in one before it that came to nothing."""
+        return sorted(rank for rank, number in self.incarnations.items() if number > self.joined)
+
+    def after(self, generation: int, membership: Membership, changed: frozenset[int]) -> Self:
+        """Return the line-up of the next *generation*, in which the ranks *changed* have new processes at the lowest places free."""
+        places = {rank: place for rank, place in self.places.items() if rank not in changed}
+        for held in membership.values():
+            for rank in sorted(changed & set(held)):
+                taken = {places[other] for other in held if other in places}
+                places[rank] = next(place for place in range(len(taken) + 1) if place not in taken)
+        incarnations = {**self.incarnations, **dict.fromkeys(changed, generation)}
+        return replace(self, incarnations=incarnations, places=places, kept=tuple(sorted(incarnations.keys() - changed)))

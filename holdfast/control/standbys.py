@@ -1,0 +1,178 @@
+"""The pool of standbys: warm processes of the job's script that wait for a rank. Kept filled beside training, never in its way."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final
+
+from holdfast.control.fleet import Fleet
+from holdfast.errors import WorldError
+from holdfast.wire import Message
+from policies.ladder import Standby
+
+MOST_LOSSES: Final = 5
+WINDOW: Final = 600.0
+"""Seconds: after `MOST_LOSSES` standbys lost within them no new one is started until some time has passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What standbys are to be good for."""
+
+    roles: Sequence[Sequence[int]]
+    world: int
+    environment: Callable[[int, int, int], dict[str, str]]
+    """From a rank, a standby's id and the role it is to park in to its environment."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Waiting:
+    """One standby, from the order that starts it to its end or its promotion."""
+
+    id: int
+    node: str
+    role: int
+    """The role that it is to park in."""
+    world: int
+    ready: bool = False
+
+
+class Pool:
+    """The standbys of one job."""
+
+    def __init__(self, fleet: Fleet, remark: Callable[[str], None]) -> None:
+        self.standbys: dict[int, Waiting] = {}
+        self._fleet, self._remark = fleet, remark
+        self._next = 0
+        self._losses: deque[float] = deque(maxlen=MOST_LOSSES)
+        self._asked: list[tuple[str, list[int], Future[Message]]] = []
+
+    def ready(self, world: int) -> tuple[Standby, ...]:
+        """Return the standbys that can take over a rank of a job of *world* ranks now."""
+        alive = set(self._fleet.alive())
+        return tuple(
+            Standby(id=one.id, node=one.node, role=one.role)
+            for one in self.standbys.values()
+            if one.ready and one.world == world and one.node in alive
+        )
+
+    def next_id(self) -> int:
+        """Return a number that no standby of this job has had."""
+        self._next += 1
+        return self._next - 1
+
+    # -- hearing ------------------------------------------------------------------------------------------------------
+
+    def adopt(self, node: str, told: dict[str, Message], world: int) -> None:
+        """Take up the standbys that the agent of *node* tells of."""
+        for name, view in told.items():
+            number = int(name)
+            self._next = max(self._next, number + 1)
+            self.standbys[number] = Waiting(id=number, node=node, role=int(view.get("role") or 0), world=world, ready=bool(view["ready"]))
+
+    def note_started(self, number: int) -> None:
+        """Learn that this number is taken: a flow before may have asked for it."""
+        self._next = max(self._next, number + 1)
+
+    def note_ready(self, event: Message) -> None:
+        """Learn that a standby has parked."""
+        one = self.standbys.get(event["id"])
+        if one is not None:
+            one.ready, one.role = True, int(event.get("role", one.role) or 0)
+
+    def note_gone(self, event: Message) -> None:
+        """Learn that a standby has ended; one that was not wanted gone is worth a remark, and is replaced."""
+        one = self.standbys.pop(event["id"], None)
+        if one is None or event.get("ordered"):
+            return
+        self._lose(one, _how(event))
+
+    def _lose(self, one: Waiting, how: str) -> None:
+        now = time.monotonic()
+        self._losses.append(now)
+        rest = "no more are started for a while" if self._is_unlucky(now) else "another one takes its place"
+        self._remark(f"standby {one.id} on {one.node} {how}; {rest}")
+
+    def _is_unlucky(self, now: float) -> bool:
+        return len(self._losses) == MOST_LOSSES and now - self._losses[0] < WINDOW
+
+    # -- giving and taking --------------------------------------------------------------------------------------------
+
+    def take(self, numbers: Sequence[int]) -> None:
+        """Let go of standbys that have become ranks."""
+        for number in numbers:
+            self.standbys.pop(number, None)
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """End standbys, without waiting for it."""
+        for node in {self.standbys[number].node for number in numbers if number in self.standbys}:
+            here = [number for number in numbers if number in self.standbys and self.standbys[number].node == node]
+            self.take(here)
+            self._fleet.later(node, "drop", standbys=here)
+
+    def keep_up(self, places: Sequence[str], wanted: Wanted) -> None:
+        """Have a standby on each of *places* (a node may be named several times): start what is missing."""
+        self._settle()
+        self.drop([one.id for one in self.standbys.values() if one.world != wanted.world])
+        alive = set(self._fleet.alive())
+        self.take([one.id for one in self.standbys.values() if one.node not in alive])
+        if not wanted.roles or self._is_unlucky(time.monotonic()):
+            return
+        missing: dict[str, list[int]] = {}
+        for node, role in self._missing([node for node in places if node in alive], wanted.roles):
+            missing.setdefault(node, []).append(role)
+        for node, parks in missing.items():
+            self.start(node, parks, wanted)
+
+    def start(self, node: str, parks: Sequence[int], wanted: Wanted) -> list[int]:
+        """Begin to start standbys on *node*, one for each of the roles *parks*; return their numbers."""
+        standbys: list[dict[str, Any]] = []
+        for role in parks:
+            number = self.next_id()
+            self.standbys[number] = Waiting(id=number, node=node, role=role, world=wanted.world)
+            rank = min(wanted.roles[role])
+            standbys.append({"id": number, "environment": wanted.environment(rank, number, role)})
+        numbers = [one["id"] for one in standbys]
+        self._asked.append((node, numbers, self._fleet.later(node, "standby", standbys=standbys)))
+        return numbers
+
+    def _settle(self) -> None:
+        """Take note of orders that were refused."""
+        done = [one for one in self._asked if one[2].done()]
+        self._asked = [one for one in self._asked if not one[2].done()]
+        for _, numbers, answer in done:
+            error = answer.exception()
+            for number in numbers if isinstance(error, WorldError) else ():
+                one = self.standbys.pop(number, None)
+                if one is not None:
+                    self._lose(one, f"could not be started: {error}")
+
+    def _missing(self, places: Sequence[str], roles: Sequence[Sequence[int]]) -> Iterator[tuple[str, int]]:
+        """Yield a node and a role for each standby that is missing: the largest role first, then in turn."""
+        order = sorted(range(len(roles)), key=lambda role: (-len(roles[role]), role))
+        wanted = Counter(order[place % len(order)] for place in range(len(places)))
+        nodes = list((Counter(places) - Counter(one.node for one in self.standbys.values())).elements())
+        parks = wanted - Counter(one.role for one in self.standbys.values())
+        missing = max(0, len(places) - len(self.standbys))
+        yield from zip(nodes[:missing], sorted(parks.elements(), key=order.index), strict=False)
+
+
+def places_for(count: int, spares: Sequence[str], members: Sequence[str], ranks_per_node: int) -> list[str]:
+    """Return the node of each of *count* standbys: spare nodes first, as many as they have ranks' room; the rest beside workers in turn."""
+    places = [node for node in spares for _ in range(ranks_per_node)][:count]
+    rest = count - len(places)
+    return places + [members[place % len(members)] for place in range(rest)] if members else places
+
+
+def _how(event: Message) -> str:
+    """Say how a standby ended."""
+    raised = event.get("raised")
+    if raised:
+        return f"raised {raised.get('type')}: {raised.get('message')}"[:300]
+    if event.get("why"):
+        return f"could not be started: {event['why']}"
+    return f"was ended by signal {event['signal']}" if event.get("signal") is not None else f"ended with status {event.get('code')}"

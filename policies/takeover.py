@@ -1,0 +1,109 @@
+"""The finest rung: ranks that live stay in their processes, lost ones go on in standbys or in fresh processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from detectors.catalogue import Level
+from detectors.diagnosis import FOLLOWS_STEP
+from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
+from detectors.node import AGENT_LOST
+from policies.case import Case, Decision, Pass, Rung, Seat, Standby
+
+
+def unfit_nodes(case: Case) -> frozenset[str]:
+    """Return the nodes that cannot hold ranks now: lost ones, and those that a fault asks to leave."""
+    faults = (case.diagnosis.root, *case.diagnosis.echoes)
+    return case.lost | {fault.node for fault in faults if fault.node and fault.entry.level is Level.EVICT_NOW}
+
+
+def sick_ranks(case: Case) -> frozenset[int]:
+    """Return the ranks whose processes are lost, or are to be: what ended, stood still, raised, or ran on a node that went away."""
+    faults = [fault for fault in (case.diagnosis.root, *case.diagnosis.echoes) if fault.entry.level not in (Level.RECORD, Level.WATCH)]
+    named = {fault.rank for fault in faults if fault.rank is not None and fault.kind not in (GROUP_BROKEN.id, TAKE_OVER_FAILED.id)}
+    gone = unfit_nodes(case) | {fault.node for fault in faults if fault.kind == AGENT_LOST.id}
+    held = {rank for node in gone if node for rank in case.ranks.get(node, ())}
+    return frozenset((named | held | case.dead) & {rank for ranks in case.ranks.values() for rank in ranks})
+
+
+def seats(case: Case, sick: frozenset[int]) -> tuple[Seat, ...] | Pass:
+    """Find a place for every sick rank: a standby, in its role if there is one, else a fresh process on its own node.
+
+    Ranks whose nodes are gone have the first choice: for them there is nothing but standbys, and spare nodes.
+    """
+    gone, home = unfit_nodes(case), {rank: node for node, ranks in case.ranks.items() for rank in ranks}
+    ready = [one for one in case.standbys if one.node not in gone]
+    spares = [node for node in case.spares if node not in gone]
+    width = max((len(ranks) for ranks in case.ranks.values()), default=1)
+    found, homeless = list[Seat](), list[int]()
+    placed = Counter(node for rank, node in home.items() if rank not in sick)
+    for rank in sorted(sick, key=lambda rank: (home[rank] not in gone, rank)):
+        best = min(ready, key=lambda one: _distance(case, rank, home[rank], one), default=None)
+        if best is not None:
+            ready.remove(best)
+            found.append(Seat(rank=rank, node=best.node, standby=best.id))
+            continue
+        node = home[rank] if home[rank] not in gone else min((n for n in spares if placed[n] < width), key=placed.__getitem__, default=None)
+        if node is None:
+            homeless.append(rank)
+            continue
+        placed[node] += 1
+        found.append(Seat(rank=rank, node=node))
+    if homeless:
+        return Pass(f"no standby for rank(s) {', '.join(map(str, homeless))}, and no spare node for a fresh process")
+    return tuple(sorted(found, key=lambda seat: seat.rank))
+
+
+def _distance(case: Case, rank: int, home: str, standby: Standby) -> tuple[bool, bool, int]:
+    """Return how badly *standby* suits *rank*: another role costs a warm-up; what may follow the step has to move."""
+    role = next((number for number, ranks in enumerate(case.roles) if rank in ranks), None)
+    follows = case.diagnosis.root.kind in FOLLOWS_STEP
+    return role is not None and standby.role is not None and standby.role != role, (standby.node == home) is follows, standby.id
+
+
+def _told(found: tuple[Seat, ...]) -> str:
+    if not found:
+        return "no rank is lost: the groups are built anew"
+    return "; ".join(f"rank {seat.rank} goes on in {in_words(seat)}" for seat in found)
+
+
+def in_words(seat: Seat) -> str:
+    """Say what process a rank goes on in."""
+    return f"standby {seat.standby} on {seat.node}" if seat.standby is not None else f"a fresh process on {seat.node}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOver:
+    """Let the ranks that live stay in their processes, and give the lost ones to standbys or fresh processes."""
+
+    most: int = 5
+    """Take-overs in one incident: more are no recovery."""
+
+    def __call__(self, case: Case) -> Decision | Pass:
+        """Answer when it is known who is sick, somebody lives, and every sick rank finds a place."""
+        sick = sick_ranks(case)
+        why = self._why_not(case, sick)
+        if why:
+            return Pass(why)
+        found = seats(case, sick)
+        if isinstance(found, Pass):
+            return found
+        gone = unfit_nodes(case)
+        because = (
+            f"{case.diagnosis.because}; {_told(found)}, the other {sum(map(len, case.ranks.values())) - len(sick)} stay in their processes"
+        )
+        return Decision(rung=Rung.TAKE_OVER, because=because, drop=tuple(node for node in case.ranks if node in gone), seats=found)
+
+    def _why_not(self, case: Case, sick: frozenset[int]) -> str:
+        root, ranks = case.diagnosis.root, sum(map(len, case.ranks.values()))
+        follows = root.kind in FOLLOWS_STEP and bool(case.past) and case.past[-1].rung is Rung.TAKE_OVER and not case.past[-1].gained
+        reasons = {
+            case.barred: bool(case.barred),
+            f"{case.takeovers} take-overs were begun in this incident already": case.takeovers >= self.most,
+            "tried already in this incident": Rung.TAKE_OVER in case.tried and not sick,
+            "the faults do not name a rank that is sick": not sick and root.kind != GROUP_BROKEN.id,
+            "no rank is left whose state could be gone on with": len(sick) >= ranks,
+            "the last take-over brought no new step before this failure: it may follow the step": follows,
+        }
+        return next((why for why, true in reasons.items() if true), "")

@@ -1,0 +1,128 @@
+"""Take over: end a generation without ending its workers, and begin the next one with those that live."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from detectors.evidence import TakeOverTrouble
+from holdfast.control.fleet import failures
+from holdfast.control.incident import IncidentInWork
+from holdfast.control.lineup import Lineup
+from holdfast.control.plan import roles_environment, token_of
+from holdfast.control.run import Run
+from holdfast.errors import NodeTrouble, OrderRefused
+from policies.ladder import Decision, Seat
+from policies.placement import Membership, membership_after
+from policies.states import Event
+from tasks.turn import Turn
+
+
+def isolate(run: Run, incident: IncidentInWork) -> Turn:
+    """Wake the ranks that live from whatever they wait for, and kill those that are sick; wait for neither."""
+    decision = incident.decision
+    assert decision is not None
+    sick, alive = sorted(seat.rank for seat in decision.seats), run.fleet.alive()
+    nodes = [node for node in run.members if node in alive and node in run.held]
+    answers = run.fleet.each(
+        nodes,
+        lambda node: run.fleet.channel(node).order(
+            "abandon", generation=run.held[node], lost=sick, kill=[rank for rank in sick if rank in run.board.membership[node]]
+        ),
+    )
+    incident.note_order(run.recorder)
+    incident.takeovers += 1
+    let_go(run, decision.drop, lost=incident.lost, because=decision.because)
+    incident.lap("isolate", time.time())
+    wrong = failures(answers)
+    if wrong:
+        return _failed(run, {node: str(error) for node, error in wrong.items() if isinstance(error, OrderRefused)}, wrong)
+    who = f"rank(s) {', '.join(map(str, sick))} of generation {run.generation} are out" if sick else "no rank is out"
+    return Turn(Event.ISOLATED, f"{who}, {len(run.board.ranks) - len(sick)} wait in their processes")
+
+
+def _failed(run: Run, refused: dict[str, str], all_wrong: dict[str, Any]) -> Turn:
+    """Turn what agents refused into evidence; one that is gone is noticed as that."""
+    now = time.time()
+    run.board.evidence.extend(TakeOverTrouble(node=node, at=now, why=why) for node, why in refused.items())
+    return Turn(Event.FAULTED, "; ".join(str(error) for error in all_wrong.values()))
+
+
+def let_go(run: Run, nodes: tuple[str, ...], *, lost: set[str], because: str) -> None:
+    """Let go of *nodes*: nothing of the job may run there any more."""
+    run.fleet.each(nodes, run.fleet.drop)
+    for node in nodes:
+        run.held.pop(node, None)
+        run.stand(node, "lost" if node in lost else "excluded", because)
+
+
+def reschedule(run: Run, decision: Decision) -> Turn:
+    """Begin the next generation: who lives stays, the sick ranks go where the decision says."""
+    sick = frozenset(seat.rank for seat in decision.seats)
+    membership = membership_after(run.board.membership, decision.seats)
+    try:
+        store, serve = store_without(run, sick, membership)
+    except NodeTrouble as error:
+        return _failed(run, {error.node: str(error)} if isinstance(error, OrderRefused) else {}, {error.node: error})
+    number = run.newest + 1
+    lineup = replace(run.lineup.after(number, membership, sick), store=store, serve=serve, since=run.generation)
+    run.enter_generation(number, membership, lineup=lineup, because=decision.because)
+    return Turn(Event.PLACED, f"generation {number} on {', '.join(membership)}, {len(lineup.kept)} of its ranks as they are")
+
+
+def store_without(run: Run, leaving: frozenset[int], membership: Membership) -> tuple[tuple[str, int], int]:
+    """Return the place of the store and the rank that hosts it: the present ones, or those of the lowest rank that stays."""
+    if run.lineup.serve not in leaving:
+        return run.lineup.store, run.lineup.serve
+    ranks = {rank: node for node, held in membership.items() for rank in held}
+    serve = min(ranks.keys() - leaving, default=min(ranks))
+    port = int(run.fleet.channel(ranks[serve]).order("port")["port"])
+    return (run.fleet.source.address(ranks[serve]), port), serve
+
+
+def regroup(run: Run, decision: Decision) -> None:
+    """Give every node the next generation at once; one that refuses is evidence."""
+    by_rank = {seat.rank: seat for seat in decision.seats}
+    facts = facts_of(run.lineup, token_of(run.job))
+    orders = {node: [worker_of(run, rank, by_rank.get(rank)) for rank in ranks] for node, ranks in run.board.membership.items()}
+    answers = run.fleet.each(
+        orders,
+        lambda node: run.fleet.channel(node).order(
+            "regroup", generation=run.generation, membership=run.board.membership, facts=facts, workers=orders[node]
+        ),
+    )
+    wrong = failures(answers)
+    for node, workers in orders.items():
+        standbys = [worker["standby"] for worker in workers if worker["from"] == "standby"]
+        if node in wrong:
+            run.pool.drop(standbys)
+        else:
+            run.held[node] = run.generation
+            run.pool.take(standbys)
+    now = time.time()
+    run.board.evidence.extend(TakeOverTrouble(node=node, at=now, why=str(error)) for node, error in wrong.items())
+
+
+def facts_of(lineup: Lineup, token: str) -> dict[str, Any]:
+    """Return what every process must know of a generation."""
+    return {
+        "world": len(lineup.incarnations),
+        "incarnations": {str(rank): number for rank, number in lineup.incarnations.items()},
+        "store": list(lineup.store),
+        "serve": lineup.serve,
+        "token": token,
+        "changed": lineup.changed,
+        "since": lineup.since,
+    }
+
+
+def worker_of(run: Run, rank: int, seat: Seat | None) -> dict[str, Any]:
+    """Return what the agent of a rank's node is told of it."""
+    if seat is None:
+        return {"rank": rank, "from": "kept", "standby": None, "environment": {}}
+    environment = run.seat_environment(rank)
+    if seat.standby is not None:
+        return {"rank": rank, "from": "standby", "standby": seat.standby, "environment": environment}
+    environment |= {"HOLDFAST_FRESH": "1", **roles_environment(run.roles, run.tapes)}
+    return {"rank": rank, "from": "fresh", "standby": None, "environment": environment}

@@ -1,0 +1,134 @@
+"""Take-overs and planned moves under a real flow and real agents: who stays, who comes, what is decided, and that no step is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.history import Generation, queries
+from tests.integration.stage import Play, Stage
+from tests.waiting import wait_until
+
+GROUPS = Path(__file__).with_name("paced_groups.py")
+TWO = {"wanted": 2, "ranks": 1}
+SPARE = {"wanted": 2, "ranks": 1, "spare": 1}
+
+
+def begun(stage: Stage, name: str, *more: str, **fields: Any) -> Play:
+    """Start a job whose groups can be mended."""
+    return stage.play(name, script=str(GROUPS), args=["--steps", "100000", *more], **fields)
+
+
+def standbys(play: Play) -> dict[str, dict[str, Any]]:
+    """Return the standbys that agents have, by node and number."""
+    up = [view.name for view in play.stage.nodes.survey() if view.standing == "up"]
+    return {f"{node}/{number}": one for node in up for number, one in play.chaos.ask(node)["standbys"].items()}
+
+
+def stands_by(play: Play, count: int = 1) -> None:
+    """Wait until so many standbys are ready."""
+    wait_until(
+        lambda: sum(one["ready"] for one in standbys(play).values()) >= count,
+        seconds=30,
+        explain=lambda: f"{standbys(play)}\n{play.log()}",
+    )
+
+
+def recovered(play: Play, number: int = 1) -> None:
+    """Wait until incident *number* is closed."""
+    wait_until(lambda: len(play.incidents()) >= number and all(one.outcome for one in play.incidents()), seconds=30, explain=play.log)
+
+
+def goes_on(play: Play) -> None:
+    """Wait until the job makes steps in its newest generation."""
+    seen = play.chaos.step()
+    wait_until(lambda: play.chaos.step() > seen + 3, seconds=20, explain=play.log)
+
+
+def newest(play: Play) -> Generation:
+    """Return the job's newest generation."""
+    found = queries.newest_generation(play.stage.history, play.job.id)
+    assert found is not None
+    return found
+
+
+def ended(play: Play) -> None:
+    """End the job."""
+    from holdfast.cli.watching import request_stop  # noqa: PLC0415 (what `holdfast stop` does)
+
+    request_stop(play.stage.history, play.job)
+    assert play.ends() == 3, play.log()
+
+
+def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(stage: Stage) -> None:
+    """The standby waits on the spare node; the next one is started when training runs again. Then the node that got rank 1 is lost."""
+    play = begun(stage, "standby", nodes=SPARE)
+    stands_by(play)
+    before = play.pids()
+    waiting = next(iter(standbys(play).values()))["pid"]
+    play.chaos.kill(1)
+    recovered(play)
+    goes_on(play)
+    assert [(one.kind, one.rung, one.outcome) for one in play.incidents()] == [("worker-sigkill", "take-over", "recovered")], play.log()
+    assert play.pids() == {0: before[0], 1: waiting}
+    assert newest(play).ranks == {"node-0": [0], "node-2": [1]}
+    assert "standby 0 on node-2" in play.incidents()[0].because
+    assert newest(play).facts is not None
+    stands_by(play)
+    play.chaos.power_off(0)
+    recovered(play, 2)
+    goes_on(play)
+    assert [(one.kind, one.rung) for one in play.incidents()][1:] == [("node-lost", "take-over")], play.log()
+    assert set(newest(play).ranks) <= {"node-1", "node-2"}
+    ended(play)
+
+
+def test_without_a_standby_a_fresh_process_takes_over_on_the_same_node(stage: Stage) -> None:
+    """A kill, a stopped rank and an exception, one after the other: nobody else restarts."""
+    each = "if rank == 1 and step == 400 and generation == 3: raise ValueError('a passing cloud')"
+    play = begun(stage, "fresh", "--each", each, nodes=TWO, limits={"stopped_grace": "300ms"})
+    play.steps_to(10)
+    before = play.pids()
+    play.chaos.kill(1)
+    recovered(play)
+    goes_on(play)
+    play.chaos.stop(1)
+    recovered(play, 2)
+    wait_until(lambda: len(play.incidents()) > 2, seconds=20, explain=play.log)
+    recovered(play, 3)
+    goes_on(play)
+    assert play.kinds() == ["worker-sigkill", "worker-stopped", "worker-exception"]
+    assert {one.rung for one in play.incidents()} == {"take-over"}, play.log()
+    assert play.pids()[0] == before[0]
+    assert newest(play).number == 4
+    assert newest(play).ranks == {"node-0": [0], "node-1": [1]}
+    ended(play)
+
+
+def test_a_worker_that_cannot_go_on_lets_the_next_rung_answer_at_once(stage: Stage) -> None:
+    """The ranks restart in place; the history says why the take-over did not do."""
+    play = begun(stage, "cannot", "--on", "if order['do'] == 'regroup': line.report('cannot', generation=order['generation'], why='no copy')", nodes=TWO)  # fmt: skip  # noqa: E501
+    play.steps_to(10)
+    play.chaos.kill(1)
+    recovered(play)
+    goes_on(play)
+    decisions = queries.decisions(stage.history, play.job.id)
+    assert [one.rung for one in decisions] == ["take-over", "restart-in-place"], play.log()
+    assert "no copy" in decisions[1].passed_over["TakeOver"]
+    ended(play)
+
+
+def test_a_second_rank_lost_during_a_take_over_is_taken_over_too(stage: Stage) -> None:
+    """It is decided anew: one incident, two take-overs, and rank 0 is where it was."""
+    dies = "if order['do'] == 'regroup' and rank == 2 and order['generation'] == 2: os.kill(os.getpid(), 9)"
+    play = begun(stage, "twice", "--on", dies, nodes={"wanted": 3, "ranks": 1})
+    play.steps_to(10)
+    before = play.pids()
+    play.chaos.kill(1)
+    recovered(play)
+    goes_on(play)
+    decisions = queries.decisions(stage.history, play.job.id)
+    assert [one.rung for one in decisions] == ["take-over", "take-over"], play.log()
+    assert len(play.incidents()) == 1
+    assert play.pids()[0] == before[0]
+    ended(play)

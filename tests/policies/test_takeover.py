@@ -1,0 +1,132 @@
+"""When a take-over answers, and who goes on with the lost ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from detectors.catalogue import Fault
+from detectors.diagnosis import Diagnosis
+from policies.case import Case, Decision, Pass, Rung, Seat, Standby
+from policies.ladder import POLICIES, decide
+from policies.placement import membership_after, regular
+from policies.takeover import TakeOver
+from tests.policies.cases import NOW, a_recovery
+
+RANKS = {"a": (0, 1), "b": (2, 3)}
+BESIDE = Standby(id=7, node="a", role=0)
+ELSEWHERE = Standby(id=8, node="s", role=0)
+
+
+def a_loss(kind: str = "worker-sigkill", rank: int | None = 1, *beside: Fault, **facts: Any) -> Case:
+    """Return a case of two nodes with two ranks each, in which something befell *rank*."""
+    node = next((node for node, ranks in RANKS.items() if rank in ranks), None)
+    root = Fault(kind=kind, at=NOW, node=facts.pop("node", node), rank=rank, quote="seen")
+    diagnosis = Diagnosis(root=root, echoes=beside, because=f"{kind} was seen")
+    given = {"barred": "", "ranks": RANKS, "roles": ((0, 2), (1, 3)), **facts}
+    return Case(now=NOW, diagnosis=diagnosis, members=("a", "b"), least=2, **given)
+
+
+def seats(case: Case) -> tuple[Seat, ...]:
+    """Return where the sick ranks go on."""
+    answer = TakeOver()(case)
+    assert isinstance(answer, Decision), answer
+    assert answer.rung is Rung.TAKE_OVER
+    return answer.seats
+
+
+def why_not(case: Case) -> str:
+    """Return why a take-over does not answer."""
+    answer = TakeOver()(case)
+    assert isinstance(answer, Pass), answer
+    return answer.why
+
+
+PLACES: dict[str, tuple[Case, tuple[Seat, ...]]] = {
+    "a standby beside it": (a_loss(standbys=(ELSEWHERE, BESIDE)), (Seat(rank=1, node="a", standby=7),)),
+    "a standby elsewhere": (a_loss(standbys=(ELSEWHERE,)), (Seat(rank=1, node="s", standby=8),)),
+    "a failure that may follow the step goes to another node": (
+        a_loss("worker-exception", standbys=(BESIDE, ELSEWHERE)), (Seat(rank=1, node="s", standby=8),),
+    ),
+    "its own role rather than its own node": (
+        a_loss(standbys=(BESIDE, Standby(id=9, node="s", role=1))), (Seat(rank=1, node="s", standby=9),),
+    ),
+    "no standby: fresh where it was": (a_loss(), (Seat(rank=1, node="a"),)),
+    "a stopped rank": (a_loss("worker-stopped", 3), (Seat(rank=3, node="b"),)),
+    "a rank that hangs": (a_loss("job-hang", 3), (Seat(rank=3, node="b"),)),
+    "a lost node: standbys elsewhere, then fresh ones on a spare": (
+        a_loss("node-lost", None, node="b", lost=frozenset("b"), standbys=(ELSEWHERE, Standby(id=9, node="b")), spares=("s",)),
+        (Seat(rank=2, node="s", standby=8), Seat(rank=3, node="s")),
+    ),
+    "a lost agent whose node answers": (a_loss("agent-lost", None, node="b"), (Seat(rank=2, node="b"), Seat(rank=3, node="b"))),
+    "an end beside a lost node: who lost the node chooses first": (
+        a_loss(
+            "node-lost", None, Fault(kind="worker-sigkill", at=NOW, node="a", rank=0), node="b", lost=frozenset("b"),
+            standbys=(ELSEWHERE, Standby(id=9, node="s", role=1)),
+        ),
+        (Seat(rank=0, node="a"), Seat(rank=2, node="s", standby=8), Seat(rank=3, node="s", standby=9)),
+    ),
+    "broken groups alone: all stay": (a_loss("group-broken"), ()),
+    "broken groups and a process that has ended": (a_loss("group-broken", 0, dead=frozenset({3})), (Seat(rank=3, node="b"),)),
+    "a failure after a rank was lost in the take-over before": (
+        a_loss(tried=(Rung.TAKE_OVER,), takeovers=4), (Seat(rank=1, node="a"),),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_each_sick_rank_goes_on_where_it_is_best(name: str) -> None:
+    """A standby in its role, then one in the right place, then a fresh process."""
+    case, expected = PLACES[name]
+    assert seats(case) == expected
+
+
+REFUSALS: dict[str, tuple[Case, str]] = {
+    "groups of torch": (a_loss(barred="the groups are torch's"), "the groups are torch's"),
+    "a hang of nobody": (a_loss("job-output-silent", None), "do not name"),
+    "a flow that died": (a_loss("recovery-cut-short", None), "do not name"),
+    "one that failed": (a_loss("recovery-overrun", None, tried=(Rung.TAKE_OVER,)), "tried already"),
+    "a fifth one": (a_loss(takeovers=5), "5 take-overs"),
+    "nobody left": (a_loss(dead=frozenset({0, 2, 3})), "no rank is left"),
+    "no place": (a_loss("node-lost", None, node="b", lost=frozenset("b")), "no standby for rank(s) 2, 3"),
+    "an exception again": (
+        a_loss("worker-exception", past=(a_recovery(Rung.TAKE_OVER, gained=False),)), "may follow the step",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_take_over_that_cannot_help_says_why(name: str) -> None:
+    """The next rung reads it, and so does a person."""
+    case, why = REFUSALS[name]
+    assert why in why_not(case)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_it_is_the_first_answer_of_every_policy(policy: str) -> None:
+    """Before anything restarts; and after the stops."""
+    assert decide(POLICIES[policy], a_loss()).decision.rung is Rung.TAKE_OVER
+    assert decide(POLICIES[policy], a_loss("user-error")).decision.rung is Rung.GIVE_UP
+
+
+def test_the_reason_names_who_goes_where_and_who_stays() -> None:
+    """It goes unchanged into log, history and report."""
+    because = decide(POLICIES["balanced"], a_loss(standbys=(ELSEWHERE,))).decision.because
+    assert because == "worker-sigkill was seen; rank 1 goes on in standby 8 on s, the other 3 stay in their processes"
+
+
+def test_a_membership_after_a_take_over_keeps_places_and_drops_empty_nodes() -> None:
+    """A rank replaced on its node stays in its place there."""
+    before = {"a": [0, 1], "b": [2]}
+    assert membership_after(before, (Seat(rank=0, node="a"), Seat(rank=2, node="s"))) == {"a": [0, 1], "s": [2]}
+    assert membership_after(before, (Seat(rank=0, node="b"),)) == {"a": [1], "b": [2, 0]}
+    assert before == {"a": [0, 1], "b": [2]}
+
+
+def test_a_restart_after_take_overs_uses_as_many_nodes_as_the_job_has_room_for() -> None:
+    """Ranks that were spread come together again on those that hold most of them and are not lost."""
+    spread = {"a": [1], "b": [2, 3], "s": [0]}
+    assert regular(spread, 2) == ("b", "s")
+    assert regular(spread, 2, frozenset("s")) == ("a", "b")
+    assert regular({"a": [0, 1], "b": [2, 3]}, 2) == ("a", "b")
