@@ -196,6 +196,7 @@ def main() -> None:
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     torch.manual_seed(given.seed)  # the same first weights on every rank
     torch.use_deterministic_algorithms(mode=True)
+    holdfast.join()
 
     model = ByteGPT(given.width, given.layers, given.heads, given.context)
     optimizer = torch.optim.AdamW(decayed(model, 0.1), lr=given.lr, betas=(0.9, 0.95))
@@ -211,7 +212,7 @@ def main() -> None:
     )
     loader = holdfast.Loader(DataLoader(windows, given.batch, sampler=sampler, drop_last=True))
 
-    with holdfast.session(model=model, optimizer=optimizer, schedulers=schedule, data=loader) as session:
+    with holdfast.session(model=model, optimizer=optimizer, schedulers=schedule, data=loader, any_rank=True) as session:
         parallel, batches = session.settled(wrapped(model)), iter(loader)
         for step in session.steps(until=given.steps):
             loss = parallel(*next(batches))
@@ -222,15 +223,15 @@ def main() -> None:
             optimizer.zero_grad()
             schedule.step()
             step.commit(loss)
-            if rank == 0 and step.number % given.print_every == 0:
+            if session.rank == 0 and session.step == step.number and step.number % given.print_every == 0:
                 print(f"step {step.number}: loss {session.loss:.4f}", flush=True)
 
         with session.section("evaluation", limit=600), torch.no_grad():
             unseen = Windows(text[-kept_back:], given.context)
             final = parallel.eval()(*(torch.stack(part) for part in zip(*(unseen[n] for n in range(min(32, len(unseen)))), strict=True)))
-    if rank == 0:
+    if session.rank == 0:
         print(f"done: {session.step} steps, loss {session.loss}, on unseen text {final.item():.4f}", flush=True)
-    if rank == 0 and given.result:
+    if session.rank == 0 and given.result:
         result = {"steps": session.step, "loss": session.loss, "unseen_loss": final.item(), "parameters_sha256": fingerprint(model)}
         given.result.write_text(json.dumps(result) + "\n")
 

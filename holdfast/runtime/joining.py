@@ -34,18 +34,22 @@ def join() -> None:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(environment.get("LOCAL_RANK") or 0))
-    made = Assembly(Generation.from_env(environment), token, int(environment.get("LOCAL_WORLD_SIZE") or 1), devices())
+    _assemble(Assembly(Generation.from_env(environment), token, int(environment.get("LOCAL_WORLD_SIZE") or 1), devices()))
+
+
+def _assemble(made: Assembly) -> None:
+    """Have torch make its groups through *made*, and make the first."""
     install(made)
     buckets.watch()
-    if environment.get("HOLDFAST_STANDBY") or environment.get("HOLDFAST_FRESH"):
-        made.sandbox = Sandbox.from_env(made.groups, environment)
+    comes_later = os.environ.get("HOLDFAST_STANDBY") or os.environ.get("HOLDFAST_FRESH")
+    if comes_later:
+        made.sandbox = Sandbox.from_env(made.groups)
     else:
         made.record()
     link().listen(made.hear)
     for order in promoted.pop_orders():
         made.hear(order)
-    if made.sandbox is None:
+    if not comes_later:
         made.begin()
     store = made.store if made.store is not None else dist.HashStore()
-    generation = made.generation
-    dist.init_process_group(BACKEND, store=store, rank=generation.rank, world_size=generation.world)
+    dist.init_process_group(BACKEND, store=store, rank=made.generation.rank, world_size=made.generation.world)

@@ -131,6 +131,6 @@ def coverage_of(sandbox: Any) -> dict[str, int]:  # noqa: ANN401 (a Sandbox)
     return {"calls": sandbox.calls, "played": sandbox.played}
 
 
-def now() -> float:
+def since_start() -> float:
     """Return the time since this process was started."""
     return time.time() - float(os.environ.get("HOLDFAST_STARTED") or time.time())

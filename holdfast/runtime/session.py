@@ -75,7 +75,7 @@ class Session(AbstractContextManager["Session"]):
         self._until: int | None = None
         self._made_group = False
         self._keeper: Keeper | None = None
-        self._any_rank, self._warmed, self._promoted = any_rank, 0, False
+        self._any_rank = any_rank
         self.step = 0
         """The last committed step; 0 before the first."""
         self.loss: float | None = None
@@ -142,19 +142,8 @@ class Session(AbstractContextManager["Session"]):
         if self._generators is not None:  # not sooner: what was built since the restore may have drawn numbers
             rng.apply(self._generators)
             self._generators = None
-        if self._keeper is not None and self._must_warm_up(self._keeper):
-            yield self._warm_up()
-            self._keeper.warming = False
-        while True:
-            if self._is_standby():
-                if self._warmed < WARM_STEPS:
-                    yield self._warm_up()
-                    continue
-                self._park()
-            if self._keeper is not None and (self._keeper.new or self._keeper.trouble):
-                self._mend(self._keeper)
-            if until is not None and self.step >= until:
-                return
+        yield from self._rehearsal()
+        while self._goes_on(until):
             step = Step(self, self.step + 1)
             link().step = step.number
             if self._keeper is not None:
@@ -200,56 +189,56 @@ class Session(AbstractContextManager["Session"]):
                     raise
                 self._tried = self.saved or 0  # the same step is saved again, or a later one, when the ranks are whole again
 
+    def _goes_on(self, until: int | None) -> bool:
+        """Come to a whole set of ranks first, if it is not; tell whether there is another step to do."""
+        if self._keeper is not None and (self._keeper.new or self._keeper.trouble):
+            self._mend(self._keeper)
+        return until is None or self.step < until
+
     # -- standing by --------------------------------------------------------------------------------------------------
 
-    def _is_standby(self) -> bool:
-        """Tell whether this process waits for a rank, and is not on its way to one."""
-        sandbox = self._keeper.assembly.sandbox if self._keeper is not None else None
-        return sandbox is not None and sandbox.standby is not None and not self._promoted
-
-    def _warm_up(self) -> Step:
-        """Return a step of the warm-up."""
-        assert self._keeper is not None
-        self._keeper.warming = True
-        self._warmed += 1
-        return Step(self, self._warmed)
-
-    def _must_warm_up(self, keeper: Keeper) -> bool:
-        """Tell whether this process comes to ranks that have done something only once, in their first step, and must do it by itself before.
-
-        Settled DDP over one group has nothing left to do. Pipelines agree on shapes, sharded modules on much else.
-        """
-        settled_all = settle_all()
-        simple = len(keeper.assembly.groups) == 1 and not any(hasattr(one, "device_mesh") for one in self._training.model.parameters())
-        return keeper.new and not self._is_standby() and not (settled_all and simple)
-
-    def _park(self) -> None:
-        """Wait for a rank with memory given back; come back as that rank, or have the script run again for it."""
+    def _rehearsal(self) -> Iterator[Step]:
+        """Hand out the steps of a warm-up, in a process that is no rank yet: nothing of them stays."""
         keeper = self._keeper
-        assert keeper is not None
-        roles = Roles()
+        if keeper is None:
+            return
+        all_settled, sandbox = settle_all(), keeper.assembly.sandbox
+        standby = sandbox is not None and sandbox.standby is not None
+        # Who comes to ranks that have done something only once, in their first step, must do that by itself before: pipelines agree on
+        # shapes, sharded modules on much else. Settled DDP over one group has nothing left to do.
+        simple = all_settled and len(keeper.assembly.groups) == 1 and not self._is_sharded()
+        for number in range(WARM_STEPS if standby else int(keeper.new and not simple)):
+            keeper.warming = True
+            yield Step(self, number + 1)
+        if standby:
+            self._park(keeper)
+        keeper.warming = False
+
+    def _is_sharded(self) -> bool:
+        """Tell whether the model's parameters are sharded: what a rank holds of them then depends on which rank it is."""
+        return any(hasattr(one, "device_mesh") for one in self._training.model.parameters())
+
+    def _park(self, keeper: Keeper) -> None:
+        """Wait for a rank with memory given back; come back as that rank, or have the script run again for it."""
+        roles, managed, data = Roles(), keeper.assembly, self._training.data
         roles.go_on(done=True)
-        managed = keeper.assembly
         parked = Parked(self._training)
         link().report(
             "parked",
             roles=roles.roles,
             role=roles.park,
-            seconds=parking.now(),
+            seconds=parking.since_start(),
             rss=parking.resident(),
             coverage=parking.coverage_of(managed.sandbox),
         )
         order = managed.wait_for("regroup", "prepare")
-        rank, sharded = int(order["rank"]), any(hasattr(one, "device_mesh") for one in self._training.model.parameters())
-        data = self._training.data
+        rank = int(order["rank"])
         follows = not isinstance(data, Loader) or data.can_take_rank(managed.generation.world)
-        alike = self._any_rank and follows and not sharded and rank in roles.roles[roles.now]
-        in_place = alike or rank == managed.generation.rank
+        alike = self._any_rank and follows and not self._is_sharded() and rank in roles.roles[roles.now]
         parking.promote(order)
-        if not in_place:
+        if not alike and rank != managed.generation.rank:
             raise Again({"RANK": str(rank), "HOLDFAST_FRESH": "1"}, [order])
         parked.unpark()
-        keeper.warming, self._promoted = False, True
         managed.hear(order)
 
     def _mend(self, keeper: Keeper) -> None:

@@ -98,7 +98,7 @@ class Training:
         return {**{f"model.{name}": value.detach() for name, value in own.items()}, **tensors}, tree.to_bytes(whole)
 
     def settle(self, whole: Tensor, found: Mapping[str, Tensor]) -> None:
-        """Take what another rank handed over: *found* are the tensors of `moving`, this process's own ones where they could be filled in place."""
+        """Take what another rank handed over: *found* are the tensors of `moving`, this process's own where they could be filled."""
         told = tree.from_bytes(whole)
         with torch.no_grad():
             for name, present in [*self.model.state_dict().items(), *self.model.named_buffers()]:
@@ -307,14 +307,12 @@ def _shape_of(value: object) -> tuple[int, ...]:
 
 def _sharded_as(parameter: Tensor, value: Any) -> Any:  # noqa: ANN401 (an optimizer keeps anything)
     """Return *value* sharded as *parameter* is, if it is a shard of that shape."""
-    local = getattr(parameter, "_local_tensor", None)
+    shard: Any = parameter.data
+    local = getattr(shard, "_local_tensor", None)
     if local is None or not isinstance(value, Tensor) or hasattr(value, "device_mesh") or value.dim() == 0 or value.shape != local.shape:
         return value
-    shape, stride = parameter.shape, parameter.stride()
-    sharded: Any = type(parameter.data) if hasattr(type(parameter.data), "from_local") else None
-    return value if sharded is None else sharded.from_local(
-        value, parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride
-    )
+    whole = {"shape": shard.shape, "stride": shard.stride()}
+    return type(shard).from_local(value, shard.device_mesh, shard.placements, run_check=False, **whole)
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:

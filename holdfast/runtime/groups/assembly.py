@@ -210,16 +210,13 @@ class Assembly:
         gave_up = self.gave_up(generation.number)
         if generation.serve == generation.rank:
             if self._server is None or self._server[0] != port:
-                server = in_thread(
-                    lambda: dist.TCPStore("0.0.0.0", port, None, True, timedelta(seconds=BUILD_SECONDS), False),
-                    gave_up,
-                )
+                server = in_thread(lambda: _store("0.0.0.0", port, serve=True), gave_up)  # noqa: S104 (other nodes must reach it)
                 self._server = (port, server)
             self.host = host
             store: dist.Store = self._server[1]
         else:
             self.host = _await_port(host, port, gave_up)
-            store = in_thread(lambda: dist.TCPStore(host, port, None, False, timedelta(seconds=BUILD_SECONDS), False), gave_up)  # noqa: FBT003
+            store = in_thread(lambda: _store(host, port, serve=False), gave_up)
         if not leaving:
             self._put_desk(store, generation.rank, generation.incarnations[generation.rank])
         self._root = store
@@ -354,6 +351,11 @@ class Assembly:
         if self.council is not None:
             self.council.close()
         self.desk.close()
+
+
+def _store(host: str, port: int, *, serve: bool) -> dist.TCPStore:
+    """Host a store, or connect to one; without waiting for anybody."""
+    return dist.TCPStore(host, port, is_master=serve, timeout=timedelta(seconds=BUILD_SECONDS), wait_for_workers=False)
 
 
 def _await_port(host: str, port: int, gave_up: Callable[[], bool]) -> str:

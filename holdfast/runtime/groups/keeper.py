@@ -28,8 +28,9 @@ from holdfast.runtime.groups.planned import Moves
 from holdfast.runtime.groups.tape import Coverage, OnGroup
 from holdfast.runtime.groups.transfer import Clock
 from holdfast.runtime.link import link
+from holdfast.runtime.loader import Loader
 from holdfast.runtime.planner import Holding, NoPlan, Plan, plan
-from holdfast.runtime.state import Training
+from holdfast.runtime.state import Stateful, Training
 from holdfast.wire import Message
 
 _log = logging.getLogger("holdfast.runtime")
@@ -198,7 +199,7 @@ class Keeper:
                 group.update(values)
         for name, state in tree.from_bytes(self._begin["extra"]).items():
             present = training.extra.get(name)
-            if hasattr(present, "load_state_dict"):
+            if isinstance(present, Stateful):
                 present.load_state_dict(state)
             else:
                 training.extra[name] = state
@@ -325,7 +326,7 @@ class Keeper:
         return Meeting(generation, told, found, clock)
 
     def take_facts(self, generation: Generation, facts: dict[str, Any]) -> None:
-        """Take the facts that the others have gathered long ago, and with them the names of the groups of the rank that this process becomes."""
+        """Take the facts that the others gathered long ago; they name the groups of the rank that this process becomes."""
         self.facts = facts
         if facts:
             self.assembly.take_places(self.facts["groups"][str(generation.rank)], generation.rank)
@@ -396,7 +397,7 @@ class Keeper:
             self._coverage = Coverage(sandbox.known)
             assembly.watch(OnGroup(assembly.groups, self._coverage))
         data = self.training.data
-        if hasattr(data, "take_rank"):
+        if isinstance(data, Loader):
             data.take_rank(generation.rank, generation.world)
 
     # -- recording ----------------------------------------------------------------------------------------------------

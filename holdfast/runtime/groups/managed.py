@@ -204,7 +204,7 @@ class ManagedGroup(dist.ProcessGroup):
         inner.abandon()  # errors of gloo do not travel: the next rank in the ring would wait until its time-out
 
     def zero(self, outputs: Sequence[Tensor]) -> None:
-        """Leave nothing in *outputs* that could hurt (an index out of range, a NaN that a script checks for): this attempt does not count."""
+        """Leave nothing in *outputs* that could hurt, such as an index out of range: this attempt does not count."""
         self.attempt.damaged += 1
         with torch.no_grad():
             for one in outputs:
@@ -224,26 +224,32 @@ class ManagedGroup(dist.ProcessGroup):
     # -- what torch asks ----------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        """Return the name under which torch knows these groups."""
         return BACKEND
 
     def name(self) -> str:
+        """Return the name under which torch knows these groups."""
         return BACKEND
 
     def rank(self) -> int:
+        """Return this process's place in the group."""
         return self.ranks.index(self.me)
 
     getRank = rank  # noqa: N815 (torch's name)
 
     def size(self) -> int:
+        """Return the number of members."""
         return len(self.ranks)
 
     getSize = size  # noqa: N815 (torch's name)
 
     @property
     def group_name(self) -> str:
+        """Return the name that all members use for this group."""
         return self.name_in_torch
 
     def getGroupName(self) -> str:  # noqa: N802 (torch's name)
+        """Return the name that all members use for this group."""
         return self.name_in_torch
 
     def _set_group_name(self, name: str) -> None:
@@ -253,9 +259,11 @@ class ManagedGroup(dist.ProcessGroup):
 
     @property
     def group_desc(self) -> str:
+        """Return what torch's logs call this group."""
         return f"{BACKEND}:{self.name_in_torch}"
 
     def getGroupDesc(self) -> str:  # noqa: N802 (torch's name)
+        """Return what torch's logs call this group."""
         return self.group_desc
 
     def _set_group_desc(self, desc: str) -> None:

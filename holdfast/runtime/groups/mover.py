@@ -6,10 +6,8 @@ import base64
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from holdfast.runtime.groups import transfer
 from holdfast.runtime.groups.assembly import Assembly, Generation
@@ -34,7 +32,7 @@ class Mover:
         incoming = [one for one in plan.transfers if one.target == me]
         for source, target in plan.lights:
             if source == me and source != target:
-                self._store.set(f"light/{target}", base64.b64encode(lights[target][plan.step]))
+                self.put(f"light/{target}", lights[target][plan.step])
         try:
             for one in sorted(outgoing, key=lambda move: (move.target, move.share)):
                 size += self._send(one)
@@ -44,7 +42,7 @@ class Mover:
             for inner in self._temporary:
                 inner.close()
         if me in {target for _, target in plan.lights}:
-            take_light(base64.b64decode(self.get(f"light/{me}")))
+            take_light(self.take(f"light/{me}"))
         return size, time.monotonic() - begin if size else 0.0
 
     def _send(self, move: Transfer) -> int:
@@ -85,7 +83,7 @@ class Mover:
 
     def put(self, key: str, value: bytes) -> None:
         """Leave *value* for another rank."""
-        self._store.set(key, base64.b64encode(value))
+        self._store.set(key, base64.b64encode(value).decode())
 
     def take(self, key: str) -> bytes:
         """Return what another rank has put."""
@@ -118,8 +116,3 @@ class Mover:
             timeout=self._assembly.groups[0].timeout,
             gave_up=self._assembly.gave_up(self._generation.number),
         )
-
-
-def unpacked(store: dist.Store, key: str) -> Any:  # noqa: ANN401 (JSON)
-    """Return the JSON under *key*."""
-    return json.loads(store.get(key))
