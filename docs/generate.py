@@ -43,6 +43,12 @@ WORKER_VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_CHECKPOINT_DIR": "Folder of the checkpoints.",
     "HOLDFAST_SAVE_EVERY": "Steps between two checkpoints; 0 saves none.",
     "HOLDFAST_KEEP": "Checkpoints kept.",
+    "HOLDFAST_TOKEN": "Secret of the job, by which its workers know each other.",
+    "HOLDFAST_STANDBY": "Number of a standby: a process that warms up and waits for a rank; missing in every other.",
+    "HOLDFAST_ROLES": "Ranks that do the same work on different data, as JSON: one list a role.",
+    "HOLDFAST_PARK": "The role in which a standby waits, by its place among the roles.",
+    "HOLDFAST_TAPES": "Folder of what the first ranks recorded, from which a standby warms up without peers.",
+    "HOLDFAST_FRESH": "1 in a process that takes over a lost rank without having been a standby.",
 }
 """What the agent sets for each worker, beside the variables of `torchrun`."""
 

@@ -17,6 +17,7 @@ from policies.states import State
 from tasks.detect import detect
 from tasks.isolate import isolate
 from tasks.launch import launch
+from tasks.migrate import migrate
 from tasks.monitor import monitor
 from tasks.publish import Publisher
 from tasks.reschedule import reschedule, wait_for_capacity
@@ -31,6 +32,7 @@ TURNS: Final[dict[State, Callable[[str], Turn | None]]] = {
     State.RESCHEDULING: reschedule,
     State.RESUMING: resume,
     State.WAITING: wait_for_capacity,
+    State.MIGRATING: migrate,
 }
 """Which task takes a job out of which state."""
 

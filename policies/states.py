@@ -16,6 +16,7 @@ class State(StrEnum):
     RESCHEDULING = "RESCHEDULING"
     RESUMING = "RESUMING"
     WAITING = "WAITING"
+    MIGRATING = "MIGRATING"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -44,6 +45,12 @@ class Event(StrEnum):
     """Enough nodes are back."""
     GAVE_UP = "gave-up"
     """No rung is left, or the job is the user's to mend."""
+    MOVE_ASKED = "move-asked"
+    """A person asked for ranks to go on elsewhere, while training runs."""
+    MOVED = "moved"
+    """The ranks that were to move have changed hands between two steps."""
+    MOVE_FAILED = "move-failed"
+    """The move was given up before it changed anything."""
     STOP_ASKED = "stop-asked"
     """A person asked the job to stop."""
 
@@ -57,6 +64,12 @@ MOVES: Final[dict[tuple[State, Event], State]] = {
     (State.RUNNING, Event.FAULTED): State.DIAGNOSING,
     (State.RUNNING, Event.FINISHED): State.COMPLETED,
     (State.RUNNING, Event.STOP_ASKED): State.CANCELLED,
+    (State.RUNNING, Event.MOVE_ASKED): State.MIGRATING,
+    (State.MIGRATING, Event.MOVED): State.RUNNING,
+    (State.MIGRATING, Event.MOVE_FAILED): State.RUNNING,
+    (State.MIGRATING, Event.FAULTED): State.DIAGNOSING,
+    (State.MIGRATING, Event.FINISHED): State.COMPLETED,
+    (State.MIGRATING, Event.STOP_ASKED): State.CANCELLED,
     (State.DIAGNOSING, Event.DISMISSED): State.RUNNING,
     (State.DIAGNOSING, Event.DECIDED): State.ISOLATING,
     (State.DIAGNOSING, Event.GAVE_UP): State.FAILED,

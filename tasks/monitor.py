@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from holdfast.control import runs
 from holdfast.control.run import TICK, Run
-from policies.states import Event
+from policies.states import Event, State
 from tasks.turn import Turn
 
 SLICE: Final = 300.0
@@ -29,7 +29,7 @@ def watch(run: Run, *, seconds: float, until: Callable[[], bool] | None = None) 
     """Take in what happens until the job faults, finishes, is asked to stop, or *until* is true; None after *seconds*."""
     end = time.monotonic() + seconds
     while True:
-        turn = _look(run)
+        turn = look(run)
         if turn is not None:
             return turn
         if until is not None and until():
@@ -40,7 +40,8 @@ def watch(run: Run, *, seconds: float, until: Callable[[], bool] | None = None) 
         run.pump(min(TICK, left))
 
 
-def _look(run: Run) -> Turn | None:
+def look(run: Run) -> Turn | None:
+    """Return what the flow has to turn for now, if anything."""
     symptom = run.symptom()
     if symptom:
         return Turn(Event.FAULTED, symptom)
@@ -48,4 +49,6 @@ def _look(run: Run) -> Turn | None:
         return Turn(Event.FINISHED, f"all {len(run.board.ranks)} rank(s) ended with status 0")
     if run.stop_asked:
         return Turn(Event.STOP_ASKED, "a person asked the job to stop")
+    if run.state is State.RUNNING and run.requests.moves:
+        return Turn(Event.MOVE_ASKED, run.requests.moves[0].in_words())
     return None

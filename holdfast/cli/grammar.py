@@ -1,5 +1,5 @@
 """The words of the command line and what they take. Their doing is loaded when they are called: `--help` needs click alone."""
-# ruff: noqa: FBT001, PLC0415 (click hands flags over as they are; imports stand where they are needed, so that no command pays for another)
+# ruff: noqa: FBT001, PLC0415, PLR0913, PLR0917 (click hands flags over as they are, one argument each; imports stand where they are needed, so that no command pays for another)
 
 from __future__ import annotations
 
@@ -172,6 +172,28 @@ def stop(job: str, timeout: float | None, as_json: bool) -> int:
     from holdfast.cli.stopping import stop
 
     return stop(job, timeout=timeout, as_json=as_json)
+
+
+@app.command(epilog=example("holdfast migrate gpt-small --from node-1", "holdfast migrate gpt-small --rank 3 --to node-4"))
+@click.argument("job")
+@click.option("--from", "source", metavar="NODE", help="Move all ranks of this node, and let the node go.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Move this rank only.")
+@click.option("--to", "target", metavar="NODE", help="Node to move to; default: a spare one, or any that is free.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer than this for the outcome; the move itself goes on."
+)
+@as_json
+def migrate(job: str, source: str | None, rank: int | None, target: str | None, timeout: float | None, as_json: bool) -> int:
+    """Move ranks of a JOB to another node while it trains.
+
+    The processes that come are prepared beside training and take over between two steps: nothing restarts, no step is lost.
+    The script has to call `holdfast.join`. Waits for the outcome; exit status 1: nothing was moved.
+    """
+    if (source is None) == (rank is None):
+        raise click.UsageError("name what to move: either --from NODE or --rank N")
+    from holdfast.cli.migrating import migrate
+
+    return migrate(job, {"from": source, "to": target, "rank": rank}, timeout=timeout, as_json=as_json)
 
 
 @app.command(epilog=example("holdfast nodes cluster.yaml"))

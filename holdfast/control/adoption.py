@@ -149,14 +149,28 @@ def _reenter(run: Run) -> None:
     whole = run.board.all_started() and bool(run.members)
     halfway = sorted(node for node in run.members if run.held.get(node, run.generation) < run.generation)
     recovering = run.state in (State.ISOLATING, State.RESCHEDULING) or (run.state is State.RESUMING and not whole)
-    if halfway or run.board.cut_short() or (recovering and _was_take_over(run)):
+    if halfway or run.board.is_ahead() or run.board.cut_short() or (recovering and _was_take_over(run)):
         run.board.evidence.append(CutShort(at=time.time(), state=run.state))
     if recovering and _was_take_over(run):
         assert run.incident is not None
         run.incident.barred = "the flow died in the middle of one in this incident"
         run.incident.tried.append(Rung.TAKE_OVER)
-    if recovering or (halfway and run.state is State.RESUMING):
+    if run.state is State.MIGRATING:
+        _end_move(run)
+    elif recovering or (halfway and run.state is State.RESUMING):
         run.move(Event.FAULTED, "the flow died in the middle of this recovery")
+
+
+def _end_move(run: Run) -> None:
+    """End a planned move that a flow did not live to finish: it is asked for still, and begins anew once nothing speaks against it."""
+    run.newest += 1  # the number it was to get
+    run.pool.drop(list(run.pool.standbys))  # some may be ready for a rank that is not theirs any more
+    if run.board.evidence:
+        run.move(Event.FAULTED, "the flow died in the middle of a planned move")
+        return
+    for node, ranks in run.board.membership.items():
+        run.fleet.later(node, "tell", ranks=list(ranks), standbys=[], message={"do": "forget", "generation": run.newest})
+    run.move(Event.MOVE_FAILED, "the flow died in the middle of this move; it is tried again")
 
 
 def _was_take_over(run: Run) -> bool:

@@ -42,6 +42,8 @@ class RankView:
     hello: bool = False
     grouped: bool = False
     """Its process groups are Holdfast's own: its process can be kept when others are lost."""
+    ahead: bool = False
+    """It has gone over to a planned generation by itself."""
     step: int = 0
     first_step: float | None = None
     first_step_number: int | None = None
@@ -125,6 +127,8 @@ class Board:
 
     def keep(self, before: Board) -> None:
         """Take over what is known of the processes that live on from the generation *before*."""
+        if self.kept:
+            self.step_before = before.step_before
         for rank in self.ranks.keys() - self.kept:
             self.ranks[rank].grouped = bool(self.kept)  # it can join those that live in no other way
         for rank in self.kept & before.ranks.keys():
@@ -144,6 +148,9 @@ class Board:
 
     def _on_worker_groups(self, _node: str, event: Message) -> None:
         self.ranks[event["rank"]].grouped = True
+
+    def _on_worker_switched(self, _node: str, event: Message) -> None:
+        self.ranks[event["rank"]].ahead = event.get("for_generation", 0) > self.generation
 
     def _on_worker_broken(self, node: str, event: Message) -> None:
         why, group = str(event.get("why", "it did not say why")), str(event.get("group", ""))
@@ -290,6 +297,10 @@ class Board:
     def all_stepped(self) -> bool:
         """Tell whether every rank has finished a step of this generation."""
         return all(view.first_step is not None for view in self.ranks.values())
+
+    def is_ahead(self) -> bool:
+        """Tell whether a rank has gone over to a planned generation that is not on record."""
+        return any(view.ahead for view in self.ranks.values())
 
     def cut_short(self) -> bool:
         """Tell whether ranks were ended by a flow's order that no flow here gave: the one before died in the middle of a recovery."""

@@ -97,8 +97,19 @@ class Fleet:
 
     def drop(self, node: str) -> None:
         """Let go of a node: its agent ends, and what it had started is killed."""
+        self._part(node)()
+
+    def drop_later(self, node: str) -> None:
+        """Let go of a node beside what the flow does."""
+        self._hands.submit(self._part(node))
+
+    def _part(self, node: str) -> Callable[[], None]:
+        """Forget a node; return what ends all on it."""
         channel = self.channels.pop(node, None)
         self.unreached.pop(node, None)
+        return lambda: self._finish(node, channel)
+
+    def _finish(self, node: str, channel: AgentChannel | None) -> None:
         if channel is not None:
             with suppress(WorldError):
                 channel.order("end", seconds=2.0)

@@ -16,6 +16,7 @@ from holdfast.control.board import Board, limits_of
 from holdfast.control.fleet import Fleet
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
+from holdfast.control.move import MoveInWork
 from holdfast.control.plan import roles_environment, seat_environment
 from holdfast.control.requests import Requests
 from holdfast.control.standbys import Pool, Wanted, places_for
@@ -77,6 +78,7 @@ class Run:
     """The greatest number of a generation that any worker may have heard of."""
     board: Board = field(default_factory=lambda: Board(0, {}))
     incident: IncidentInWork | None = None
+    moving: MoveInWork | None = None
     incidents: int = 0
     attempts: list[Attempt] = field(default_factory=list)
     failures_before: list[Before] = field(default_factory=list)
@@ -214,6 +216,13 @@ class Run:
         if roles:
             self.roles, self.tapes = tuple(tuple(ranks) for ranks in roles), str(event.get("tapes") or "")
             self.recorder.amend(models.Generation, self.generation_id(), facts=self.facts())
+
+    def _of_move(self, _node: str, event: Message) -> None:
+        if self.moving is not None:
+            self.moving.take(event["event"].partition(".")[2], event)
+
+    _on_worker_prepared = _on_worker_unprepared = _on_worker_switched = _on_worker_left = _of_move
+    _on_standby_prepared = _on_standby_unprepared = _on_standby_switched = _of_move
 
     def _on_standby_started(self, _node: str, event: Message) -> None:
         self.pool.note_started(event["id"])

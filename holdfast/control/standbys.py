@@ -60,6 +60,14 @@ class Pool:
             if one.ready and one.world == world and one.node in alive
         )
 
+    def are_ready(self, numbers: Sequence[int]) -> bool:
+        """Tell whether all these standbys have parked."""
+        return all(number in self.standbys and self.standbys[number].ready for number in numbers)
+
+    def lost(self, numbers: Sequence[int]) -> list[int]:
+        """Return those of these standbys that are no more."""
+        return [number for number in numbers if number not in self.standbys]
+
     def next_id(self) -> int:
         """Return a number that no standby of this job has had."""
         self._next += 1
@@ -116,7 +124,7 @@ class Pool:
 
     def keep_up(self, places: Sequence[str], wanted: Wanted) -> None:
         """Have a standby on each of *places* (a node may be named several times): start what is missing."""
-        self._settle()
+        self.settle()
         self.drop([one.id for one in self.standbys.values() if one.world != wanted.world])
         alive = set(self._fleet.alive())
         self.take([one.id for one in self.standbys.values() if one.node not in alive])
@@ -140,7 +148,7 @@ class Pool:
         self._asked.append((node, numbers, self._fleet.later(node, "standby", standbys=standbys)))
         return numbers
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Take note of orders that were refused."""
         done = [one for one in self._asked if one[2].done()]
         self._asked = [one for one in self._asked if not one[2].done()]

@@ -194,6 +194,12 @@ def pending_requests(history: History, job_id: str) -> list[Request]:
     return _rows(history, Request, col(Request.job_id) == job_id, col(Request.handled_at).is_(None))
 
 
+def request(history: History, number: str) -> Request | None:
+    """Return the request with that id."""
+    with history.session() as session:
+        return session.get(Request, number)
+
+
 def remarks(history: History, job_id: str) -> list[Remark]:
     """Return the job's remarks in the order they were made."""
     return _rows(history, Remark, col(Remark.job_id) == job_id)

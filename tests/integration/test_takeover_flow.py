@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,4 +134,38 @@ def test_a_second_rank_lost_during_a_take_over_is_taken_over_too(stage: Stage) -
     assert [one.rung for one in decisions] == ["take-over", "take-over"], play.log()
     assert len(play.incidents()) == 1
     assert play.pids()[0] == before[0]
+    ended(play)
+
+
+def moved(play: Play, *what: str) -> tuple[int, dict[str, Any]]:
+    """Ask for a planned move as a person does; return the exit status and what was told."""
+    words = [sys.executable, "-m", "holdfast", "migrate", play.name, *what, "--timeout", "30", "--json"]
+    done = subprocess.run(words, env=play.stage.environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_ranks_move_to_another_node_while_training_goes_on(stage: Stage) -> None:
+    """Rank 0, which hosts the store, leaves node-0 for the spare node; then a joiner that dies costs nothing but the move."""
+    dies = "if order['do'] == 'prepare' and standby is not None and order['rank'] == 1: os._exit(1)"
+    play = begun(stage, "moves", "--on", dies, nodes=SPARE)
+    stands_by(play)
+    before = play.pids()
+    waiting = next(iter(standbys(play).values()))["pid"]
+    status, told = moved(play, "--from", "node-0")
+    assert (status, told["moved"]) == (0, True), f"{told}\n{play.log()}"
+    goes_on(play)
+    assert newest(play).ranks == {"node-1": [1], "node-2": [0]}
+    assert play.pids() == {0: waiting, 1: before[1]}
+    assert play.incidents() == []
+    assert [move.after for move in queries.moves(stage.history, play.job.id)][-2:] == ["MIGRATING", "RUNNING"]
+    status, told = moved(play, "--rank", "1", "--to", "node-0")
+    assert (status, told["moved"]) == (1, False), f"{told}\n{play.log()}"
+    assert "lost" in told["outcome"]
+    goes_on(play)
+    assert newest(play).number == 2
+    assert play.incidents() == []
+    assert play.pids() == {0: waiting, 1: before[1]}
+    status, told = moved(play, "--rank", "7")
+    assert (status, "no rank 7" in told["outcome"]) == (1, True)
     ended(play)
