@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.runtime.agent_double import AgentDouble
+from tests.runtime.flow_double import Workers
 from tests.runtime.ranks import Ranks
 
 REAL_RANKS_SECONDS = 90
@@ -15,7 +16,7 @@ REAL_RANKS_SECONDS = 90
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give tests with real ranks the time that several interpreters on few cores may take."""
     for item in items:
-        if "ranks" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+        if {"ranks", "workers"} & set(getattr(item, "fixturenames", ())) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(REAL_RANKS_SECONDS))
 
 
@@ -42,3 +43,11 @@ def _no_agent_around(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"HOLDFAST_{name}", raising=False)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[Workers]:
+    """Give a process that forks workers of managed groups with torch already imported."""
+    server = Workers()
+    yield server
+    server.close()

@@ -1,0 +1,105 @@
+"""Faults that a script does to itself, each at a named place of a named step: ``CHAOS`` in the environment is a list of them.
+
+A fault names the process it is for: its rank, and the generation in which the process took it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.checkpoint import Saver
+from holdfast.runtime.groups.assembly import Assembly, assembly
+from holdfast.runtime.groups.keeper import Keeper
+from holdfast.runtime.groups.mover import Mover
+from holdfast.runtime.link import link
+
+
+class Mistake(Exception):
+    """An error of the user's own code."""
+
+
+def fault(rank: int, at: str, step: int | None = None, *, do: str = "kill", generation: int = 1) -> dict[str, Any]:
+    """Return a fault: at the place *at* of *step* the process that took *rank* in *generation* does something to itself."""
+    return {"rank": rank, "at": at, "step": step, "do": do, "generation": generation}
+
+
+def reach(at: str, step: int | None = None) -> None:
+    """Do what is due at this place."""
+    if os.environ.get("HOLDFAST_STANDBY"):
+        return
+    here = {"rank": int(os.environ["RANK"]), "generation": int(os.environ["HOLDFAST_GENERATION"]), "at": at, "step": step}
+    for one in json.loads(os.environ.get("CHAOS") or "[]"):
+        if here.items() <= one.items():
+            ACTS[one["do"]]()
+
+
+def gate(folder: Path, name: str = "gate") -> None:
+    """Wait until the flow opens the gate; a standby does not wait for itself."""
+    while not os.environ.get("HOLDFAST_STANDBY") and not (folder / name).exists():
+        time.sleep(0.005)
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _raise() -> None:
+    raise Mistake("a mistake of the user's own")
+
+
+def _cut() -> None:
+    """Shut all connections of this rank's groups down, from another thread."""
+
+    def work() -> None:
+        ours = assembly()
+        assert ours is not None
+        cut = 0
+        for group in ours.groups:
+            assert group.inner is not None
+            for one in group.inner.sockets:
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+                    cut += 1
+        link().report("cut", connections=cut)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+ACTS: dict[str, Callable[[], None]] = {"kill": _kill, "stop": _stop, "raise": _raise, "cut": _cut}
+
+
+def _around(kind: type, name: str, before: str, after: str = "") -> None:
+    """Make places of the beginning and the end of a method of the runtime's own."""
+    real = getattr(kind, name)
+
+    def method(self: Any, *args: Any, **more: Any) -> Any:
+        step = getattr(self, "_step", link().step)
+        reach(before, step)
+        told = real(self, *args, **more)
+        if after:
+            reach(after, step)
+        return told
+
+    setattr(kind, name, method)
+
+
+_around(Keeper, "_decide", "vote", "voted")
+_around(Assembly, "convene", "meeting")
+_around(Mover, "_receive", "loading", "loaded")
+_around(Saver, "save", "saving")
+_around(Mover, "_send", "giving")

@@ -1,0 +1,307 @@
+"""Flow and agents in one: forks real ranks, hears what they say, and has the survivors of a fault regroup as the flow does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from holdfast.wire import LineBuffer, Message, encode, listen
+from tests.runtime.ranks import ROOT, free_port
+from tests.waiting import wait_until
+
+T = TypeVar("T")
+
+SCRIPTS = Path(__file__).parent / "scripts"
+TOKEN = "ab" * 16
+SECONDS = 20.0
+"""How long anything may take on a busy machine."""
+
+
+class Workers:
+    """A process that has torch imported and forks workers from itself."""
+
+    def __init__(self) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        self.environment = environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self._lock = threading.Lock()
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.runtime.group_server"],
+            cwd=ROOT,
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert "ready" in self._answer()
+
+    def fork(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+        """Start a worker that runs *argv*; return its pid."""
+        told = self._ask({"argv": list(argv), "environment": {**self.environment, **environment}, "log": str(log), "directory": str(ROOT)})
+        return int(told["pid"])
+
+    def ended(self) -> dict[int, int]:
+        """Return the exit status (negative: the signal) of every worker that has ended, by pid."""
+        return {int(pid): status for pid, status in self._ask({}).items()}
+
+    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            assert self._server.stdin is not None
+            self._server.stdin.write(json.dumps(order) + "\n")
+            self._server.stdin.flush()
+            return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._server.stdout is not None
+        line = self._server.stdout.readline()
+        assert line, f"the server of workers ended: {self._server.poll()}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the server; workers that are left die with it."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.wait(10)
+        self._server.stdout.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended: what each rank *told* at its end, the *losses* it committed by step, and its last exit *status*."""
+
+    told: list[Any]
+    losses: list[dict[int, float]]
+    status: list[int]
+
+
+class FlowDouble:
+    """One job: `begin` it, wait for a fault, `regroup`, and `finish`."""
+
+    def __init__(self, workers: Workers, folder: Path, script: str, *arguments: object, ranks: int = 4, **more: Any) -> None:
+        """Make a job of *script* on *ranks*; *more*: ``chaos`` (faults the script does to itself), ``save`` (steps between checkpoints)."""
+        self.workers, self.folder, self.ranks = workers, folder, ranks
+        self.argv = [str(SCRIPTS / f"{script}.py"), str(folder), *(str(one) for one in arguments)]
+        self.generation, self.serve, self.stride = 1, 0, more.get("stride", 2)
+        self.heard: list[Message] = []
+        """Every message, with the pid of its sender."""
+        self.pids: dict[int | str, int] = {}
+        """Of the present process of each rank, and of each standby (``"s0"``)."""
+        self.incarnations = dict.fromkeys(range(ranks), 1)
+        self.changes = dict.fromkeys(range(ranks), 0)
+        """How often each rank went to another process."""
+        self._store = ("127.0.0.1", free_port())
+        self._lines: dict[int, socket.socket] = {}
+        self._all: list[int] = []
+        self._rank_of: dict[int, int] = {}
+        self._given = {"CHAOS": json.dumps(more.get("chaos", [])), "HOLDFAST_SAVE_EVERY": str(more.get("save", 0))}
+        self._server = listen(folder / "s")
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> FlowDouble:
+        """Start all ranks."""
+        for rank in range(self.ranks):
+            self._fork(rank, self._of(rank), f"rank-{rank}")
+        return self
+
+    def standby(self, number: int, roles: Sequence[Sequence[int]] | None = None, park: int = 0) -> Message:
+        """Start a standby, and return what it says when it has parked."""
+        known = [list(role) for role in roles or [range(self.ranks)]]
+        standing = {"HOLDFAST_STANDBY": str(number), "HOLDFAST_ROLES": json.dumps(known), "HOLDFAST_PARK": str(park)}
+        self._fork(f"s{number}", {**self._of(min(known[park])), **standing}, f"standby-{number}")
+        return self.hear("parked", f"s{number}")
+
+    def _of(self, rank: int) -> dict[str, str]:
+        return {"RANK": str(rank), "LOCAL_RANK": str(rank % self.stride), "HOLDFAST_GENERATION": str(self.generation)}
+
+    def _fork(self, key: int | str, environment: Mapping[str, str], log: str) -> None:
+        job = {
+            "HOLDFAST_SOCKET": str(self.folder / "s"),
+            "HOLDFAST_TOKEN": TOKEN,
+            "HOLDFAST_CHECKPOINT_DIR": str(self.folder / "checkpoints"),
+            "WORLD_SIZE": str(self.ranks),
+            "LOCAL_WORLD_SIZE": str(self.stride),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store[1]),
+        }
+        self.pids[key] = self.workers.fork(self.argv, {**job, **self._given, **environment}, self.folder / f"{log}.log")
+        self._all.append(self.pids[key])
+        if isinstance(key, int):
+            self._rank_of[self.pids[key]] = key
+
+    def kill(self, key: int | str, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a rank or a standby."""
+        os.kill(self.pids[key], number)
+
+    # -- what they say ------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                line, _ = self._server.accept()
+            except OSError:
+                return
+            pid = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+            self._lines[pid] = line
+            threading.Thread(target=self._listen, args=(pid, line), daemon=True).start()
+
+    def _listen(self, pid: int, line: socket.socket) -> None:
+        lines = LineBuffer()
+        with suppress(OSError):
+            while data := line.recv(65536):
+                for message in lines.feed(data):
+                    if message["t"] == "commit?":
+                        line.sendall(encode({"re": message["id"], "ok": True, "why": ""}))
+                    self.heard.append({**message, "pid": pid})
+
+    def of(self, word: str, key: int | str | None = None) -> list[Message]:
+        """Return what was said with *word*, by the present process of *key* if it is given."""
+        pid = None if key is None else self.pids[key]
+        return [one for one in list(self.heard) if one["t"] == word and pid in (None, one["pid"])]
+
+    def hear(self, word: str, key: int | str | None = None, **fields: Any) -> Message:
+        """Wait until somebody (*key*, if it is given) has said *word* with these *fields*."""
+        found = self.until(lambda: [one for one in self.of(word, key) if fields.items() <= one.items()], f"'{word}' of {key} with {fields}")
+        return found[0]
+
+    def until(self, predicate: Callable[[], T], what: str) -> T:
+        """Wait for *predicate*; a failure shows the logs of all."""
+        return wait_until(predicate, seconds=SECONDS, explain=lambda: f"{what} did not come about.\n{self.logs()}")
+
+    def until_dead(self, *keys: int | str) -> None:
+        """Wait until the present processes of *keys* have been killed."""
+        for key in keys:
+            status = self.until(lambda key=key: self.workers.ended().get(self.pids[key]), f"the end of {key}")  # type: ignore[misc]
+            assert status == -signal.SIGKILL, self.logs()
+
+    def until_stopped(self, rank: int) -> None:
+        """Wait until *rank* has been stopped."""
+        path = Path(f"/proc/{self.pids[rank]}/stat")
+        self.until(lambda: path.read_text().rpartition(")")[2].split()[0] == "T", f"the stop of {rank}")
+
+    def pass_gate(self, name: str = "gate") -> None:
+        """Let the ranks that wait at a gate of their script go on."""
+        (self.folder / name).touch()
+
+    def logs(self) -> str:
+        """Return the ends of all logs and of what was said."""
+        said = [{name: value for name, value in one.items() if name != "traceback"} for one in list(self.heard) if one["t"] != "beat"]
+        texts = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log"))]
+        return "\n".join([*texts, "--- said", *(str(one) for one in said[-40:])])
+
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    def send(self, key: int | str, message: Message) -> None:
+        """Tell the present process of *key* something, once it listens."""
+        self.until(lambda: self.pids[key] in self._lines, f"the line of {key}")
+        self._lines[self.pids[key]].sendall(encode(message))
+
+    def abandon(self, lost: Sequence[int]) -> None:
+        """Have the survivors leave every wait, and kill those who are lost and still live."""
+        for rank in range(self.ranks):
+            if rank in lost:
+                with suppress(ProcessLookupError):
+                    self.kill(rank)
+            else:
+                self._tell(rank, {"do": "abandon", "generation": self.generation, "lost": list(lost)})
+
+    def regroup(self, lost: Sequence[int] = (), standbys: Mapping[int, str] | None = None, *, fork: bool = True) -> Callable[[], None]:
+        """End the generation and begin the next: *lost* ranks go to *standbys*, or to fresh processes.
+
+        Return what starts the fresh processes, when they are not to be started at once (*fork*).
+        """
+        self.abandon(lost)
+        since, self.generation = self.generation, self.generation + 1
+        self.incarnations.update(dict.fromkeys(lost, self.generation))
+        for rank in lost:
+            self.changes[rank] += 1
+        if self.serve in lost:
+            self.serve = min(set(range(self.ranks)) - set(lost))
+            self._store = ("127.0.0.1", free_port())
+        facts = {
+            "do": "regroup",
+            "generation": self.generation,
+            "world": self.ranks,
+            "incarnations": {str(rank): number for rank, number in self.incarnations.items()},
+            "store": list(self._store),
+            "serve": self.serve,
+            "token": TOKEN,
+            "changed": list(lost),
+            "since": since,
+        }
+        fresh = [rank for rank in lost if rank not in (standbys or {})]
+        for rank in set(range(self.ranks)) - set(fresh):
+            more: Message = {}
+            if rank in lost:
+                self.pids[rank] = self.pids.pop((standbys or {})[rank])
+                self._rank_of[self.pids[rank]] = rank
+                more = {"environment": self._of(rank), "log": str(self.folder / f"rank-{rank}.log")}
+            self._tell(rank, {**facts, "rank": rank, **more})
+
+        def start() -> None:
+            for rank in fresh:
+                self._fork(rank, {**self._of(rank), "HOLDFAST_FRESH": "1"}, f"rank-{rank}")
+                self.send(rank, {**facts, "rank": rank})
+
+        if fork:
+            start()
+        return start
+
+    def _tell(self, rank: int, message: Message) -> None:
+        with suppress(OSError):  # it has died meanwhile: the flow learns that later
+            self.send(rank, message)
+
+    def mended(self) -> list[Message]:
+        """Wait until every rank has regrouped in the present generation; return what they say."""
+        wanted = {self.pids[rank] for rank in range(self.ranks)}
+
+        def told() -> dict[int, Message]:
+            assert not [one for one in self.of("cannot") if one["generation"] == self.generation], self.logs()
+            return {one["pid"]: one for one in self.of("regrouped") if one["generation"] == self.generation}
+
+        self.until(lambda: told().keys() >= wanted, f"the regrouping of all in generation {self.generation}")
+        return [told()[self.pids[rank]] for rank in range(self.ranks)]
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> Ended:
+        """Wait until all ranks have ended; return how."""
+        mine = [self.pids[rank] for rank in range(self.ranks)]
+        status = self.until(lambda: (ended := self.workers.ended()).keys() >= set(mine) and [ended[pid] for pid in mine], "the end of all")
+        assert status
+        told = [
+            json.loads(path.read_text()) if (path := self.folder / f"told-{rank}.json").exists() else None for rank in range(self.ranks)
+        ]
+        return Ended(told, self.losses(), status)
+
+    def losses(self) -> list[dict[int, float]]:
+        """Return what each rank has committed, by step; a step that is done again must have the same loss."""
+        found: list[dict[int, float]] = [{} for _ in range(self.ranks)]
+        for beat in self.of("beat"):
+            kept = found[self._rank_of[beat["pid"]]].setdefault(beat["step"], beat["loss"])
+            assert kept == beat["loss"], (beat, self.logs())
+        return found
+
+    def close(self) -> None:
+        """End whatever is left."""
+        for pid in set(self._all) - self.workers.ended().keys():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: self.workers.ended().keys() >= set(self._all), seconds=SECONDS)
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        for line in self._lines.values():
+            line.close()

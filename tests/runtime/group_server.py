@@ -1,0 +1,65 @@
+"""Import torch once, then fork workers that run scripts as real ones do: a program that `flow_double.Workers` speaks with over its pipes.
+
+Nothing here runs an operator or a thread before the fork, so a fork is as good as a fresh interpreter, and costs no import.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np  # noqa: F401 (all of these: a worker finds them imported, as the starter of a real one leaves them)
+import torch
+import torch._dynamo
+import torch.distributed.checkpoint
+from torch.distributed.fsdp import fully_shard  # noqa: F401 (as numpy)
+from torch.nn.parallel import DistributedDataParallel  # noqa: F401 (as numpy)
+
+import holdfast
+import holdfast.runtime.joining
+import holdfast.runtime.session  # noqa: F401 (as numpy)
+from holdfast.runtime import warm
+
+
+def main() -> None:
+    """Serve one order after another until the pipe ends; in a fork, become the worker."""
+    say({"ready": torch.__version__})
+    ended: dict[int, int] = {}
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "argv" in order:
+            begin, server = time.time(), os.getpid()
+            pid = os.fork()
+            if not pid:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                warm._become({**order, "agent": server}, 0, begin)
+                return
+            say({"pid": pid})
+        else:
+            look(ended)
+            say({str(pid): status for pid, status in ended.items()})
+
+
+def look(ended: dict[int, int]) -> None:
+    """Add to *ended* the status of every worker that has ended."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        ended[pid] = os.waitstatus_to_exitcode(status)
+
+
+def say(message: dict[str, Any]) -> None:
+    """Answer with one line."""
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

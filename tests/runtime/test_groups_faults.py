@@ -1,0 +1,174 @@
+"""Faults under managed groups: survivors stay in their process, and the training is that of one undisturbed run, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.runtime.chaos import fault
+from tests.runtime.flow_double import Ended, FlowDouble, Workers
+
+UNTIL = 16
+
+Job = Callable[..., FlowDouble]
+
+
+@pytest.fixture(scope="module")
+def whole(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Give one run that nothing disturbs."""
+    flow = FlowDouble(workers, tmp_path_factory.mktemp("f"), "copies", UNTIL).begin()
+    ended = flow.finish()
+    assert ended.status == [0] * 4, flow.logs()
+    assert sorted(ended.losses[0]) == list(range(1, UNTIL + 1))
+    flow.close()
+    return ended
+
+
+@pytest.fixture
+def job(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """Give what makes a job; whatever is left of it ends with the test."""
+    made: list[FlowDouble] = []
+
+    def make(*arguments: object, script: str = "copies", **more: Any) -> FlowDouble:
+        made.append(FlowDouble(workers, tmp_path_factory.mktemp("f"), script, UNTIL, *arguments, **more))
+        return made[-1].begin()
+
+    yield make
+    for flow in made:
+        flow.close()
+
+
+def assert_undisturbed(flow: FlowDouble, whole: Ended) -> None:
+    """Check that every rank ends with the parameters, and every committed step has the loss, of the run that nothing disturbed."""
+    ended = flow.finish()
+    assert ended.status == [0] * 4, flow.logs()
+    assert ended.told == whole.told
+    for rank, losses in enumerate(ended.losses):
+        assert losses.items() <= whole.losses[rank].items()
+        assert len(losses) == UNTIL or flow.changes[rank], f"rank {rank} has left out a step"
+    assert {step: loss for losses in ended.losses for step, loss in losses.items()} == whole.losses[0]
+
+
+def test_each_rank_in_turn_is_killed_and_nobody_else_starts_anew(job: Job, whole: Ended) -> None:
+    """Rank 0, who hosts the store, and then each of the others: what takes its place holds what it held."""
+    places = ["backward", "forward", "applied", "committed"]
+    flow = job(chaos=[fault(rank, at, 4 + 3 * rank) for rank, at in enumerate(places)])
+    first = dict(flow.pids)
+    for rank in range(4):
+        flow.until_dead(rank)
+        assert {flow.pids[other] for other in range(rank + 1, 4)} == {first[other] for other in range(rank + 1, 4)}
+        flow.regroup([rank])
+        flow.mended()
+    assert_undisturbed(flow, whole)
+    assert flow.of("exception") == []
+
+
+@pytest.mark.parametrize(("lost", "at"), [([0, 3], "backward"), ([2, 3], "forward")], ids=["two", "node"])
+def test_two_at_once_are_replaced_together(job: Job, whole: Ended, lost: list[int], at: str) -> None:
+    """Two ranks of different nodes, and both ranks of one node: the light states of either are with buddies that live."""
+    flow = job(chaos=[fault(rank, at, 7) for rank in lost])
+    flow.until_dead(*lost)
+    flow.regroup(lost)
+    assert all(one["rebuilt"] and one["source"] == "live" for one in flow.mended())
+    assert_undisturbed(flow, whole)
+
+
+def test_a_rank_and_its_buddy_lost_at_once_are_beyond_repair_and_everybody_says_so(job: Job) -> None:
+    """Nobody keeps their generators and positions, and there is no checkpoint: all say `cannot`, with the reason, and nobody goes on."""
+    flow = job(chaos=[fault(1, "backward", 7), fault(3, "backward", 7)])
+    flow.until_dead(1, 3)
+    flow.regroup([1, 3])
+    reasons = {flow.hear("cannot", rank, generation=2)["why"] for rank in range(4)}
+    assert reasons == {
+        "nobody has the generators and the position in the data of ranks 1 and 3 at step 6, and there is no whole checkpoint"
+    }
+    assert flow.of("regrouped") == []
+
+
+def test_a_stopped_rank_is_killed_and_replaced(job: Job, whole: Ended) -> None:
+    """A stopped rank closes no connection: only the flow's order ends the wait of the others."""
+    flow = job(chaos=[fault(2, "backward", 7, do="stop")])
+    flow.until_stopped(2)
+    assert flow.of("broken") == []
+    flow.regroup([2])
+    flow.mended()
+    assert_undisturbed(flow, whole)
+
+
+def test_cut_connections_cost_the_groups_and_no_process(job: Job, whole: Ended) -> None:
+    """All connections of one rank's groups end: everybody regroups, and nobody is replaced."""
+    flow = job(chaos=[fault(1, "forward", 7, do="cut")])
+    first = dict(flow.pids)
+    assert flow.hear("cut", 1)["connections"] > 0
+    assert {flow.hear("broken", rank)["generation"] for rank in range(4)} == {1}
+    flow.regroup()
+    assert all(one["bytes"] == 0 and one["rebuilt"] for one in flow.mended())
+    assert_undisturbed(flow, whole)
+    assert flow.pids == first
+
+
+def test_an_error_of_the_users_own_goes_through_untouched(job: Job, whole: Ended) -> None:
+    """The script's own exception ends its process as it always does, is told whole, and the others mend what it left."""
+    flow = job(chaos=[fault(3, "backward", 7, do="raise")])
+    told = flow.hear("exception", 3)
+    assert (told["type"].rpartition(".")[2], told["step"], told["peer_lost"]) == ("Mistake", 7, False)
+    pid = flow.pids[3]
+    assert flow.until(lambda: flow.workers.ended().get(pid), "the end of rank 3") == 1
+    assert "a mistake of the user's own" in (flow.folder / "rank-3.log").read_text()
+    assert "copies.py" in told["traceback"]
+    flow.regroup([3])
+    flow.mended()
+    assert_undisturbed(flow, whole)
+
+
+def test_a_survivor_that_dies_in_the_meeting_is_replaced_as_well(job: Job, whole: Ended) -> None:
+    """Rank 3 is killed while it comes into generation 2; generation 3 replaces it and rank 1, who has never been in generation 2."""
+    flow = job(chaos=[fault(1, "backward", 7), fault(3, "meeting", 7)])
+    flow.until_dead(1)
+    flow.regroup([1], fork=False)
+    flow.until_dead(3)
+    flow.regroup([1, 3])
+    flow.mended()
+    assert flow.generation == 3
+    assert_undisturbed(flow, whole)
+
+
+@pytest.mark.parametrize("at", ["loading", "loaded"])
+def test_a_new_process_that_dies_before_its_first_step_is_replaced_again(job: Job, whole: Ended, at: str) -> None:
+    """The fresh process is killed while it takes its state, and once it has it: the others hold that state as before."""
+    flow = job(chaos=[fault(2, "backward", 7), fault(2, at, 0 if at == "loading" else None, generation=2)])
+    flow.until_dead(2)
+    flow.regroup([2])
+    flow.until_dead(2)
+    flow.regroup([2])
+    flow.mended()
+    assert flow.generation == 3
+    assert_undisturbed(flow, whole)
+
+
+@pytest.mark.parametrize("at", ["vote", "voted", "applied"])
+def test_no_rank_applies_a_step_that_another_does_not(job: Job, whole: Ended, at: str) -> None:
+    """A rank is killed before its vote, between vote and apply, and after it: all survivors go on from one and the same step."""
+    flow = job(chaos=[fault(1, at, 7)])
+    flow.until_dead(1)
+    flow.regroup([1])
+    steps = {one["step"] for one in flow.mended()}
+    assert len(steps) == 1
+    assert steps <= ({6} if at == "vote" else {6, 7})
+    assert_undisturbed(flow, whole)
+
+
+def test_a_checkpoint_that_loses_a_peer_is_saved_later(job: Job, whole: Ended) -> None:
+    """Rank 3 is killed when all save step 5: training goes on, and later checkpoints stand."""
+    flow = job(save=5, chaos=[fault(3, "committed", 4), fault(1, "saving", 10)])
+    flow.until_dead(3)
+    flow.regroup([3])
+    flow.mended()
+    flow.until_dead(1)
+    flow.regroup([1])
+    flow.mended()
+    assert_undisturbed(flow, whole)
+    saved = sorted(path.name for path in (flow.folder / "checkpoints").glob("step-*"))
+    assert saved[-1] == f"step-{UNTIL:08}"
