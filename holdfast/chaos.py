@@ -11,11 +11,13 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.errors import NodeLost
 from holdfast.history import History, queries
 from holdfast.wire import PROTOCOL, LineBuffer, Message, encode
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from holdfast.cluster.local import LocalNodes
@@ -66,6 +68,11 @@ class Chaos:
             found |= {int(rank): Placed(rank=int(rank), node=view.name, pid=pid) for rank, pid in told["workers"].items() if pid}
         return found
 
+    def parked(self) -> int:
+        """Return how many standbys wait for a rank."""
+        told = [self.ask(view.name) for view in self._nodes.survey() if view.standing == "up"]
+        return sum(bool(one["ready"]) for each in told for one in each.get("standbys", {}).values())
+
     def signal(self, rank: int, number: int) -> float:
         """Send a signal to the process of *rank*."""
         os.kill(self.ranks()[rank].pid, number)
@@ -101,11 +108,11 @@ class Chaos:
         newest = queries.last_step(self._history, job.id) if job is not None else None
         return newest.step if newest is not None else 0
 
-    def at_step(self, step: int, act: Callable[[], Any], *, seconds: float = 300.0) -> Any:  # noqa: ANN401 (whatever the act returns)
-        """Do *act* once the job has finished *step*; raise ``TimeoutError`` when it does not get there."""
+    def at_step(self, step: int, act: Callable[[], T], *, parked: int = 0, seconds: float = 300.0) -> T:
+        """Do *act* once *step* is done and so many standbys are *parked*; raise ``TimeoutError`` when it does not get there."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            if self.step() >= step:
+            if self.step() >= step and (not parked or self.parked() >= parked):
                 return act()
             time.sleep(0.02)
-        raise TimeoutError(f"job {self._job} did not reach step {step} within {seconds:.0f} s")
+        raise TimeoutError(f"job {self._job} did not reach step {step} with {parked} standby(s) parked within {seconds:.0f} s")

@@ -28,7 +28,7 @@ from holdfast.report import write_report
 from holdfast.report.wording import duration
 from holdfast.spec import LocalCluster, TrainingJob
 
-STEPS: Final = 60
+STEPS: Final = 100
 CALM: Final = "demo-undisturbed"
 BROKEN: Final = "demo-with-faults"
 
@@ -108,7 +108,7 @@ def _job(name: str, stage: Path) -> TrainingJob:
             "script": str(_script()),
             "args": ["--steps", str(STEPS), "--result", str(stage / f"{name}.json")],
             "directory": str(stage),
-            "nodes": {"wanted": 2, "spare": 1, "ranks": 2},
+            "nodes": {"wanted": 2, "spare": 1, "ranks": 2, "standbys": 2},
             "checkpoint": {"every": 5},
         }
     )
@@ -207,22 +207,27 @@ def _break(job: str, acts: list[Act]) -> None:
     history = History.open()
     try:
         _inject(Chaos(_nodes(), history, job), acts)
-    except (HoldfastError, OSError, KeyError) as error:  # the job ended before it could be broken: the count of incidents tells
+    except (HoldfastError, OSError, KeyError, TimeoutError) as error:  # the job ended before it: the count of incidents tells
         say(f"(a fault could not be injected: {error})")
     finally:
         history.close()
 
 
 def _inject(chaos: Chaos, acts: list[Act]) -> None:
-    """Kill a rank, stop one, and take away the node of rank 0: some steps after a checkpoint each, so that a rollback is seen too."""
-    chaos.at_step(18, lambda: acts.append(Act(at=chaos.kill(3), text="SIGKILL to rank 3")))
-    chaos.at_step(33, lambda: acts.append(Act(at=chaos.stop(1), text="SIGSTOP to rank 1")))
+    """Kill a rank, stop one, and take away the node of rank 0 with all its ranks, each when standbys are ready again."""
+
+    def kill() -> None:
+        acts.append(Act(at=chaos.kill(3), text="SIGKILL to rank 3"))
+
+    def stop() -> None:
+        acts.append(Act(at=chaos.stop(2), text="SIGSTOP to rank 2"))
 
     def power_off() -> None:
         at, node = chaos.power_off(0)
         acts.append(Act(at=at, text=f"power off {node}, which holds rank 0"))
 
-    chaos.at_step(47, power_off)
+    for step, act in ((12, kill), (24, stop), (36, power_off)):
+        chaos.at_step(step, act, parked=2, seconds=60.0)
 
 
 # -- the proof ---------------------------------------------------------------------------------------------------------
