@@ -61,10 +61,10 @@ def test_every_message_arrives_as_it_was_said(line_to: Lines, agent: AgentDouble
     assert math.isnan(agent.heard.pop(5)["loss"])
     assert agent.heard == [
         {"t": "hello", "protocol": 1, "rank": 3, "generation": 5},
-        {"t": "mark", "name": "group", "seconds": 0.25},
-        {"t": "resumed", "step": 8, "path": "/c/step-00000008"},
-        {"t": "resumed", "step": 0, "path": None},
-        {"t": "beat", "step": 9, "loss": 0.30000000000000004, "seconds": 0.5, "until": 10},
+        {"t": "mark", "name": "group", "seconds": 0.25, "generation": 5},
+        {"t": "resumed", "step": 8, "path": "/c/step-00000008", "generation": 5},
+        {"t": "resumed", "step": 0, "path": None, "generation": 5},
+        {"t": "beat", "step": 9, "loss": 0.30000000000000004, "seconds": 0.5, "until": 10, "generation": 5},
         {"t": "section", "name": "evaluation", "limit_s": 60.0, "begin": True},
         {"t": "saved", "step": 10, "path": "/c/step-00000010", "seconds": 0.1, "size": 77},
         {"t": "trouble", "kind": "checkpoint-torn", "step": None, "path": "/c", "why": "why"},

@@ -52,7 +52,7 @@ def test_a_worker_tells_its_agent_all_it_does(listening: AgentDouble, tmp_path: 
     assert [(beat["step"], beat["loss"], beat["until"]) for beat in listening.of("beat")] == [(1, 0.1, 3), (2, 0.2, 3), (3, 0.3, 3)]
     train(until=4, checkpoint_dir=tmp_path, save_every=0)
     resumed = listening.wait_for("resumed", 2)[1]
-    assert resumed == {"t": "resumed", "step": 3, "path": str(tmp_path / "step-00000003")}
+    assert resumed == {"t": "resumed", "step": 3, "path": str(tmp_path / "step-00000003"), "generation": 1}
 
 
 def test_the_environment_says_where_and_how_often(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
