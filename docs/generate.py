@@ -48,6 +48,7 @@ WORKER_VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_ROLES": "Ranks that do the same work on different data, as JSON: one list a role.",
     "HOLDFAST_PARK": "The role in which a standby waits, by its place among the roles.",
     "HOLDFAST_TAPES": "Folder of what the first ranks recorded, from which a standby warms up without peers.",
+    "HOLDFAST_WARMED": "Roles in which a standby has warmed up already, as JSON: the runtime's own note.",
     "HOLDFAST_FRESH": "1 in a process that takes over a lost rank without having been a standby.",
 }
 """What the agent sets for each worker, beside the variables of `torchrun`."""

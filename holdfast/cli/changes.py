@@ -16,7 +16,7 @@ from holdfast.history import queries
 from holdfast.history.lease import holder_of
 from holdfast.history.models import Checkpoint, Decision, Generation, Incident, Job, Move, Remark, Step
 from holdfast.history.store import History
-from holdfast.report.wording import count, duration, plural
+from holdfast.report.wording import count, duration, kept, plural
 
 KEPT_STEPS: Final = 200
 """Newest steps kept in memory: for the rate and the curve of the loss."""
@@ -126,7 +126,10 @@ def of_generation(row: Generation) -> Change:
     """Tell a new membership."""
     where = placed({str(node): list(held) for node, held in row.ranks.items()})
     return Change(
-        event="generation", at=row.at, text=f"generation {row.number}: {plural(row.world_size, 'rank')} on {where}", record=_record(row)
+        event="generation",
+        at=row.at,
+        text=f"generation {row.number}: {plural(row.world_size, 'rank')} on {where}{kept(row.facts)}",
+        record=_record(row),
     )
 
 

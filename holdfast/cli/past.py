@@ -14,7 +14,7 @@ from holdfast.history import queries
 from holdfast.history.models import Decision, Fault, Incident, Job, Phase
 from holdfast.history.store import History
 from holdfast.report import phases as known
-from holdfast.report.wording import NOTHING, count, duration, plural, share
+from holdfast.report.wording import NOTHING, count, duration, kept, plural, seat, share
 
 
 def history(reference: str | None, *, limit: int, as_json: bool) -> int:
@@ -119,7 +119,7 @@ def _lines(book: History, job: Job) -> Iterator[tuple[float, str, str]]:
         yield move.at, move.id, f"{move.after}: {move.because}"
     for one in queries.generations(book, job.id):
         nodes = ", ".join(one.ranks)
-        yield one.at, one.id, f"generation {one.number}: {plural(one.world_size, 'rank')} on {nodes}"
+        yield one.at, one.id, f"generation {one.number}: {plural(one.world_size, 'rank')} on {nodes}{kept(one.facts)}"
     numbers = {one.id: one.number for one in queries.incidents(book, job.id)}
     for decision in queries.decisions(book, job.id):
         yield decision.at, decision.id, f"incident {numbers.get(decision.incident_id, '?')}: {decision.rung}, because {decision.because}"
@@ -218,6 +218,8 @@ def _decisions(decisions: Sequence[Decision]) -> None:
         _title("Decided")
     for decision in decisions:
         say(f"  {clock(decision.at)}  {decision.rung} by {decision.rule}, because {decision.because}")
+        for one in decision.act.get("seats") or ():
+            say(f"            {seat(one)}")
         for rule, why in decision.passed_over.items():
             say(f"            passed over {rule}: {why}")
 

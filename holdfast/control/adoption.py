@@ -76,10 +76,9 @@ def _continue(run: Run, generation: int, membership: dict[str, list[int]], row: 
     steps = queries.steps(run.history, run.job.id, generation=generation)
     saved = [one.step or 0 for one in queries.checkpoints(run.history, run.job.id) if one.generation == generation and not one.trouble]
     facts = row.facts if row is not None and row.number == generation and row.facts else None
-    port = row.port if row is not None else 0
-    first = next(iter(membership), "")
-    fresh = Lineup.fresh(generation, membership, (run.fleet.source.address(first) if first else "", port))
-    lineup = Lineup.from_record(facts) if facts else fresh
+    lineup = (
+        Lineup.from_record(facts) if facts else Lineup()
+    )  # not on record: its processes cannot be kept, as nobody knows since when they are
     run.continue_generation(
         generation, membership, lineup=lineup, recorded=max((one.step for one in steps), default=0), saved=max(saved, default=0)
     )

@@ -339,6 +339,8 @@ class Run:
         """Return why the ranks that live could not be kept in their processes; empty when they could."""
         if not self.board.grouped():
             return "the job's process groups are not Holdfast's own"
+        if not self.lineup.incarnations:
+            return "the flow before did not live to record what the processes of this generation know of each other"
         if not self.best:
             return "no step has been made yet"
         if any(view.well for view in self.board.ranks.values()):

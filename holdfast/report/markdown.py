@@ -74,8 +74,7 @@ def _decided(decisions: Sequence[Decision]) -> Iterator[str]:
     for decision in decisions:
         yield f"**{_plain(decision.rung)}** by {_plain(decision.rule)}"
         yield f"> because {_plain(decision.because)}"
-        act = {name: value for name, value in decision.act.items() if value}
-        short = [f"- {_plain(piece.name)}: {_plain(piece.text)}" for piece in pieces(act, longest=LONGEST)]
+        short = [f"- {_plain(piece.name)}: {_plain(piece.text)}" for piece in pieces(wording.act(decision.act), longest=LONGEST)]
         passed = [f"- passed over {_plain(rule)}: {_plain(str(why))}" for rule, why in decision.passed_over.items()]
         if short or passed:
             yield "\n".join(short + passed)

@@ -74,7 +74,7 @@ def page(story: Story) -> str:
         checkpoints=_checkpoints(story),
         most_rows=MOST_ROWS,
         titles={kind: entry.title for kind, entry in detectors.catalogue.CATALOGUE.items()},
-        acted=lambda act: list(evidence.pieces({name: value for name, value in act.items() if value}, longest=longest)),
+        acted=lambda act: list(evidence.pieces(wording.act(act), longest=longest)),
         pieces=lambda found: list(evidence.pieces(found, longest=longest)),
         parts=phases.parts,
         open_case=_open_case(story),

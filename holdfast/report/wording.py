@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 NOTHING: Final = "–"  # noqa: RUF001 (a dash is no hyphen)
 """Stands where a value is not known."""
@@ -95,6 +95,26 @@ def ranks(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in runs) or NOTHING  # noqa: RUF001 (a range)
+
+
+def act(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a decision that say something; who goes on with a lost rank in words."""
+    said = {name: value for name, value in fields.items() if value}
+    if "seats" in said:
+        said["seats"] = [seat(one) for one in said["seats"]]
+    return said
+
+
+def seat(fields: Mapping[str, Any]) -> str:
+    """Say in what process a rank goes on after a take-over."""
+    number, node = fields.get("standby"), fields.get("node")
+    return f"rank {fields.get('rank')} in " + (f"standby {number} on {node}" if number is not None else f"a fresh process on {node}")
+
+
+def kept(facts: Mapping[str, Any] | None) -> str:
+    """Say which ranks of a generation live on from the one before; empty when none does."""
+    living = (facts or {}).get("kept") or []
+    return f", {ranks(living)} of them as they were" if living else ""
 
 
 def visible(text: str) -> str:

@@ -1,0 +1,97 @@
+"""The board of a generation whose processes partly live on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detectors.evidence import GroupTrouble, TakeOverTrouble, WorkerExit
+from holdfast.control.board import Board
+from holdfast.wire import Message
+
+MEMBERSHIP = {"a": [0, 1], "b": [2]}
+
+
+def an_event(name: str, rank: int, generation: int, **facts: Any) -> Message:
+    """Return an event as an agent tells it."""
+    return {"event": name, "rank": rank, "generation": generation, "at": 10.0, "pid": 100 + rank, **facts}
+
+
+def an_exit(rank: int, generation: int, **facts: Any) -> Message:
+    """Return the end of a worker by SIGKILL."""
+    end = {
+        "ended": 9.0,
+        "code": None,
+        "signal": 9,
+        "step": 7,
+        "raised": None,
+        "finished": False,
+        "oom": None,
+        "oom_blind": None,
+        "output": "",
+    }
+    return an_event("worker.exited", rank, generation, ordered=False, **{**end, **facts})
+
+
+def boards() -> tuple[Board, Board]:
+    """Return a generation in which all have told of their groups, and the next one, in which rank 2 is new."""
+    before = Board(1, MEMBERSHIP)
+    for rank in range(3):
+        before.take("a", an_event("worker.started", rank, 1), 10.0)
+        before.take("a", an_event("worker.groups", rank, 1), 10.0)
+        before.take("a", an_event("worker.stepped", rank, 1, step=7, until=None), 10.0)
+    after = Board(2, MEMBERSHIP, since=1, kept=(0, 1))
+    after.keep(before)
+    return before, after
+
+
+def test_who_lives_on_keeps_what_was_known_of_it_and_starts_with_the_agents_word() -> None:
+    """Its groups can be mended again; it has done no step of the new generation."""
+    before, after = boards()
+    assert before.grouped()
+    assert after.grouped()
+    assert not after.all_started()
+    assert after.step_before == 7
+    for rank in (0, 1):
+        after.take("a", an_event("worker.kept", rank, 2, grouped=True), 11.0)
+    after.take("b", an_event("worker.started", 2, 2, standby=4), 11.0)
+    assert after.all_started()
+    assert not after.all_stepped()
+
+
+def test_the_end_of_a_process_that_was_to_be_kept_counts_until_it_is() -> None:
+    """Its agent tells of it under the generation that it knew."""
+    _, after = boards()
+    after.take("a", an_exit(1, 1), 11.0)
+    assert [one.rank for one in after.evidence if isinstance(one, WorkerExit)] == [1]
+    assert after.dead() == {1}
+
+
+def test_the_end_of_a_process_that_was_replaced_is_an_old_story() -> None:
+    """And so is one of a rank that is kept already."""
+    _, after = boards()
+    after.take("b", an_exit(2, 1), 11.0)
+    after.take("a", an_event("worker.kept", 0, 2), 11.0)
+    after.take("a", an_exit(0, 1), 11.0)
+    assert after.evidence == []
+    assert after.dead() == frozenset()
+
+
+def test_broken_groups_and_refusals_are_evidence() -> None:
+    """What belongs to the generation before is none."""
+    _, after = boards()
+    after.take("a", an_event("worker.broken", 0, 1, step=7, group="0", why="told to"), 11.0)
+    assert after.evidence == []
+    after.take("a", an_event("worker.broken", 0, 2, step=7, group="0", why="reset"), 11.0)
+    after.take("a", an_event("worker.cannot", 1, 2, why="no copy"), 11.0)
+    assert after.evidence == [
+        GroupTrouble(node="a", rank=0, at=10.0, why="reset", group="0", step=7),
+        TakeOverTrouble(node="a", rank=1, at=10.0, why="no copy"),
+    ]
+
+
+def test_a_rank_that_went_over_by_itself_is_seen() -> None:
+    """Until that is on record, the generation is not what the flow thinks."""
+    before, _ = boards()
+    assert not before.is_ahead()
+    before.take("a", an_event("worker.switched", 0, 1, for_generation=2), 11.0)
+    assert before.is_ahead()

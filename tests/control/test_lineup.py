@@ -1,0 +1,41 @@
+"""What the processes of a generation know of each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.control.lineup import Lineup
+
+FIRST = Lineup.fresh(3, {"a": [0, 1], "b": [2, 3]}, ("10.0.0.1", 4711))
+
+
+def test_a_fresh_line_up_has_only_new_processes_which_have_all_joined() -> None:
+    """They start together, so none of them waits for the state of another."""
+    assert FIRST.incarnations == {0: 3, 1: 3, 2: 3, 3: 3}
+    assert FIRST.places == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert (FIRST.serve, FIRST.joined, FIRST.changed, FIRST.kept) == (0, 3, [], ())
+
+
+def test_a_replaced_rank_takes_the_place_that_is_free_on_its_node() -> None:
+    """Processes that live keep theirs: a device is not shared by two."""
+    after = FIRST.after(4, {"a": [1, 2], "b": [3]}, frozenset({0, 2}) - {0})
+    assert after.places == {0: 0, 1: 1, 2: 0, 3: 1}
+    moved = FIRST.after(4, {"b": [2, 3, 0], "a": [1]}, frozenset({0}))
+    assert moved.places[0] == 2
+    back = moved.after(5, {"a": [1, 0], "b": [2, 3]}, frozenset({0}))
+    assert back.places[0] == 0
+
+
+def test_who_came_in_a_generation_that_came_to_nothing_is_still_new_in_the_next() -> None:
+    """It may hold no state; once a generation has lived, everybody in it does."""
+    second = FIRST.after(4, {"a": [0, 1], "b": [2, 3]}, frozenset({1}))
+    third = second.after(5, {"a": [0, 1], "b": [2, 3]}, frozenset({3}))
+    assert (second.changed, second.kept) == ([1], (0, 2, 3))
+    assert (third.changed, third.kept, third.incarnations) == ([1, 3], (0, 1, 2), {0: 3, 1: 4, 2: 3, 3: 5})
+    assert replace(third, joined=5).after(6, {"a": [0, 1], "b": [2, 3]}, frozenset({0})).changed == [0]
+
+
+def test_a_line_up_survives_the_history() -> None:
+    """The next flow reads what this one wrote."""
+    second = FIRST.after(4, {"a": [0, 1], "s": [2, 3]}, frozenset({2, 3}))
+    assert Lineup.from_record(second.as_record()) == second

@@ -1,0 +1,111 @@
+"""The pool of standbys: where they wait, in which roles, and what their ends mean."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from holdfast.control.standbys import MOST_LOSSES, Pool, Wanted, places_for
+from holdfast.errors import OrderRefused
+
+ROLES = ((0,), (1, 2, 3))
+
+
+class Agents:
+    """Stands for a fleet: remembers orders, and answers them as told."""
+
+    def __init__(self, *nodes: str, refuses: bool = False) -> None:
+        self.nodes, self.refuses = list(nodes), refuses
+        self.orders: list[tuple[str, str, Any]] = []
+
+    def alive(self) -> list[str]:
+        """Return the nodes."""
+        return self.nodes
+
+    def later(self, node: str, verb: str, *, standbys: Any) -> Future[Any]:
+        """Take an order."""
+        self.orders.append((node, verb, standbys))
+        answer: Future[Any] = Future()
+        if self.refuses:
+            answer.set_exception(OrderRefused(node, verb, "there is no warm starter"))
+        else:
+            answer.set_result({})
+        return answer
+
+
+def a_pool(*nodes: str, refuses: bool = False) -> tuple[Pool, Agents, list[str]]:
+    """Return an empty pool, its agents, and where its remarks go."""
+    agents, remarks = Agents(*nodes, refuses=refuses), list[str]()
+    return Pool(agents, remarks.append), agents, remarks  # type: ignore[arg-type]
+
+
+def wanted(world: int = 4) -> Wanted:
+    """Return what standbys of a job with two roles are for."""
+    return Wanted(roles=ROLES, world=world, environment=lambda rank, number, role: {"RANK": str(rank), "N": str(number), "P": str(role)})
+
+
+def started(agents: Agents) -> list[tuple[str, int, str]]:
+    """Return node, number and role of each standby that was ordered."""
+    return [(node, one["id"], one["environment"]["P"]) for node, verb, standbys in agents.orders if verb == "standby" for one in standbys]
+
+
+def test_standbys_wait_on_spare_nodes_first_and_then_beside_workers_in_turn() -> None:
+    """As many as a spare node has room for; none where there is no node."""
+    assert places_for(3, ["s"], ["a", "b"], 2) == ["s", "s", "a"]
+    assert places_for(5, ["s"], ["a", "b"], 2) == ["s", "s", "a", "b", "a"]
+    assert places_for(1, ["s", "t"], ["a"], 2) == ["s"]
+    assert places_for(2, [], [], 1) == []
+
+
+def test_the_largest_role_gets_the_first_standby() -> None:
+    """Then in turn; each with the environment of a rank of its role."""
+    pool, agents, _ = a_pool("s", "a")
+    pool.keep_up(["s", "s", "a"], wanted())
+    assert started(agents) == [("s", 0, "1"), ("s", 1, "1"), ("a", 2, "0")]
+    assert agents.orders[0][2][0]["environment"]["RANK"] == "1"
+    pool.keep_up(["s", "s", "a"], wanted())
+    assert len(started(agents)) == 3
+
+
+def test_what_is_taken_or_lost_is_replaced_in_its_role_and_a_loss_is_remarked() -> None:
+    """It is no incident: no rank was hurt."""
+    pool, agents, remarks = a_pool("s")
+    pool.keep_up(["s", "s"], wanted())
+    pool.note_ready({"id": 0, "role": 1})
+    assert [one.id for one in pool.ready(4)] == [0]
+    pool.take([0])
+    pool.note_gone({"id": 1, "signal": 9, "code": None, "ordered": False})
+    pool.keep_up(["s", "s"], wanted())
+    assert [one[:2] for one in started(agents)][2:] == [("s", 2), ("s", 3)]
+    assert remarks == ["standby 1 on s was ended by signal 9; another one takes its place"]
+
+
+def test_standbys_of_another_width_are_dropped() -> None:
+    """Their warm-up was for groups that there are no more."""
+    pool, agents, _ = a_pool("s")
+    pool.keep_up(["s"], wanted(4))
+    pool.note_ready({"id": 0, "role": 1})
+    assert pool.ready(3) == ()
+    pool.keep_up(["s"], wanted(3))
+    assert ("s", "drop", [0]) in agents.orders
+    pool.note_gone({"id": 0, "ordered": True})
+    assert [one.id for one in pool.standbys.values()] == [1]
+
+
+def test_after_too_many_losses_no_more_are_started() -> None:
+    """A script that cannot stand by must not eat the node."""
+    pool, agents, remarks = a_pool("s", refuses=True)
+    for _ in range(3 * MOST_LOSSES):
+        pool.keep_up(["s"], wanted())
+    assert len(started(agents)) == MOST_LOSSES
+    assert len(remarks) == MOST_LOSSES
+    assert "no more are started" in remarks[-1]
+
+
+def test_a_pool_that_is_adopted_gives_no_number_twice() -> None:
+    """The agents tell what waits; the next one has a new number."""
+    pool, agents, _ = a_pool("s", "a")
+    pool.adopt("s", {"4": {"pid": 1, "ready": True, "role": 0}}, 4)
+    assert [(one.id, one.node, one.role) for one in pool.ready(4)] == [(4, "s", 0)]
+    pool.keep_up(["s", "a"], wanted())
+    assert started(agents) == [("a", 5, "1")]
