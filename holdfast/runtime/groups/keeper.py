@@ -134,6 +134,7 @@ class Keeper:
     def _decide(self) -> bool:
         assembly, attempt = self.assembly, self.assembly.attempt
         assert assembly.council is not None
+        self._await_device()
         mine = {"ok": not attempt.lost, "switch": self.moves.ready_for(), "facts": bool(self.facts)}
         self._voted_light = self.light()
         try:
@@ -150,6 +151,15 @@ class Keeper:
             attempt.fail("another rank has lost a peer")
         self._switch_agreed, self._facts_agreed = int(told["switch"]), bool(told["facts"])
         return bool(told["ok"])
+
+    def _await_device(self) -> None:
+        """Wait until a GPU has done what the step asked of it: until then nobody can say that its collectives went well."""
+        if any(one.is_cuda for one in self.training.model.parameters()):
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError as error:
+                if not self.assembly.attempt.lost and not _of_groups(error):
+                    raise
 
     def _forward(self) -> set[int]:
         """Return the step that this rank rolls forward to, if it does."""
