@@ -1,4 +1,7 @@
-"""Move a rank's state from those who hold it to who takes its place: tensors over the groups, in slices, each sender a share, all checked on arrival."""
+"""Move a rank's state from those who hold it to who takes its place.
+
+Tensors go over the groups, in slices, each sender a share; all is checked on arrival.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +71,8 @@ def digest(parts: Sequence[Tensor]) -> str:
     """
     whole = hashlib.sha256()
     for part in parts:
+        if part.storage_offset() % 8:  # a parameter that is a view into a flat buffer: words are read where words may lie
+            part = part.clone()  # noqa: PLW2901 (the same bytes)
         words = part.numel() // 8 * 8
         head = part[:words].view(torch.int64)
         blocks = head.numel() // (_BLOCK // 8) * (_BLOCK // 8)
