@@ -1,14 +1,15 @@
 """A tape of what collectives brought in a real iteration, so that a standby can go through one with no peer at all.
 
-Only outputs are kept, once per role, on disk. Zeros in their place would not do: a count that is reduced to zero and divided by, a mask of no
-token, an index out of range end a warm-up in NaN or in an exception. Operations are known by the place of their group among the groups of
-the rank, their name and their shapes; several alike are answered in turn.
+Only outputs are kept, once per role, on disk. Zeros in their place would not do: a count that is reduced to zero and divided by, a mask of
+no token, an index out of range end a warm-up in NaN or in an exception. Operations are known by the place of their group among the groups
+of the rank, their name and their shapes; several alike are answered in turn.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle  # only for the name of its error: a tape is read without running what is in it
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -95,7 +96,7 @@ class Tape:
         """Return the tape at *path*, if there is one that can be read."""
         if path is None:
             return None
-        with suppress(OSError, RuntimeError, EOFError, ValueError):
+        with suppress(OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
             return cls(torch.load(path, weights_only=True))
         return None
 
