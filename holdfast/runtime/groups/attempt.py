@@ -1,4 +1,7 @@
-"""One attempt at a step: whether a peer was lost in it. Nobody is interrupted: what is lost is noted, and the vote at the end of the step asks."""
+"""One attempt at a step: whether a peer was lost in it.
+
+Nobody is interrupted: what is lost is noted, and the vote at the end of the step asks.
+"""
 
 from __future__ import annotations
 

@@ -135,10 +135,7 @@ class Desk:
     def _let_in(self, caller: socket.socket) -> None:
         try:
             caller.settimeout(HELLO_SECONDS)
-            told = json.loads(_read(caller, _HEAD.unpack(_read(caller, _HEAD.size))[3]))
-            if not hmac.compare_digest(str(told["token"]), self._token):
-                raise ValueError("a stranger")
-            key = int(told["rank"]), int(told["incarnation"])
+            key = self._known(json.loads(_read(caller, _HEAD.unpack(_read(caller, _HEAD.size))[3])))
             caller.settimeout(0)
             caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, ValueError, KeyError, TypeError):
@@ -149,6 +146,12 @@ class Desk:
             self._waiting[key] = caller
         if old is not None:
             old.close()
+
+    def _known(self, told: dict[str, Any]) -> tuple[int, int]:
+        """Return which process of which rank calls, if it knows the token."""
+        if not hmac.compare_digest(str(told["token"]).encode(), self._token.encode()):
+            raise ValueError("a stranger")
+        return int(told["rank"]), int(told["incarnation"])
 
     def close(self) -> None:
         """Let nobody in any more."""
@@ -218,13 +221,9 @@ class Council:
 
         The higher rank calls the lower. *find* gives the address of a rank's desk, once it is known. Raise `Abandoned` when given up.
         """
-        missing = set(self.neighbours)
         if before is not None:
-            for rank, peer in list(before.peers.items()):
-                if rank in missing and peer.incarnation == self.incarnations[rank] and not peer.gone and before.rank == self.rank:
-                    self.peers[rank] = before.peers.pop(rank)
-                    missing.discard(rank)
-            before.close()
+            self._inherit(before)
+        missing = self.neighbours - self.peers.keys()
         made = len(missing)
         deadline = time.monotonic() + TALK_SECONDS
         while missing:
@@ -240,6 +239,13 @@ class Council:
                     raise PeerGone(min(missing), f"no connection came about within {TALK_SECONDS:.0f} s")
                 time.sleep(0.002)
         return made
+
+    def _inherit(self, before: Council) -> None:
+        """Take over the connections of *before* whose two ends are the same processes as then."""
+        for rank, peer in list(before.peers.items() if before.rank == self.rank else ()):
+            if rank in self.neighbours and peer.incarnation == self.incarnations[rank] and not peer.gone:
+                self.peers[rank] = before.peers.pop(rank)
+        before.close()
 
     def _reach(self, rank: int, desk: Desk, token: str, find: Callable[[int], tuple[str, int] | None]) -> socket.socket | None:
         if rank > self.rank:
@@ -287,8 +293,9 @@ class Council:
     def _keep_finals(self, rank: int, keep: Callable[[int, bytes], None]) -> None:
         peer = self.peers[rank]
         for frame in [frame for frame in peer.frames if frame[2] == _FINAL]:
-            keep(rank, frame[3])
             peer.frames.remove(frame)
+            if frame[0] == self.generation:  # an older one is of a step that may have been taken back since
+                keep(rank, frame[3])
 
     def leftovers(self, keep: Callable[[int, bytes], None]) -> None:
         """Give *keep* what wards have sent before their end and nobody has read."""

@@ -51,7 +51,10 @@ class Inner:
             raise RuntimeError(f"this group was made for {', '.join(self.backends)} and not for tensors on '{device}'") from None
 
     def abandon(self) -> None:
-        """Have every wait in this group end now, with an error. Nothing in torch's interface does that for gloo; cutting its connections does."""
+        """Have every wait in this group end now, with an error.
+
+        Nothing in torch's interface does that for gloo; cutting its connections does.
+        """
         for one in self.sockets:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -67,14 +70,14 @@ class Inner:
         self.backends.clear()
 
 
-def build(
+def build(  # noqa: PLR0913 (what gloo asks for, and how to give it up)
     store: dist.Store, prefix: str, rank: int, size: int, *, devices: tuple[str, ...], timeout: timedelta, gave_up: Callable[[], bool]
 ) -> Inner:
     """Build a group of *size* members over *store*, where all use the same *prefix*.
 
     Raise `Abandoned` as soon as *gave_up* says so: the thread that builds is left to its own time-out then.
     """
-    return in_thread(lambda: _build(store, prefix, rank, size, devices, timeout), gave_up)
+    return in_thread(lambda: _build(dist.PrefixStore(prefix, store), rank, size, devices, timeout), gave_up)
 
 
 def in_thread(make: Callable[[], T], gave_up: Callable[[], bool]) -> T:
@@ -99,8 +102,7 @@ def in_thread(make: Callable[[], T], gave_up: Callable[[], bool]) -> T:
     return made[0]
 
 
-def _build(store: dist.Store, prefix: str, rank: int, size: int, devices: tuple[str, ...], timeout: timedelta) -> Inner:
-    own = dist.PrefixStore(prefix, store)
+def _build(own: dist.Store, rank: int, size: int, devices: tuple[str, ...], timeout: timedelta) -> Inner:
     backends: dict[str, Any] = {}
     before = set(_sockets())
     gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", own), rank, size, timedelta(seconds=BUILD_SECONDS))
