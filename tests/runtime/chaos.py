@@ -38,7 +38,8 @@ def reach(at: str, step: int | None = None) -> None:
         return
     here = {"rank": int(os.environ["RANK"]), "generation": int(os.environ["HOLDFAST_GENERATION"]), "at": at, "step": step}
     for one in json.loads(os.environ.get("CHAOS") or "[]"):
-        if here.items() <= one.items():
+        if here.items() <= one.items() and one not in _done:
+            _done.append(one)
             ACTS[one["do"]]()
 
 
@@ -46,6 +47,10 @@ def gate(folder: Path, name: str = "gate") -> None:
     """Wait until the flow opens the gate; a standby does not wait for itself."""
     while not os.environ.get("HOLDFAST_STANDBY") and not (folder / name).exists():
         time.sleep(0.005)
+
+
+_done: list[dict[str, Any]] = []
+"""Each fault happens once, although a step may be tried twice."""
 
 
 def _kill() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.runtime.agent_double import AgentDouble
-from tests.runtime.flow_double import Workers
+from tests.runtime.flow_double import UNTIL, Ended, FlowDouble, Job, Workers, undisturbed
 from tests.runtime.ranks import Ranks
 
 REAL_RANKS_SECONDS = 90
@@ -16,7 +17,7 @@ REAL_RANKS_SECONDS = 90
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give tests with real ranks the time that several interpreters on few cores may take."""
     for item in items:
-        if {"ranks", "workers"} & set(getattr(item, "fixturenames", ())) and item.get_closest_marker("timeout") is None:
+        if {"ranks", "workers", "job"} & set(getattr(item, "fixturenames", ())) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(REAL_RANKS_SECONDS))
 
 
@@ -51,3 +52,23 @@ def workers() -> Iterator[Workers]:
     server = Workers()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def whole(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Give one run of copies, all ranks the same model, that nothing disturbs."""
+    return undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "copies", UNTIL))
+
+
+@pytest.fixture
+def job(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """Give what makes a job."""
+    made: list[FlowDouble] = []
+
+    def make(*arguments: object, script: str = "copies", **more: Any) -> FlowDouble:
+        made.append(FlowDouble(workers, tmp_path_factory.mktemp("f"), script, UNTIL, *arguments, **more))
+        return made[-1].begin()
+
+    yield make
+    for flow in made:
+        flow.close()

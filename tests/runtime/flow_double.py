@@ -117,12 +117,13 @@ class FlowDouble:
             self._fork(rank, self._of(rank), f"rank-{rank}")
         return self
 
-    def standby(self, number: int, roles: Sequence[Sequence[int]] | None = None, park: int = 0) -> Message:
-        """Start a standby, and return what it says when it has parked."""
+    def standby(
+        self, number: int, roles: Sequence[Sequence[int]] | None = None, park: int = 0, *, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a standby; `hear` tells when it has parked."""
         known = [list(role) for role in roles or [range(self.ranks)]]
         standing = {"HOLDFAST_STANDBY": str(number), "HOLDFAST_ROLES": json.dumps(known), "HOLDFAST_PARK": str(park)}
-        self._fork(f"s{number}", {**self._of(min(known[park])), **standing}, f"standby-{number}")
-        return self.hear("parked", f"s{number}")
+        self._fork(f"s{number}", {**self._of(min(known[park])), **standing, **(environment or {})}, f"standby-{number}")
 
     def _of(self, rank: int) -> dict[str, str]:
         return {"RANK": str(rank), "LOCAL_RANK": str(rank % self.stride), "HOLDFAST_GENERATION": str(self.generation)}
@@ -305,3 +306,30 @@ class FlowDouble:
         self._server.close()
         for line in self._lines.values():
             line.close()
+
+
+UNTIL = 16
+"""Steps of a job."""
+
+Job = Callable[..., FlowDouble]
+"""Makes and begins a job; what is left of it ends with the test."""
+
+
+def undisturbed(flow: FlowDouble) -> Ended:
+    """Return how *flow* ends when nothing disturbs it."""
+    ended = flow.begin().finish()
+    assert ended.status == [0] * flow.ranks, flow.logs()
+    assert sorted(ended.losses[0]) == list(range(1, UNTIL + 1))
+    flow.close()
+    return ended
+
+
+def assert_undisturbed(flow: FlowDouble, whole: Ended) -> None:
+    """Check that every rank ends with the parameters, and every committed step has the loss, of the run that nothing disturbed."""
+    ended = flow.finish()
+    assert ended.status == [0] * flow.ranks, flow.logs()
+    assert ended.told == whole.told
+    for rank, losses in enumerate(ended.losses):
+        assert losses.items() <= whole.losses[rank].items()
+        assert len(losses) == UNTIL or flow.changes[rank], f"rank {rank} has left out a step"
+    assert {step: loss for losses in ended.losses for step, loss in losses.items()} == whole.losses[0]

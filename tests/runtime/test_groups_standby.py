@@ -1,0 +1,90 @@
+"""Standbys under managed groups: parked with their memory given back, promoted in place or by another run of the script, lost unnoticed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.chaos import fault
+from tests.runtime.flow_double import Ended, FlowDouble, Job, assert_undisturbed
+
+
+def parked(flow: FlowDouble, number: int = 0) -> dict[str, Any]:
+    """Start a standby when the tape has been written, and return what it says when it has parked."""
+    flow.hear("roles")
+    flow.standby(number)
+    return flow.hear("parked", f"s{number}")
+
+
+@pytest.mark.parametrize("how", ["any", "again"])
+def test_a_standby_takes_the_place_of_a_lost_rank(job: Job, whole: Ended, how: str) -> None:
+    """As it stands, where the script promises that nothing depends on the rank; else by another run of its script."""
+    flow = job(how, "gate=8", chaos=[fault(2, "backward", 9)])
+    told = parked(flow)
+    assert told["coverage"] == {"calls": told["coverage"]["played"], "played": told["coverage"]["played"]}
+    standby = flow.pids["s0"]
+    flow.pass_gate()
+    flow.until_dead(2)
+    flow.regroup([2], {2: "s0"})
+    flow.mended()
+    assert flow.pids[2] == standby
+    assert_undisturbed(flow, whole)
+    if how == "any":
+        coverage = flow.hear("coverage", 2)
+        assert (coverage["foreseen"], coverage["first_met"]) == (coverage["calls"], [])
+
+
+def test_a_standby_that_was_killed_while_parked_leaves_the_rank_to_a_fresh_process(job: Job, whole: Ended) -> None:
+    """Nobody in the training notices the standby's end."""
+    flow = job("any", "gate=8", chaos=[fault(1, "backward", 9)])
+    parked(flow)
+    flow.kill("s0")
+    flow.until_dead("s0")
+    flow.pass_gate()
+    flow.until_dead(1)
+    flow.regroup([1])
+    flow.mended()
+    assert_undisturbed(flow, whole)
+
+
+def test_a_promoted_standby_that_dies_before_its_first_step_is_replaced(job: Job, whole: Ended) -> None:
+    """The first replacement is killed with the state on its way to it; the second takes the rank."""
+    flow = job("any", "gate=8", chaos=[fault(3, "backward", 9), fault(3, "loading", generation=2)])
+    parked(flow)
+    flow.pass_gate()
+    flow.until_dead(3)
+    flow.regroup([3], {3: "s0"})
+    flow.until_dead(3)
+    flow.regroup([3])
+    flow.mended()
+    assert_undisturbed(flow, whole)
+
+
+def test_a_parked_standby_holds_less_memory_than_a_rank_at_work(job: Job) -> None:
+    """What it gives back is at least its parameters and the two moments of their optimizer."""
+    width = 2200
+    flow = job(f"width={width}", "gate=8", ranks=2, stride=1)
+    told = parked(flow)
+    pages = int(Path(f"/proc/{flow.pids[0]}/statm").read_text().split()[1])
+    spared = pages * os.sysconf("SC_PAGE_SIZE") - int(told["rss"])
+    assert spared > 3 * 4 * width * width
+
+
+def test_what_a_tape_holds_and_what_it_does_not(job: Job) -> None:
+    """A standby without a tape ends in the NaN that zeros bring; one with it parks, and tells later which call it had not met."""
+    flow = job(script="counted", ranks=2, stride=1, chaos=[fault(0, "forward", 9)])
+    flow.hear("roles")
+    flow.standby(1, environment={"HOLDFAST_TAPES": str(flow.folder / "none")})
+    assert flow.hear("exception", "s1")["message"] == "the loss is nan"
+    parked(flow)
+    flow.pass_gate()
+    flow.until_dead(0)
+    flow.regroup([0], {0: "s0"})
+    flow.mended()
+    coverage = flow.hear("coverage", 0)
+    assert coverage["first_met"] == ["0/allreduce/(7,)float32"]
+    assert coverage["calls"] == coverage["foreseen"] + 1
+    assert flow.finish().status == [0, 0]
