@@ -147,16 +147,14 @@ class Assembly:
         if generation < self.generation.number and generation <= self._over:
             return
         self._over = max(self._over, generation)
-        if self.sandbox is not None:
-            return
-        if generation >= self.generation.number:
+        council = self.council
+        if council is not None and council.generation <= generation:
+            council.give_up()
+        if self.sandbox is None and generation >= self.generation.number:
             self.attempt.fail(f"the flow has ended generation {generation}")
             for group in list(self.groups):
                 if lost & set(group.ranks):
                     group.abandon(f"rank(s) {', '.join(map(str, sorted(lost & set(group.ranks))))} lost")
-            council = self.council
-            if council is not None and council.generation <= generation:
-                council.give_up()
 
     def wait_for(self, *words: str, newer: int = 0) -> Message:
         """Wait for an order of one of these kinds for a generation above *newer*, and take it."""

@@ -285,7 +285,8 @@ class Keeper:
         attempt = self.assembly.attempt
         if why:
             group = next(iter(attempt.broken), "")
-            link().report("broken", generation=self.assembly.generation.number, step=self.live, group=group, why=why[:500])
+            generation = max(self._tried, self.assembly.generation.number)  # in a meeting: the one that could not be come into
+            link().report("broken", generation=generation, step=self.live, group=group, why=why[:500])
 
     def _meet(self) -> Meeting:
         """Wait for the next generation and learn from the others where everybody stands."""
