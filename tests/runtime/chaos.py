@@ -18,6 +18,7 @@ from typing import Any
 
 from holdfast.runtime.checkpoint import Saver
 from holdfast.runtime.groups.assembly import Assembly, assembly
+from holdfast.runtime.groups.council import _DOWN, Peer
 from holdfast.runtime.groups.keeper import Keeper
 from holdfast.runtime.groups.mover import Mover
 from holdfast.runtime.link import link
@@ -108,3 +109,18 @@ _around(Assembly, "convene", "meeting")
 _around(Mover, "_receive", "loading", "loaded")
 _around(Saver, "save", "saving")
 _around(Mover, "_send", "giving")
+
+
+def _before_answers() -> None:
+    """Make a place before each answer to a vote: ``answer-2`` is where the root is about to tell rank 2 how a vote ended."""
+    real = Peer.send
+
+    def send(self: Peer, generation: int, number: int, kind: int, body: bytes) -> None:
+        if kind == _DOWN:
+            reach(f"answer-{self.rank}", link().step)
+        real(self, generation, number, kind, body)
+
+    Peer.send = send  # type: ignore[method-assign]
+
+
+_before_answers()
