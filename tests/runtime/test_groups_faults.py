@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.runtime.chaos import fault
@@ -32,14 +34,17 @@ def test_two_at_once_are_replaced_together(job: Job, whole: Ended, lost: list[in
     assert_undisturbed(flow, whole)
 
 
-def test_a_rank_and_its_buddy_lost_at_once_are_beyond_repair_and_everybody_says_so(job: Job) -> None:
-    """Nobody keeps their generators and positions, and there is no checkpoint: all say `cannot`, with the reason, and nobody goes on."""
-    flow = job(chaos=[fault(1, "backward", 7), fault(3, "backward", 7)])
-    flow.until_dead(1, 3)
-    flow.regroup([1, 3])
+def test_a_rank_lost_with_all_who_keep_its_light_state_is_beyond_repair_and_everybody_says_so(job: Job) -> None:
+    """Nobody has its generators and position, and there is no checkpoint: all say `cannot`, with the reason, and nobody goes on."""
+    lost = [1, 2, 3]
+    flow = job(chaos=[fault(rank, "backward", 7) for rank in lost])
+    flow.until_dead(*lost)
+    flow.regroup(lost)
     reasons = {flow.hear("cannot", rank, generation=2)["why"] for rank in range(4)}
-    lack = "nobody has the generators and the position in the data of ranks 1 and 3 at step 6"
-    assert reasons == {f"{lack}, and there is no whole checkpoint"}
+    assert len(reasons) == 1
+    assert re.fullmatch(
+        r"nobody has the generators and the position in the data of ranks? 1.* at step 6, and there is no whole checkpoint", reasons.pop()
+    )
     assert flow.of("regrouped") == []
 
 
