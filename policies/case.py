@@ -35,6 +35,8 @@ class Recovery:
     """The node the root fault spoke against."""
     gained: bool
     """Whether the job made a step it had never made before, until the next fault."""
+    overtaken: bool = False
+    """It was a take-over, and another loss came while it was being carried out: that says nothing about the script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

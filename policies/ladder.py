@@ -37,7 +37,7 @@ class StopWhenFruitless:
         for one in reversed(case.past):
             if one.gained:
                 break
-            run += 1
+            run += not one.overtaken
         if run < case.budget.fruitless:
             return Pass(f"{run} of {case.budget.fruitless} recoveries in a row without a new step")
         return Decision(

@@ -186,7 +186,7 @@ def choose(run: Run, incident: IncidentInWork, diagnosis: Diagnosis) -> Turn:
     if answer.decision.rung is Rung.GIVE_UP:
         return Turn(Event.GAVE_UP, answer.decision.because)
     root = diagnosis.root
-    run.attempts.append(Attempt(at=now, rung=answer.decision.rung, node=root.node, best=run.best))
+    run.attempts.append(Attempt(at=now, rung=answer.decision.rung, node=root.node, best=run.best, incident=incident.row.id))
     run.failures_before.append(Before(node=root.node, step=root.step, signature=root.signature))
     return Turn(Event.DECIDED, answer.decision.because)
 

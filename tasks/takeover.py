@@ -44,9 +44,16 @@ def isolate(run: Run, incident: IncidentInWork) -> Turn:
 
 def _failed(run: Run, refused: dict[str, str], all_wrong: dict[str, Any]) -> Turn:
     """Turn what agents refused into evidence; one that is gone is noticed as that."""
+    _note(run, refused)
+    return Turn(Event.FAULTED, "; ".join(str(error) for error in all_wrong.values()))
+
+
+def _note(run: Run, refused: dict[str, str]) -> None:
+    """Take note of what agents refused, after all that they had told before: mostly that a rank has ended which was to be kept."""
+    if refused:
+        run.pump(0.0)
     now = time.time()
     run.board.evidence.extend(TakeOverTrouble(node=node, at=now, why=why) for node, why in refused.items())
-    return Turn(Event.FAULTED, "; ".join(str(error) for error in all_wrong.values()))
 
 
 def let_go(run: Run, nodes: tuple[str, ...], *, lost: set[str], because: str) -> None:
@@ -100,8 +107,7 @@ def regroup(run: Run, decision: Decision) -> None:
         else:
             run.held[node] = run.generation
             run.pool.take(standbys)
-    now = time.time()
-    run.board.evidence.extend(TakeOverTrouble(node=node, at=now, why=str(error)) for node, error in wrong.items())
+    _note(run, {node: str(error) for node, error in wrong.items()})
 
 
 def facts_of(lineup: Lineup, token: str) -> dict[str, Any]:

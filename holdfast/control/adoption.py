@@ -104,6 +104,7 @@ def _remember(run: Run) -> None:
                 rung=Rung(decision.rung),
                 node=root.node if root else None,
                 best=(incident.step_before or 0) if incident else 0,
+                incident=decision.incident_id,
             )
         )
         if root:

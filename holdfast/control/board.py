@@ -134,6 +134,9 @@ class Board:
         for rank in self.kept & before.ranks.keys():
             view, old = self.ranks[rank], before.ranks[rank]
             view.pid, view.managed, view.hello, view.grouped, view.until = old.pid, old.managed, old.hello, old.grouped, old.until
+            view.ended, view.raised, view.well = old.ended, old.raised, old.well
+        # Who was to live on and has ended since that was decided: its end belongs to this generation, or nobody would answer it.
+        self.evidence += [seen for seen in before.evidence if isinstance(seen, WorkerExit) and seen.rank in self.kept]
 
     def _on_worker_started(self, _node: str, event: Message) -> None:
         view = self.ranks[event["rank"]]

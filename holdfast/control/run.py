@@ -48,6 +48,8 @@ class Attempt:
     rung: Rung
     node: str | None
     best: int
+    incident: str
+    """Id of the incident that it is to answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -463,10 +465,17 @@ class Run:
         """Return the earlier recoveries with what each gained until the next one."""
         if not self.attempts:
             return ()
-        nexts = [(one.at, one.best) for one in self.attempts[1:]] + [(now, self.best)]
+        present = self.incident.row.id if self.incident is not None else ""
+        nexts = [(one.at, one.best, one.incident) for one in self.attempts[1:]] + [(now, self.best, present)]
         return tuple(
-            Recovery(at=one.at, rung=one.rung, node=one.node, gained=best > one.best if self.managed else at - one.at > SETTLED)
-            for one, (at, best) in zip(self.attempts, nexts, strict=True)
+            Recovery(
+                at=one.at,
+                rung=one.rung,
+                node=one.node,
+                gained=best > one.best if self.managed else at - one.at > SETTLED,
+                overtaken=one.rung is Rung.TAKE_OVER and one.incident == incident,
+            )
+            for one, (at, best, incident) in zip(self.attempts, nexts, strict=True)
         )
 
     def budget(self) -> Budget:

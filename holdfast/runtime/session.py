@@ -164,9 +164,10 @@ class Session(AbstractContextManager["Session"]):
         """Take note of a step that is done; with managed groups, if all ranks have applied it."""
         if self._keeper is not None and (self._keeper.warming or not self._keeper.end(number)):
             return
-        if self._keeper is not None and self._keeper.damaged:
-            loss = math.nan  # it was summed up after the vote, without a peer that was lost meanwhile
-        self.step, self.loss = number, loss
+        if self._keeper is not None:
+            loss = None if self._keeper.damaged else loss  # summed up after the vote, without a peer that was lost meanwhile
+            self._keeper.last = loss, seconds
+        self.step, self.loss = number, loss if loss is not None or self._keeper is None else math.nan
         link().beat(number, loss, seconds, self._until)
         if self._keeping is not None and (self._keeping.due(number) or (number == self._until and self._keeping.every > 0)):
             self._save()
@@ -243,6 +244,7 @@ class Session(AbstractContextManager["Session"]):
 
     def _mend(self, keeper: Keeper) -> None:
         """Come into the next generation together with the other ranks, and go on from the newest step that they hold."""
+        is_new = keeper.new
         verdict = keeper.mend()
         self._world = World.present()
         if self._saver is not None and self._keeping is not None:
@@ -255,6 +257,10 @@ class Session(AbstractContextManager["Session"]):
                 self._generators = None
         self.step = keeper.live
         link().resumed(self.step, self.resumed_from if verdict["checkpoint"] is not None else None)
+        if is_new and self.step and verdict.get("told"):
+            loss, seconds = verdict["told"]  # the process before may have ended before it could tell of its last step
+            self.loss = math.nan if loss is None else loss
+            link().beat(self.step, loss, seconds, self._until)
 
     def _whole_steps(self) -> list[int]:
         """Return the steps of the checkpoints that look whole."""

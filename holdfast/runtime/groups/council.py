@@ -3,7 +3,7 @@
 A vote at every step must not hang with the collectives that it judges, must be given up the moment the flow ends a generation, and
 a change of one rank must cost a few connections whatever the size of the job. So it does not go through gloo or NCCL.
 
-Rank r talks to its parent (r - 1) // `FAN` and its children, and to its *buddy*, who keeps r's light state (random generators, position
+Rank r talks to its parent (r - 1) // `FAN` and its children, and to its *buddies*, who keep r's light state (random generators, position
 in the data) for whoever takes r's place. Frames carry the generation; what is left of an older one is dropped unread.
 """
 
@@ -190,9 +190,16 @@ def children_of(rank: int, size: int) -> list[int]:
     return [child for child in range(rank * FAN + 1, rank * FAN + FAN + 1) if child < size]
 
 
-def buddy_of(rank: int, size: int, stride: int) -> int | None:
-    """Return who keeps the light state of *rank*: one on another node, where there is one."""
-    return None if size == 1 else (rank + (stride if size > stride else 1)) % size
+def buddies_of(rank: int, size: int, stride: int) -> list[int]:
+    """Return who keeps the light state of *rank*: two ranks on other nodes, of *stride* ranks each, as far as there are any.
+
+    Two, so that a rank and one of its buddies may be lost at once; on two nodes they are two ranks of the other one.
+    """
+    step = stride if size > stride else 1
+    first, second = (rank + step) % size, (rank + 2 * step) % size
+    if second == rank:
+        second = first // step * step + (first + 1) % step
+    return [one for one in dict.fromkeys((first, second)) if one != rank and one < size]
 
 
 class Council:
@@ -201,8 +208,8 @@ class Council:
     def __init__(self, rank: int, size: int, generation: int, incarnations: dict[int, int], stride: int) -> None:
         self.rank, self.size, self.generation, self.incarnations = rank, size, generation, incarnations
         self.parent, self.children = parent_of(rank), children_of(rank, size)
-        self.buddy = buddy_of(rank, size, stride)
-        self.wards = [other for other in range(size) if other != rank and buddy_of(other, size, stride) == rank]
+        self.buddies = buddies_of(rank, size, stride)
+        self.wards = [other for other in range(size) if rank in buddies_of(other, size, stride)]
         self.peers: dict[int, Peer] = {}
         self._number = 0
         self._wake, self._waker = os.pipe()
@@ -214,7 +221,7 @@ class Council:
     def neighbours(self) -> set[int]:
         """Ranks that this one is connected to."""
         found = {*self.children, *self.wards}
-        return found | {one for one in (self.parent, self.buddy) if one is not None}
+        return found | {*self.buddies} | ({self.parent} if self.parent is not None else set())
 
     def convene(self, before: Council | None, desk: Desk, token: str, find: Callable[[int], tuple[str, int] | None]) -> int:
         """Keep the connections of *before* that are still right, make the others; return how many were made.
@@ -269,26 +276,30 @@ class Council:
     def vote(self, value: T, merge: Callable[[T, T], T], absent: T, light: bytes, keep: Callable[[int, bytes], None]) -> T:
         """Merge every rank's *value* as `reduce` does; a rank that is gone counts as *absent*, so that the others learn of it at once.
 
-        Before its value this rank's *light* state goes to its buddy, and *keep* is given those of its wards: what comes back
-        from a vote for a step means that every light state is in two places.
+        Before its value this rank's *light* state goes to its buddies, and *keep* is given those of its wards: what comes back
+        from a vote for a step means that every light state is in other places too.
         """
         self._number += 1
-        try:
-            if self.buddy is not None:
-                self._peer(self.buddy).send(self.generation, self._number, _LIGHT, light)
-            for rank in self.wards:
+        for buddy in self.buddies:
+            try:
+                self._peer(buddy).send(self.generation, self._number, _LIGHT, light)
+            except PeerGone:  # the others wait for theirs all the same
+                value = absent
+        for rank in self.wards:
+            try:
                 told = self._await(rank, _LIGHT)
+            except PeerGone:
+                value = absent
+            else:
                 self._keep_finals(rank, keep)
                 keep(rank, told)
-        except PeerGone:
-            value = absent
         return self._merge(value, merge, absent)
 
     def finally_(self, light: bytes) -> None:
-        """Tell the buddy that the light state has changed since the vote; nobody waits for that."""
-        if self.buddy is not None:
+        """Tell the buddies that the light state has changed since the vote; nobody waits for that."""
+        for buddy in self.buddies:
             with suppress(PeerGone):
-                self._peer(self.buddy).send(self.generation, self._number, _FINAL, light)
+                self._peer(buddy).send(self.generation, self._number, _FINAL, light)
 
     def _keep_finals(self, rank: int, keep: Callable[[int, bytes], None]) -> None:
         peer = self.peers[rank]

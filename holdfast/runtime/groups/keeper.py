@@ -54,6 +54,8 @@ class Keeper:
         """The last step that this rank has applied."""
         self.new = False
         """This process takes a place in a generation that others are in already."""
+        self.last: tuple[float | None, float] = (None, 0.0)
+        """Loss and seconds of the last step: a process that comes in does not know them."""
         self.facts: dict[str, Any] = {}
         """What all ranks know of each other: pieces, groups, roles; gathered once, handed to newcomers."""
         self._checkpoints = checkpoints
@@ -319,15 +321,17 @@ class Keeper:
         assembly.connect(generation)
         assembly.convene(generation)
         assert assembly.council is not None
-        told = assembly.council.gather(self._holding(generation))
-        if self.new:
-            self.take_facts(generation, next((one["facts"] for one in told.values() if one["facts"]), {}))
-        else:
+        if not self.new:
             self._lights = {
                 rank: kept for rank, kept in self._lights.items() if rank in assembly.council.wards or rank in generation.changed
             }
+        knows = assembly.council.gather(bool(self.facts) and not self.new)
+        first = min((rank for rank, has in knows.items() if has), default=-1)
+        facts = assembly.council.reduce(self.facts if generation.rank == first else {}, lambda one, other: one or other)
+        if self.new:
+            self.take_facts(generation, facts)
         told = assembly.council.gather(self._holding(generation))  # now under the names that a newcomer's groups have here
-        checkpoints = {step for one in told.values() for step in one["checkpoints"]}
+        checkpoints = set.intersection(*(set(one["checkpoints"]) for one in told.values()))  # of those that every rank can see
         found = plan(_holdings(told, self.facts), checkpoints)
         clock.lap("meet")
         if isinstance(found, NoPlan):
@@ -344,15 +348,12 @@ class Keeper:
 
     def _holding(self, generation: Generation) -> dict[str, Any]:
         """Return what this rank tells the others about itself."""
-        survivors = [rank for rank in range(generation.world) if rank not in generation.changed]
-        first = bool(survivors) and generation.rank == survivors[0]
         return {
             "live": None if self.new else self.live,
             "prepared": self._step if self._unknown and self._decision is None else None,
             "groups": self.assembly.status(generation),
             "lights": {str(rank): sorted(kept) for rank, kept in self._lights.items()},
-            "facts": self.facts if first else {},
-            "checkpoints": self._checkpoints() if first else [],
+            "checkpoints": self._checkpoints(),
         }
 
     def _finish(self, meeting: Meeting) -> Verdict:
@@ -372,7 +373,9 @@ class Keeper:
         if meeting.plan.checkpoint:
             assembly.council.reduce({"ok": True}, _both)
         else:  # so that a buddy that is new has the light state of its ward before anything can happen to that
-            assembly.council.vote({"ok": True}, _both, {"ok": False}, self._packed(self.light()), self._keep)
+            mine: dict[str, Any] = {"ok": True, "told": None if self.new else [generation.rank, *self.last]}
+            told = assembly.council.vote(mine, _both, {"ok": False, "told": None}, self._packed(self.light()), self._keep)
+            verdict["told"] = told["told"][1:] if told["told"] else None
         assembly.enter(generation)
         assembly.renew()
         assembly.rebuild_later(generation, later)
@@ -482,6 +485,8 @@ def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Merge two votes."""
     merged = {"ok": one["ok"] and other["ok"]}
+    if "told" in one:  # the lowest rank's word counts
+        merged["told"] = min((each["told"] for each in (one, other) if each["told"]), key=lambda told: told[0], default=None)
     if "switch" in one:
         merged |= {"switch": min(one["switch"], other["switch"]), "facts": one["facts"] and other["facts"]}
     return merged

@@ -4,7 +4,7 @@
 
 It is a Python subclass of `torch.distributed.ProcessGroup` and registered as backend ``holdfast``, so that whatever makes groups (DDP,
 FSDP2, `DeviceMesh`, pipelining, functional collectives) makes these. A lost peer does not raise: the loss is noted, the
-operation is given zeros, later ones in this group do nothing, and the step ends in a vote that says no.
+operation is answered as equals would answer it, later ones in this group do nothing, and the step ends in a vote that says no.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
 
 from holdfast.runtime.failure import is_peer_loss
 from holdfast.runtime.groups.attempt import Attempt
+from holdfast.runtime.groups.equals import as_equals
 from holdfast.runtime.groups.inner import Inner
 
 BACKEND: Final = "holdfast"
@@ -41,12 +43,20 @@ class Listener(Protocol):
         """Take note of an operation; return what to call when it has ended well, if anything."""
 
 
+class Call(NamedTuple):
+    """An operation: its name, where its results go, and what goes into it."""
+
+    name: str
+    outputs: list[Tensor]
+    inputs: list[Tensor]
+
+
 class ManagedWork(dist.Work):
     """An operation in work; its end is never an exception when a peer was lost."""
 
-    def __init__(self, group: ManagedGroup, inner: Inner, work: Any, outputs: list[Tensor], ended: Callable[[], None] | None) -> None:  # noqa: ANN401
+    def __init__(self, group: ManagedGroup, inner: Inner, work: Any, call: Call, ended: Callable[[], None] | None) -> None:  # noqa: ANN401
         super().__init__()
-        self._group, self._inner, self._work, self._outputs, self._ended = group, inner, work, outputs, ended
+        self._group, self._inner, self._work, self._call, self._ended = group, inner, work, call, ended
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end; a lost peer is noted, not raised."""
@@ -54,7 +64,7 @@ class ManagedWork(dist.Work):
             self._work.wait(timeout) if timeout else self._work.wait()
         except RuntimeError as error:
             self._group.lose(self._inner, error)
-            self._group.zero(self._outputs)
+            self._group.stand_in(*self._call)
             return True
         if self._ended is not None:
             ended, self._ended = self._ended, None
@@ -72,11 +82,11 @@ class ManagedWork(dist.Work):
                     self._group.lose(self._inner, error)
                 except RuntimeError as real:  # nobody could catch it in this thread: the vote raises it
                     self._group.attempt.fail(f"{type(real).__name__}: {real}", self._group.group_name)
-                self._group.zero(self._outputs)
+                self._group.stand_in(*self._call)
             else:
                 if self._ended is not None:
                     self._ended()
-            return self._outputs
+            return self._call.outputs
 
         return self._work.get_future().then(settle)
 
@@ -94,11 +104,13 @@ class ManagedWork(dist.Work):
 
     def result(self) -> list[Tensor]:
         """Return the outputs."""
-        return self._outputs
+        return self._call.outputs
 
     def source_rank(self) -> int:
         """Return who sent, for an operation that takes from anybody."""
         return int(self._work._source_rank())  # noqa: SLF001 (torch's name for it)
+
+    _source_rank = source_rank
 
     def synchronize(self) -> None:
         """Wait as `wait` does."""
@@ -141,6 +153,8 @@ class DoneWork(dist.Work):
     def source_rank(self) -> int:
         """Return a rank; nobody sent anything."""
         return 0
+
+    _source_rank = source_rank
 
     def synchronize(self) -> None:
         """Return at once."""
@@ -203,12 +217,10 @@ class ManagedGroup(dist.ProcessGroup):
         self.attempt.fail(str(error), self.group_name)
         inner.abandon()  # errors of gloo do not travel: the next rank in the ring would wait until its time-out
 
-    def zero(self, outputs: Sequence[Tensor]) -> None:
-        """Leave nothing in *outputs* that could hurt, such as an index out of range: this attempt does not count."""
+    def stand_in(self, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> None:
+        """Put into *outputs* what hurts nobody: this attempt does not count, and a script that checks its numbers must not end over it."""
         self.attempt.damaged += 1
-        with torch.no_grad():
-            for one in outputs:
-                one.detach().zero_()
+        as_equals(name, self.rank(), outputs, inputs)
 
     def take_place(self, name: str, ranks: list[int], me: int) -> None:
         """Become the group *name* of *ranks*: a standby built it for another rank of the same role."""
@@ -305,7 +317,7 @@ class ManagedGroup(dist.ProcessGroup):
             self.sandbox.answer(self, name, outputs, inputs)
             return DoneWork(outputs)
         if self.is_broken:
-            self.zero(outputs)
+            self.stand_in(name, outputs, inputs)
             return DoneWork(outputs)
         if self._inner is None:
             self._there.wait()
@@ -318,9 +330,9 @@ class ManagedGroup(dist.ProcessGroup):
             work = call(inner.backend(device or (outputs or inputs)[0].device.type))
         except RuntimeError as error:
             self.lose(inner, error)
-            self.zero(outputs)
+            self.stand_in(name, outputs, inputs)
             return DoneWork(outputs)
-        return ManagedWork(self, inner, work, outputs, ended)
+        return ManagedWork(self, inner, work, Call(name, outputs, inputs), ended)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401 (torch's signatures, here and below)
         """See `torch.distributed.all_reduce`."""
@@ -348,17 +360,17 @@ class ManagedGroup(dist.ProcessGroup):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_gather`."""
-        lists, inputs, opts = [list(one) for one in outputs], _several(inputs), opts or dist.AllgatherOptions()
+        lists, inputs, opts = [list(one) for one in outputs], _several(inputs), opts or AllgatherOptions()
         return self._run("allgather", _flat(lists), inputs, lambda backend: backend.allgather(lists, inputs, opts))
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_gather_coalesced`."""
-        lists, inputs, opts = [list(one) for one in outputs], _several(inputs), opts or dist.AllgatherOptions()
+        lists, inputs, opts = [list(one) for one in outputs], _several(inputs), opts or AllgatherOptions()
         return self._run("allgather_coalesced", _flat(lists), inputs, lambda backend: backend.allgather_coalesced(lists, inputs, opts))
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_gather_into_tensor`."""
-        opts = opts or dist.AllgatherOptions()
+        opts = opts or AllgatherOptions()
         return self._run("all_gather_single", [output], [tensor], lambda backend: backend._allgather_base(output, tensor, opts))  # noqa: SLF001
 
     _allgather_base = all_gather_single
