@@ -104,13 +104,6 @@ def _around(kind: type, name: str, before: str, after: str = "") -> None:
     setattr(kind, name, method)
 
 
-_around(Keeper, "_decide", "vote", "voted")
-_around(Assembly, "convene", "meeting")
-_around(Mover, "_receive", "loading", "loaded")
-_around(Saver, "save", "saving")
-_around(Mover, "_send", "giving")
-
-
 def _before_answers() -> None:
     """Make a place before each answer to a vote: ``answer-2`` is where the root is about to tell rank 2 how a vote ended."""
     real = Peer.send
@@ -123,4 +116,10 @@ def _before_answers() -> None:
     Peer.send = send  # type: ignore[method-assign]
 
 
-_before_answers()
+if "CHAOS" in os.environ:  # in a worker: a test that only names faults must not break its own process
+    _around(Keeper, "_decide", "vote", "voted")
+    _around(Assembly, "convene", "meeting")
+    _around(Mover, "_receive", "loading", "loaded")
+    _around(Saver, "save", "saving")
+    _around(Mover, "_send", "giving")
+    _before_answers()
