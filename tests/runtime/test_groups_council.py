@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -228,3 +229,21 @@ def test_a_hello_that_is_too_long_is_not_read() -> None:
         line.sendall(council._HEAD.pack(0, 0, council._HELLO, 2**31))
         assert line.recv(1) == b""
     desk.close()
+
+
+@pytest.mark.parametrize("lost", range(1, 8))
+def test_a_rank_known_to_be_gone_does_not_keep_light_states_from_the_other_buddy(table: Callable[..., Table], lost: int) -> None:
+    """The others vote to the end, and the vote is no."""
+    sitting = table(8, stride=2)
+    sitting.councils[lost].close()
+    left = [rank for rank in range(8) if rank != lost]
+
+    def known() -> bool:
+        peers = [sitting.councils[rank].peers.get(lost) for rank in left]
+        for peer in peers:
+            if peer is not None and not peer.gone:
+                peer.pump(select.POLLIN)
+        return all(peer is None or peer.gone for peer in peers)
+
+    wait_until(known, seconds=5)
+    assert sitting.all(lambda one: vote(one, {}), ranks=left) == [{"ok": False}] * 7

@@ -150,3 +150,26 @@ def test_a_piece_that_nobody_else_holds_comes_from_the_checkpoint(job: Job, apar
     assert {(one["source"], one["step"]) for one in told} == {("checkpoint", 5)}
     assert_undisturbed(flow, apart)
     assert (flow.pids[0], flow.pids[2]) == (first[0], first[2])
+
+
+def test_a_script_that_checks_its_loss_outlives_a_doomed_attempt(job: Job) -> None:
+    """It divides by a count that is summed over all ranks, and ends itself when the loss is not finite: a lost rank must not take it along."""
+    flow = job("strict", script="counted", ranks=2, stride=1, chaos=[fault(0, "forward", 9)])
+    flow.pass_gate()
+    flow.until_dead(0)
+    flow.regroup([0])
+    flow.until(lambda: flow.of("regrouped", 1) or flow.of("exception", 1), "an outcome")
+    assert flow.of("exception", 1) == []
+
+
+def test_a_loss_summed_up_after_the_vote_is_right_or_not_told(job: Job, whole: Ended) -> None:
+    """Rank 2 dies after it applied step 7, before the loss is reduced: the step counts, and nobody tells a wrong loss for it."""
+    flow = job("late", chaos=[fault(2, "applied", 7)])
+    flow.until_dead(2)
+    flow.regroup([2])
+    flow.mended()
+    ended = flow.finish()
+    assert ended.status == [0] * 4
+    for losses in ended.losses:
+        assert {step: loss for step, loss in losses.items() if loss is not None}.items() <= whole.losses[0].items()
+    assert [told["model"] for told in ended.told] == [told["model"] for told in whole.told]

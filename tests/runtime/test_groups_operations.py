@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import threading
+from datetime import timedelta
 
+import pytest
+import torch
+import torch.distributed as dist
+
+from holdfast.runtime.groups.attempt import Attempt
+from holdfast.runtime.groups.inner import build
+from holdfast.runtime.groups.managed import ManagedGroup
+from holdfast.runtime.groups.sandbox import Sandbox
+from holdfast.runtime.threads import let_go
 from tests.runtime.flow_double import FlowDouble, Job, Workers
 
 
@@ -31,3 +41,38 @@ def test_an_order_ends_a_wait_that_would_never_end(job: Job) -> None:
     flow.kill(1)
     told = flow.finish().told[0]
     assert told == {"told": [0.0, 0.0, 0.0], "lost": True, "why": "the flow has ended generation 1"}
+
+
+def test_receiving_from_anybody_tells_who_sent() -> None:
+    """Torch asks the work for it."""
+    store, groups = dist.HashStore(), dict[int, ManagedGroup]()
+    short = timedelta(seconds=20)
+
+    def make(rank: int) -> None:
+        group = ManagedGroup("anybody", [0, 1], rank, Attempt(), short)
+        group.give(build(store, "anybody", rank, 2, devices=("cpu",), timeout=short, gave_up=lambda: False), {})
+        groups[rank] = group
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in (0, 1)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    sent = groups[0].send([torch.ones(2)], 1, 0)
+    work = groups[1].recv_anysource([torch.zeros(2)], 0)
+    work.wait()
+    sent.wait()
+    assert work._source_rank() == 0
+    let_go()
+    for group in groups.values():
+        group.shutdown()
+
+
+def test_operations_need_no_options() -> None:
+    """Torch's own callers leave them out now and then."""
+    group = ManagedGroup("alone", [0, 1, 2], 2, Attempt(), timedelta(seconds=1))
+    group.sandbox = Sandbox(None, [group])
+    gathered = torch.zeros(6)
+    group.all_gather_single(gathered, torch.ones(2))
+    group.allreduce_coalesced([torch.ones(2)])
+    assert gathered.tolist() == [1.0] * 6
