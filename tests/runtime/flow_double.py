@@ -82,7 +82,7 @@ class Ended:
     """How a job ended: what each rank *told* at its end, the *losses* it committed by step, and its last exit *status*."""
 
     told: list[Any]
-    losses: list[dict[int, float]]
+    losses: list[dict[int, float | None]]
     status: list[int]
 
 
@@ -288,9 +288,9 @@ class FlowDouble:
         ]
         return Ended(told, self.losses(), status)
 
-    def losses(self) -> list[dict[int, float]]:
+    def losses(self) -> list[dict[int, float | None]]:
         """Return what each rank has committed, by step; a step that is done again must have the same loss."""
-        found: list[dict[int, float]] = [{} for _ in range(self.ranks)]
+        found: list[dict[int, float | None]] = [{} for _ in range(self.ranks)]
         for beat in self.of("beat"):
             kept = found[self._rank_of[beat["pid"]]].setdefault(beat["step"], beat["loss"])
             assert kept == beat["loss"], (beat, self.logs())

@@ -153,7 +153,7 @@ def test_a_piece_that_nobody_else_holds_comes_from_the_checkpoint(job: Job, apar
 
 
 def test_a_script_that_checks_its_loss_outlives_a_doomed_attempt(job: Job) -> None:
-    """It divides by a count that is summed over all ranks, and ends itself when the loss is not finite: a lost rank must not take it along."""
+    """It divides by a count that all ranks sum up, and ends itself when the loss is not finite: a lost rank must not take it along."""
     flow = job("strict", script="counted", ranks=2, stride=1, chaos=[fault(0, "forward", 9)])
     flow.pass_gate()
     flow.until_dead(0)
