@@ -98,8 +98,8 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:  # noqa: ANN401 (w
 
 
 def arguments_of(steps: int) -> list[str]:
-    """Return the script's arguments: a line a step, so that both sides are timed by the same words."""
-    return ["--steps", str(steps), "--print-every", "1"]
+    """Return the script's arguments: a line a step, so that both sides are timed by the same words; groups that only a restart can mend."""
+    return ["--steps", str(steps), "--print-every", "1", "--stock-groups"]
 
 
 # -- Holdfast ----------------------------------------------------------------------------------------------------------

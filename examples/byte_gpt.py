@@ -186,6 +186,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--bytes", type=int, default=2_000_000, help="at most so much text")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--print-every", type=int, default=10, metavar="STEPS", help="steps between two lines about the loss")
+    parser.add_argument("--stock-groups", action="store_true", help="let torch make the groups: a fault is answered by a restart")
     parser.add_argument("--result", type=Path, help="write the final loss and the parameters' SHA-256 to this JSON file")
     return parser.parse_args()
 
@@ -196,7 +197,8 @@ def main() -> None:
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     torch.manual_seed(given.seed)  # the same first weights on every rank
     torch.use_deterministic_algorithms(mode=True)
-    holdfast.join()
+    if not given.stock_groups:
+        holdfast.join()
 
     model = ByteGPT(given.width, given.layers, given.heads, given.context)
     optimizer = torch.optim.AdamW(decayed(model, 0.1), lr=given.lr, betas=(0.9, 0.95))
