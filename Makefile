@@ -10,7 +10,7 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-BENCHMARKS ?= restart
+BENCHMARKS ?= restart takeover overhead
 
 # -qq: pip tells errors, not warnings about places that it looked at. The constraints hold for what builds the package too.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq

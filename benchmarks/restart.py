@@ -23,24 +23,22 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.measuring import ROOT, prefect, wait_for
 from holdfast.chaos import Chaos
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, queries
-from holdfast.prefect_server import TemporaryServer
 from holdfast.process import marked
 
-ROOT: Final = Path(__file__).resolve().parents[1]
 SCRIPT: Final = ROOT / "examples" / "byte_gpt.py"
 RANKS: Final = 4
 VICTIM: Final = 2
 KILL_AT: Final = 13
 SAVE_EVERY: Final = 5
-PATIENCE: Final = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +83,6 @@ class StepClock:
     def close(self) -> None:
         """Stop following."""
         self._over.set()
-
-
-def wait_for(condition: Callable[[], Any], what: str) -> Any:  # noqa: ANN401 (whatever the condition returns)
-    """Return the first true answer of *condition*; fail loudly, a benchmark that hangs measures nothing."""
-    until = time.monotonic() + PATIENCE
-    while not (answer := condition()):
-        if time.monotonic() > until:
-            raise TimeoutError(f"{what} did not come within {PATIENCE:.0f} s")
-        time.sleep(0.002)
-    return answer
 
 
 def arguments_of(steps: int) -> list[str]:
@@ -233,17 +221,6 @@ def summary(rounds: list[Round]) -> dict[str, Any]:
             facts[f"{name}_range"] = [round(min(values), 4), round(max(values), 4)]
             facts[f"{name}_all"] = [round(value, 4) for value in values]
     return facts
-
-
-@contextmanager
-def prefect(place: Path) -> Iterator[dict[str, str]]:
-    """Give the environment of a Prefect server that serves all rounds."""
-    server = TemporaryServer(place / "server.log", {**os.environ, "PREFECT_HOME": str(place / "prefect"), "PYTHONPATH": str(ROOT)})
-    try:
-        server.wait()
-        yield server.environment
-    finally:
-        server.close()
 
 
 def main() -> None:

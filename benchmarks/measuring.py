@@ -1,0 +1,56 @@
+"""What the benchmarks share: waiting, one Prefect server for all rounds, and how a figure is written down."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.prefect_server import TemporaryServer
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PATIENCE: Final = 180.0
+
+
+def wait_for(condition: Callable[[], Any], what: str, *, every: float = 0.002) -> Any:  # noqa: ANN401 (whatever the condition returns)
+    """Return the first true answer of *condition*; fail loudly, a benchmark that hangs measures nothing."""
+    until = time.monotonic() + PATIENCE
+    while not (answer := condition()):
+        if time.monotonic() > until:
+            raise TimeoutError(f"{what} did not come within {PATIENCE:.0f} s")
+        time.sleep(every)
+    return answer
+
+
+@contextmanager
+def prefect(place: Path) -> Iterator[dict[str, str]]:
+    """Give the environment of a Prefect server that serves all rounds."""
+    server = TemporaryServer(place / "server.log", {**os.environ, "PREFECT_HOME": str(place / "prefect"), "PYTHONPATH": str(ROOT)})
+    try:
+        server.wait()
+        yield server.environment
+    finally:
+        server.close()
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Return median, P99 (the worst one, where there are fewer than a hundred), number and range of *values*."""
+    ordered = sorted(values)
+    if not ordered:
+        return {"median": None, "p99": None, "n": 0}
+    return {
+        "median": round(statistics.median(ordered), 4),
+        "p99": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], 4),
+        "n": len(ordered),
+        "range": [round(ordered[0], 4), round(ordered[-1], 4)],
+    }
+
+
+def figure(values: Sequence[float], goal: Any, goals_met: dict[str, bool], **details: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
+    """Return what a key of the result holds: the spread of *values*, the goals, and whether each was met."""
+    met = bool(values) and all(goals_met.values())
+    return {**spread(values), "goal": goal, "met": met, "goals_met": goals_met, **details}

@@ -1,0 +1,84 @@
+"""The training script of the benchmarks: an MLP under DDP, by default of about 10 million parameters.
+
+It writes down when each step was done (steps.py). A file ``raise-N`` in the working directory makes rank N raise at its next step, and
+``raised-N`` tells when it did; a file ``die-N`` makes it kill itself. ``--stock-groups`` leaves the groups to torch:
+then only a restart helps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import holdfast
+from benchmarks.steps import StepNotes
+
+
+def fail_if_asked(rank: int) -> None:
+    """Raise or die, once, when the file that asks for it is there."""
+    with suppress(FileNotFoundError):
+        Path(f"die-{rank}").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    with suppress(FileNotFoundError):
+        Path(f"raise-{rank}").unlink()
+        Path(f"raised-{rank}").write_text(f"{time.time():.6f}")
+        raise RuntimeError("the benchmark asked for an exception")
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=9)
+    parser.add_argument("--batch", type=int, default=24)
+    parser.add_argument("--compile", action="store_true", help="train what torch.compile makes of the model")
+    parser.add_argument("--stock-groups", action="store_true")
+    parser.add_argument("--timeout", type=float, help="seconds that torch's own groups wait for a peer")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train until killed."""
+    given = arguments()
+    if not given.stock_groups:
+        holdfast.join()
+    else:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=given.timeout) if given.timeout else None)
+    torch.manual_seed(1)
+    width = given.width
+    model = nn.Sequential(*(layer for _ in range(given.layers) for layer in (nn.Linear(width, width), nn.GELU())), nn.Linear(width, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    numbers = TensorDataset(torch.randn(4096, width), torch.randn(4096, 8))
+    order: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(numbers, drop_last=True)
+    loader = holdfast.Loader(DataLoader(numbers, given.batch, sampler=order, drop_last=True))
+    notes = StepNotes()
+    with holdfast.session(model=model, optimizer=optimizer, data=loader, any_rank=True) as session:
+        parallel = session.settled(DistributedDataParallel(model, bucket_cap_mb=1000))
+        forward = torch.compile(parallel) if given.compile else parallel
+        batches = iter(loader)
+        for step in session.steps():
+            begin = time.perf_counter()
+            fail_if_asked(session.rank)
+            values, wanted = next(batches)
+            loss = nn.functional.mse_loss(forward(values), wanted)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step.commit(loss)
+            if session.step == step.number:  # not in a warm-up, and not in a step that did not count
+                notes.note(session.rank, session.step, time.perf_counter() - begin)
+
+
+if __name__ == "__main__":
+    main()
