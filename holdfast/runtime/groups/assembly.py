@@ -7,6 +7,7 @@ groups in one order, that of their names, so that no two wait for each other cro
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import socket
@@ -32,6 +33,8 @@ from holdfast.wire import Message
 
 log = logging.getLogger("holdfast.runtime")
 
+STUCK_SECONDS: Final = 10.0
+"""Seconds after the end of a generation from which on a rank that is still in it says where it stands."""
 PATIENCE: Final = 0.002
 """Seconds between two looks at something that another rank is about to do."""
 
@@ -106,7 +109,8 @@ class Assembly:
         self._news = threading.Condition()
         self._over = 0
         """The newest generation that the flow has ended."""
-        self._lost: frozenset[int] = frozenset()
+        self._met = 0
+        """The newest generation that this rank has left for a meeting."""
 
     def record(self) -> None:
         """Record what operations bring, from the first group on, until the keeper says that it is enough."""
@@ -151,10 +155,29 @@ class Assembly:
         if council is not None and council.generation <= generation:
             council.give_up()
         if self.sandbox is None and generation >= self.generation.number:
+            if not self.attempt.lost:
+                self._watch_the_way_out(generation)
             self.attempt.fail(f"the flow has ended generation {generation}")
             for group in list(self.groups):
                 if lost & set(group.ranks):
                     group.abandon(f"rank(s) {', '.join(map(str, sorted(lost & set(group.ranks))))} lost")
+
+    def _watch_the_way_out(self, generation: int) -> None:
+        """Leave in the log where this rank is when it has not come to the next meeting after a while: it waits for something endless."""
+
+        def look() -> None:
+            if self._met < generation:
+                log.warning("generation %d ended %.0f s ago, this rank is still in it; its threads stand here:", generation, STUCK_SECONDS)
+                with suppress(OSError, ValueError):  # an output that is no file
+                    faulthandler.dump_traceback(all_threads=True)
+
+        timer = threading.Timer(STUCK_SECONDS, look)
+        timer.daemon = True
+        timer.start()
+
+    def note_meeting(self) -> None:
+        """Note that this rank has left whatever it did in the present generation."""
+        self._met = max(self._met, self._over, self.generation.number)
 
     def wait_for(self, *words: str, newer: int = 0) -> Message:
         """Wait for an order of one of these kinds for a generation above *newer*, and take it."""

@@ -293,6 +293,7 @@ class Keeper:
     def _meet(self) -> Meeting:
         """Wait for the next generation and learn from the others where everybody stands."""
         assembly = self.assembly
+        assembly.note_meeting()
         if not self.new and not self._retracted:
             # Others may be in the step that this rank has not begun, and wait for it there, in a group that has lost nobody.
             assembly.cut("this rank goes no further in this generation")
