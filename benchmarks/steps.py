@@ -39,6 +39,11 @@ class StepNotes:
         os.write(self._files[rank], f"{os.getpid()} {step} {time.time():.6f} {seconds:.6f} {time.process_time():.6f}\n".encode())
 
 
+def now() -> float:
+    """Return the time, on the clock of the lines."""
+    return time.time()
+
+
 def read(folder: Path, ranks: int) -> dict[int, list[Done]]:
     """Return what every rank has written so far, in its order."""
     return {rank: list(_lines(folder / f"steps-{rank}.txt")) for rank in range(ranks)}

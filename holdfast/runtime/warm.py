@@ -7,6 +7,7 @@ It never runs a thread, an operator or a CUDA call before it forks, so that a fo
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib
 import importlib.machinery
 import importlib.util
@@ -25,7 +26,7 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from holdfast.process import die_with_parent
-from holdfast.runtime import promoted
+from holdfast.runtime import leaving, promoted
 from holdfast.runtime.promoted import Again
 from holdfast.wire import LineBuffer, Message, encode
 
@@ -39,9 +40,13 @@ def main() -> None:
     done = _preload(sys.argv[2:])
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # or every fork would print what is left in it
+    gc.collect()
+    gc.freeze()  # what is imported stays: collections in workers need not look at it, and leave its memory shared
     channel.sendall(encode({"ready": True, "preloaded": done, "seconds": time.monotonic() - begin}))
     worker = _serve(channel)
-    if worker is not None:
+    if worker is None:
+        leaving.note(None)
+    else:
         worker()
 
 
@@ -164,8 +169,10 @@ def _run(argv: list[str]) -> None:
             if not isinstance(error, SystemExit | KeyboardInterrupt):
                 _report(error)
             _hide_our_frames()
+            leaving.note(error)
             raise  # the interpreter does what it does for any script: print, run exit handlers, end with the right status
         else:
+            leaving.note(None)
             return
 
 

@@ -21,6 +21,9 @@ if __name__ == "__main__":
     if not sys.flags.safe_path:
         del sys.path[0]  # this file's folder; a worker gets its script's instead
     this_holdfast()
+    from holdfast.runtime import leaving
+
+    leaving.prepare()
     from holdfast.runtime import warm
 
     warm.main()
