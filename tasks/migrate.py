@@ -74,7 +74,7 @@ class Move:
         try:
             self._wait(lambda: bool(run.roles) and run.board.all_stepped() and run.board.grouped(), self._why_not_yet)
             leavers, source = self._leavers()
-            target = self._target(source)
+            target = self._target(source, len(leavers))
             seats = self._seats(leavers, target)
             lineup = self._plan(seats)
             told = True
@@ -113,12 +113,14 @@ class Move:
             raise CannotMove("all ranks would move at once; at least one has to stay, so that the others find it")
         return leavers, node
 
-    def _target(self, source: str) -> str:
-        """Return the node to move to, with an agent: the one asked for, else a spare one, else any free one."""
+    def _target(self, source: str, count: int) -> str:
+        """Return the node to move to, with an agent: the one asked for, else a spare one, one with room, or any free one."""
         fleet, wanted = self.run.fleet, self.asked.target
         if wanted == source:
             raise CannotMove(f"the ranks are on {source} already")
-        candidates = [wanted] if wanted else [*self.run.spares(), *(node for node in fleet.free() if node not in fleet.alive())]
+        room = self.run.room()
+        roomy = sorted((node for node in room if room[node] >= count and node != source), key=lambda node: -room[node])
+        candidates = [wanted] if wanted else [*roomy, *(node for node in fleet.free() if node not in fleet.alive())]
         refused = []
         for node in candidates:
             if node in fleet.alive():

@@ -14,7 +14,7 @@ from holdfast.history import queries
 from holdfast.history.models import Decision, Fault, Incident, Job, Phase
 from holdfast.history.store import History
 from holdfast.report import phases as known
-from holdfast.report.wording import NOTHING, count, duration, kept, plural, seat, share
+from holdfast.report.wording import NOTHING, count, duration, kept, plural, seat, share, taken_over
 
 
 def history(reference: str | None, *, limit: int, as_json: bool) -> int:
@@ -186,6 +186,8 @@ def _incident_facts(one: Incident) -> Iterator[tuple[str, str]]:
         lost = f"; {plural(one.steps_lost, 'step')} computed again" if one.steps_lost is not None else ""
         resumed = f", resumed after step {count(one.resumed_step)}" if one.resumed_step is not None else ""
         yield "steps", f"had reached {count(one.step_before)}{resumed}{lost}"
+    if one.facts:
+        yield "take-over", "\n".join(taken_over(one.facts))
     after = f" → {one.generation_after}" if one.generation_after is not None else ""
     yield "generation", f"{one.generation_before}{after}"
     yield "id", one.id

@@ -102,6 +102,10 @@ class Board:
         self.step_before = 0
         """Newest step any rank has finished."""
         self.overrun: Overrun | None = None
+        self.regrouped: dict[int, Message] = {}
+        """By rank, how it came into this generation."""
+        self.covered: dict[int, Message] = {}
+        """By rank that a standby took, how much of its first step the warm-up had foreseen."""
         self._now = 0.0
 
     # -- taking in ----------------------------------------------------------------------------------------------------
@@ -158,6 +162,12 @@ class Board:
     def _on_worker_broken(self, node: str, event: Message) -> None:
         why, group = str(event.get("why", "it did not say why")), str(event.get("group", ""))
         self.evidence.append(GroupTrouble(node=node, rank=event["rank"], at=event["at"], why=why, group=group, step=event.get("step")))
+
+    def _on_worker_regrouped(self, _node: str, event: Message) -> None:
+        self.regrouped[event["rank"]] = event
+
+    def _on_worker_coverage(self, _node: str, event: Message) -> None:
+        self.covered[event["rank"]] = event
 
     def _on_worker_cannot(self, node: str, event: Message) -> None:
         why = str(event.get("why", "it did not say why"))

@@ -18,6 +18,7 @@ from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
 from holdfast.control.move import MoveInWork
 from holdfast.control.plan import roles_environment, seat_environment
+from holdfast.control.rebuilt import facts_of
 from holdfast.control.requests import Requests
 from holdfast.control.standbys import Pool, Wanted, places_for
 from holdfast.errors import LeaseLost
@@ -327,6 +328,11 @@ class Run:
         """Return the nodes with an agent and no ranks."""
         return tuple(node for node in self.fleet.alive() if node not in self.members)
 
+    def room(self) -> dict[str, int]:
+        """Return how many more ranks each node with an agent could hold: spare nodes, and those that a take-over left with fewer."""
+        ranks = self.board.membership
+        return {node: max(0, self.spec.nodes.ranks - len(ranks.get(node, ()))) for node in self.fleet.alive()}
+
     def drop_dead_spares(self) -> None:
         """Let go of spares whose agents are gone: no rank is hurt, so it is recorded and no incident."""
         for node, why in self.fleet.gone().items():
@@ -353,9 +359,9 @@ class Run:
         """Start the standbys that are missing, beside training that runs."""
         if not (self.roles and self.board.grouped() and self.board.all_stepped()):
             return
-        spares, nodes = self.spares(), self.spec.nodes
-        count = nodes.standbys if nodes.standbys is not None else nodes.ranks * min(nodes.spare, len(spares))
-        self.pool.keep_up(places_for(count, spares, self.members, nodes.ranks), self.wanted())
+        nodes, room = self.spec.nodes, self.room()
+        count = nodes.standbys if nodes.standbys is not None else min(nodes.ranks * nodes.spare, sum(room.values()))
+        self.pool.keep_up(places_for(count, room, self.members), self.wanted())
 
     def wanted(self) -> Wanted:
         """Return what this job's standbys are to be good for."""
@@ -441,9 +447,10 @@ class Run:
         row.outcome, row.closed_at, row.generation_after = outcome, now, self.generation
         if outcome == "recovered":
             self._account(incident, now)
+            row.facts = facts_of(self.board.regrouped, self.board.covered)
         for phase in incident.rows():
             self.recorder.add(phase)
-        fields = ("rung", "outcome", "closed_at", "generation_after", "resumed_step", "steps_lost", "downtime_s", "because")
+        fields = ("rung", "outcome", "closed_at", "generation_after", "resumed_step", "steps_lost", "downtime_s", "because", "facts")
         self.recorder.amend(models.Incident, row.id, **{name: getattr(row, name) for name in fields})
         self.tell("incident", {"incident": incident})
         self.incident = None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
 from holdfast.control.fleet import Fleet
 from holdfast.errors import WorldError
+from holdfast.report import wording
 from holdfast.wire import Message
 from policies.ladder import Standby
 
@@ -87,9 +88,11 @@ class Pool:
         self._next = max(self._next, number + 1)
 
     def note_ready(self, event: Message) -> None:
-        """Learn that a standby has parked."""
+        """Learn that a standby has parked; what it holds and what it has seen is worth a remark."""
         one = self.standbys.get(event["id"])
         if one is not None:
+            if not one.ready:
+                self._remark(f"standby {one.id} on {one.node} {_parked(event)}")
             one.ready, one.role = True, int(event.get("role", one.role) or 0)
 
     def note_gone(self, event: Message) -> None:
@@ -169,11 +172,21 @@ class Pool:
         yield from zip(nodes[:missing], sorted(parks.elements(), key=order.index), strict=False)
 
 
-def places_for(count: int, spares: Sequence[str], members: Sequence[str], ranks_per_node: int) -> list[str]:
-    """Return the node of each of *count* standbys: spare nodes first, as many as they have ranks' room; the rest beside workers in turn."""
-    places = [node for node in spares for _ in range(ranks_per_node)][:count]
+def places_for(count: int, room: Mapping[str, int], members: Sequence[str]) -> list[str]:
+    """Return the node of each of *count* standbys: where there is *room* for ranks, most of it first; the rest beside workers in turn."""
+    roomy = sorted((node for node in room if room[node] > 0), key=lambda node: -room[node])
+    places = [node for node in roomy for _ in range(room[node])][:count]
     rest = count - len(places)
     return places + [members[place % len(members)] for place in range(rest)] if members else places
+
+
+def _parked(event: Message) -> str:
+    """Say how a standby warmed up."""
+    coverage, size, seconds = event.get("coverage") or {}, event.get("rss"), event.get("seconds")
+    after = f" after {wording.duration(seconds)}" if seconds is not None else ""
+    memory = f", holding {wording.size(size)} of memory" if size is not None else ""
+    calls = f"; {coverage.get('played')} of {coverage['calls']} calls were answered from the tape" if coverage.get("calls") else ""
+    return f"is warm and parked{after}{memory}{calls}"
 
 
 def _how(event: Message) -> str:

@@ -158,6 +158,8 @@ class Incident(SQLModel, table=True):
     downtime_s: float | None = None
     """From *fault_at* to the first new step (first start of all workers for scripts that report no steps)."""
     because: str = ""
+    facts: dict[str, Any] | None = _maybe_json()
+    """What a take-over did inside the workers; see `holdfast.control.rebuilt`."""
 
 
 class Fault(SQLModel, table=True):

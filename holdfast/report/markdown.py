@@ -47,6 +47,7 @@ def _summary(incident: Incident) -> str:
         ("Steps lost", wording.count(incident.steps_lost)),
         ("Steps", steps),
         ("Generation", generation),
+        *(("Take-over", _plain(sentence)) for sentence in wording.taken_over(incident.facts)),
     ]
     return _table(("", ""), rows)
 

@@ -77,6 +77,7 @@ def page(story: Story) -> str:
         acted=lambda act: list(evidence.pieces(wording.act(act), longest=longest)),
         pieces=lambda found: list(evidence.pieces(found, longest=longest)),
         parts=phases.parts,
+        taken_over=wording.taken_over,
         open_case=_open_case(story),
     )
 

@@ -16,6 +16,8 @@ _HOUR: Final = 3600
 _DAY: Final = 86400
 _BYTES: Final = 1000
 _KEPT_CONTROLS: Final = "\n\t"
+_PHASES: Final = {"meet": "meet", "step": "finish the step", "groups": "build groups", "load": "move state"}
+"""What a rank does on its way into a new generation."""
 _FORMAT_KEPT: Final = "\u200d"
 """The joiner that holds emoji together is the one format character that cannot mislead a reader."""
 
@@ -115,6 +117,28 @@ def kept(facts: Mapping[str, Any] | None) -> str:
     """Say which ranks of a generation live on from the one before; empty when none does."""
     living = (facts or {}).get("kept") or []
     return f", {ranks(living)} of them as they were" if living else ""
+
+
+def taken_over(facts: Mapping[str, Any] | None) -> list[str]:
+    """Say what a take-over did inside the workers, a sentence each; empty when it was none."""
+    if not facts:
+        return []
+    said = [f"{plural(facts.get('rebuilt') or 0, 'group')} built anew, {facts.get('kept') or 0} kept"]
+    if facts.get("bytes"):
+        speed = f" at {size(round(facts['bandwidth']))}/s" if facts.get("bandwidth") else ""
+        said.append(f"{size(facts['bytes'])} of state taken from living ranks{speed}, over {', '.join(facts.get('interfaces') or [])}")
+    elif facts.get("source") == "checkpoint":
+        said.append("no living rank held the state: all went on from a checkpoint")
+    phases = {name: seconds for name, seconds in (facts.get("seconds") or {}).items() if seconds}
+    if phases:
+        said.append(
+            "the slowest rank took " + ", ".join(f"{duration(seconds)} to {_PHASES.get(name, name)}" for name, seconds in phases.items())
+        )
+    for rank, one in (facts.get("coverage") or {}).items():
+        new = one.get("first_met") or []
+        met = f"; first met after the promotion: {', '.join(map(str, new))}" if new else ""
+        said.append(f"rank {rank}: the warm-up had foreseen {one.get('foreseen')} of {one.get('calls')} calls of the first step{met}")
+    return said
 
 
 def visible(text: str) -> str:

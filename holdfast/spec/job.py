@@ -64,8 +64,8 @@ class Nodes(Part):
     standbys: StrictInt | None = Field(
         default=None,
         ge=0,
-        description="Warm processes that wait to take over lost ranks, on spare nodes first; empty: one for each rank of the spare nodes "
-        "where the script's groups can be mended (`holdfast.join`), else none.",
+        description="Warm processes that wait to take over lost ranks, where nodes have room first, then beside workers; empty: as many as "
+        "the spare nodes have ranks, while there is room, if the script's groups can be mended (`holdfast.join`), else none.",
     )
 
     @property

@@ -50,11 +50,12 @@ def started(agents: Agents) -> list[tuple[str, int, str]]:
 
 
 def test_standbys_wait_on_spare_nodes_first_and_then_beside_workers_in_turn() -> None:
-    """As many as a spare node has room for; none where there is no node."""
-    assert places_for(3, ["s"], ["a", "b"], 2) == ["s", "s", "a"]
-    assert places_for(5, ["s"], ["a", "b"], 2) == ["s", "s", "a", "b", "a"]
-    assert places_for(1, ["s", "t"], ["a"], 2) == ["s"]
-    assert places_for(2, [], [], 1) == []
+    """As many as a node has room for, the emptiest first; none where there is no node."""
+    assert places_for(3, {"a": 0, "b": 0, "s": 2}, ["a", "b"]) == ["s", "s", "a"]
+    assert places_for(5, {"a": 0, "b": 0, "s": 2}, ["a", "b"]) == ["s", "s", "a", "b", "a"]
+    assert places_for(3, {"a": 1, "b": 0, "s": 2}, ["a", "b"]) == ["s", "s", "a"]
+    assert places_for(1, {"a": 0, "s": 2, "t": 2}, ["a"]) == ["s"]
+    assert places_for(2, {}, []) == []
 
 
 def test_the_largest_role_gets_the_first_standby() -> None:
@@ -77,7 +78,7 @@ def test_what_is_taken_or_lost_is_replaced_in_its_role_and_a_loss_is_remarked() 
     pool.note_gone({"id": 1, "signal": 9, "code": None, "ordered": False})
     pool.keep_up(["s", "s"], wanted())
     assert [one[:2] for one in started(agents)][2:] == [("s", 2), ("s", 3)]
-    assert remarks == ["standby 1 on s was ended by signal 9; another one takes its place"]
+    assert remarks == ["standby 0 on s is warm and parked", "standby 1 on s was ended by signal 9; another one takes its place"]
 
 
 def test_standbys_of_another_width_are_dropped() -> None:

@@ -81,11 +81,13 @@ def regroup(order: dict[str, Any]) -> bool:
     step = min(int((folder / f"met-{generation}-{other}").read_text()) for other in survivors)
     if was_new and joins:
         line.report("groups")
+    if standby is not None:
+        line.report("coverage", calls=2, foreseen=2, kinds=1, first_met=[])
     joins, standby = False, None
     line.mark("group", time.monotonic() - begin)
     line.mark("load", 0.0)
     line.report(
-        "regrouped", generation=generation, step=step, seconds={"all": time.monotonic() - begin}, rebuilt=1, kept=0, source=0, bytes=8
+        "regrouped", generation=generation, step=step, seconds={"all": time.monotonic() - begin}, rebuilt=1, kept=0, source="live", bytes=8
     )
     line.resumed(step, None)
     return True

@@ -79,6 +79,10 @@ def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(
     assert newest(play).ranks == {"node-0": [0], "node-2": [1]}
     assert "standby 0 on node-2" in play.incidents()[0].because
     assert newest(play).facts is not None
+    facts = play.incidents()[0].facts
+    assert facts is not None
+    assert (facts["source"], facts["rebuilt"], list(facts["coverage"])) == ("live", 1, ["1"])
+    assert any("standby 0 on node-2 is warm and parked" in one.text for one in queries.remarks(stage.history, play.job.id))
     stands_by(play)
     play.chaos.power_off(0)
     recovered(play, 2)

@@ -46,6 +46,24 @@ def test_a_size_is_said_in_three_digits(number: int | None, words: str) -> None:
     assert wording.size(number) == words
 
 
+def test_what_a_takeover_did_is_said_in_sentences() -> None:
+    """Groups, state, phases, and what the warm-up had not foreseen; nothing of a recovery that was none."""
+    facts = {
+        "source": "live", "seconds": {"meet": 0.012, "groups": 0.02, "load": 0.1, "step": 0.0}, "rebuilt": 2, "kept": 5, "bytes": 113_000_000,
+        "bandwidth": 1.2e9, "interfaces": ["10.0.0.1"],
+        "coverage": {"3": {"calls": 9, "foreseen": 9, "first_met": []}, "7": {"calls": 4, "foreseen": 3, "first_met": ["0 barrier"]}},
+    }  # fmt: skip
+    assert wording.taken_over(facts) == [
+        "2 groups built anew, 5 kept",
+        "113 MB of state taken from living ranks at 1.2 GB/s, over 10.0.0.1",
+        "the slowest rank took 12 ms to meet, 20 ms to build groups, 100 ms to move state",
+        "rank 3: the warm-up had foreseen 9 of 9 calls of the first step",
+        "rank 7: the warm-up had foreseen 3 of 4 calls of the first step; first met after the promotion: 0 barrier",
+    ]
+    assert "checkpoint" in wording.taken_over({**facts, "bytes": 0, "source": "checkpoint"})[1]
+    assert wording.taken_over(None) == []
+
+
 @given(numbers=st.sets(st.integers(0, 40)))
 def test_ranks_are_written_as_ranges_that_name_each_once(numbers: set[int]) -> None:
     """The ranges, read back, are the ranks."""

@@ -1,0 +1,32 @@
+"""What a take-over did inside the workers, as they told of it: for the history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.wire import Message
+
+
+def facts_of(regrouped: Mapping[int, Message], covered: Mapping[int, Message]) -> dict[str, Any] | None:
+    """Return what came of it, or None when no rank has told.
+
+    ``seconds``: by phase, of the slowest rank. ``rebuilt``, ``kept``: groups, of the rank with most. ``bytes``: state that was taken;
+    ``bandwidth``: bytes a second, of the slowest transfer; ``interfaces``: addresses the ranks are reached at. ``coverage``: by promoted
+    rank the calls of its first step, how many of them its warm-up had foreseen, and the kinds that were new.
+    """
+    if not regrouped:
+        return None
+    told = list(regrouped.values())
+    names = dict.fromkeys(name for one in told for name in one.get("seconds") or {})
+    speeds = [one["bandwidth"] for one in told if one.get("bandwidth")]
+    return {
+        "source": str(told[0].get("source", "")),
+        "seconds": {name: max(float(one["seconds"].get(name, 0.0)) for one in told if one.get("seconds")) for name in names},
+        "rebuilt": max(int(one.get("rebuilt", 0)) for one in told),
+        "kept": max(int(one.get("kept", 0)) for one in told),
+        "bytes": sum(int(one.get("bytes", 0)) for one in told) // 2,  # each is counted by who sends and by who takes it
+        "bandwidth": min(speeds, default=None),
+        "interfaces": sorted({str(one["interface"]) for one in told if one.get("interface")}),
+        "coverage": {str(rank): {name: one.get(name) for name in ("calls", "foreseen", "first_met")} for rank, one in covered.items()},
+    }
