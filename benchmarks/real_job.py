@@ -137,6 +137,7 @@ class Job:
             "ordered": (row.ordered_at or row.detected_at) - at,
             "steps_lost": back.steps_lost,
             "memory": max(ratios, default=None),
+            "inside": (row.facts or {}).get("seconds", {}),
         }
 
     def _closed(self, known: int) -> models.Incident | None:

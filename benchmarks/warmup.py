@@ -17,6 +17,7 @@ from benchmarks.measuring import ROOT, figure, spread
 
 SCRIPT: Final = ROOT / "benchmarks" / "train.py"
 SIZE: Final = ("--width", "512", "--layers", "4", "--batch", "64")
+WAYS: Final = {"eager": (), "compiled": ("--compile",)}
 COLD_OVER_WARM: Final = 10.0
 FIRST: Final = 1.5
 AFTER: Final = 8
@@ -29,16 +30,16 @@ def rounds(number: int, *, without_cache: bool = True) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="hf-warmup-") as folder:
         starter = Starter(Path(folder))
         try:
-            for way, more in {"eager": (), "compiled": ("--compile",)}.items():
-                found += _of(way, more, number, Path(folder), starter, without_cache=without_cache and way == "compiled")
+            for way in WAYS:
+                found += _of(way, number, Path(folder), starter, without_cache=without_cache and way == "compiled")
         finally:
             starter.close()
     return found
 
 
-def _of(way: str, more: tuple[str, ...], number: int, folder: Path, starter: Starter, *, without_cache: bool) -> list[dict[str, Any]]:
+def _of(way: str, number: int, folder: Path, starter: Starter, *, without_cache: bool) -> list[dict[str, Any]]:
     place = folder / way
-    job = Driver(starter, place, [str(SCRIPT), *SIZE, *more], 2, {"TORCHINDUCTOR_CACHE_DIR": str(place / "cache")})
+    job = Driver(starter, place, [str(SCRIPT), *SIZE, *WAYS[way]], 2, {"TORCHINDUCTOR_CACHE_DIR": str(place / "cache")})
     found = []
     try:
         job.run(AFTER)
@@ -64,11 +65,11 @@ def judged(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the figure: the time to the first useful step of a standby that runs compiled code."""
     ways = {one["way"]: [other for other in found if other["way"] == one["way"]] for one in found}
     seconds = {way: statistics.median(one["seconds"] for one in ones) for way, ones in ways.items()}
-    ratio = {way: round(seconds[f"{way}, cold start"] / seconds[f"{way}, standby"], 1) for way in ("eager", "compiled")}
+    ratio = {way: round(seconds[f"{way}, cold start"] / seconds[f"{way}, standby"], 1) for way in WAYS}
     first = {way: round(statistics.median(one["first"] for one in ones), 2) for way, ones in ways.items() if way.endswith("standby")}
     return figure(
         [one["seconds"] for one in ways["compiled, standby"]],
-        f"a cold start with a warm cache takes at least {COLD_OVER_WARM:.0f} times as long, and the first step at most {FIRST} of a steady one",
+        f"a cold start with a warm cache takes at least {COLD_OVER_WARM:.0f} times as long; the first step at most {FIRST} of a steady one",
         {"ratio": ratio["compiled"] >= COLD_OVER_WARM, "first_step": first["compiled, standby"] <= FIRST},
         ratio=ratio,
         first_step=first,

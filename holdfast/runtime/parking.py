@@ -6,6 +6,7 @@ import ctypes
 import gc
 import json
 import os
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -22,6 +23,8 @@ from holdfast.runtime.state import Training
 from holdfast.wire import Message
 
 _WARMED: Final = "HOLDFAST_WARMED"
+_POPULATE_WRITE: Final = 23
+"""``MADV_POPULATE_WRITE`` of madvise(2), from Linux 5.14 on."""
 
 
 class Roles:
@@ -72,9 +75,22 @@ class Parked:
         give_back()
 
     def unpark(self) -> None:
-        """Take the memory again; what is in it comes from another rank."""
+        """Take the memory again; what is in it comes from another rank. Pages are made in the background, while the ranks meet."""
         for storage, size in self._storages:
             storage.resize_(size)
+        spans = [(storage.data_ptr(), size) for storage, size in self._storages if storage.device.type == "cpu"]
+        threading.Thread(target=_make_pages, args=(spans, self._storages), name="holdfast-pages", daemon=True).start()
+
+
+def _make_pages(spans: Iterable[tuple[int, int]], _alive: object) -> None:
+    """Have the system make the pages of *spans* (address and bytes) now, not at the first write; a kernel that cannot leaves them."""
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    page = os.sysconf("SC_PAGE_SIZE")
+    for begin, size in spans:
+        first, end = -(-begin // page) * page, (begin + size) // page * page
+        if end > first and madvise(first, end - first, _POPULATE_WRITE):
+            return
 
 
 def _tensors_of(training: Training) -> Iterable[Tensor]:

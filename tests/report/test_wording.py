@@ -49,7 +49,8 @@ def test_a_size_is_said_in_three_digits(number: int | None, words: str) -> None:
 def test_what_a_takeover_did_is_said_in_sentences() -> None:
     """Groups, state, phases, and what the warm-up had not foreseen; nothing of a recovery that was none."""
     facts = {
-        "source": "live", "seconds": {"meet": 0.012, "groups": 0.02, "load": 0.1, "step": 0.0}, "rebuilt": 2, "kept": 5, "bytes": 113_000_000,
+        "source": "live", "seconds": {"meet": 0.012, "groups": 0.02, "load": 0.1, "step": 0.0},
+        "rebuilt": 2, "kept": 5, "bytes": 113_000_000,
         "bandwidth": 1.2e9, "interfaces": ["10.0.0.1"],
         "coverage": {"3": {"calls": 9, "foreseen": 9, "first_met": []}, "7": {"calls": 4, "foreseen": 3, "first_met": ["0 barrier"]}},
     }  # fmt: skip

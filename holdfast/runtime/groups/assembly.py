@@ -25,7 +25,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from holdfast.runtime.groups.attempt import Attempt
 from holdfast.runtime.groups.council import Council, Desk
-from holdfast.runtime.groups.inner import BUILD_SECONDS, Abandoned, Inner, build, in_thread
+from holdfast.runtime.groups.inner import BUILD_SECONDS, Abandoned, Inner, at_work, build, in_thread
 from holdfast.runtime.groups.managed import BACKEND, ManagedGroup
 from holdfast.runtime.groups.tape import OnGroup, Recorder
 from holdfast.runtime.link import link
@@ -105,6 +105,8 @@ class Assembly:
         self.orders: dict[str, Message] = {}
         """The newest order of each kind that is not carried out yet."""
         self._server: tuple[int, dist.TCPStore] | None = None
+        self._place: tuple[str, int, int, int] | None = None
+        """Where the store is that this process is connected to, and whose process hosts it."""
         self._addresses: dict[tuple[int, int], tuple[str, int]] = {}
         self._news = threading.Condition()
         self._over = 0
@@ -226,8 +228,16 @@ class Assembly:
     # -- phases -------------------------------------------------------------------------------------------------------
 
     def connect(self, generation: Generation, *, leaving: bool = False) -> None:
-        """Reach the store of *generation*, or host it; leave there where this rank's desk is, unless another process takes the rank."""
+        """Reach the store of *generation*, or host it; leave there where this rank's desk is, unless another process takes the rank.
+
+        A connection to the same store is kept, so that those who only hear of a change have little to do. Not while something still waits
+        in it: whoever asks next would wait for that.
+        """
         host, port = generation.store
+        place = (host, port, generation.serve, generation.incarnations[generation.serve])
+        if place == self._place and not at_work():
+            self.store = self.shelf(generation, "torch")
+            return
         gave_up = self.gave_up(generation.number)
         if generation.serve == generation.rank:
             if self._server is None or self._server[0] != port:
@@ -240,8 +250,12 @@ class Assembly:
             store = in_thread(lambda: _store(host, port, serve=False), gave_up)
         if not leaving:
             self._put_desk(store, generation.rank, generation.incarnations[generation.rank])
-        self._root = store
+        self._root, self._place = store, place
         self.store = self.shelf(generation, "torch")
+
+    def doubt_store(self) -> None:
+        """Connect to the store anew next time: something went wrong that may have been its connection."""
+        self._place = None
 
     def _put_desk(self, store: dist.Store, rank: int, incarnation: int) -> None:
         in_thread(lambda: store.set(f"desk/{rank}/{incarnation}", f"{self.host} {self.desk.port}"), lambda: False)

@@ -80,6 +80,14 @@ def build(  # noqa: PLR0913 (what gloo asks for, and how to give it up)
     return in_thread(lambda: _build(dist.PrefixStore(prefix, store), rank, size, devices, timeout), gave_up)
 
 
+_at_work: Final[set[threading.Thread]] = set()
+
+
+def at_work() -> bool:
+    """Tell whether a thread of `in_thread` still runs, be its work given up or not: its store may answer nobody else meanwhile."""
+    return any(thread.is_alive() for thread in list(_at_work))
+
+
 def in_thread(make: Callable[[], T], gave_up: Callable[[], bool]) -> T:
     """Return what *make* makes in a thread of its own, or raise what it raises; raise `Abandoned` when *gave_up* says so first."""
     made: list[T] = []
@@ -91,9 +99,12 @@ def in_thread(make: Callable[[], T], gave_up: Callable[[], bool]) -> T:
             made.append(make())
         except BaseException as error:  # noqa: BLE001 (handed on to who waits)
             failed.append(error)
+        _at_work.discard(thread)
         done.set()
 
-    threading.Thread(target=run, name="holdfast-build", daemon=True).start()
+    thread = threading.Thread(target=run, name="holdfast-build", daemon=True)
+    _at_work.add(thread)
+    thread.start()
     while not done.wait(0.005):
         if gave_up():
             raise Abandoned

@@ -91,17 +91,17 @@ class Keeper:
             "light": self.light(),
             "schedulers": [copy.deepcopy(one.state_dict()) for one in training.schedulers],
             "settings": [_settings(one) for one in training.optimizers],
-            "extra": tree.to_bytes({name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in training.extra.items()}),
+            "extra": tree.pickled({name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in training.extra.items()}),
             "buffers": [(one, one.detach().clone()) for one in training.model.buffers()],
         }
 
     def light(self) -> bytes:
         """Return this rank's own state: generators, and the position in the data."""
         data = self.training.data
-        return bytes(tree.to_bytes({"rng": rng.capture(), "data": None if data is None else data.state_dict()}).numpy().tobytes())
+        return tree.pickled({"rng": rng.capture(), "data": None if data is None else data.state_dict()})
 
     def _give_light(self, light: bytes) -> None:
-        told = tree.from_bytes(torch.frombuffer(bytearray(light), dtype=torch.uint8))
+        told = tree.unpickled(light)
         if self.training.data is not None and told["data"] is not None:
             self.training.data.load_state_dict(told["data"])
         rng.apply(told["rng"])
@@ -209,7 +209,7 @@ class Keeper:
         for optimizer, settings in zip(training.optimizers, self._begin["settings"], strict=True):
             for group, values in zip(optimizer.param_groups, settings, strict=True):  # a scheduler has moved the learning rate on
                 group.update(values)
-        for name, state in tree.from_bytes(self._begin["extra"]).items():
+        for name, state in tree.unpickled(self._begin["extra"]).items():
             present = training.extra.get(name)
             if isinstance(present, Stateful):
                 present.load_state_dict(state)
@@ -250,11 +250,11 @@ class Keeper:
             try:
                 return self._finish(meeting)
             except (PeerGone, Abandoned) as error:
-                self._tell_broken(str(error))
+                self._begin_again(error)
             except RuntimeError as error:
                 if not self.assembly.attempt.lost and not _of_groups(error):
                     raise
-                self._tell_broken(str(error))
+                self._begin_again(error)
 
     def _switched(self, number: int) -> bool:
         """Carry a planned move out; tell whether that went well."""
@@ -290,6 +290,11 @@ class Keeper:
             generation = max(self._tried, self.assembly.generation.number)  # in a meeting: the one that could not be come into
             link().report("broken", generation=generation, step=self.live, group=group, why=why[:500])
 
+    def _begin_again(self, error: Exception) -> None:
+        """Make ready for another generation: the one that was to be come into is broken too."""
+        self.assembly.doubt_store()
+        self._tell_broken(str(error))
+
     def _meet(self) -> Meeting:
         """Wait for the next generation and learn from the others where everybody stands."""
         assembly = self.assembly
@@ -305,12 +310,12 @@ class Keeper:
             try:
                 meeting = self._gathered(Generation.of(order))
             except (PeerGone, Abandoned) as error:
-                self._tell_broken(str(error))
+                self._begin_again(error)
                 continue
             except RuntimeError as error:
                 if not _of_groups(error):
                     raise
-                self._tell_broken(str(error))
+                self._begin_again(error)
                 continue
             if meeting is not None:
                 return meeting

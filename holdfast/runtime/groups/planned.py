@@ -86,6 +86,7 @@ class Moves:
             self._build(prepared)
         except Exception as error:  # noqa: BLE001 (whatever it is, training goes on as if nothing had been asked)
             self.forget()
+            self._assembly.doubt_store()
             why = str(error) or type(error).__name__
             _log.warning("the move to generation %d cannot be prepared: %s", generation.number, why)
             link().report("unprepared", generation=generation.number, why=why[:500])

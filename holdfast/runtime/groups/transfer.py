@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,8 +64,8 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return local.view(-1).view(torch.uint8) if local.dim() else local.reshape(1).view(torch.uint8)
 
 
-def digest(parts: Sequence[Tensor]) -> str:
-    """Return a digest of *parts*: SHA-256 over the sums of each megabyte, in 64-bit words.
+def digest(parts: Iterable[Tensor]) -> str:
+    """Return a digest of *parts*, which are taken one after the other: SHA-256 over the sums of each megabyte, in 64-bit words.
 
     A sum sees any single flipped bit or lost word at the speed of memory; SHA-256 over all bytes would take longer than the transfer.
     """
@@ -98,15 +98,18 @@ def receive(inner: Inner, source: int, tensors: Sequence[Tensor], share: int, sh
     staged = [part if part.device.type == "cpu" else torch.empty(part.shape, dtype=torch.uint8, pin_memory=True) for part in parts]
     works = [inner.backend("cpu").recv([part], source, TAG) for part in staged]
 
-    def finish() -> tuple[str, int]:
-        for work in works:
+    def arriving() -> Iterator[Tensor]:
+        for work, part, arrived in zip(works, parts, staged, strict=True):
             work.wait()
-        for part, arrived in zip(parts, staged, strict=True):
             if part is not arrived:
                 part.copy_(arrived, non_blocking=True)
+            yield arrived
+
+    def finish() -> tuple[str, int]:
+        told = digest(arriving())  # of what is there, while the rest still comes
         if any(part.device.type == "cuda" for part in parts):
             torch.cuda.synchronize()
-        return digest(staged), sum(part.numel() for part in parts)
+        return told, sum(part.numel() for part in parts)
 
     return finish
 

@@ -1,0 +1,80 @@
+"""Trees of plain values and tensors as bytes: quick to make at every step, and never able to run code."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from holdfast.runtime import rng, tree
+
+KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64)
+TENSORS = st.builds(
+    lambda shape, kind: torch.randint(0, 2, shape).to(kind), st.lists(st.integers(0, 3), max_size=3), st.sampled_from(KINDS)
+)
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.binary(max_size=5)
+TREES = st.recursive(
+    PLAIN | TENSORS,
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Tell whether two trees are equal to the bit, types and all."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@given(whole=TREES)
+def test_what_was_pickled_comes_back(whole: Any) -> None:
+    """Every shape and type, empty tensors and those without dimensions among them."""
+    data = tree.pickled(whole)
+    assert data[:1] == b"q"
+    assert same(tree.unpickled(data), whole)
+
+
+def test_views_come_back_as_what_they_show() -> None:
+    """A transposed tensor, a slice."""
+    base = torch.arange(12.0).view(3, 4)
+    for view in (base.t(), base[:, 1], base[1:, ::2]):
+        assert same(tree.unpickled(tree.pickled(view)), view.contiguous())
+
+
+def test_what_is_no_plain_value_takes_the_long_way() -> None:
+    """As `torch.save` takes it."""
+    whole = {"order": collections.OrderedDict(b=1, a=torch.ones(2)), "parameter": torch.nn.Parameter(torch.ones(2))}
+    data = tree.pickled(whole)
+    assert data[:1] == b"t"
+    told = tree.unpickled(data)
+    assert list(told["order"]) == ["b", "a"]
+    assert told["parameter"].tolist() == [1.0, 1.0]
+
+
+def test_generators_are_as_they_were() -> None:
+    """The state of every generator, through bytes."""
+    state = tree.unpickled(tree.pickled(rng.capture()))
+    first = torch.rand(3)
+    rng.apply(state)
+    assert torch.equal(torch.rand(3), first)
+
+
+@pytest.mark.parametrize("evil", [print, collections.OrderedDict, torch.Tensor])
+def test_code_is_refused(evil: Any) -> None:
+    """Nothing but tensors is made of bytes that came from somewhere else."""
+    data = b"q" + pickle.dumps({"x": evil})
+    with pytest.raises(pickle.UnpicklingError, match="not expected"):
+        tree.unpickled(data)
