@@ -160,7 +160,7 @@ def unplanned(taken: list[dict[str, Any]], restarted: list[dict[str, Any]], thei
         restart_rung={how: spread([one["seconds"] for one in restarted if one["fault"] == how]) for how in FAULTS},
         restart_rungs=sorted({str(one["rung"]) for one in restarted}),
         rounds=taken,
-        simulated="nothing",
+        simulated="nodes are groups of processes on one machine",
     )
 
 

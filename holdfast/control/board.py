@@ -272,16 +272,20 @@ class Board:
         ]
 
     def progress(self, now: float, *, steps_expected: bool) -> Progress | None:
-        """Return how far all living ranks are, or None before their agents have told."""
+        """Return how far all living ranks are, or None before their agents have told.
+
+        The times of steps say nothing of a rank that has still to come to its first one.
+        """
         living = [view for view in self.ranks.values() if not view.ended]
         if not living or any(not view.beat for view in living):
             return None
         ranks = {view.rank: _rank_progress(view, now) for view in living}
+        under_way = all(view.started is not None and (view.first_step is not None or not view.managed) for view in living)
         quiet = [view.beat["output_age"] + now - view.beat_at for view in living if view.beat["output_age"] is not None]
         return Progress(
             at=now,
             ranks=ranks,
-            step_seconds=tuple(seconds for _, seconds in list(self.durations)[-WINDOW:]),
+            step_seconds=tuple(seconds for _, seconds in list(self.durations)[-WINDOW:]) if under_way else (),
             since_start=now - min(view.started or now for view in living),
             steps_expected=steps_expected,
             output_age=min(quiet, default=None),

@@ -201,3 +201,26 @@ def test_a_flow_that_comes_later_takes_the_standbys_over_and_ends_what_another_b
     goes_on(play)
     assert [one.rung for one in queries.decisions(stage.history, play.job.id)] == ["take-over", "take-over", "restart-in-place"], play.log()
     ended(play)
+
+
+def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -> None:
+    """Whatever it had ordered by then, the job goes on, every loss is answered, and rank 0 never restarts."""
+    play = begun(stage, "dies", nodes=TWO, budget={"fruitless": 10})
+    play.steps_to(10)
+    before = play.pids()
+    for number, state in enumerate(("DIAGNOSING", "ISOLATING", "RESCHEDULING", "RESUMING"), 1):
+        seen = len(queries.moves(stage.history, play.job.id))
+        play.chaos.kill(1)
+
+        def reached(state: str = state, seen: int = seen) -> bool:
+            return any(move.after == state for move in queries.moves(stage.history, play.job.id)[seen:])
+
+        wait_until(reached, seconds=30, explain=play.log)
+        os.killpg(play.process.pid, signal.SIGKILL)
+        play.process.wait()
+        play = stage.again("dies", play.spec)
+        recovered(play, number)
+        goes_on(play)
+    assert {one.kind for one in play.incidents()} == {"worker-sigkill"}, play.log()
+    assert play.pids()[0] == before[0], [(one.rung, one.because) for one in queries.decisions(stage.history, play.job.id)]
+    ended(play)

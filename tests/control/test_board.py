@@ -1,0 +1,37 @@
+"""What the board makes of ranks' progress."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.control.board import Board
+from holdfast.wire import Message
+
+BEAT = {"age": 0.0, "step": None, "managed": True, "section": None, "section_limit": None, "process": "S", "wait": "", "output_age": None}
+
+
+def told(board: Board, name: str, now: float, **facts: Any) -> None:
+    """Have the board hear an event of generation 1."""
+    event: Message = {"event": name, "generation": 1, "at": now, **facts}
+    board.take("a", event, now)
+
+
+def test_steps_are_no_measure_for_a_rank_that_has_still_to_come_to_its_first() -> None:
+    """Rank 0 is through with its steps before rank 1, whose node has just come up, has a process: that is no hang."""
+    board = Board(1, {"a": [0], "b": [1]})
+    told(board, "worker.started", 10.0, rank=0, pid=100)
+    told(board, "beats", 10.0, ranks={"0": BEAT, "1": BEAT | {"managed": False}})
+    told(board, "worker.stepped", 10.1, rank=0, step=1, until=9)
+    told(board, "steps", 10.2, steps=[(1, 10.1, 0.1, 0.5), (2, 10.2, 0.1, 0.5)])
+    seen = board.progress(10.3, steps_expected=True)
+    assert seen is not None
+    assert seen.step_seconds == ()
+    told(board, "worker.started", 13.0, rank=1, pid=101)
+    told(board, "resumed", 13.0, rank=1, step=0)
+    seen = board.progress(13.1, steps_expected=True)
+    assert seen is not None
+    assert seen.step_seconds == ()
+    told(board, "worker.stepped", 13.2, rank=1, step=1, until=9)
+    seen = board.progress(13.3, steps_expected=True)
+    assert seen is not None
+    assert seen.step_seconds == (0.1, 0.1)
