@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -139,7 +141,26 @@ def start_over(environment: Mapping[str, str]) -> None:
         present.close()
     install(None)
     os.environ.update(environment)
+    forget_meshes()
     gc.collect()
+
+
+def forget_meshes() -> None:
+    """Have torch forget what it worked out for the meshes of the run that is over.
+
+    It keeps the results of DTensor operations by the ranks of a mesh and not by this process's place in it: the next run would be given
+    tensors of a mesh in which it is another rank, and load that one's shards.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415 (torch's own way, without a public name)
+
+    _clear_sharding_prop_cache()
+    modules = [module for name, module in sys.modules.items() if name.startswith("torch.distributed.")]
+    caches = [value for module in modules for value in vars(module).values()] + gc.get_objects()  # other threads have caches of their own
+    for one in caches:
+        if type(one) is functools._lru_cache_wrapper and str(one.__module__).startswith("torch.distributed."):  # noqa: SLF001
+            one.cache_clear()
 
 
 def coverage_of(sandbox: Any) -> dict[str, int]:  # noqa: ANN401 (a Sandbox)
