@@ -23,17 +23,12 @@ from typing import Any, Final
 from benchmarks import steps
 from benchmarks.measuring import ROOT, wait_for
 from holdfast.agent.starter import PROGRAM
+from holdfast.ports import free_port
 from holdfast.process import adopt_orphans, die_with_parent, state_of
 from holdfast.runtime.preload import USUAL
 from holdfast.wire import LineBuffer, Message, encode, listen
 
 TOKEN: Final = "ab" * 16
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Starter:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import time
 from datetime import timedelta
 from typing import Any, Final
 
 from benchmarks.real_job import RANKS
+from holdfast.ports import free_port
 
 NUMBERS: Final = 3 * 9_454_600
 """Parameters of the training script's model, and twice as many numbers of its optimizer."""
@@ -49,8 +49,7 @@ def rounds(number: int) -> list[float]:
         told.get()
     found = []
     for _ in range(number + 1):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        port = free_port()
         begin = time.time()
         for mine, _ in lines:
             mine.send(port)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.errors import OperatorError
+from holdfast.ports import free_port
 from holdfast.process import die_with_parent
 
 START_SECONDS: Final = 120.0
@@ -56,7 +56,7 @@ class TemporaryServer:
     """A server on a free port of the loopback interface; it dies with this process."""
 
     def __init__(self, log: Path, environment: dict[str, str]) -> None:
-        port, parent = _free_port(), os.getpid()
+        port, parent = free_port(), os.getpid()
         self.address, self.log = f"http://127.0.0.1:{port}", log
         self.environment = {**environment, **QUIET, "PREFECT_API_URL": f"{self.address}/api"}
         with log.open("ab") as output:
@@ -86,12 +86,6 @@ class TemporaryServer:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main(arguments: list[str]) -> int:

@@ -27,7 +27,7 @@ class Arrow:
     """Other packages; ``*`` is any, ``-name`` takes one away."""
 
 
-LEAVES = ("holdfast.errors", "holdfast.log", "holdfast.places", "holdfast.process", "holdfast.wire")
+LEAVES = ("holdfast.errors", "holdfast.log", "holdfast.places", "holdfast.ports", "holdfast.process", "holdfast.wire")
 """Standard library only, so that everything may stand on them."""
 
 ARROWS = (

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from holdfast.agent import fields
@@ -16,6 +14,7 @@ from holdfast.agent.recovery import Recovery
 from holdfast.agent.refused import Refused
 from holdfast.agent.worker import Worker
 from holdfast.log import note
+from holdfast.ports import free_port
 from holdfast.wire import PROTOCOL, Message
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.agent")
 
 SAME: Final = "install the same Holdfast on both sides"
-FIRST_PORT: Final = 10_000
 
 
 class Orders:
@@ -127,16 +125,10 @@ class Orders:
 
     def _port(self, _peer: Peer, _order: Message) -> Message:
         """Give a port that is free now, outside the range from which the kernel serves outgoing connections."""
-        span = max(1000, _first_ephemeral() - FIRST_PORT)
-        for _ in range(200):
-            port = FIRST_PORT + int.from_bytes(os.urandom(4)) % span
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-                try:
-                    probe.bind(("", port))
-                except OSError:
-                    continue
-                return {"port": port}
-        raise Refused("no free port found")
+        try:
+            return {"port": free_port()}
+        except OSError as error:
+            raise Refused("no free port found") from error
 
     def _start(self, _peer: Peer, order: Message) -> Message:
         service, crew = self._service, self._service.crew
@@ -172,10 +164,3 @@ class Orders:
 def _view(standby: Worker) -> Message:
     """Return what is known of a standby: a flow that comes later has not heard it park."""
     return {**(standby.parked or {}), "pid": standby.pid, "ready": standby.parked is not None and not standby.ordered}
-
-
-def _first_ephemeral() -> int:
-    try:
-        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 32768

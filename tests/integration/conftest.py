@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.ports import free_port
 from tests.integration.stage import Stage
 from tests.waiting import wait_until
 
@@ -36,13 +36,6 @@ class PrefectServer:
     def home(self) -> Path:
         """Return the Holdfast home of the processes that use `environment`."""
         return Path(self.environment["HOLDFAST_HOME"])
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def answers(url: str) -> bool:

@@ -14,8 +14,9 @@ import pytest
 
 from holdfast.control.channel import AgentChannel, Inbox
 from holdfast.history import queries
+from holdfast.ports import free_port
 from holdfast.process import is_alive, started_at
-from tests.integration.conftest import PrefectServer, answers, free_port
+from tests.integration.conftest import PrefectServer, answers
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from holdfast.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -118,11 +119,3 @@ class Ranks:
         self._server.wait(10)
         assert self._server.stdout is not None
         self._server.stdout.close()
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from holdfast.ports import free_port
 from holdfast.runtime import world
-from tests.runtime.ranks import free_port
 
 
 @pytest.fixture
