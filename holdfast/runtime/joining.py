@@ -51,5 +51,5 @@ def _assemble(made: Assembly) -> None:
         made.hear(order)
     if not comes_later:
         made.begin()
-    store = made.store if made.store is not None else dist.HashStore()
+    store = made.reached.shelf("torch") if made.reached is not None else dist.HashStore()
     dist.init_process_group(BACKEND, store=store, rank=made.generation.rank, world_size=made.generation.world)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,11 @@ def test_a_flow_that_comes_later_takes_the_standbys_over_and_ends_what_another_b
     ended(play)
 
 
+def has_been_in(play: Play, state: str, seen: int) -> bool:
+    """Tell whether the job has come to *state* after the moves already *seen*."""
+    return any(move.after == state for move in queries.moves(play.stage.history, play.job.id)[seen:])
+
+
 def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -> None:
     """Whatever it had ordered by then, the job goes on, every loss is answered, and rank 0 never restarts."""
     play = begun(stage, "dies", nodes=TWO, budget={"fruitless": 10})
@@ -212,10 +218,7 @@ def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -
         seen = len(queries.moves(stage.history, play.job.id))
         play.chaos.kill(1)
 
-        def reached(state: str = state, seen: int = seen) -> bool:
-            return any(move.after == state for move in queries.moves(stage.history, play.job.id)[seen:])
-
-        wait_until(reached, seconds=30, explain=play.log)
+        wait_until(partial(has_been_in, play, state, seen), seconds=30, explain=play.log)
         os.killpg(play.process.pid, signal.SIGKILL)
         play.process.wait()
         play = stage.again("dies", play.spec)

@@ -20,8 +20,11 @@ from holdfast.runtime.checkpoint import Saver
 from holdfast.runtime.groups.assembly import Assembly, assembly
 from holdfast.runtime.groups.council import _DOWN, Peer
 from holdfast.runtime.groups.keeper import Keeper
+from holdfast.runtime.groups.managed import ManagedGroup
 from holdfast.runtime.groups.mover import Mover
+from holdfast.runtime.groups.planned import Moves, Prepared
 from holdfast.runtime.link import link
+from holdfast.wire import Message
 
 
 class Mistake(Exception):
@@ -116,10 +119,44 @@ def _before_answers() -> None:
     Peer.send = send  # type: ignore[method-assign]
 
 
+def _before_operations() -> None:
+    """Make a place before each operation of a group, under its name: ``send`` is where a stage is about to pass something on."""
+    real = ManagedGroup._run
+
+    def run(self: ManagedGroup, name: str, *args: Any, **more: Any) -> Any:
+        reach(name.partition(">")[0].partition("<")[0], link().step)
+        return real(self, name, *args, **more)
+
+    ManagedGroup._run = run  # type: ignore[method-assign]
+
+
+def _in_planned_moves() -> None:
+    """Make places of the beginnings of a rank's and a newcomer's preparation; and have a rank say that it knows it may switch."""
+    build, come_in, hear = Moves._build, Moves.come_in, Moves.hear
+
+    def preparing(self: Moves, prepared: Prepared) -> None:
+        reach("preparing")
+        build(self, prepared)
+
+    def coming(self: Moves, order: Message) -> None:
+        reach("coming")
+        come_in(self, order)
+
+    def heard(self: Moves, order: Message) -> None:
+        hear(self, order)
+        if order.get("do") == "switch":
+            link().report("may switch", generation=order["generation"])
+
+    Moves._build, Moves.come_in, Moves.hear = preparing, coming, heard  # type: ignore[method-assign]
+
+
 if "CHAOS" in os.environ:  # in a worker: a test that only names faults must not break its own process
     _around(Keeper, "_decide", "vote", "voted")
     _around(Assembly, "convene", "meeting")
+    _around(Assembly, "rebuild", "rebuilding")
     _around(Mover, "_receive", "loading", "loaded")
     _around(Saver, "save", "saving")
     _around(Mover, "_send", "giving")
     _before_answers()
+    _before_operations()
+    _in_planned_moves()

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from holdfast.ports import free_port
 from holdfast.wire import LineBuffer, Message, encode, listen
-from tests.runtime.ranks import ROOT, free_port
+from tests.runtime.ranks import ROOT
 from tests.waiting import wait_until
 
 T = TypeVar("T")
@@ -94,6 +95,8 @@ class FlowDouble:
         self.workers, self.folder, self.ranks = workers, folder, ranks
         self.argv = [str(SCRIPTS / f"{script}.py"), str(folder), *(str(one) for one in arguments)]
         self.generation, self.serve, self.stride = 1, 0, more.get("stride", 2)
+        self.newest = 1
+        """The highest number that a generation was ever to have: one that came to nothing leaves its own unused."""
         self.heard: list[Message] = []
         """Every message, with the pid of its sender."""
         self.pids: dict[int | str, int] = {}
@@ -101,6 +104,8 @@ class FlowDouble:
         self.incarnations = dict.fromkeys(range(ranks), 1)
         self.changes = dict.fromkeys(range(ranks), 0)
         """How often each rank went to another process."""
+        self.moving: tuple[int, str, Message]
+        """The planned move in work: the rank, the standby it is to go on in, and what everybody was told."""
         self._store = ("127.0.0.1", free_port())
         self._lines: dict[int, socket.socket] = {}
         self._all: list[int] = []
@@ -225,24 +230,15 @@ class FlowDouble:
         Return what starts the fresh processes, when they are not to be started at once (*fork*).
         """
         self.abandon(lost)
-        since, self.generation = self.generation, self.generation + 1
+        since, self.generation = self.generation, self.newest + 1
+        self.newest = self.generation
         self.incarnations.update(dict.fromkeys(lost, self.generation))
         for rank in lost:
             self.changes[rank] += 1
         if self.serve in lost:
             self.serve = min(set(range(self.ranks)) - set(lost))
             self._store = ("127.0.0.1", free_port())
-        facts = {
-            "do": "regroup",
-            "generation": self.generation,
-            "world": self.ranks,
-            "incarnations": {str(rank): number for rank, number in self.incarnations.items()},
-            "store": list(self._store),
-            "serve": self.serve,
-            "token": TOKEN,
-            "changed": list(lost),
-            "since": since,
-        }
+        facts = {"do": "regroup", **self._facts(self.generation, lost, since)}
         fresh = [rank for rank in lost if rank not in (standbys or {})]
         for rank in set(range(self.ranks)) - set(fresh):
             more: Message = {}
@@ -261,6 +257,19 @@ class FlowDouble:
             start()
         return start
 
+    def _facts(self, generation: int, changed: Sequence[int], since: int) -> Message:
+        """Return what everybody must know of a coming *generation*."""
+        return {
+            "generation": generation,
+            "world": self.ranks,
+            "incarnations": {str(rank): number for rank, number in self.incarnations.items()} | {str(rank): generation for rank in changed},
+            "store": list(self._store),
+            "serve": self.serve,
+            "token": TOKEN,
+            "changed": list(changed),
+            "since": since,
+        }
+
     def _tell(self, rank: int, message: Message) -> None:
         with suppress(OSError):  # it has died meanwhile: the flow learns that later
             self.send(rank, message)
@@ -275,6 +284,54 @@ class FlowDouble:
 
         self.until(lambda: told().keys() >= wanted, f"the regrouping of all in generation {self.generation}")
         return [told()[self.pids[rank]] for rank in range(self.ranks)]
+
+    # -- planned moves ------------------------------------------------------------------------------------------------
+
+    def prepare(self, rank: int, standby: str) -> None:
+        """Have everybody get ready, beside training, for *rank* to go on in *standby*; the next is to `switch`, or to `forget` it."""
+        self.newest += 1
+        facts = {"do": "prepare", **self._facts(self.newest, [rank], self.generation), "leavers": [rank]}
+        if self.serve == rank:
+            facts |= {"serve": min(set(range(self.ranks)) - {rank}), "store": ["127.0.0.1", free_port()]}
+        self.moving = rank, standby, facts
+        for one in range(self.ranks):
+            self._tell(one, {**facts, "rank": one})
+        environment = {**self._of(rank), "HOLDFAST_GENERATION": str(self.newest)}
+        self.send(standby, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
+
+    def prepared(self) -> None:
+        """Wait until all ranks and the one that comes are ready to change over."""
+        for key in (*range(self.ranks), self.moving[1]):
+            self.hear("prepared", key, generation=self.newest)
+
+    def may_switch(self) -> None:
+        """Let everybody change over; wait until each rank knows, so that its next vote says so."""
+        for rank in range(self.ranks):
+            self.send(rank, {"do": "switch", "generation": self.newest})
+        for rank in range(self.ranks):
+            self.hear("may switch", rank, generation=self.newest)
+
+    def switched(self) -> list[Message]:
+        """Wait until all have changed over and the leaving process has ended; return what they say, rank by rank."""
+        rank, standby, facts = self.moving
+        leaver = self.pids[rank]
+        self.hear("left", rank)
+        self.until(lambda: leaver in self.workers.ended(), f"the end of the process that rank {rank} left")
+        assert self.workers.ended()[leaver] == 0, self.logs()
+        self.pids[rank] = self.pids.pop(standby)
+        self._rank_of[self.pids[rank]] = rank
+        self.generation, self.serve, self._store = self.newest, facts["serve"], (facts["store"][0], facts["store"][1])
+        self.incarnations[rank] = self.generation
+        self.changes[rank] += 1
+        return [self.hear("switched", one, generation=self.generation) for one in range(self.ranks)]
+
+    def forget(self) -> None:
+        """Give the planned move up: whoever lives forgets it, and the process that was to come ends."""
+        for rank in range(self.ranks):
+            self._tell(rank, {"do": "forget", "generation": self.newest})
+        with suppress(ProcessLookupError):
+            self.kill(self.moving[1])
+        self.until_dead(self.moving[1])
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -10,13 +10,10 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
-import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -25,8 +22,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from holdfast.runtime.groups.attempt import Attempt
 from holdfast.runtime.groups.council import Council, Desk
-from holdfast.runtime.groups.inner import BUILD_SECONDS, Abandoned, Inner, at_work, build, in_thread
+from holdfast.runtime.groups.inner import Abandoned, Inner, build, in_thread
 from holdfast.runtime.groups.managed import BACKEND, ManagedGroup
+from holdfast.runtime.groups.stores import Reached, Stores
 from holdfast.runtime.groups.tape import OnGroup, Recorder
 from holdfast.runtime.link import link
 from holdfast.wire import Message
@@ -35,8 +33,6 @@ log = logging.getLogger("holdfast.runtime")
 
 STUCK_SECONDS: Final = 10.0
 """Seconds after the end of a generation from which on a rank that is still in it says where it stands."""
-PATIENCE: Final = 0.002
-"""Seconds between two looks at something that another rank is about to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,23 +90,23 @@ class Assembly:
         self.council: Council | None = None
         self.groups: list[ManagedGroup] = []
         """In the order of their making, which is the same on every rank of a role."""
-        self.store: dist.Store | None = None
+        self.stores = Stores(self.desk.port)
+        self.reached: Reached | None = None
+        """The store of the present generation, or of the one that is being come into."""
         self.sandbox: Any = None
         """Answers for peers while there are none: in a standby, and in a rank that is about to join."""
         self.listener: Any = None
         self.recorder: Recorder | None = None
         self.planned: Callable[[Message], None] | None = None
         """Takes orders that belong to planned moves."""
-        self.host = "127.0.0.1"
         self.orders: dict[str, Message] = {}
         """The newest order of each kind that is not carried out yet."""
-        self._server: tuple[int, dist.TCPStore] | None = None
-        self._place: tuple[str, int, int, int] | None = None
-        """Where the store is that this process is connected to, and whose process hosts it."""
         self._addresses: dict[tuple[int, int], tuple[str, int]] = {}
         self._news = threading.Condition()
         self._over = 0
         """The newest generation that the flow has ended."""
+        self._forgotten: set[int] = set()
+        """Generations that were prepared for a planned move and given up."""
         self._met = 0
         """The newest generation that this rank has left for a meeting."""
 
@@ -198,7 +194,11 @@ class Assembly:
 
     def gave_up(self, number: int) -> Callable[[], bool]:
         """Return what tells whether generation *number* has been ended while it was still being made."""
-        return lambda: self._over >= number
+        return lambda: self._over >= number or number in self._forgotten
+
+    def forget(self, number: int) -> None:
+        """Give up generation *number*, which is still being prepared."""
+        self._forgotten.add(number)
 
     def cut(self, why: str) -> None:
         """Cut all connections: who waits in them for this rank would wait in vain."""
@@ -227,38 +227,18 @@ class Assembly:
 
     # -- phases -------------------------------------------------------------------------------------------------------
 
-    def connect(self, generation: Generation, *, leaving: bool = False) -> None:
-        """Reach the store of *generation*, or host it; leave there where this rank's desk is, unless another process takes the rank.
+    def connect(self, generation: Generation) -> None:
+        """Reach the store of *generation*, or host it."""
+        self.take(self.reach(generation))
 
-        A connection to the same store is kept, so that those who only hear of a change have little to do. Not while something still waits
-        in it: whoever asks next would wait for that.
-        """
-        host, port = generation.store
-        place = (host, port, generation.serve, generation.incarnations[generation.serve])
-        if place == self._place and not at_work():
-            self.store = self.shelf(generation, "torch")
-            return
-        gave_up = self.gave_up(generation.number)
-        if generation.serve == generation.rank:
-            if self._server is None or self._server[0] != port:
-                server = in_thread(lambda: _store("0.0.0.0", port, serve=True), gave_up)  # noqa: S104 (other nodes must reach it)
-                self._server = (port, server)
-            self.host = host
-            store: dist.Store = self._server[1]
-        else:
-            self.host = _await_port(host, port, gave_up)
-            store = in_thread(lambda: _store(host, port, serve=False), gave_up)
-        if not leaving:
-            self._put_desk(store, generation.rank, generation.incarnations[generation.rank])
-        self._root, self._place = store, place
-        self.store = self.shelf(generation, "torch")
+    def reach(self, generation: Generation, *, leaving: bool = False, beside: bool = False) -> Reached:
+        """Reach the store of *generation* without taking it as the present one; see `Stores.reach`."""
+        return self.stores.reach(generation, self.gave_up(generation.number), leaving=leaving, beside=beside)
 
-    def doubt_store(self) -> None:
-        """Connect to the store anew next time: something went wrong that may have been its connection."""
-        self._place = None
-
-    def _put_desk(self, store: dist.Store, rank: int, incarnation: int) -> None:
-        in_thread(lambda: store.set(f"desk/{rank}/{incarnation}", f"{self.host} {self.desk.port}"), lambda: False)
+    def take(self, reached: Reached) -> None:
+        """Take *reached* as the present store."""
+        self.reached = reached
+        self.stores.keep(reached)
 
     def convene(self, generation: Generation) -> int:
         """Connect to the neighbours in the council of *generation*; return how many connections were made."""
@@ -272,26 +252,23 @@ class Assembly:
         """Return where the desk of *rank* is, once that process has told."""
         key = rank, incarnation
         if key not in self._addresses:
-            name = f"desk/{rank}/{incarnation}"
+            assert self.reached is not None
             with suppress(RuntimeError):
-                if self._root.check([name]):
-                    host, port = self._root.get(name).decode().split()
-                    self._addresses[key] = host, int(port)
+                address = self.reached.find(rank, incarnation)
+                if address is not None:
+                    self._addresses[key] = address
         return self._addresses.get(key)
-
-    def shelf(self, generation: Generation, name: str) -> dist.Store:
-        """Return a part of the store for one purpose in *generation*."""
-        return dist.PrefixStore(f"generation-{generation.number}/{name}", self._root)
 
     def patiently(self, make: Callable[[], Any], generation: Generation) -> Any:  # noqa: ANN401 (whatever is made)
         """Return what *make* makes; give up when *generation* ends meanwhile."""
         return in_thread(make, self.gave_up(generation.number))
 
-    def build(self, group: ManagedGroup, generation: Generation) -> Inner:
-        """Build connections for *group* in *generation*."""
-        assert self.store is not None
+    def build(self, group: ManagedGroup, generation: Generation, over: Reached | None = None) -> Inner:
+        """Build connections for *group* in *generation*, *over* its store where that is not the present one."""
+        reached = over or self.reached
+        assert reached is not None
         return build(
-            self.shelf(generation, "groups"),
+            reached.shelf("groups"),
             f"group-{group.group_name}",
             group.ranks.index(generation.rank),
             len(group.ranks),
@@ -305,8 +282,8 @@ class Assembly:
         self.generation = generation
         link().generation, link().rank = generation.number, generation.rank
         default = c10d._world.default_pg  # noqa: SLF001 (torch has no public way to give a group another store)
-        if default is not None and self.store is not None:
-            c10d._world.pg_map[default] = (BACKEND, self.store)  # noqa: SLF001
+        if default is not None and self.reached is not None:
+            c10d._world.pg_map[default] = (BACKEND, self.reached.shelf("torch"))  # noqa: SLF001
 
     def status(self, generation: Generation) -> dict[str, list[int | bool]]:
         """Return what must be known of each group to decide whether its connections stay: operations, broken, used."""
@@ -386,29 +363,6 @@ class Assembly:
         if self.council is not None:
             self.council.close()
         self.desk.close()
-
-
-def _store(host: str, port: int, *, serve: bool) -> dist.TCPStore:
-    """Host a store, or connect to one; without waiting for anybody."""
-    return dist.TCPStore(host, port, is_master=serve, timeout=timedelta(seconds=BUILD_SECONDS), wait_for_workers=False)
-
-
-def _await_port(host: str, port: int, gave_up: Callable[[], bool]) -> str:
-    """Wait until the store listens; return this host's own address on the way to it.
-
-    torch waits half a second before it tries again: a rank that is some milliseconds early would pay that at every recovery.
-    """
-    deadline = time.monotonic() + BUILD_SECONDS
-    while True:
-        try:
-            with socket.create_connection((host, port), timeout=1.0) as probe:
-                return str(probe.getsockname()[0])
-        except OSError:
-            if gave_up():
-                raise Abandoned from None
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"gloo: nobody listens at {host}:{port}, where rank 0's store should be: Connection refused") from None
-        time.sleep(PATIENCE)
 
 
 _ours: Assembly | None = None

@@ -292,7 +292,7 @@ class Keeper:
 
     def _begin_again(self, error: Exception) -> None:
         """Make ready for another generation: the one that was to be come into is broken too."""
-        self.assembly.doubt_store()
+        self.assembly.stores.doubt()
         self._tell_broken(str(error))
 
     def _meet(self) -> Meeting:
@@ -400,7 +400,7 @@ class Keeper:
             source="checkpoint" if meeting.plan.checkpoint else "live",
             bytes=size,
             bandwidth=size / took if took else 0.0,
-            interface=assembly.host,
+            interface=assembly.reached.host if assembly.reached is not None else "",
         )
         return verdict
 

@@ -13,6 +13,7 @@ from holdfast.runtime.groups import transfer
 from holdfast.runtime.groups.assembly import Assembly, Generation
 from holdfast.runtime.groups.inner import Inner, build, in_thread
 from holdfast.runtime.groups.managed import ManagedGroup
+from holdfast.runtime.groups.stores import Reached
 from holdfast.runtime.planner import Plan, Transfer
 from holdfast.runtime.state import Training
 
@@ -20,9 +21,12 @@ from holdfast.runtime.state import Training
 class Mover:
     """Sends and takes state in one generation."""
 
-    def __init__(self, training: Training, assembly: Assembly, generation: Generation) -> None:
+    def __init__(self, training: Training, assembly: Assembly, generation: Generation, over: Reached | None = None) -> None:
+        """*over*: the store of *generation*, where that is not the present one."""
         self._training, self._assembly, self._generation = training, assembly, generation
-        self._store = assembly.shelf(generation, "moving")
+        reached = over or assembly.reached
+        assert reached is not None
+        self._store = reached.shelf("moving")
         self._temporary: list[Inner] = []
 
     def move(self, plan: Plan, lights: Mapping[int, Mapping[int, bytes]], take_light: Callable[[bytes], None]) -> tuple[int, float]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from holdfast.runtime.groups.assembly import Generation
 from holdfast.runtime.groups.inner import Abandoned, Inner
 from holdfast.runtime.groups.mover import Mover
+from holdfast.runtime.groups.stores import Reached
 from holdfast.runtime.link import link
 from holdfast.wire import Message
 
@@ -33,6 +34,8 @@ class Prepared:
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
         self.inners: dict[str, Inner] = {}
+        self.reached: Reached | None = None
+        """Its store."""
         self.handover: Inner | None = None
         """The connection between who leaves and who comes."""
         self.ready = False
@@ -42,6 +45,7 @@ class Prepared:
         for inner in [*self.inners.values(), *([self.handover] if self.handover else [])]:
             inner.close()
         self.inners.clear()
+        self.handover = None
         self.ready = False
 
 
@@ -64,6 +68,8 @@ class Moves:
         elif word == "switch":
             self._switch = int(order["generation"])
         elif word in ("forget", "abandon", "regroup"):
+            if word == "forget":  # it may have come before there is anything to give up
+                self._assembly.forget(int(order["generation"]))
             self.forget()
 
     def forget(self) -> None:
@@ -71,6 +77,7 @@ class Moves:
         with self._lock:
             prepared, self.prepared, self._switch = self.prepared, None, 0
         if prepared is not None:
+            self._assembly.forget(prepared.generation.number)
             prepared.forget()
 
     # -- prepare ------------------------------------------------------------------------------------------------------
@@ -85,8 +92,10 @@ class Moves:
         try:
             self._build(prepared)
         except Exception as error:  # noqa: BLE001 (whatever it is, training goes on as if nothing had been asked)
-            self.forget()
-            self._assembly.doubt_store()
+            with self._lock:
+                if self.prepared is prepared:  # and not a newer one
+                    self.prepared, self._switch = None, 0
+            prepared.forget()
             why = str(error) or type(error).__name__
             _log.warning("the move to generation %d cannot be prepared: %s", generation.number, why)
             link().report("unprepared", generation=generation.number, why=why[:500])
@@ -97,18 +106,25 @@ class Moves:
     def _build(self, prepared: Prepared) -> None:
         """Build the groups in which a member changes; a rank that leaves builds the connection to who comes instead."""
         assembly, generation = self._assembly, prepared.generation
-        assembly.connect(generation, leaving=generation.rank in generation.changed)
+        leaving = generation.rank in generation.changed
+        prepared.reached = assembly.reach(generation, leaving=leaving, beside=True)
         stayers = [rank for rank in range(generation.world) if rank not in generation.changed]
-        if generation.rank in generation.changed:
-            prepared.handover = Mover(self._keeper.training, assembly, generation).pair(f"handover-{generation.rank}", 0)
+        if leaving:
+            mover = Mover(self._keeper.training, assembly, generation, prepared.reached)
+            prepared.handover = mover.pair(f"handover-{generation.rank}", 0)
+            self._check(prepared)
             return
         if generation.rank == min(stayers):
-            assembly.shelf(generation, "facts").set("facts", json.dumps(self._keeper.facts))
+            prepared.reached.shelf("facts").set("facts", json.dumps(self._keeper.facts))
         for group in sorted(assembly.groups, key=lambda one: one.group_name):
             if generation.changed & set(group.ranks):
-                prepared.inners[group.group_name] = assembly.build(group, generation)
-                if self.prepared is not prepared:
-                    raise Abandoned
+                prepared.inners[group.group_name] = assembly.build(group, generation, prepared.reached)
+                self._check(prepared)
+
+    def _check(self, prepared: Prepared) -> None:
+        """Go no further with what was given up meanwhile."""
+        if self.prepared is not prepared:
+            raise Abandoned
 
     def ready_for(self) -> int:
         """Return the generation that this rank can switch to and was told to, or 0."""
@@ -130,7 +146,7 @@ class Moves:
     def _leave(self, prepared: Prepared) -> NoReturn:
         """Hand the state over and end: what follows in the script is the other process's."""
         keeper, generation = self._keeper, prepared.generation
-        mover = Mover(keeper.training, self._assembly, generation)
+        mover = Mover(keeper.training, self._assembly, generation, prepared.reached)
         assert prepared.handover is not None
         mover.put("light", keeper.live.to_bytes(8, "big") + keeper.light())
         mover.send(prepared.handover, 1, generation.rank, 0, 1)
@@ -145,6 +161,8 @@ class Moves:
         """Put the new connections under the groups."""
         begin, assembly, generation = time.monotonic(), self._assembly, prepared.generation
         incarnations = dict(generation.incarnations)
+        assert prepared.reached is not None
+        assembly.take(prepared.reached)
         assembly.convene(generation)
         for group in assembly.groups:
             inner = prepared.inners.pop(group.group_name, None)
@@ -162,7 +180,8 @@ class Moves:
         keeper, assembly, begin = self._keeper, self._assembly, time.monotonic()
         generation = Generation.of(order)
         assembly.connect(generation)
-        shelf = assembly.shelf(generation, "facts")
+        assert assembly.reached is not None
+        shelf = assembly.reached.shelf("facts")
         facts: dict[str, Any] = json.loads(assembly.patiently(lambda: shelf.get("facts"), generation))
         keeper.take_facts(generation, facts)
         inners = {}

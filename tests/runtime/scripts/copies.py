@@ -38,6 +38,8 @@ with holdfast.session(model=model, optimizer=optimizer, schedulers=scheduler, da
     for step in session.steps(until=until):
         if f"gate={step.number}" in options:
             gate(folder)
+        if f"gate-{step.number}" in options:
+            gate(folder, f"gate-{step.number}")
         reach("forward", step.number)
         inputs, wanted = next(batches)
         loss = nn.functional.mse_loss(wrapped(inputs), wanted)

@@ -1,0 +1,186 @@
+"""The examples under faults: the loss of every step and all that every rank ends with are those of an undisturbed run, to the bit.
+
+Pipeline x data, sharded and replicated models recover from kills, plain copies from faults in the middle of a recovery or a planned move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.runtime.chaos import fault
+from tests.runtime.flow_double import UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
+
+SMALL = ["--heads", "2", "--width", "16", "--context", "16", "--bytes", "50000"]
+PIPELINE = ["pipeline_data", *SMALL, "--layers", "2", "--microbatches", "2", "--batch", "4"]
+INTERLEAVED = ["pipeline_data", *SMALL, "--schedule", "interleaved", "--layers", "4", "--microbatches", "2", "--batch", "4"]
+SHARDED = ["fsdp2", *SMALL, "--layers", "2", "--batch", "2"]
+REPLICATED = [*SHARDED, "--replicate", "2"]
+FIRST, LAST = [0, 1], [2, 3]
+"""Ranks of a pipeline's first and last stage."""
+
+
+def parked(flow: FlowDouble, count: int = 1) -> None:
+    """Start so many standbys, once the job has told of its roles, and wait until all have parked."""
+    roles = flow.hear("roles")["roles"]
+    for number in range(count):
+        flow.standby(number, roles)
+    for number in range(count):
+        flow.hear("parked", f"s{number}")
+
+
+def stepped(flow: FlowDouble, step: int) -> None:
+    """Wait until every rank has committed *step*."""
+    for rank in range(flow.ranks):
+        flow.hear("beat", rank, step=step)
+
+
+def taken_over(flow: FlowDouble, rank: int, standby: str | None = None) -> tuple[set[str], set[int]]:
+    """Wait for the end of *rank* and have it taken over; nobody else changes. Return where the state came from, and of which steps."""
+    others = {pid for one, pid in flow.pids.items() if one not in (rank, standby)}
+    flow.until_dead(rank)
+    flow.regroup([rank], {rank: standby} if standby else {})
+    told = flow.mended()
+    assert not others & flow.workers.ended().keys()
+    return {one["source"] for one in told}, {one["step"] for one in told}
+
+
+@pytest.fixture
+def alone(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
+    """Give what runs an example without any disturbance."""
+    return lambda *argv, **more: undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "example", UNTIL, *argv, **more))
+
+
+def assert_forgotten(flow: FlowDouble, whole: Ended) -> None:
+    """Check that the move came to nothing, left its number unused, and did the training no harm."""
+    assert_undisturbed(flow, whole)
+    assert flow.of("switched") == flow.of("left") == []
+    assert (flow.generation, {one["generation"] for one in flow.of("regrouped")}) == (3, {3})
+
+
+def test_both_stages_lose_a_rank_and_a_third_one_moves(job: Job, alone: Callable[..., Ended]) -> None:
+    """A standby takes over in the first stage, a fresh process in the last; then the host of the store moves while training goes on."""
+    whole = alone(*PIPELINE)
+    faults = [fault(1, "send", 6), fault(2, "send", 9)]
+    flow = job(*PIPELINE, "gate-5", "gate-11", "gate-14", script="example", chaos=faults)
+    parked(flow, 2)
+    assert flow.hear("roles")["roles"] == [FIRST, LAST]
+    standbys = flow.pids["s0"], flow.pids["s1"]
+    flow.pass_gate("gate-5")
+    assert taken_over(flow, 1, "s0") == ({"live"}, {5})
+    assert taken_over(flow, 2) == ({"live"}, {8})
+    stepped(flow, 10)
+    flow.prepare(0, "s1")
+    flow.pass_gate("gate-11")
+    stepped(flow, 13)
+    flow.prepared()
+    flow.may_switch()
+    flow.pass_gate("gate-14")
+    assert {one["step"] for one in flow.switched()} == {14}
+    assert (flow.pids[1], flow.pids[0]) == standbys
+    assert_undisturbed(flow, whole)
+    assert len(flow.of("regrouped")) == 2 * flow.ranks
+
+
+def test_interleaved_stages_lose_a_rank(job: Job, alone: Callable[..., Ended]) -> None:
+    """Every rank has two stages, and one dies between them: what takes its place has both."""
+    whole = alone(*INTERLEAVED)
+    flow = job(*INTERLEAVED, script="example", chaos=[fault(3, "send", 8)])
+    assert taken_over(flow, 3) == ({"live"}, {7})
+    assert_undisturbed(flow, whole)
+
+
+def test_shards_that_nobody_else_holds_come_from_checkpoints(job: Job, alone: Callable[..., Ended]) -> None:
+    """Both ranks are lost in turn, before and after the backward pass: the other goes back to the checkpoint in its process.
+
+    The standby that becomes rank 1 has warmed up as rank 0, in the same process: it must not load the shards of that one.
+    """
+    whole = alone(*SHARDED, ranks=2, stride=1)
+    faults = [fault(1, "reduce_scatter_single", 6), fault(0, "vote", 11)]
+    flow = job(*SHARDED, "gate-5", script="example", ranks=2, stride=1, save=4, chaos=faults)
+    parked(flow)
+    flow.pass_gate("gate-5")
+    assert taken_over(flow, 1, "s0") == ({"checkpoint"}, {4})
+    assert taken_over(flow, 0) == ({"checkpoint"}, {8})
+    assert_undisturbed(flow, whole)
+
+
+def test_a_replicated_shard_comes_from_its_living_copy(job: Job, alone: Callable[..., Ended]) -> None:
+    """Two shards on two ranks each, and no checkpoint anywhere; a standby that knows another shard takes over."""
+    whole = alone(*REPLICATED)
+    flow = job(*REPLICATED, "gate-5", script="example", chaos=[fault(3, "reduce_scatter_single", 8)])
+    parked(flow)
+    flow.pass_gate("gate-5")
+    assert taken_over(flow, 3, "s0") == ({"live"}, {7})
+    assert_undisturbed(flow, whole)
+    assert not list((flow.folder / "checkpoints").glob("step-*"))
+
+
+def test_a_survivor_is_lost_while_groups_are_rebuilt(job: Job, whole: Ended) -> None:
+    """The others wait in a group that never comes about, the host of the store among them: the next generation frees them at once."""
+    flow = job(chaos=[fault(1, "backward", 7), fault(2, "rebuilding", 7)])
+    flow.until_dead(1)
+    flow.regroup([1])
+    flow.until_dead(2)
+    assert flow.of("regrouped") == []
+    flow.regroup([2])
+    assert {(one["source"], one["step"]) for one in flow.mended()} == {("live", 6)}
+    assert_undisturbed(flow, whole)
+
+
+def test_who_stays_is_lost_while_the_move_is_prepared(job: Job, whole: Ended) -> None:
+    """Nobody who shares a group with it gets ready: all come out of the half-built groups and go on with a fresh rank 1."""
+    flow = job("any", "gate-8", "gate-14", chaos=[fault(1, "preparing")])
+    parked(flow)
+    flow.prepare(2, "s0")
+    flow.pass_gate("gate-8")
+    flow.until_dead(1)
+    assert {one["pid"] for one in flow.of("prepared")} <= {flow.pids[2]}
+    flow.forget()
+    flow.regroup([1])
+    flow.pass_gate("gate-14")
+    assert {one["source"] for one in flow.mended()} == {"live"}
+    assert_forgotten(flow, whole)
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["ready", "preparing"])
+def test_who_comes_is_lost_before_the_switch(job: Job, whole: Ended, ready: bool) -> None:  # noqa: FBT001 (a case of the table)
+    """Training goes on in the groups it has, without a meeting; the next move to another standby goes well."""
+    flow = job("any", "gate-8", "gate-11", "gate-14", chaos=[] if ready else [fault(2, "coming", generation=2)])
+    parked(flow, 2)
+    flow.prepare(2, "s0")
+    if ready:
+        flow.prepared()
+        flow.kill("s0")
+    flow.until_dead("s0")
+    assert bool(flow.of("prepared", "s0")) is ready
+    flow.forget()
+    flow.pass_gate("gate-8")
+    stepped(flow, 10)
+    flow.prepare(2, "s1")
+    flow.pass_gate("gate-11")
+    flow.prepared()
+    stepped(flow, 13)
+    flow.may_switch()
+    flow.pass_gate("gate-14")
+    assert {one["step"] for one in flow.switched()} == {14}
+    assert flow.generation == 3
+    assert flow.of("regrouped") == flow.of("broken") == []
+    assert_undisturbed(flow, whole)
+
+
+def test_who_leaves_is_lost_when_all_are_ready(job: Job, whole: Ended) -> None:
+    """Rank 0, who hosts the store of the present generation but not of the one that was to come: a fresh process takes its place."""
+    flow = job("any", "gate-8", "gate-14")
+    parked(flow)
+    flow.prepare(0, "s0")
+    flow.pass_gate("gate-8")
+    flow.prepared()
+    flow.kill(0)
+    flow.until_dead(0)
+    flow.forget()
+    flow.regroup([0])
+    flow.pass_gate("gate-14")
+    assert {one["source"] for one in flow.mended()} == {"live"}
+    assert_forgotten(flow, whole)
