@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -114,13 +115,11 @@ class Move:
         return leavers, node
 
     def _target(self, source: str, count: int) -> str:
-        """Return the node to move to, with an agent: the one asked for, else a spare one, one with room, or any free one."""
+        """Return the node to move to: the one asked for, else one where standbys wait or that has room, else any free one."""
         fleet, wanted = self.run.fleet, self.asked.target
         if wanted == source:
             raise CannotMove(f"the ranks are on {source} already")
-        room = self.run.room()
-        roomy = sorted((node for node in room if room[node] >= count and node != source), key=lambda node: -room[node])
-        candidates = [wanted] if wanted else [*roomy, *(node for node in fleet.free() if node not in fleet.alive())]
+        candidates = [wanted] if wanted else [*self._alive(source, count), *(node for node in fleet.free() if node not in fleet.alive())]
         refused = []
         for node in candidates:
             if node in fleet.alive():
@@ -133,6 +132,12 @@ class Move:
                 return node
             refused.append(f"{node}: {answer}")
         raise CannotMove("there is no other node to move to" + (f" ({'; '.join(refused)})" if refused else ""))
+
+    def _alive(self, source: str, count: int) -> list[str]:
+        """Return the nodes with an agent that can take *count* more ranks: where standbys wait first, then where there is most room."""
+        room, waiting = self.run.room(), Counter(one.node for one in self.run.pool.ready(len(self.run.board.ranks)))
+        able = [node for node in room if node != source and max(room[node], waiting[node]) >= count]
+        return sorted(able, key=lambda node: (-min(waiting[node], count), -room[node]))
 
     def _seats(self, leavers: frozenset[int], target: str) -> tuple[Seat, ...]:
         """Have a standby on *target* for each of the *leavers*, warmed up and parked."""
