@@ -32,7 +32,7 @@ from holdfast.wire import Message
 log = logging.getLogger("holdfast.runtime")
 
 STUCK_SECONDS: Final = 10.0
-"""Seconds after the end of a generation from which on a rank that is still in it says where it stands."""
+"""Seconds after the end of a generation from which on a rank that has come into no other says where it stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +107,8 @@ class Assembly:
         """The newest generation that the flow has ended."""
         self._forgotten: set[int] = set()
         """Generations that were prepared for a planned move and given up."""
+        self._watched = 0
+        """The newest generation whose end somebody watches."""
         self._met = 0
         """The newest generation that this rank has left for a meeting."""
 
@@ -153,7 +155,8 @@ class Assembly:
         if council is not None and council.generation <= generation:
             council.give_up()
         if self.sandbox is None and generation >= self.generation.number:
-            if not self.attempt.lost:
+            if self._watched < generation:
+                self._watched = generation
                 self._watch_the_way_out(generation)
             self.attempt.fail(f"the flow has ended generation {generation}")
             for group in list(self.groups):
@@ -161,11 +164,12 @@ class Assembly:
                     group.abandon(f"rank(s) {', '.join(map(str, sorted(lost & set(group.ranks))))} lost")
 
     def _watch_the_way_out(self, generation: int) -> None:
-        """Leave in the log where this rank is when it has not come to the next meeting after a while: it waits for something endless."""
+        """Leave in the log where this rank is when it has come into no other generation after a while: it may wait for ever."""
 
         def look() -> None:
-            if self._met < generation:
-                log.warning("generation %d ended %.0f s ago, this rank is still in it; its threads stand here:", generation, STUCK_SECONDS)
+            if self.generation.number <= generation:
+                where = "waits for the next one" if self._met >= generation else "is still in it"
+                log.warning("generation %d ended %.0f s ago, this rank %s; its threads stand here:", generation, STUCK_SECONDS, where)
                 with suppress(OSError, ValueError):  # an output that is no file
                     faulthandler.dump_traceback(all_threads=True)
 
