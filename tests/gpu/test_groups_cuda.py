@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 
 from holdfast.runtime.groups import transfer
 from holdfast.runtime.groups.attempt import Attempt
-from holdfast.runtime.groups.inner import build, nccl_can_abort
+from holdfast.runtime.groups.inner import Way, build, nccl_can_abort
 from holdfast.runtime.groups.managed import ManagedGroup
 
 pytestmark = pytest.mark.gpu
@@ -39,7 +39,7 @@ def test_collectives_of_cuda_tensors_go_through_nccl() -> None:
     store = dist.HashStore()
     group = ManagedGroup("g", [0], 0, Attempt(), LONG)
     for turn in range(2):
-        inner = build(store, f"turn-{turn}", 0, 1, devices=("cpu", "cuda"), timeout=LONG, gave_up=lambda: False)
+        inner = build(store, f"turn-{turn}", 0, 1, way=Way(devices=("cpu", "cuda"), timeout=LONG, host="127.0.0.1"), gave_up=lambda: False)
         before = group.give(inner, {0: turn})
         if before is not None:
             before.close()
@@ -57,7 +57,7 @@ def test_collectives_of_cuda_tensors_go_through_nccl() -> None:
 
 def _move(rank: int, port: int, folder: str) -> None:
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=60))
-    inner = build(store, "pair", rank, 2, devices=("cpu",), timeout=LONG, gave_up=lambda: False)
+    inner = build(store, "pair", rank, 2, way=Way(devices=("cpu",), timeout=LONG, host="127.0.0.1"), gave_up=lambda: False)
     torch.manual_seed(1)
     tensors = [torch.randn(9_000_000, device="cuda"), torch.arange(7, device="cuda"), torch.randn(3, 5, device="cuda").bfloat16()]
     if rank == 0:

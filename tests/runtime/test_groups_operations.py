@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.runtime.groups.attempt import Attempt
-from holdfast.runtime.groups.inner import build
+from holdfast.runtime.groups.inner import Way, build
 from holdfast.runtime.groups.managed import ManagedGroup
 from holdfast.runtime.groups.sandbox import Sandbox
 from holdfast.runtime.threads import let_go
@@ -46,11 +46,11 @@ def test_an_order_ends_a_wait_that_would_never_end(job: Job) -> None:
 def test_receiving_from_anybody_tells_who_sent() -> None:
     """Torch asks the work for it."""
     store, groups = dist.HashStore(), dict[int, ManagedGroup]()
-    short = timedelta(seconds=20)
+    way = Way(devices=("cpu",), timeout=timedelta(seconds=20), host="127.0.0.1")
 
     def make(rank: int) -> None:
-        group = ManagedGroup("anybody", [0, 1], rank, Attempt(), short)
-        group.give(build(store, "anybody", rank, 2, devices=("cpu",), timeout=short, gave_up=lambda: False), {})
+        group = ManagedGroup("anybody", [0, 1], rank, Attempt(), way.timeout)
+        group.give(build(store, "anybody", rank, 2, way=way, gave_up=lambda: False), {})
         groups[rank] = group
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in (0, 1)]

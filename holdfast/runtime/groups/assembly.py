@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from holdfast.runtime.groups.attempt import Attempt
 from holdfast.runtime.groups.council import Council, Desk
-from holdfast.runtime.groups.inner import Abandoned, Inner, build, in_thread
+from holdfast.runtime.groups.inner import Abandoned, Inner, Way, build, in_thread
 from holdfast.runtime.groups.managed import BACKEND, ManagedGroup
 from holdfast.runtime.groups.stores import Reached, Stores
 from holdfast.runtime.groups.tape import OnGroup, Recorder
@@ -90,7 +90,7 @@ class Assembly:
         self.council: Council | None = None
         self.groups: list[ManagedGroup] = []
         """In the order of their making, which is the same on every rank of a role."""
-        self.stores = Stores(self.desk.port)
+        self.stores = Stores(self.desk.port, token)
         self.reached: Reached | None = None
         """The store of the present generation, or of the one that is being come into."""
         self.sandbox: Any = None
@@ -235,9 +235,9 @@ class Assembly:
         """Reach the store of *generation*, or host it."""
         self.take(self.reach(generation))
 
-    def reach(self, generation: Generation, *, leaving: bool = False, beside: bool = False) -> Reached:
+    def reach(self, generation: Generation, *, leaving: bool = False) -> Reached:
         """Reach the store of *generation* without taking it as the present one; see `Stores.reach`."""
-        return self.stores.reach(generation, self.gave_up(generation.number), leaving=leaving, beside=beside)
+        return self.stores.reach(generation, self.gave_up(generation.number), leaving=leaving)
 
     def take(self, reached: Reached) -> None:
         """Take *reached* as the present store."""
@@ -276,8 +276,7 @@ class Assembly:
             f"group-{group.group_name}",
             group.ranks.index(generation.rank),
             len(group.ranks),
-            devices=self.devices,
-            timeout=group.timeout,
+            way=Way(devices=self.devices, timeout=group.timeout, host=reached.host),
             gave_up=self.gave_up(generation.number),
         )
 

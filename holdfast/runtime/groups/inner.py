@@ -15,6 +15,8 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.distributed as dist
 
+from holdfast.runtime.groups.store import native
+
 T = TypeVar("T")
 
 BUILD_SECONDS: Final = 30.0
@@ -70,22 +72,26 @@ class Inner:
         self.backends.clear()
 
 
-def build(  # noqa: PLR0913 (what gloo asks for, and how to give it up)
-    store: dist.Store, prefix: str, rank: int, size: int, *, devices: tuple[str, ...], timeout: timedelta, gave_up: Callable[[], bool]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a group is built."""
+
+    devices: tuple[str, ...]
+    """Kinds of devices that it must serve."""
+    timeout: timedelta
+    """How long its operations wait."""
+    host: str
+    """This process's own address, as others reach it."""
+
+
+def build(  # noqa: PLR0913 (who is where, how, and how to give it up)
+    store: dist.Store, prefix: str, rank: int, size: int, *, way: Way, gave_up: Callable[[], bool]
 ) -> Inner:
     """Build a group of *size* members over *store*, where all use the same *prefix*.
 
     Raise `Abandoned` as soon as *gave_up* says so: the thread that builds is left to its own time-out then.
     """
-    return in_thread(lambda: _build(dist.PrefixStore(prefix, store), rank, size, devices, timeout), gave_up)
-
-
-_at_work: Final[set[threading.Thread]] = set()
-
-
-def at_work() -> bool:
-    """Tell whether a thread of `in_thread` still runs, be its work given up or not: its store may answer nobody else meanwhile."""
-    return any(thread.is_alive() for thread in list(_at_work))
+    return in_thread(lambda: _build(dist.PrefixStore(prefix, store), rank, size, way), gave_up)
 
 
 def in_thread(make: Callable[[], T], gave_up: Callable[[], bool]) -> T:
@@ -99,12 +105,9 @@ def in_thread(make: Callable[[], T], gave_up: Callable[[], bool]) -> T:
             made.append(make())
         except BaseException as error:  # noqa: BLE001 (handed on to who waits)
             failed.append(error)
-        _at_work.discard(thread)
         done.set()
 
-    thread = threading.Thread(target=run, name="holdfast-build", daemon=True)
-    _at_work.add(thread)
-    thread.start()
+    threading.Thread(target=run, name="holdfast-build", daemon=True).start()
     while not done.wait(0.005):
         if gave_up():
             raise Abandoned
@@ -113,23 +116,24 @@ def in_thread(make: Callable[[], T], gave_up: Callable[[], bool]) -> T:
     return made[0]
 
 
-def _build(own: dist.Store, rank: int, size: int, devices: tuple[str, ...], timeout: timedelta) -> Inner:
+def _build(own: dist.Store, rank: int, size: int, way: Way) -> Inner:
     backends: dict[str, Any] = {}
     before = set(_sockets())
     gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", own), rank, size, timedelta(seconds=BUILD_SECONDS))
-    gloo._set_default_timeout(timeout)  # noqa: SLF001 (torch's own way, without a public name)
+    gloo._set_default_timeout(way.timeout)  # noqa: SLF001 (torch's own way, without a public name)
     backends["cpu"] = gloo
     sockets = _ours(own, rank, size, before)
-    if "cuda" in devices:
+    if "cuda" in way.devices:
         version = tuple(torch.cuda.nccl.version())
         if not nccl_can_abort(version):
             raise NotMendable(
                 f"NCCL {'.'.join(map(str, version))} can hang when it is aborted: managed groups need {'.'.join(map(str, NCCL_ABORT))}"
             )
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout  # noqa: SLF001 (as torch's own new_group does)
+        options._timeout = way.timeout  # noqa: SLF001 (as torch's own new_group does)
         options.config.blocking = 0  # else a communicator in the making cannot be aborted
-        backends["cuda"] = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", own), rank, size, options)
+        store = native(dist.PrefixStore("nccl", own), timedelta(seconds=BUILD_SECONDS), host=way.host, serving=rank == 0)
+        backends["cuda"] = dist.ProcessGroupNCCL(store, rank, size, options)
     return Inner(backends, sockets)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from holdfast.runtime.groups import transfer
 from holdfast.runtime.groups.assembly import Assembly, Generation
-from holdfast.runtime.groups.inner import Inner, build, in_thread
+from holdfast.runtime.groups.inner import Inner, Way, build, in_thread
 from holdfast.runtime.groups.managed import ManagedGroup
 from holdfast.runtime.groups.stores import Reached
 from holdfast.runtime.planner import Plan, Transfer
@@ -26,7 +26,7 @@ class Mover:
         self._training, self._assembly, self._generation = training, assembly, generation
         reached = over or assembly.reached
         assert reached is not None
-        self._store = reached.shelf("moving")
+        self._store, self._host = reached.shelf("moving"), reached.host
         self._temporary: list[Inner] = []
 
     def move(self, plan: Plan, lights: Mapping[int, Mapping[int, bytes]], take_light: Callable[[bytes], None]) -> tuple[int, float]:
@@ -116,7 +116,6 @@ class Mover:
             name,
             place,
             2,
-            devices=("cpu",),
-            timeout=self._assembly.groups[0].timeout,
+            way=Way(devices=("cpu",), timeout=self._assembly.groups[0].timeout, host=self._host),
             gave_up=self._assembly.gave_up(self._generation.number),
         )

@@ -107,7 +107,7 @@ class Moves:
         """Build the groups in which a member changes; a rank that leaves builds the connection to who comes instead."""
         assembly, generation = self._assembly, prepared.generation
         leaving = generation.rank in generation.changed
-        prepared.reached = assembly.reach(generation, leaving=leaving, beside=True)
+        prepared.reached = assembly.reach(generation, leaving=leaving)
         stayers = [rank for rank in range(generation.world) if rank not in generation.changed]
         if leaving:
             mover = Mover(self._keeper.training, assembly, generation, prepared.reached)

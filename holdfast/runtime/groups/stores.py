@@ -1,12 +1,7 @@
-"""How a process reaches the store of a generation: hosts it, connects to it, or keeps the connection that it has.
-
-A connection answers one question at a time, and some questions wait for another rank: whoever may have to wait beside others has a
-connection of its own.
-"""
+"""How a process reaches the store of a generation: hosts it, connects to it, or keeps the connection that it has."""
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 import torch.distributed as dist
 
-from holdfast.runtime.groups.inner import BUILD_SECONDS, Abandoned, at_work, in_thread
+from holdfast.runtime.groups.inner import BUILD_SECONDS, Abandoned
+from holdfast.runtime.groups.store import Server, Store
 
 if TYPE_CHECKING:
     from holdfast.runtime.groups.assembly import Generation
 
 PATIENCE: Final = 0.002
 """Seconds between two looks at something that another rank is about to do."""
+_TIMEOUT: Final = timedelta(seconds=BUILD_SECONDS)
 
 Place = tuple[str, int, int, int]
 """Where a store is, the rank that hosts it, and the generation in which that process took the rank."""
@@ -31,11 +28,16 @@ Place = tuple[str, int, int, int]
 class Reached:
     """The store of one generation, as this process reaches it."""
 
-    root: dist.Store
+    root: Store
     place: Place
     number: int
-    host: str
-    """This process's own address, as others reach it."""
+    serving: bool
+    """This process hosts it."""
+
+    @property
+    def host(self) -> str:
+        """Return this process's own address, as others reach it."""
+        return self.place[0] if self.serving else self.root.host
 
     def shelf(self, name: str) -> dist.Store:
         """Return a part of the store for one purpose in this generation."""
@@ -53,71 +55,55 @@ class Reached:
 class Stores:
     """This process's connections to stores."""
 
-    def __init__(self, desk: int) -> None:
-        """*desk*: the port at which this process's desk listens."""
-        self._desk = desk
+    def __init__(self, desk: int, token: str) -> None:
+        """*desk*: the port at which this process's desk listens; *token*: the job's, by which ranks know each other."""
+        self._desk, self._token = desk, token
         self._kept: Reached | None = None
-        self._servers: dict[int, dist.TCPStore] = {}
+        self._servers: dict[int, Server] = {}
 
-    def reach(self, generation: Generation, gave_up: Callable[[], bool], *, leaving: bool = False, beside: bool = False) -> Reached:
+    def reach(self, generation: Generation, gave_up: Callable[[], bool], *, leaving: bool = False) -> Reached:
         """Reach the store of *generation*, or host it; leave there where this rank's desk is.
 
-        A connection to the same store is kept, so that those who only hear of a change have little to do; not while something still
-        waits in it.
+        A connection to the same store is kept, so that those who only hear of a change have little to do.
 
         Args:
             generation: what to come into.
             gave_up: tells whether *generation* has been given up meanwhile: then `Abandoned` is raised.
             leaving: another process takes this rank, so that the desk is not this one.
-            beside: others use the present connection meanwhile.
         """
         host, port = generation.store
         place = (host, port, generation.serve, generation.incarnations[generation.serve])
-        kept, alone = self._kept, not beside and not at_work()
-        if kept is not None and kept.place == place and alone:
-            return Reached(kept.root, place, generation.number, kept.host)
-        if generation.serve == generation.rank:
-            if port not in self._servers:
-                everywhere = "0.0.0.0"  # noqa: S104 (other nodes must reach it)
-                self._servers[port] = in_thread(lambda: _store(everywhere, port, serve=True), gave_up)
-            store = self._servers[port] if alone else in_thread(lambda: _store("127.0.0.1", port, serve=False), gave_up)
-            mine = host
-        else:
-            mine = _await_port(host, port, gave_up)
-            store = in_thread(lambda: _store(host, port, serve=False), gave_up)
+        serving, kept = generation.serve == generation.rank, self._kept
+        if kept is not None and kept.place == place and not kept.root.gone:
+            return Reached(kept.root, place, generation.number, serving)
+        if serving and port not in self._servers:
+            self._servers[port] = Server(port, self._token)
+        reached = Reached(self._connect("127.0.0.1" if serving else host, port, gave_up), place, generation.number, serving)
         if not leaving:
-            key, value = f"desk/{generation.rank}/{generation.incarnations[generation.rank]}", f"{mine} {self._desk}"
-            in_thread(lambda: store.set(key, value), gave_up)
-        return Reached(store, place, generation.number, mine)
+            reached.root.set(f"desk/{generation.rank}/{generation.incarnations[generation.rank]}", f"{reached.host} {self._desk}")
+        return reached
+
+    def _connect(self, host: str, port: int, gave_up: Callable[[], bool]) -> Store:
+        """Connect as soon as the store listens."""
+        deadline = time.monotonic() + BUILD_SECONDS
+        while True:
+            try:
+                return Store(host, port, self._token, _TIMEOUT)
+            except OSError as error:
+                if gave_up():
+                    raise Abandoned from None
+                if time.monotonic() > deadline:
+                    raise dist.DistNetworkError(f"the store at {host}:{port} cannot be reached: {error}") from error
+            time.sleep(PATIENCE)
 
     def keep(self, reached: Reached) -> None:
-        """Take *reached* as the present one; give up hosting what it is not."""
-        self._kept = reached
-        self._servers = {port: server for port, server in self._servers.items() if port == reached.place[1]}
+        """Take *reached* as the present one; give up what it is not."""
+        before, self._kept = self._kept, reached
+        if before is not None and before.root is not reached.root:
+            before.root.close("another store has taken its place")
+        for port in [port for port in self._servers if port != reached.place[1]]:
+            self._servers.pop(port).close()
 
     def doubt(self) -> None:
         """Connect anew next time: something went wrong that may have been the connection."""
         self._kept = None
-
-
-def _store(host: str, port: int, *, serve: bool) -> dist.TCPStore:
-    """Host a store, or connect to one; without waiting for anybody."""
-    return dist.TCPStore(host, port, is_master=serve, timeout=timedelta(seconds=BUILD_SECONDS), wait_for_workers=False)
-
-
-def _await_port(host: str, port: int, gave_up: Callable[[], bool]) -> str:
-    """Wait until the store listens; return this host's own address on the way to it.
-
-    torch waits half a second before it tries again: a rank that is some milliseconds early would pay that at every recovery.
-    """
-    deadline = time.monotonic() + BUILD_SECONDS
-    while True:
-        try:
-            with socket.create_connection((host, port), timeout=1.0) as probe:
-                return str(probe.getsockname()[0])
-        except OSError:
-            if gave_up():
-                raise Abandoned from None
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"gloo: nobody listens at {host}:{port}, where rank 0's store should be: Connection refused") from None
-        time.sleep(PATIENCE)

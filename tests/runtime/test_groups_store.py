@@ -1,0 +1,186 @@
+"""The store: what torch asks of one, waits that hinder nobody, and ends that free everybody."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from holdfast.runtime.failure import is_peer_loss
+from holdfast.runtime.groups.store import Server, Store
+from tests.waiting import wait_until
+
+TOKEN = "ab" * 16
+LONG = timedelta(seconds=15)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Give a store that is hosted here."""
+    made = Server(0, TOKEN)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def connect(server: Server) -> Iterator[Callable[..., Store]]:
+    """Give what connects to it."""
+    made: list[Store] = []
+
+    def make(timeout: timedelta = LONG) -> Store:
+        made.append(Store("127.0.0.1", server.port, TOKEN, timeout))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def prefixed(store: Store) -> Any:
+    """Return *store* behind torch's own prefixes, whose stubs lack half of what a store can do."""
+    return dist.PrefixStore("a", dist.PrefixStore("b", store))
+
+
+def test_it_does_what_torch_asks_of_a_store(connect: Callable[..., Store]) -> None:
+    """Through torch's own prefixes, as process groups use it; what one leaves another finds."""
+    mine, theirs = (prefixed(connect()) for _ in range(2))
+    mine.set("text", "words")
+    mine.set("bytes", bytes(range(256)))
+    assert (theirs.get("text"), theirs.get("bytes")) == (b"words", bytes(range(256)))
+    assert (mine.add("count", 3), theirs.add("count", -1)) == (3, 2)
+    assert (theirs.check(["text", "count"]), theirs.check(["text", "nothing"])) == (True, False)
+    assert mine.compare_set("lock", "", "me") == b"me"
+    assert theirs.compare_set("lock", "", "you") == b"me"
+    assert theirs.compare_set("lock", "me", "you") == b"you"
+    mine.append("list", "a")
+    theirs.append("list", "b")
+    mine.multi_set(["one", "two"], ["1", "2"])
+    assert theirs.multi_get(["two", "one", "list"]) == [b"2", b"1", b"ab"]
+    assert theirs.has_extended_api()
+    keys = mine.num_keys()
+    assert (mine.delete_key("one"), mine.delete_key("one"), mine.num_keys()) == (True, False, keys - 1)
+
+
+def test_what_is_not_there_yet_is_waited_for(connect: Callable[..., Store]) -> None:
+    """By many threads on one connection, each for something else, while others ask and leave things on it."""
+    mine, theirs = connect(), connect()
+    with ThreadPoolExecutor(20) as pool:
+        found = [pool.submit(mine.get, f"key-{number}") for number in range(19)]
+        all_of_them = pool.submit(mine.wait, [f"key-{number}" for number in range(19)])
+        mine.set("other", "x")
+        assert mine.get("other") == b"x"
+        for number in reversed(range(19)):
+            assert not all_of_them.done()
+            theirs.set(f"key-{number}", str(number))
+        assert [one.result(10) for one in found] == [str(number).encode() for number in range(19)]
+        assert all_of_them.result(10) is None
+
+
+def test_large_values_pass(connect: Callable[..., Store]) -> None:
+    """Larger than any buffer on the way, both ways at once."""
+    stores = [connect() for _ in range(4)]
+    values = [bytes([number]) * (3_000_000 + number) for number in range(4)]
+    with ThreadPoolExecutor(8) as pool:
+        found = [pool.submit(stores[number - 1].get, f"large-{number}") for number in range(4)]
+        for number in range(4):
+            pool.submit(stores[number].set, f"large-{number}", values[number])
+        assert [one.result(15) for one in found] == values
+
+
+def test_a_wait_ends_when_its_time_is_up(connect: Callable[..., Store]) -> None:
+    """As torch's own store ends it; the connection can be used on."""
+    store = connect(timedelta(milliseconds=30))
+    with pytest.raises(dist.DistStoreError, match=r"wait timeout.*never") as raised:
+        store.get("never")
+    assert is_peer_loss(raised.value)
+    with pytest.raises(dist.DistStoreError):
+        store.wait(["never"], timedelta(milliseconds=30))
+    store.set("now", "x")
+    assert store.get("now") == b"x"
+
+
+@pytest.mark.parametrize("end", ["ours", "the server's"])
+def test_the_end_of_a_connection_ends_all_waits_in_it(server: Server, connect: Callable[..., Store], end: str) -> None:
+    """With an error that tells of a lost peer."""
+    store, errors = connect(), list[BaseException]()
+
+    def wait(number: int) -> None:
+        try:
+            store.get(f"never-{number}")
+        except dist.DistNetworkError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=wait, args=(number,)) for number in range(3)]
+    for one in threads:
+        one.start()
+    store.set("asked", "")
+    if end == "ours":
+        store.close()
+    else:
+        server.close()
+    for one in threads:
+        one.join(10)
+    assert len(errors) == len(threads)
+    assert all(map(is_peer_loss, errors))
+    assert store.gone
+    with pytest.raises(dist.DistNetworkError):
+        store.set("later", "x")
+
+
+def test_strangers_are_not_let_in(server: Server, connect: Callable[..., Store]) -> None:
+    """Neither with another token nor with nonsense; nobody else notices."""
+    store = connect()
+    with pytest.raises(OSError, match=r"closed|reset"):
+        Store("127.0.0.1", server.port, "cd" * 16, LONG)
+    for nonsense in (b"\xff" * 64, b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\x05\x01\0\0\0\x01hello", b"\0" * 9):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as line:
+            line.sendall(nonsense)
+            line.shutdown(socket.SHUT_WR)
+            assert line.recv(100) == b""
+    store.set("a", "x")
+    assert store.get("a") == b"x"
+
+
+def test_a_port_that_is_taken_is_the_hosts_own_trouble(server: Server) -> None:
+    """It is no lost peer."""
+    with pytest.raises(dist.DistNetworkError, match="EADDRINUSE") as raised:
+        Server(server.port, TOKEN)
+    assert not is_peer_loss(raised.value)
+
+
+def test_a_server_that_ends_frees_its_port(server: Server) -> None:
+    """The next generation may host there."""
+    server.close()
+    made: list[Server] = []
+
+    def again() -> bool:
+        try:
+            made.append(Server(server.port, TOKEN))
+        except dist.DistNetworkError:
+            return False
+        return True
+
+    wait_until(again, seconds=10)
+    made[0].close()
+
+
+def test_many_come_at_once(server: Server) -> None:
+    """Each leaves something and finds what all others left."""
+    count = 100
+
+    def rank(number: int) -> int:
+        store = Store("127.0.0.1", server.port, TOKEN, LONG)
+        store.set(f"rank-{number}", "here")
+        store.wait([f"rank-{other}" for other in range(count)])
+        total = store.add("done", 1)
+        store.close()
+        return total
+
+    with ThreadPoolExecutor(count) as pool:
+        assert sorted(pool.map(rank, range(count))) == list(range(1, count + 1))
