@@ -1,0 +1,374 @@
+"""Snapshots of ranks' state in a node's memory: files that outlive the worker that writes them, and can be told whole from torn.
+
+A *vault* is a folder on a memory file system that belongs to the node's agent. A snapshot is one file in it::
+
+    page 0   magic: DRAFT while it is written, SEALED once it is whole; how far it is; the label and its SHA-256
+    data     the bytes of the tensors, this rank's share of them, in slices
+    tail     a 64-bit sum of every slice, the tensors' index, and what is small (blobs); its SHA-256 stands in the label
+
+The seal is written last. A kill at any point leaves a draft, which nobody takes for a snapshot.
+Standard library only: agents, the command line and training processes all read it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+FORMAT: Final = 1
+PAGE: Final = 4096
+CUT: Final = 2**20
+"""Bytes of a slice: at the speed of memory some tenth of a millisecond, so that who waits for the end of one waits for nothing."""
+SUFFIX: Final = ".snap"
+
+_SEALED, _DRAFT, _BLANK = b"HFSEALED", b"HFDRAFT1", bytes(8)
+_HEAD: Final = struct.Struct("<8sQI32s")
+"""Magic, bytes of data that are there, length of the label, its SHA-256."""
+_PROGRESS: Final = struct.Struct("<Q")
+_MASK: Final = (1 << 64) - 1
+
+
+class Unusable(Exception):
+    """A snapshot that must not be used, and *why*."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Slice(NamedTuple):
+    """Some bytes of one tensor: which, from where, how many."""
+
+    tensor: int
+    begin: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """What a snapshot says of itself."""
+
+    step: int
+    """The step after which the state holds."""
+    lineage: int
+    """The generation that last went back to an earlier step: state of two lineages does not go together, be the step the same."""
+    rank: int
+    world: int
+    piece: str
+    """The piece of the training that the rank holds; ranks that are copies of each other have the same."""
+    part: int
+    """Which share of the piece's slices this is, counted from 0, out of `parts`."""
+    parts: int
+    size: int
+    """Bytes of data."""
+    cut: int
+    """Bytes of a slice at most."""
+    time: float
+    """When it was begun, in seconds since 1970."""
+    tail: int = 0
+    """Bytes of the tail; 0 in a draft."""
+    digest: str = ""
+    """SHA-256 of the tail."""
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """Return what must agree among snapshots that are used together."""
+        return self.step, self.lineage
+
+
+class Entry(NamedTuple):
+    """One tensor: its key, its shape on this rank, its type and its bytes."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    size: int
+
+
+def deal(sizes: Sequence[int], part: int, parts: int, cut: int = CUT) -> list[Slice]:
+    """Return the slices of *part* out of *parts* of tensors of these *sizes* in bytes, in the order in which they lie in the file.
+
+    Copies of one state share the work: slice by slice to whoever has the fewest bytes so far, the same on all of them.
+    """
+    loads, mine = [0] * parts, []
+    for tensor, size in enumerate(sizes):
+        for begin in range(0, size, cut):
+            one = Slice(tensor, begin, min(cut, size - begin))
+            taker = loads.index(min(loads))
+            loads[taker] += one.length
+            if taker == part:
+                mine.append(one)
+    return mine
+
+
+def word_sum(data: bytes | bytearray | memoryview) -> int:
+    """Return the sum of *data* in little-endian 64-bit words, modulo 2**64, the last word filled up with zeros.
+
+    It sees every flipped bit, every lost or zeroed page, and costs no more than reading. The words are added in lanes of 128 bits of one
+    big number, which is folded in half until two lanes are left: plain Python at some hundred megabytes a second.
+    """
+    size = -(-max(len(data), 1) // 16)
+    lanes = 1 << (size - 1).bit_length()
+    number = int.from_bytes(data, "little")
+    mask = int.from_bytes((b"\xff" * 8 + bytes(8)) * lanes, "little")
+    total = (number & mask) + ((number >> 64) & mask)
+    while lanes > 1:
+        lanes //= 2
+        total = (total >> (128 * lanes)) + (total & ((1 << (128 * lanes)) - 1))
+    return total & _MASK
+
+
+# -- writing ------------------------------------------------------------------------------------------------------------
+
+
+class Slot:
+    """A file that takes one snapshot after the other."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the file; raise ``OSError`` when that cannot be."""
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._room = 0
+        self._map: mmap.mmap | None = None
+        self.data: memoryview = memoryview(b"")
+        """The bytes of the snapshot in work."""
+
+    def busy(self) -> bool:
+        """Tell whether somebody reads this file now, so that it must not be written."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        return False
+
+    def begin(self, label: Label) -> None:
+        """Begin a snapshot: what was here is none any more. Raise ``OSError`` when there is no memory for it.
+
+        All memory is taken now: a page that cannot be had later would end the process by SIGBUS.
+        """
+        os.pwrite(self._file, _BLANK, 0)
+        if label.size != len(self.data):
+            self._map_anew(label.size)
+        self._write_label(label, _DRAFT)
+
+    def _map_anew(self, size: int) -> None:
+        self.data.release()
+        self.data = memoryview(b"")
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+        os.ftruncate(self._file, PAGE)  # first, so that a smaller snapshot gives memory back and a bigger one needs it only once
+        os.posix_fallocate(self._file, 0, PAGE + size)
+        if size:
+            self._map = mmap.mmap(self._file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), offset=PAGE)
+            self.data = memoryview(self._map)
+
+    def progress(self, size: int) -> None:
+        """Say that the first *size* bytes are there, for who reads along."""
+        os.pwrite(self._file, _PROGRESS.pack(size), 8)
+
+    def seal(self, label: Label, sums: Sequence[int], entries: Sequence[Entry], blobs: Mapping[str, bytes]) -> Label:
+        """Make the snapshot whole; return its label. Raise ``OSError`` when there is no memory for its tail."""
+        head = json.dumps({"entries": entries, "blobs": {name: len(blob) for name, blob in blobs.items()}}).encode()
+        table = struct.pack(f"<{len(sums)}Q", *sums)
+        tail = b"".join([struct.pack("<QQ", len(table), len(head)), table, head, *blobs.values()])
+        whole = Label(**{**asdict(label), "tail": len(tail), "digest": hashlib.sha256(tail).hexdigest()})
+        if os.pwrite(self._file, tail, PAGE + label.size) != len(tail):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._write_label(whole, _SEALED)
+        return whole
+
+    def discard(self) -> None:
+        """Give up what is in the file."""
+        with suppress(OSError):
+            os.pwrite(self._file, _BLANK, 0)
+
+    def _write_label(self, label: Label, magic: bytes) -> None:
+        body = json.dumps(asdict(label), separators=(",", ":")).encode()
+        if len(body) > PAGE - _HEAD.size:
+            raise ValueError("the label is longer than its page")
+        told = label.size if magic == _SEALED else 0
+        page = _HEAD.pack(_BLANK, told, len(body), hashlib.sha256(body).digest()) + body
+        if os.pwrite(self._file, page, 0) != len(page):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.pwrite(self._file, magic, 0)  # last: eight bytes are there or not
+
+    def close(self) -> None:
+        """Let go of the file; what is in it stays."""
+        self.data.release()
+        self.data = memoryview(b"")
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+        os.close(self._file)
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------
+
+
+def read_label(page: bytes, *, draft: bool = False) -> Label:
+    """Return the label in the first page of a snapshot; raise `Unusable` unless it is sealed (or a *draft*) and as it was written."""
+    if len(page) < _HEAD.size:
+        raise Unusable("it is no snapshot")
+    magic, _, length, digest = _HEAD.unpack_from(page)
+    if magic != _SEALED and not (draft and magic == _DRAFT):
+        raise Unusable("it is not whole" if magic in (_DRAFT, _BLANK) else "it is no snapshot")
+    body = page[_HEAD.size : _HEAD.size + length]
+    if hashlib.sha256(body).digest() != digest:
+        raise Unusable("its label was changed")
+    try:
+        return Label(**json.loads(body))
+    except (TypeError, ValueError) as error:
+        raise Unusable(f"its label is not one of this version ({FORMAT})") from error
+
+
+def progress_of(page: bytes) -> int:
+    """Return how many bytes of data are there."""
+    return int(_PROGRESS.unpack_from(page, 8)[0])
+
+
+class Snapshot:
+    """A sealed snapshot, opened to be read; it is not written anew as long as it is open."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file; raise `Unusable` when it holds no sealed snapshot, ``OSError`` when it cannot be read."""
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self.label = read_label(os.pread(self._file, PAGE, 0))
+            self.sums, self.entries, self.blobs = _tail(self._file, self.label)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._map = mmap.mmap(self._file, self.label.size, mmap.MAP_SHARED, mmap.PROT_READ, offset=PAGE) if self.label.size else None
+        self.data = memoryview(self._map) if self._map is not None else memoryview(b"")
+
+    def slices(self) -> Iterator[tuple[Slice, memoryview, int]]:
+        """Yield every slice of this file: which it is, its bytes, and the sum that they must have."""
+        dealt = deal([entry.size for entry in self.entries], self.label.part, self.label.parts, self.label.cut)
+        ends = accumulate(one.length for one in dealt)
+        for one, end, told in zip(dealt, ends, self.sums, strict=True):
+            yield one, self.data[end - one.length : end], told
+
+    def verify(self) -> None:
+        """Read everything; raise `Unusable` when a byte is not as it was written."""
+        for one, data, told in self.slices():
+            if word_sum(data) != told:
+                raise Unusable(f"'{self.entries[one.tensor].key}' was changed in memory: its sum is not the one it had when it was copied")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.data.release()
+        if self._map is not None:
+            with suppress(BufferError):  # somebody still looks at it: the garbage collector closes it
+                self._map.close()
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _tail(file: int, label: Label) -> tuple[tuple[int, ...], list[Entry], dict[str, bytes]]:
+    """Return sums, entries and blobs; raise `Unusable` when the tail is not the one that was sealed."""
+    if os.fstat(file).st_size < PAGE + label.size + label.tail:
+        raise Unusable("it is cut off")
+    tail = os.pread(file, label.tail, PAGE + label.size)
+    if hashlib.sha256(tail).hexdigest() != label.digest:
+        raise Unusable("its index was changed")
+    table, head = struct.unpack_from("<QQ", tail)
+    sums = struct.unpack_from(f"<{table // 8}Q", tail, 16)
+    told = json.loads(tail[16 + table : 16 + table + head])
+    blobs: dict[str, bytes] = {}
+    begin = 16 + table + head
+    for name, size in told["blobs"].items():
+        blobs[name] = tail[begin : begin + size]
+        begin += size
+    return sums, [Entry(key, tuple(shape), dtype, size) for key, shape, dtype, size in told["entries"]], blobs
+
+
+def labels(vault: Path) -> dict[Path, Label]:
+    """Return the sealed snapshots in *vault*, by file; what is none, or cannot be read, is passed over."""
+    found: dict[Path, Label] = {}
+    with suppress(OSError):
+        for path in sorted(vault.glob(f"*{SUFFIX}")):
+            with suppress(OSError, Unusable), path.open("rb") as file:
+                found[path] = read_label(file.read(PAGE))
+    return found
+
+
+# -- vaults -------------------------------------------------------------------------------------------------------------
+
+ROOT: Final = Path("/dev/shm")  # noqa: S108 (the kernel's own memory file system; the folder below it is ours alone)
+
+
+def vault_of(node: str, job: str) -> Path:
+    """Return the folder in memory that is the vault of *job* on *node* (any names)."""
+    name = hashlib.sha256(f"{node}\0{job}".encode()).hexdigest()[:16]
+    return root() / f"{hashlib.sha256(node.encode()).hexdigest()[:16]}-{name}"
+
+
+def vaults_of(node: str) -> list[Path]:
+    """Return all vaults that there are on *node*."""
+    with suppress(OSError):
+        return sorted(root().glob(f"{hashlib.sha256(node.encode()).hexdigest()[:16]}-*"))
+    return []
+
+
+def root() -> Path:
+    """Return the folder of this user's vaults: below ``HOLDFAST_VAULTS``, or the memory file system."""
+    return Path(os.environ.get("HOLDFAST_VAULTS") or ROOT) / f"holdfast-{os.getuid()}"
+
+
+def make(vault: Path) -> None:
+    """Make the folder *vault* for this user alone; raise ``OSError`` when it cannot be, or belongs to somebody else."""
+    for folder in (vault.parent, vault):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        facts = folder.lstat()
+        if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+            raise PermissionError(errno.EPERM, f"{folder} is open to others, or belongs to one")
+
+
+def wipe(vault: Path) -> None:
+    """Give the memory of *vault* back."""
+    with suppress(OSError):
+        for path in vault.iterdir():
+            with suppress(OSError):
+                path.unlink()
+        vault.rmdir()
+
+
+def usage(vault: Path) -> int:
+    """Return the bytes of memory that *vault* takes."""
+    size = 0
+    with suppress(OSError):
+        for path in vault.iterdir():
+            with suppress(OSError):
+                size += path.stat().st_blocks * 512
+    return size
+
+
+BELL: Final = "bell"
+"""A datagram socket in a vault: who serves the vault listens there for news of it."""
+
+
+def ring(vault: Path, line: socket.socket) -> None:
+    """Tell who serves *vault* that there is news; nobody waits for that."""
+    with suppress(OSError):
+        line.sendto(b"!", str(vault / BELL))
