@@ -9,11 +9,12 @@ random generators, and the position in the data. Both must be of the same step o
 
 - *live* state: a survivor is at that step, or is prepared for it (it voted for the step, still has the gradients, and does not
   know whether the step counts) and it is certain that the step counts;
-- a *snapshot*: the copy that a survivor keeps in memory of its own piece at an earlier step;
-- a *replica*: such a copy of another's piece;
+- *stored* snapshots: files in the memory of nodes, the node's own before replicas on others. Copies of a piece share the work, so a
+  piece may lie in parts on several nodes;
 - a checkpoint: on disk, whole, for everybody to read, light states and all.
 
-The newest step that is whole wins; at that step the first of these sources that has the piece.
+The newest step that is whole wins; at that step the first of these sources that has the piece. State of the same step goes together only
+when it is of the same *lineage*: the generation that last went back to an earlier step.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from fractions import Fraction
 from typing import Final
+
+Moment = tuple[int, int]
+"""A step and a lineage."""
 
 MOST_SOURCES: Final = 8
 """Ranks that one rank takes its piece from: so many fill any link, and more are only more connections to make."""
@@ -31,12 +34,26 @@ _NAMED: Final = 4
 """Ranks that a sentence lists."""
 
 
-class Kind(StrEnum):
-    """Where in its source's memory a piece lies, the fastest first."""
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Stored:
+    """A snapshot in a node's memory, with the light state of the rank that took it."""
 
-    LIVE = "live"
-    SNAPSHOT = "snapshot"
-    REPLICA = "replica"
+    step: int
+    lineage: int
+    rank: int
+    piece: str
+    part: int
+    """Which share of the piece it holds, counted from 0, out of `parts`."""
+    parts: int
+    node: str
+    """The node in whose memory it lies."""
+    name: str
+    """Its name there."""
+
+    @property
+    def moment(self) -> Moment:
+        """Return what must agree among states that are used together."""
+        return self.step, self.lineage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +62,21 @@ class Holding:
 
     rank: int
     piece: str
-    """The name of the piece that this rank needs, and that its live state and its snapshots are of."""
+    """The name of the piece that this rank needs, and that its live state is of."""
+    node: str = ""
+    """Where it runs: what lies in the memory of that node is taken first."""
     live: int | None = None
     """The last step that it has applied; with it goes its own light state of that step."""
     prepared: int | None = None
     """The step after `live`, if it voted for that and does not know the outcome; it holds its light states of both."""
-    snapshots: frozenset[int] = frozenset()
-    """Steps of which it keeps its own piece and light state in memory."""
-    replicas: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """Steps of which it keeps other pieces in memory, by piece."""
+    lineage: int = 0
+    """The lineage of its live state; survivors have the same."""
     lights: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Steps of which it keeps light states for other ranks, by rank."""
 
     def __post_init__(self) -> None:
         if self.prepared is not None and (self.live is None or self.prepared != self.live + 1):
             raise ValueError(f"rank {self.rank} cannot be prepared for step {self.prepared} with step {self.live} as its last")
-        if self.piece in self.replicas:  # a snapshot has a light state with it, so the two must not be mixed up
-            raise ValueError(f"rank {self.rank} keeps its own piece in memory: that is a snapshot, not a replica")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +86,21 @@ class Transfer:
     piece: str
     source: int
     target: int
-    kind: Kind
     share: int
     """Counted from 0."""
     shares: int
     """Into how many the piece is cut for this target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """What one rank takes from the memory of nodes."""
+
+    target: int
+    parts: tuple[Stored, ...]
+    """All parts of its piece, in their order; none when the piece itself comes from a rank that lives."""
+    light: Stored | None
+    """The snapshot that has its light state; None when another rank sends that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +110,18 @@ class Plan:
     step: int
     because: str
     """Why this step, in plain words."""
+    lineage: int = 0
+    """The lineage of the state that all go on from; meaningless with a checkpoint."""
     roll_forward: frozenset[int] = frozenset()
     """Ranks that apply the step they are prepared for. They do so first: some of them may be sources."""
     roll_back: frozenset[int] = frozenset()
     """Survivors that give up something newer: a step that they are prepared for, or steps that they have applied."""
-    restore: frozenset[int] = frozenset()
-    """Ranks that go back to their own snapshot of the step, its light state with it."""
+    fetches: tuple[Fetch, ...] = ()
+    """What is taken from the memory of nodes, by target."""
     transfers: tuple[Transfer, ...] = ()
     """What goes from rank to rank, by target and share; a rank that is no target holds its piece itself."""
     lights: tuple[tuple[int, int], ...] = ()
-    """(source, target) of each light state that its rank does not hold itself, by target."""
+    """(source, target) of each light state that goes from rank to rank, by target."""
     checkpoint: bool = False
     """Everybody reads the checkpoint of the step, pieces and light states; nothing goes from rank to rank."""
 
@@ -107,29 +134,30 @@ class NoPlan:
     """What is lacking, in plain words."""
 
 
-def plan(holdings: Iterable[Holding], checkpoints: Iterable[int] = (), *, most: int = MOST_SOURCES) -> Plan | NoPlan:
+def plan(holdings: Iterable[Holding], checkpoints: Iterable[int] = (), stored: Iterable[Stored] = (), *, most: int = MOST_SOURCES) -> Plan | NoPlan:
     """Return how all ranks come to hold the newest step that can be had whole.
 
     Args:
         holdings: one for every rank of the generation, in any order.
         checkpoints: steps whose checkpoints are whole; everybody must be given the same.
+        stored: snapshots in the memory of nodes that can be reached; everybody must be given the same.
         most: ranks that one rank takes its piece from at most.
     """
     if most < 1:
         raise ValueError(f"most={most}: a piece comes from one rank at least")
-    ranks = _in_order(holdings)
+    ranks, kept = _in_order(holdings), sorted(stored)
     on_disk = frozenset(checkpoints)
     certain = _certain(ranks)
     lacking = _apart(ranks) if certain is None else {}
-    for step in sorted(_steps(ranks, certain) | on_disk, reverse=True):
-        scene = _Scene(ranks, step, certain)
+    for step, lineage in sorted(_moments(ranks, certain, kept) | {(step, -1) for step in on_disk}, reverse=True):
+        scene = _Scene(ranks, (step, lineage), certain, kept)
         lack = scene.lack()
         if not lack:
-            return scene.plan(_because(f"the ranks that live hold all of step {step}", lacking), most)
-        if step in on_disk:
+            return scene.plan(_because(scene.whole(), lacking), most)
+        if lineage == -1:  # of a step that memory has whole too, this one comes last
             because = _because(f"the checkpoint of step {step} is whole", lacking or {step: lack})
             return Plan(step=step, because=because, roll_back=_newer(ranks, step), checkpoint=True)
-        lacking[step] = lack
+        lacking.setdefault(step, lack)
     what = lacking[max(lacking)] if lacking else "no rank holds any state"
     return NoPlan(f"{what}, and there is no whole checkpoint")
 
@@ -142,10 +170,18 @@ def _in_order(holdings: Iterable[Holding]) -> Sequence[Holding]:
     return ranks
 
 
-def _steps(ranks: Sequence[Holding], certain: frozenset[int] | None) -> set[int]:
-    """Return every step that somebody holds a piece of and that may count."""
-    live = set() if certain is None else {one.live for one in ranks if one.live is not None} | certain
-    return live.union(*(one.snapshots for one in ranks), *(steps for one in ranks for steps in one.replicas.values()))
+def _moments(ranks: Sequence[Holding], certain: frozenset[int] | None, stored: Sequence[Stored]) -> set[Moment]:
+    """Return every step, by lineage, that somebody holds a piece of and that may count."""
+    live: set[Moment] = set()
+    if certain is not None:
+        lineage = _lineage(ranks)
+        live = {(step, lineage) for step in {one.live for one in ranks if one.live is not None} | certain}
+    return live | {one.moment for one in stored}
+
+
+def _lineage(ranks: Sequence[Holding]) -> int:
+    """Return the lineage of the survivors."""
+    return max((one.lineage for one in ranks if one.live is not None), default=0)
 
 
 def _certain(ranks: Sequence[Holding]) -> frozenset[int] | None:
@@ -185,60 +221,76 @@ def _newer(ranks: Sequence[Holding], step: int) -> frozenset[int]:
 class _Scene:
     """Who holds what of one step."""
 
-    def __init__(self, ranks: Sequence[Holding], step: int, certain: frozenset[int] | None) -> None:
-        self.ranks, self.step = ranks, step
-        self.pieces: dict[str, dict[Kind, list[int]]] = defaultdict(lambda: defaultdict(list))
+    def __init__(self, ranks: Sequence[Holding], moment: Moment, certain: frozenset[int] | None, stored: Sequence[Stored]) -> None:
+        self.ranks, (self.step, self.lineage) = ranks, moment
+        self.pieces: dict[str, list[int]] = defaultdict(list)
         self.lights: dict[int, list[int]] = defaultdict(list)
         self.live: set[int] = set()
         self.forward: set[int] = set()
-        self.restore: set[int] = set()
+        lives = certain is not None and _lineage(ranks) == self.lineage
         for one in ranks:
-            self._take_own(one, certain)
-            self._take_kept(one)
+            self._take(one, certain if lives else None)
+        self.stored = [one for one in stored if one.moment == moment]
+        self.cuts: dict[str, dict[int, dict[int, list[Stored]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        for kept in self.stored:
+            self.cuts[kept.piece][kept.parts][kept.part].append(kept)
 
-    def _take_own(self, one: Holding, certain: frozenset[int] | None) -> None:
-        """Note what *one* holds of its own piece at the step."""
+    def _take(self, one: Holding, certain: frozenset[int] | None) -> None:
+        """Note what *one* holds of the step."""
         if certain is not None and one.prepared == self.step and self.step in certain:
             self.forward.add(one.rank)
         if (certain is not None and one.live == self.step) or one.rank in self.forward:
             self.live.add(one.rank)
-            self.pieces[one.piece][Kind.LIVE].append(one.rank)
-        if self.step in one.snapshots:
-            self.pieces[one.piece][Kind.SNAPSHOT].append(one.rank)
-            if one.rank not in self.live:
-                self.restore.add(one.rank)
-
-    def _take_kept(self, one: Holding) -> None:
-        """Note what *one* keeps for others of the step."""
-        for piece in (piece for piece, steps in one.replicas.items() if self.step in steps):
-            self.pieces[piece][Kind.REPLICA].append(one.rank)
-        for rank in (rank for rank, steps in one.lights.items() if self.step in steps and rank != one.rank):
-            self.lights[rank].append(one.rank)
+            self.pieces[one.piece].append(one.rank)
+        if certain is not None:
+            for rank in (rank for rank, steps in one.lights.items() if self.step in steps and rank != one.rank):
+                self.lights[rank].append(one.rank)
 
     def lack(self) -> str:
         """Say what of the step nobody holds; nothing if it is whole."""
         without: dict[str, list[int]] = defaultdict(list)
         for one in self.ranks:
-            if one.piece not in self.pieces:
+            if one.piece not in self.pieces and not self._parts(one):
                 without[one.piece].append(one.rank)
-        dark = [one.rank for one in self.ranks if not self._has_all(one.rank) and not self.lights.get(one.rank)]
+        dark = [one.rank for one in self.ranks if one.rank not in self.live and not self.lights.get(one.rank) and not self._light(one)]
         said = [f"the state of {_named(ranks)}" for _, ranks in sorted(without.items(), key=lambda item: item[1])]
         if dark:
             said.append(f"the generators and the position in the data of {_named(dark)}")
         return f"nobody has {' or '.join(said)} at step {self.step}" if said else ""
 
-    def _has_all(self, rank: int) -> bool:
-        """Tell whether *rank* has both its piece and its light state itself."""
-        return rank in self.live or rank in self.restore
+    def whole(self) -> str:
+        """Say where all of the step is."""
+        if not self._fetches():
+            return f"the ranks that live hold all of step {self.step}"
+        return f"the memory of nodes {'and the ranks that live have' if self.live else 'has'} all of step {self.step}"
+
+    def _parts(self, one: Holding) -> tuple[Stored, ...]:
+        """Return the parts of the piece of *one*, the nearest of each; nothing unless all are there."""
+        whole = [(parts, cut) for parts, cut in sorted(self.cuts.get(one.piece, {}).items()) if len(cut) == parts]
+        if not whole:
+            return ()
+        _, cut = whole[0]
+        return tuple(self._nearest(one, cut[part]) for part in sorted(cut))
+
+    def _light(self, one: Holding) -> Stored | None:
+        """Return the nearest snapshot that has the light state of *one*."""
+        found = [kept for kept in self.stored if kept.rank == one.rank]
+        return self._nearest(one, found) if found else None
+
+    def _nearest(self, one: Holding, found: Sequence[Stored]) -> Stored:
+        """Return the one that lies on the node of *one*, or else one of the others: ranks begin at different ones, and so spread the load."""
+        near = [kept for kept in found if kept.node == one.node]
+        return near[0] if near else found[one.rank % len(found)]
 
     def plan(self, because: str, most: int) -> Plan:
         """Return the plan for the step, which is whole."""
         return Plan(
             step=self.step,
             because=because,
+            lineage=self.lineage,
             roll_forward=frozenset(self.forward),
             roll_back=_newer(self.ranks, self.step),
-            restore=frozenset(self.restore),
+            fetches=self._fetches(),
             transfers=self._transfers(most),
             lights=self._lights(),
         )
@@ -248,18 +300,31 @@ class _Scene:
         load: dict[int, Fraction] = defaultdict(Fraction)
         found = []
         for one in self.ranks:
-            if self._has_all(one.rank):
+            if one.rank in self.live or one.piece not in self.pieces:
                 continue
-            kind, holders = next((kind, self.pieces[one.piece][kind]) for kind in Kind if kind in self.pieces[one.piece])
-            sources = sorted(_least_loaded(holders, load, one.rank, most))
+            sources = sorted(_least_loaded(self.pieces[one.piece], load, one.rank, most))
             for share, source in enumerate(sources):
                 load[source] += Fraction(1, len(sources))
-                found.append(Transfer(piece=one.piece, source=source, target=one.rank, kind=kind, share=share, shares=len(sources)))
+                found.append(Transfer(piece=one.piece, source=source, target=one.rank, share=share, shares=len(sources)))
+        return tuple(found)
+
+    def _fetches(self) -> tuple[Fetch, ...]:
+        """Return what no rank that lives can give."""
+        found = []
+        for one in self.ranks:
+            if one.rank in self.live:
+                continue
+            parts = () if one.piece in self.pieces else self._parts(one)
+            light = None if self.lights.get(one.rank) else self._light(one)
+            if parts or light:
+                found.append(Fetch(target=one.rank, parts=parts, light=light))
         return tuple(found)
 
     def _lights(self) -> tuple[tuple[int, int], ...]:
         """Return who gives a light state to whom."""
-        return tuple((min(self.lights[one.rank]), one.rank) for one in self.ranks if not self._has_all(one.rank))
+        return tuple(
+            (min(self.lights[one.rank]), one.rank) for one in self.ranks if one.rank not in self.live and self.lights.get(one.rank)
+        )
 
 
 def _least_loaded(holders: Sequence[int], load: Mapping[int, Fraction], target: int, most: int) -> list[int]:

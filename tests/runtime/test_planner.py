@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.planner import Holding, Kind, NoPlan, Plan, Transfer, plan
+from holdfast.runtime.planner import Fetch, Holding, NoPlan, Plan, Stored, Transfer, plan
 
 STEPS = st.integers(0, 4)
 PIECES = ("a", "b", "c")
+NODES = ("north", "south")
 
 
 def new(rank: int, piece: str = "model") -> Holding:
@@ -26,9 +28,15 @@ def keeps(rank: int, live: int, piece: str = "model", *, lights: dict[int, set[i
     return Holding(rank=rank, piece=piece, live=live, prepared=live + 1 if prepared else None, lights=kept)
 
 
-def planned(holdings: list[Holding], checkpoints: tuple[int, ...] = (), most: int = 8) -> Plan:
+def kept(rank: int, step: int, piece: str, *, part: int = 0, parts: int = 1, node: str = "", lineage: int = 0) -> Stored:
+    """Return a snapshot in the memory of *node*, by default the one of *rank*."""
+    node = node or f"node-{rank}"
+    return Stored(step=step, lineage=lineage, rank=rank, piece=piece, part=part, parts=parts, node=node, name=f"{rank}.{step}")
+
+
+def planned(holdings: list[Holding], checkpoints: tuple[int, ...] = (), stored: tuple[Stored, ...] = (), most: int = 8) -> Plan:
     """Return the plan, which there must be."""
-    found = plan(holdings, checkpoints, most=most)
+    found = plan(holdings, checkpoints, stored, most=most)
     assert isinstance(found, Plan), found
     return found
 
@@ -42,7 +50,8 @@ def test_a_new_rank_takes_the_state_from_all_its_replicas_and_its_light_state_fr
     assert found.step == 12
     assert [(one.source, one.target, one.share, one.shares) for one in found.transfers] == [(0, 2, 0, 3), (1, 2, 1, 3), (3, 2, 2, 3)]
     assert found.lights == ((3, 2),)
-    assert not found.roll_forward | found.roll_back | found.restore
+    assert not found.roll_forward | found.roll_back
+    assert not found.fetches
     assert found.because == "the ranks that live hold all of step 12"
 
 
@@ -55,7 +64,7 @@ def test_nobody_moves_anything_when_all_ranks_live() -> None:
 def test_a_lost_stage_comes_from_its_replica_and_from_no_other_stage() -> None:
     """Pipeline by data: the other rank of the stage is the only one that can help."""
     found = planned([keeps(0, 7, "first"), keeps(1, 7, "first", lights={2: {7}}), new(2, "last"), keeps(3, 7, "last")])
-    assert found.transfers == (Transfer(piece="last", source=3, target=2, kind=Kind.LIVE, share=0, shares=1),)
+    assert found.transfers == (Transfer(piece="last", source=3, target=2, share=0, shares=1),)
 
 
 def test_a_lost_shard_that_nobody_keeps_comes_from_the_checkpoint_with_all_the_others() -> None:
@@ -66,15 +75,52 @@ def test_a_lost_shard_that_nobody_keeps_comes_from_the_checkpoint_with_all_the_o
 
 
 def test_a_lost_shard_comes_from_its_replica_while_the_others_go_back_to_their_own_snapshots() -> None:
-    """What was kept in memory is newer than what is on disk."""
-    kept = [
-        Holding(rank=0, piece="shard 0", live=14, snapshots=frozenset({12}), lights={2: frozenset({12})}),
-        Holding(rank=1, piece="shard 1", live=14, snapshots=frozenset({12}), replicas={"shard 2": frozenset({12})}),
-    ]
-    found = planned([*kept, new(2, "shard 2")], (10,))
-    assert (found.step, set(found.restore), set(found.roll_back)) == (12, {0, 1}, {0, 1})
-    assert found.transfers == (Transfer(piece="shard 2", source=1, target=2, kind=Kind.REPLICA, share=0, shares=1),)
-    assert found.lights == ((0, 2),)
+    """What was kept in memory is newer than what is on disk; the replica of the lost rank's snapshot has its light state with it."""
+    ranks = [Holding(rank=rank, piece=f"shard {rank}", live=14, node=f"node-{rank}") for rank in (0, 1)]
+    stored = (*(kept(rank, 12, f"shard {rank}") for rank in (0, 1)), kept(2, 12, "shard 2", node="node-1"), kept(0, 13, "shard 0"))
+    found = planned([*ranks, new(2, "shard 2")], (10,), stored)
+    assert (found.step, set(found.roll_back), found.transfers, found.lights) == (12, {0, 1}, (), ())
+    assert found.fetches == tuple(Fetch(target=rank, parts=(stored[rank],), light=stored[rank]) for rank in (0, 1, 2))
+    assert found.because.startswith("the memory of nodes has all of step 12; nobody has the state of rank 2")
+
+
+def test_copies_that_shared_the_work_are_put_together() -> None:
+    """Everything ended at once: rank 0's part is in the memory of its node, rank 1's only in the replica that node 0 keeps."""
+    stored = (
+        kept(0, 8, "model", part=0, parts=2),
+        kept(1, 8, "model", part=1, parts=2, node="node-0"),
+        kept(0, 9, "model", part=0, parts=2),
+    )
+    found = planned([new(0), new(1)], (), stored)
+    assert found.step == 8
+    assert found.fetches == (Fetch(target=0, parts=stored[:2], light=stored[0]), Fetch(target=1, parts=stored[:2], light=stored[1]))
+
+
+def test_each_rank_reads_the_memory_of_its_own_node() -> None:
+    """Own snapshot and replica are the same bytes; the near ones cost no network."""
+    stored = tuple(kept(rank, 4, f"shard {rank}", node=node) for rank in (0, 1) for node in ("node-0", "node-1"))
+    ranks = [Holding(rank=rank, piece=f"shard {rank}", node=f"node-{rank}") for rank in (0, 1)]
+    found = planned(ranks, (), stored)
+    assert [[part.node for part in one.parts] for one in found.fetches] == [["node-0"], ["node-1"]]
+
+
+def test_state_of_two_lineages_is_never_mixed() -> None:
+    """Step 9 was computed twice: before and after the ranks went back to step 8."""
+    stored = (kept(0, 9, "shard 0", lineage=1), kept(1, 9, "shard 1", lineage=2), *(kept(rank, 8, f"shard {rank}", lineage=1) for rank in (0, 1)))
+    found = planned([new(0, "shard 0"), new(1, "shard 1")], (5,), stored)
+    assert (found.step, found.lineage) == (8, 1)
+    live = Holding(rank=0, piece="shard 0", live=9, lineage=2)
+    assert planned([live, new(1, "shard 1")], (5,), stored).lineage == 2
+    assert planned([replace(live, lineage=3), new(1, "shard 1")], (5,), stored).step == 8
+
+
+def test_a_rank_that_takes_its_piece_from_a_survivor_may_take_its_light_state_from_memory() -> None:
+    """Its buddies were lost with it; its snapshot of the very step is on the node."""
+    stored = (kept(1, 6, "model", node="node-0"),)
+    found = planned([keeps(0, 6), new(1)], (), stored)
+    assert found.step == 6
+    assert [(one.source, one.target) for one in found.transfers] == [(0, 1)]
+    assert found.fetches == (Fetch(target=1, parts=(), light=stored[0]),)
 
 
 def test_who_lost_the_answer_of_the_vote_applies_the_step_that_another_has_applied() -> None:
@@ -130,7 +176,7 @@ def test_many_targets_share_the_sources_evenly() -> None:
     assert {one.shares for one in found.transfers} == {2}
 
 
-@pytest.mark.parametrize("wrong", [{"live": 3, "prepared": 5}, {"prepared": 1}, {"replicas": {"a": frozenset({1})}}])
+@pytest.mark.parametrize("wrong", [{"live": 3, "prepared": 5}, {"prepared": 1}])
 def test_a_holding_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     """It would be a mistake of ours."""
     with pytest.raises(ValueError, match="rank 0"):
@@ -151,14 +197,13 @@ def holding(draw: st.DrawFn, rank: int, world: int) -> Holding:
     """Draw what a rank holds: often near step 2, at times anything."""
     piece = draw(st.sampled_from(PIECES))
     live = draw(st.sampled_from([None, 2, 2, 2, 1, 1, 3, 0]))
-    some = st.frozensets(STEPS, max_size=2)
     return Holding(
         rank=rank,
         piece=piece,
         live=live,
+        node=draw(st.sampled_from(NODES)),
         prepared=None if live is None or draw(st.booleans()) else live + 1,
-        snapshots=draw(some),
-        replicas=draw(st.dictionaries(st.sampled_from([name for name in PIECES if name != piece]), some)),
+        lineage=1,
         lights=draw(st.dictionaries(st.integers(0, world - 1), st.frozensets(STEPS, min_size=1), max_size=world)),
     )
 
@@ -168,6 +213,23 @@ def generations(draw: st.DrawFn) -> list[Holding]:
     """Draw the holdings of all ranks."""
     world = draw(st.integers(1, 5))
     return [draw(holding(rank, world)) for rank in range(world)]
+
+
+STORED = st.lists(
+    st.builds(
+        lambda step, lineage, rank, piece, cut, node: Stored(
+            step=step, lineage=lineage, rank=rank, piece=piece, part=cut[0], parts=cut[1], node=node, name="any"
+        ),
+        STEPS,
+        st.sampled_from([1, 1, 1, 0]),
+        st.integers(0, 4),
+        st.sampled_from(PIECES),
+        st.sampled_from([(0, 1), (0, 1), (0, 2), (1, 2)]),
+        st.sampled_from(NODES),
+    ),
+    max_size=12,
+    unique=True,
+).map(tuple)
 
 
 def counts(step: int, ranks: list[Holding]) -> bool:
@@ -188,22 +250,24 @@ def lives(one: Holding, step: int, ranks: list[Holding]) -> bool:
     return one.live is not None and sane(ranks) and (one.live == step or (one.prepared == step and counts(step, ranks)))
 
 
-def has(one: Holding, piece: str, step: int, ranks: list[Holding]) -> bool:
-    """Say whether *one* has *piece* of *step* in memory, in whatever way."""
-    own = piece == one.piece and (lives(one, step, ranks) or step in one.snapshots)
-    return own or step in one.replicas.get(piece, frozenset())
+def in_memory(piece: str, moment: tuple[int, int], stored: tuple[Stored, ...]) -> bool:
+    """Say whether the memory of nodes has all of *piece*."""
+    there = {(one.part, one.parts) for one in stored if one.moment == moment and one.piece == piece}
+    return (0, 1) in there or {(0, 2), (1, 2)} <= there
 
 
-def has_light(one: Holding, rank: int, step: int, ranks: list[Holding]) -> bool:
-    """Say whether *one* has the light state of *rank* of *step*."""
-    own = rank == one.rank and (lives(one, step, ranks) or step in one.snapshots)
-    return own or (rank != one.rank and step in one.lights.get(rank, frozenset()))
-
-
-def whole(step: int, ranks: list[Holding]) -> bool:
-    """Say by brute force whether memory holds all of *step*."""
+def whole(moment: tuple[int, int], ranks: list[Holding], stored: tuple[Stored, ...]) -> bool:
+    """Say by brute force whether memory holds all of a step."""
+    step, lineage = moment
+    living = [one for one in ranks if lives(one, step, ranks)] if lineage == 1 else []
+    keepers = ranks if lineage == 1 and sane(ranks) and any(one.live is not None for one in ranks) else []
     return all(
-        any(has(other, one.piece, step, ranks) for other in ranks) and any(has_light(other, one.rank, step, ranks) for other in ranks)
+        (any(other.piece == one.piece for other in living) or in_memory(one.piece, moment, stored))
+        and (
+            one in living
+            or any(other.rank != one.rank and step in other.lights.get(one.rank, ()) for other in keepers)
+            or any(kept.rank == one.rank and kept.moment == moment for kept in stored)
+        )
         for one in ranks
     )
 
@@ -211,25 +275,31 @@ def whole(step: int, ranks: list[Holding]) -> bool:
 CHECKPOINTS = st.frozensets(st.integers(0, 2), max_size=1)
 
 
-@given(generations(), CHECKPOINTS)
-def test_the_newest_whole_step_is_chosen(ranks: list[Holding], checkpoints: frozenset[int]) -> None:
+@given(generations(), CHECKPOINTS, STORED)
+def test_the_newest_whole_step_is_chosen(ranks: list[Holding], checkpoints: frozenset[int], stored: tuple[Stored, ...]) -> None:
     """As brute force finds it; and memory goes before disk."""
-    found = plan(ranks, checkpoints)
-    possible = [step for step in range(6) if whole(step, ranks) or step in checkpoints]
+    found = plan(ranks, checkpoints, stored)
+    held = {one.moment for one in stored} | {(step, 1) for step in range(6) if any(lives(one, step, ranks) for one in ranks)}
+    memory = [moment for moment in held if whole(moment, ranks, stored)]
+    possible = {step for step, _ in memory} | checkpoints
     if not possible:
         assert isinstance(found, NoPlan)
         assert found.why.endswith("there is no whole checkpoint")
         return
     assert isinstance(found, Plan)
     assert found.step == max(possible)
-    assert found.checkpoint == (not whole(found.step, ranks))
+    assert found.checkpoint == (found.step not in {step for step, _ in memory})
+    if not found.checkpoint:
+        assert (found.step, found.lineage) == max(memory)
     assert found.because
 
 
-@given(generations(), CHECKPOINTS)
-def test_what_a_plan_says_can_be_done_and_brings_every_rank_to_its_step(ranks: list[Holding], checkpoints: frozenset[int]) -> None:
+@given(generations(), CHECKPOINTS, STORED)
+def test_what_a_plan_says_can_be_done_and_brings_every_rank_to_its_step(
+    ranks: list[Holding], checkpoints: frozenset[int], stored: tuple[Stored, ...]
+) -> None:
     """Nobody sends what it does not hold, and at the end nobody lacks anything."""
-    found = plan(ranks, checkpoints)
+    found = plan(ranks, checkpoints, stored)
     if isinstance(found, NoPlan):
         return
     step, by_rank = found.step, {one.rank: one for one in ranks}
@@ -238,43 +308,52 @@ def test_what_a_plan_says_can_be_done_and_brings_every_rank_to_its_step(ranks: l
         assert found == Plan(step=step, because=found.because, roll_back=found.roll_back, checkpoint=True)
         return
     assert all(by_rank[rank].prepared == step and lives(by_rank[rank], step, ranks) for rank in found.roll_forward)
-    assert all(step in by_rank[rank].snapshots for rank in found.restore)
-    at_hand = found.restore | {one.rank for one in ranks if lives(one, step, ranks)}
-    received = {one.target for one in found.transfers}
-    assert received.isdisjoint(at_hand)
-    assert received | at_hand == set(by_rank)
+    at_hand = {one.rank for one in ranks if found.lineage == 1 and lives(one, step, ranks)}
+    received, fetched = {one.target for one in found.transfers}, {one.target for one in found.fetches if one.parts}
+    assert not at_hand & received and not at_hand & fetched and not received & fetched
+    assert received | fetched | at_hand == set(by_rank)
     for one in found.transfers:
-        assert one.piece == by_rank[one.target].piece
-        assert one.source != one.target
-        assert has(by_rank[one.source], one.piece, step, ranks)
+        assert one.piece == by_rank[one.target].piece == by_rank[one.source].piece
+        assert one.source in at_hand
+    for fetch in found.fetches:
+        assert all(kept in stored and kept.moment == (step, found.lineage) for kept in [*fetch.parts, *filter(None, [fetch.light])])
+        assert all(part.piece == by_rank[fetch.target].piece for part in fetch.parts)
+        assert [part.part for part in fetch.parts] == list(range(len(fetch.parts)))
+        assert not fetch.parts or {part.parts for part in fetch.parts} == {len(fetch.parts)}
+        assert fetch.light is None or fetch.light.rank == fetch.target
     for source, target in found.lights:
         assert source != target
         assert step in by_rank[source].lights[target]
-    assert [target for _, target in found.lights] == sorted(received)
+    lit = [target for _, target in found.lights] + [fetch.target for fetch in found.fetches if fetch.light]
+    assert sorted(lit) == sorted(received | fetched)
     for target in received:
         mine = [one for one in found.transfers if one.target == target]
         assert [one.share for one in mine] == list(range(mine[0].shares))
         assert len({one.source for one in mine}) == len(mine) == mine[0].shares
-        assert len({one.kind for one in mine}) == 1
 
 
-@given(generations(), CHECKPOINTS)
-def test_each_piece_comes_from_the_fastest_that_has_it(ranks: list[Holding], checkpoints: frozenset[int]) -> None:
-    """Live before snapshot before replica."""
-    found = plan(ranks, checkpoints)
+@given(generations(), CHECKPOINTS, STORED)
+def test_each_piece_comes_from_the_fastest_that_has_it(ranks: list[Holding], checkpoints: frozenset[int], stored: tuple[Stored, ...]) -> None:
+    """Ranks that live before the memory of nodes, and of that the own node's before another's."""
+    found = plan(ranks, checkpoints, stored)
     if isinstance(found, NoPlan):
         return
-    for one in found.transfers:
-        owners = [other for other in ranks if other.piece == one.piece]
-        live = any(lives(other, found.step, ranks) for other in owners)
-        snapshot = any(found.step in other.snapshots for other in owners)
-        assert one.kind == (Kind.LIVE if live else Kind.SNAPSHOT if snapshot else Kind.REPLICA)
+    for fetch in found.fetches:
+        mine = next(one for one in ranks if one.rank == fetch.target)
+        if fetch.parts:
+            assert not any(one.piece == mine.piece and lives(one, found.step, ranks) for one in ranks) or found.lineage != 1
+        for part in fetch.parts:
+            same = [replace(part, node=mine.node, rank=one.rank, name=one.name) for one in stored]
+            assert part.node == mine.node or not any(one in stored for one in same)
 
 
-@given(generations(), CHECKPOINTS, st.data())
-def test_every_rank_arrives_at_the_same_plan(ranks: list[Holding], checkpoints: frozenset[int], data: st.DataObject) -> None:
+@given(generations(), CHECKPOINTS, STORED, st.data())
+def test_every_rank_arrives_at_the_same_plan(
+    ranks: list[Holding], checkpoints: frozenset[int], stored: tuple[Stored, ...], data: st.DataObject
+) -> None:
     """Whatever order it has heard the others in."""
-    assert plan(data.draw(st.permutations(ranks)), sorted(checkpoints)) == plan(ranks, checkpoints)
+    heard = data.draw(st.permutations(ranks)), sorted(checkpoints), data.draw(st.permutations(stored))
+    assert plan(*heard) == plan(ranks, checkpoints, stored)
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 9))
