@@ -254,7 +254,8 @@ class Snapshot:
         except BaseException:
             os.close(self._file)
             raise
-        self._map = mmap.mmap(self._file, self.label.size, mmap.MAP_SHARED, mmap.PROT_READ, offset=PAGE) if self.label.size else None
+        # Private and writable, although nobody writes: torch looks only at memory that could be written.
+        self._map = mmap.mmap(self._file, self.label.size, access=mmap.ACCESS_COPY, offset=PAGE) if self.label.size else None
         self.data = memoryview(self._map) if self._map is not None else memoryview(b"")
 
     def slices(self) -> Iterator[tuple[Slice, memoryview, int]]:

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.runtime import rng
+from holdfast.runtime.idle import idle
 from holdfast.runtime.world import World
 
 _END: Final = object()
@@ -60,7 +61,13 @@ class Loader:
         """Go on at the present position."""
         while True:
             inner = self._open() if self._inner is None else self._inner
-            batch = next(inner, _END)
+            window = idle()
+            ours = self.loader.num_workers > 0 and window.enter("data")  # without workers this process itself is at work
+            try:
+                batch = next(inner, _END)
+            finally:
+                if ours:
+                    window.leave()
             if batch is not _END:
                 self.consumed += 1
                 yield batch

@@ -134,7 +134,9 @@ class NoPlan:
     """What is lacking, in plain words."""
 
 
-def plan(holdings: Iterable[Holding], checkpoints: Iterable[int] = (), stored: Iterable[Stored] = (), *, most: int = MOST_SOURCES) -> Plan | NoPlan:
+def plan(
+    holdings: Iterable[Holding], checkpoints: Iterable[int] = (), stored: Iterable[Stored] = (), *, most: int = MOST_SOURCES
+) -> Plan | NoPlan:
     """Return how all ranks come to hold the newest step that can be had whole.
 
     Args:
@@ -278,7 +280,7 @@ class _Scene:
         return self._nearest(one, found) if found else None
 
     def _nearest(self, one: Holding, found: Sequence[Stored]) -> Stored:
-        """Return the one that lies on the node of *one*, or else one of the others: ranks begin at different ones, and so spread the load."""
+        """Return the one that lies on the node of *one*, or one of the others, each rank another."""
         near = [kept for kept in found if kept.node == one.node]
         return near[0] if near else found[one.rank % len(found)]
 

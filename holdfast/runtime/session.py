@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from holdfast.runtime import manifest, parking, rng
+from holdfast.runtime import manifest, parking, rng, tree
 from holdfast.runtime.buckets import M, settle_all, settled
 from holdfast.runtime.checkpoint import Keeping, Saver
 from holdfast.runtime.groups.assembly import assembly
@@ -32,6 +32,10 @@ from holdfast.runtime.parking import Parked, Roles
 from holdfast.runtime.promoted import Again
 from holdfast.runtime.restore import load, newest_whole
 from holdfast.runtime.sections import section
+from holdfast.runtime.snapshots.bubbles import PROFILE
+from holdfast.runtime.snapshots.restart import from_memory
+from holdfast.runtime.snapshots.stored import Memory
+from holdfast.runtime.snapshots.taker import Config, Place, Taker
 from holdfast.runtime.state import Stateful, Training, unwrapped
 from holdfast.runtime.threads import let_go
 from holdfast.runtime.world import World, join
@@ -39,6 +43,8 @@ from holdfast.runtime.world import World, join
 EVERY: Final = 100
 """Steps between checkpoints unless the session or the job says otherwise."""
 
+AGREE: Final = 100
+"""Steps after which ranks whose groups are not managed agree anew how often a snapshot is taken."""
 KEEP: Final = 2
 """Whole checkpoints that stay: with two, a damaged newest one costs one interval and not the job."""
 
@@ -76,6 +82,10 @@ class Session(AbstractContextManager["Session"]):
         self._made_group = False
         self._keeper: Keeper | None = None
         self._any_rank = any_rank
+        self._memory = Memory.of()
+        self._taker: Taker | None = None
+        self._lineage = 0
+        """The generation that last went back to an earlier step."""
         self.step = 0
         """The last committed step; 0 before the first."""
         self.loss: float | None = None
@@ -95,6 +105,9 @@ class Session(AbstractContextManager["Session"]):
         self._world = World.present()
         if self._world.grouped:
             atexit.register(let_go)
+        config = Config.of()
+        if config is not None and self._training.optimizers:  # else nobody says when the state changes
+            self._taker = Taker(self._training, config)
         managed = assembly()
         if managed is not None:
             self._keeper = Keeper(self._training, managed, self._whole_steps)
@@ -148,9 +161,30 @@ class Session(AbstractContextManager["Session"]):
             link().step = step.number
             if self._keeper is not None:
                 self._keeper.begin(step.number)
+            self._take_snapshot()
             yield step
             if not step.committed:
                 raise RuntimeError(f"step {step.number} was not committed: call step.commit(loss) at its end, or break to stop early")
+
+    def _take_snapshot(self) -> None:
+        """Begin a snapshot of the present state in the node's memory, if it is time; it ends before the step that begins is applied."""
+        taker, keeper, world = self._taker, self._keeper, World.present()
+        if taker is None:
+            return
+        taker.begin_step()
+        if keeper is not None:
+            if keeper.facts:
+                taker.sit(Place.of(world.rank, world.size, keeper.facts["pieces"]), keeper.lineage)
+            keeper.taker, taker.every = taker, keeper.every
+            taker.take(self.step, keeper.light_now, keeper.buffers)
+            return
+        if self.step and (taker.counts.steps == 1 or self.step % AGREE == PROFILE):
+            told = world.gather((self._training.sample(), taker.wanted))
+            taker.sit(Place.of(world.rank, world.size, {str(rank): piece for rank, (piece, _) in enumerate(told)}), self._lineage)
+            taker.every = max(every for _, every in told)
+        data = self._training.data
+        light = tree.pickled({"rng": rng.capture(), "data": None if data is None else data.state_dict()})
+        taker.take(self.step, light, {f"model.{name}": one.detach().clone() for name, one in self._training.model.named_buffers()})
 
     def section(self, name: str, limit: float | timedelta | None = None) -> AbstractContextManager[None]:
         """Declare a long section: `holdfast.section`."""
@@ -245,12 +279,14 @@ class Session(AbstractContextManager["Session"]):
     def _mend(self, keeper: Keeper) -> None:
         """Come into the next generation together with the other ranks, and go on from the newest step that they hold."""
         is_new = keeper.new
+        if self._taker is not None:
+            self._taker.give_up()  # the state may be replaced
         verdict = keeper.mend()
         self._world = World.present()
         if self._saver is not None and self._keeping is not None:
             self._saver = Saver(self._keeping, self._world, link().generation)
         if verdict["checkpoint"] is not None:
-            self._restore(self._world)
+            self._restore(self._world, memory=False)
             keeper.live = self.step
             if self._generators is not None:
                 rng.apply(self._generators)
@@ -278,12 +314,14 @@ class Session(AbstractContextManager["Session"]):
             self._training.check()
             self._saver = Saver(self._keeping, self._world, link().generation)
 
-    def _restore(self, world: World) -> None:
-        """Take the state of the newest whole checkpoint, if there is one."""
+    def _restore(self, world: World, *, memory: bool = True) -> None:
+        """Take the newest state that is whole: in the memory of nodes, or on disk."""
         if self._keeping is None:
             return
         self._training.check()
         self._saver = Saver(self._keeping, world, link().generation)
+        if memory and self._restored_from_memory(world):
+            return
         found = newest_whole(self._keeping.directory, world)
         self._saver.corrupt.update(found.skipped)
         if world.rank == 0:
@@ -294,6 +332,29 @@ class Session(AbstractContextManager["Session"]):
         self.step = self._tried = self.saved = progress["step"]
         self.loss, self._generators = progress["loss"], progress["rng"]
         self.resumed_from = found.folder
+
+    def _restored_from_memory(self, world: World) -> bool:
+        """Go on from the memory of nodes if that has a newer step than the disk; tell whether it had."""
+        if not link().attached:
+            return False
+        found = from_memory(self._training, self._memory, world, world.told(max(self._whole_steps(), default=0)), self._give_light)
+        if found is None:
+            return False
+        if world.rank == 0 and self._saver is not None:
+            self._saver.clear()
+        self.step, self._lineage = found.step, link().generation
+        if self._keeper is not None:
+            self._keeper.lineage = self._lineage
+        self._memory.forget_newer(found.step, self._lineage)
+        _log.info("%s", found.because)
+        return True
+
+    def _give_light(self, light: bytes) -> None:
+        """Take the position in the data now, the generators when the steps begin."""
+        told = tree.unpickled(light)
+        if self._training.data is not None and told["data"] is not None:
+            self._training.data.load_state_dict(told["data"])
+        self._generators = told["rng"]
 
 
 def session(  # noqa: PLR0913 (each is one thing of the user's, all but the first optional, all by name)

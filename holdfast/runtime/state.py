@@ -84,7 +84,7 @@ class Training:
         }  # as `dcp_to_torch_save` gives it back
         return {"model": nested, **tensors, _tree_of(rank): tree.to_bytes(whole)}
 
-    def moving(self) -> tuple[dict[str, Tensor], Tensor]:
+    def moving(self) -> tuple[dict[str, Tensor], bytes]:
         """Return what a rank hands to one that takes its place: the tensors themselves by key, and all that is no tensor as bytes."""
         tensors: dict[str, Tensor] = {}
         model = self.model.state_dict()
@@ -95,11 +95,11 @@ class Training:
             "extra": tree.pack({name: _state_of(one) for name, one in self.extra.items()}, "extra", tensors),
         }
         own = {name: value for name, value in [*model.items(), *self.model.named_buffers()] if isinstance(value, Tensor)}
-        return {**{f"model.{name}": value.detach() for name, value in own.items()}, **tensors}, tree.to_bytes(whole)
+        return {**{f"model.{name}": value.detach() for name, value in own.items()}, **tensors}, tree.pickled(whole)
 
-    def settle(self, whole: Tensor, found: Mapping[str, Tensor]) -> None:
+    def settle(self, whole: bytes, found: Mapping[str, Tensor]) -> None:
         """Take what another rank handed over: *found* are the tensors of `moving`, this process's own where they could be filled."""
-        told = tree.from_bytes(whole)
+        told = tree.unpickled(whole)
         with torch.no_grad():
             for name, present in [*self.model.state_dict().items(), *self.model.named_buffers()]:
                 key = f"model.{name}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 import types
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,9 +28,12 @@ from holdfast.runtime.groups.mover import Mover
 from holdfast.runtime.groups.planned import Moves
 from holdfast.runtime.groups.tape import Coverage, OnGroup
 from holdfast.runtime.groups.transfer import Clock
+from holdfast.runtime.idle import idle
 from holdfast.runtime.link import link
 from holdfast.runtime.loader import Loader
-from holdfast.runtime.planner import Holding, NoPlan, Plan, plan
+from holdfast.runtime.planner import Holding, NoPlan, Plan, Stored, plan
+from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled
+from holdfast.runtime.snapshots.taker import Taker
 from holdfast.runtime.state import Stateful, Training
 from holdfast.wire import Message
 
@@ -62,6 +66,8 @@ class Keeper:
         self._decision: bool | None = None
         self._unknown, self._facts_agreed, self._switch_agreed = False, True, 0
         self._damaged = 0
+        self._hurt = False
+        """The state is half filled: a snapshot turned out to be spoiled while it was read."""
         self._retracted = False
         """This rank has gone through all of the step that does not count: nobody waits for it in a collective."""
         self._step = 0
@@ -72,6 +78,14 @@ class Keeper:
         self._voted_light = b""
         self._lights: dict[int, dict[int, bytes]] = {}
         """Light states of wards: by rank, by the step after which they hold."""
+        self.memory = Memory.of()
+        """The snapshots that this process can reach."""
+        self.lineage = 0
+        """The generation that last went back to an earlier step."""
+        self.every = 1
+        """Steps between two snapshots, as the last vote has agreed on."""
+        self.taker: Taker | None = None
+        """Takes this rank's snapshots."""
         self.moves = Moves(self)
         assembly.planned = self.moves.hear
         self.warming = False
@@ -94,6 +108,17 @@ class Keeper:
             "extra": tree.pickled({name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in training.extra.items()}),
             "buffers": [(one, one.detach().clone()) for one in training.model.buffers()],
         }
+
+    @property
+    def light_now(self) -> bytes:
+        """Return the light state with which the step in work began."""
+        return bytes(self._begin["light"])
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Return copies of the model's buffers as they were when the step in work began."""
+        names = [f"model.{name}" for name, _ in self.training.model.named_buffers()]
+        return {name: value for name, (_, value) in zip(names, self._begin["buffers"], strict=True)}
 
     def light(self) -> bytes:
         """Return this rank's own state: generators, and the position in the data."""
@@ -137,10 +162,16 @@ class Keeper:
         assembly, attempt = self.assembly, self.assembly.attempt
         assert assembly.council is not None
         self._await_device()
-        mine = {"ok": not attempt.lost, "switch": self.moves.ready_for(), "facts": bool(self.facts)}
+        every = self.taker.wanted if self.taker is not None else 1
+        mine = {"ok": not attempt.lost, "switch": self.moves.ready_for(), "facts": bool(self.facts), "every": every}
         self._voted_light = self.light()
+        window = idle()
+        ours = window.enter("vote")
+        if self.taker is not None:
+            self.taker.finish()  # before the vote: who sees that the step counts knows that the snapshot before it is whole everywhere
+        asked = time.perf_counter()
         try:
-            absent = {"ok": False, "switch": 0, "facts": True}
+            absent = {"ok": False, "switch": 0, "facts": True, "every": 1}
             told = assembly.council.vote(mine, _both, absent, self._packed(self._voted_light), self._keep)
         except (PeerGone, Abandoned) as error:
             attempt.fail(str(error) or "the flow has ended this generation")
@@ -149,9 +180,14 @@ class Keeper:
             self._unknown = True
             self._meeting = self._meet()
             return self._step in self._forward()
+        finally:
+            if ours:
+                window.leave()
+        if self.taker is not None:
+            self.taker.waited(time.perf_counter() - asked)
         if not told["ok"]:
             attempt.fail("another rank has lost a peer")
-        self._switch_agreed, self._facts_agreed = int(told["switch"]), bool(told["facts"])
+        self._switch_agreed, self._facts_agreed, self.every = int(told["switch"]), bool(told["facts"]), int(told["every"])
         return bool(told["ok"])
 
     def _await_device(self) -> None:
@@ -338,7 +374,8 @@ class Keeper:
             self.take_facts(generation, facts)
         told = assembly.council.gather(self._holding(generation))  # now under the names that a newcomer's groups have here
         checkpoints = set.intersection(*(set(one["checkpoints"]) for one in told.values()))  # of those that every rank can see
-        found = plan(_holdings(told, self.facts), checkpoints)
+        stored = self._stored(generation, told)
+        found = plan(_holdings(told, self.facts), checkpoints, stored)
         clock.lap("meet")
         if isinstance(found, NoPlan):
             link().report("cannot", generation=generation.number, why=found.why)
@@ -355,12 +392,28 @@ class Keeper:
     def _holding(self, generation: Generation) -> dict[str, Any]:
         """Return what this rank tells the others about itself."""
         return {
-            "live": None if self.new else self.live,
-            "prepared": self._step if self._unknown and self._decision is None else None,
+            "live": None if self.new or self._hurt else self.live,
+            "prepared": self._step if self._unknown and self._decision is None and not self._hurt else None,
             "groups": self.assembly.status(generation),
             "lights": {str(rank): sorted(kept) for rank, kept in self._lights.items()},
             "checkpoints": self._checkpoints(),
+            "node": self.memory.node,
+            "lineage": self.lineage,
+            "stored": self.memory.listed(generation.world),
+            "spoiled": sorted(self.memory.spoiled),
+            "servers": self.memory.servers,
         }
+
+    def _stored(self, generation: Generation, told: dict[int, dict[str, Any]]) -> set[Stored]:
+        """Return the snapshots in the memory of all nodes that can be reached, the same on every rank."""
+        listed = [one["stored"] for one in told.values()]
+        nodes = {str(one["node"]) for one in told.values()}
+        if {node for one in told.values() for node in one["servers"]} - nodes:
+            assert self.assembly.council is not None
+            lowest = generation.rank == min(told)
+            elsewhere = self.assembly.council.gather(self.memory.listed_elsewhere(generation.world, nodes) if lowest else [])
+            listed += elsewhere.values()
+        return self.memory.usable(listed, [item for one in told.values() for item in one["spoiled"]])
 
     def _finish(self, meeting: Meeting) -> Verdict:
         generation, clock, assembly = meeting.generation, meeting.clock, self.assembly
@@ -374,8 +427,10 @@ class Keeper:
         moved = (0, 0.0)
         if not meeting.plan.checkpoint:
             moved = self._mover(generation).move(meeting.plan, self._lights, self._give_light)
+            moved = self._take_from_memory(meeting.plan, generation, moved)
         clock.lap("load")
         self.live = self._step = meeting.plan.step
+        self._go_on(meeting.plan, generation)
         if meeting.plan.checkpoint:
             assembly.council.reduce({"ok": True}, _both)
         else:  # so that a buddy that is new has the light state of its ward before anything can happen to that
@@ -397,12 +452,31 @@ class Keeper:
             seconds=seconds,
             rebuilt=made,
             kept=kept,
-            source="checkpoint" if meeting.plan.checkpoint else "live",
+            source=_source(meeting.plan),
+            because=meeting.plan.because,
             bytes=size,
             bandwidth=size / took if took else 0.0,
             interface=assembly.reached.host if assembly.reached is not None else "",
         )
         return verdict
+
+    def _take_from_memory(self, plan: Plan, generation: Generation, moved: tuple[int, float]) -> tuple[int, float]:
+        """Take what the plan has for this rank in the memory of nodes; return bytes and seconds, those of *moved* included."""
+        begin, size = time.monotonic(), 0
+        for fetch in plan.fetches:
+            if fetch.target == generation.rank:
+                self._hurt = self._hurt or bool(fetch.parts)
+                size += Restorer(self.training, self.memory).take(fetch, self._give_light)
+                self._hurt = self._hurt and not fetch.parts
+        return moved[0] + size, moved[1] + (time.monotonic() - begin if size else 0.0)
+
+    def _go_on(self, plan: Plan, generation: Generation) -> None:
+        """Begin a new lineage where steps were given up; forget snapshots of those."""
+        if plan.checkpoint or plan.roll_back or any(fetch.parts for fetch in plan.fetches):
+            self.lineage = generation.number
+            self.memory.forget_newer(plan.step, generation.number)
+        else:
+            self.lineage = plan.lineage
 
     def _mover(self, generation: Generation) -> Mover:
         return Mover(self.training, self.assembly, generation)
@@ -495,14 +569,22 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         merged["told"] = min((each["told"] for each in (one, other) if each["told"]), key=lambda told: told[0], default=None)
     if "switch" in one:
         merged |= {"switch": min(one["switch"], other["switch"]), "facts": one["facts"] and other["facts"]}
+        merged |= {"every": max(one["every"], other["every"])}  # a snapshot that one rank leaves out is of no use to anybody
     return merged
+
+
+def _source(plan: Plan) -> str:
+    """Return where the state came from that all go on with."""
+    if plan.checkpoint:
+        return "checkpoint"
+    return "memory" if any(fetch.parts for fetch in plan.fetches) else "live"
 
 
 def _of_groups(error: RuntimeError) -> bool:
     """Tell whether *error* only says that ranks could not come together: the flow decides what follows."""
     from holdfast.runtime.failure import is_peer_loss  # noqa: PLC0415 (only when something went wrong)
 
-    return is_peer_loss(error) or isinstance(error, transfer.Damaged)
+    return is_peer_loss(error) or isinstance(error, transfer.Damaged | Spoiled)
 
 
 def _holdings(told: dict[int, dict[str, Any]], facts: dict[str, Any]) -> list[Holding]:
@@ -512,8 +594,10 @@ def _holdings(told: dict[int, dict[str, Any]], facts: dict[str, Any]) -> list[Ho
         Holding(
             rank=rank,
             piece=pieces.get(str(rank), f"of rank {rank}"),
+            node=one["node"],
             live=one["live"],
             prepared=one["prepared"],
+            lineage=one["lineage"],
             lights={int(ward): frozenset(steps) for ward, steps in one["lights"].items()},
         )
         for rank, one in told.items()

@@ -24,6 +24,7 @@ from holdfast.runtime.failure import is_peer_loss
 from holdfast.runtime.groups.attempt import Attempt
 from holdfast.runtime.groups.equals import as_equals
 from holdfast.runtime.groups.inner import Inner
+from holdfast.runtime.idle import idle, kind_of
 
 BACKEND: Final = "holdfast"
 """The name under which torch knows these groups."""
@@ -60,12 +61,17 @@ class ManagedWork(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end; a lost peer is noted, not raised."""
+        window = idle()
+        ours = window.enter(kind_of(self._call.name))
         try:
             self._work.wait(timeout) if timeout else self._work.wait()
         except RuntimeError as error:
             self._group.lose(self._inner, error)
             self._group.stand_in(*self._call)
             return True
+        finally:
+            if ours:
+                window.leave()
         if self._ended is not None:
             ended, self._ended = self._ended, None
             ended()
@@ -73,8 +79,11 @@ class ManagedWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the outputs that is fulfilled in any case."""
+        window = idle()
+        window.launched()
 
         def settle(future: torch.futures.Future[Any]) -> Any:  # noqa: ANN401 (tensors)
+            window.landed()
             try:
                 future.value()
             except RuntimeError as error:
@@ -428,11 +437,13 @@ class ManagedGroup(dist.ProcessGroup):
     def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.send`."""
         tensors = _several(tensors)
+        idle().operations.append(("send", self.ranks[peer]))
         return self._run(f"send>{peer}", [], tensors, lambda backend: backend.send(tensors, peer, tag))
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.recv`."""
         tensors = _several(tensors)
+        idle().operations.append(("recv", self.ranks[peer]))
         return self._run(f"recv<{peer}", tensors, [], lambda backend: backend.recv(tensors, peer, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:  # noqa: ANN401

@@ -57,7 +57,7 @@ class Mover:
         """Send a share of this rank's state to member *place* of *inner*, who becomes rank *target*."""
         tensors, whole = self._training.moving()
         if share == 0:
-            manifest = {"shapes": transfer.shapes(tensors), "tree": base64.b64encode(whole.numpy().tobytes()).decode()}
+            manifest = {"shapes": transfer.shapes(tensors), "tree": base64.b64encode(whole).decode()}
             self._store.set(f"manifest/{target}", json.dumps(manifest))
         told, size = transfer.send(inner, place, list(tensors.values()), share, shares)
         self._store.set(f"digest/{target}/{share}", told)
@@ -82,7 +82,7 @@ class Mover:
             size += got
             if told != self.get(f"digest/{me}/{share}").decode():
                 raise transfer.Damaged(f"the state that rank {source} sent to rank {me} was damaged on the way")
-        self._training.settle(torch.frombuffer(bytearray(base64.b64decode(manifest["tree"])), dtype=torch.uint8), found)
+        self._training.settle(base64.b64decode(manifest["tree"]), found)
         return size
 
     def put(self, key: str, value: bytes) -> None:

@@ -22,7 +22,7 @@ _BLOCK: Final = 2**20
 TAG: Final = 0x4D07
 
 
-class Damaged(Exception):
+class Damaged(RuntimeError):
     """What arrived is not what was sent."""
 
 

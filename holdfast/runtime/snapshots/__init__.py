@@ -1,0 +1,1 @@
+"""Snapshots of the training state in the node's memory, taken while training waits."""

@@ -1,0 +1,55 @@
+"""All ranks are new processes: go on from the memory of nodes, if it has a step whole that is newer than the disk's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.runtime.planner import Holding, NoPlan, Plan, Stored, plan
+from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled
+from holdfast.runtime.state import Training
+from holdfast.runtime.trouble import Teller, Trouble
+from holdfast.runtime.world import World
+
+_log = logging.getLogger("holdfast.runtime")
+
+
+def from_memory(training: Training, memory: Memory, world: World, newest: int, give_light: Callable[[bytes], None]) -> Plan | None:
+    """Bring all ranks to the newest step above *newest* that the memory of nodes has whole; return the plan, or nothing.
+
+    Called by all ranks together. A snapshot that turns out to be spoiled is told of and left out, and the next one is tried.
+    """
+    while True:
+        told: list[dict[str, Any]] = world.gather(
+            {"node": memory.node, "stored": memory.listed(world.size), "spoiled": sorted(memory.spoiled), "servers": memory.servers}
+        )
+        listed, nodes = [one["stored"] for one in told], {str(one["node"]) for one in told}
+        if {node for one in told for node in one["servers"]} - nodes:
+            listed += world.gather(memory.listed_elsewhere(world.size, nodes) if world.rank == 0 else [])
+        stored = memory.usable(listed, [item for one in told for item in one["spoiled"]])
+        found = plan(_holdings(stored, [str(one["node"]) for one in told]), (), stored)
+        if isinstance(found, NoPlan) or found.step <= newest:
+            return None
+        why = _attempt(training, memory, world, found, give_light)
+        if not any(world.gather(why)):
+            return found
+
+
+def _holdings(stored: set[Stored], nodes: list[str]) -> list[Holding]:
+    """Return what the ranks need: the piece that the newest snapshot of each names."""
+    pieces = {one.rank: one.piece for one in sorted(stored, key=lambda one: one.moment)}
+    return [Holding(rank=rank, piece=pieces.get(rank, f"of rank {rank}"), node=node) for rank, node in enumerate(nodes)]
+
+
+def _attempt(training: Training, memory: Memory, world: World, found: Plan, give_light: Callable[[bytes], None]) -> str:
+    """Take this rank's state; return what went wrong, if anything."""
+    mine = next(fetch for fetch in found.fetches if fetch.target == world.rank)
+    try:
+        Restorer(training, memory).take(mine, give_light)
+    except Spoiled as spoiled:
+        place = memory.own or Path(spoiled.stored.name)
+        Teller().tell(Trouble("memory-spoiled", str(spoiled)), found.step, place)
+        return str(spoiled)
+    return ""

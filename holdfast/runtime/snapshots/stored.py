@@ -1,0 +1,207 @@
+"""Go back to what lies in the memory of nodes: list it, bring it here, check it, and put it into the training."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from holdfast import vault
+from holdfast.runtime import tree
+from holdfast.runtime.planner import Fetch, Stored
+from holdfast.runtime.snapshots.copier import flat, sum_of
+from holdfast.runtime.state import Training
+from holdfast.vault import Label, Snapshot
+
+_log = logging.getLogger("holdfast.runtime")
+
+FETCH_SECONDS: Final = 10.0
+"""How long another node's memory may be silent."""
+
+
+class Spoiled(RuntimeError):
+    """A snapshot that cannot be used after all: which, and *why*."""
+
+    def __init__(self, stored: Stored, why: str) -> None:
+        super().__init__(stored, why)
+        self.stored, self.why = stored, why
+
+    def __str__(self) -> str:
+        one = self.stored
+        return f"the snapshot of rank {one.rank} at step {one.step} in the memory of {one.node} cannot be used: {self.why}"
+
+
+class Memory:
+    """The vaults that this process can reach: its own node's, and through their servers those of other nodes."""
+
+    def __init__(self, own: Path | None, node: str, servers: Mapping[str, tuple[str, int]], token: str) -> None:
+        self.own, self.node, self._servers, self._token = own, node, servers, token
+        self.spoiled: set[tuple[str, str, int, int]] = set()
+        """Snapshots that were found unusable: node, name, step, lineage."""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str] = os.environ) -> Memory:
+        """Return what *environment* names."""
+        place = environment.get("HOLDFAST_VAULT")
+        servers: dict[str, tuple[str, int]] = {}
+        with suppress(ValueError, AttributeError):
+            servers = {
+                node: (str(host), int(port))
+                for node, (host, port) in json.loads(environment.get("HOLDFAST_MEMORY_SERVERS") or "{}").items()
+            }
+        return cls(Path(place) if place else None, environment.get("HOLDFAST_NODE", ""), servers, environment.get("HOLDFAST_TOKEN", ""))
+
+    def listed(self, world: int) -> list[dict[str, Any]]:
+        """Return what lies in this node's vault for a job of *world* ranks, as JSON holds it."""
+        return (
+            []
+            if self.own is None
+            else [_item(self.node, path.name, one) for path, one in vault.labels(self.own).items() if one.world == world]
+        )
+
+    def listed_elsewhere(self, world: int, nodes: Iterable[str]) -> list[dict[str, Any]]:
+        """Return what lies in the vaults of nodes other than *nodes*: those that hold no rank now. One that does not answer has nothing."""
+        from holdfast import vault_client
+
+        found = []
+        for node in self._servers.keys() - set(nodes):
+            with suppress(OSError):
+                told = vault_client.labels(self._servers[node], self._token, seconds=1.0)
+                found += [_item(node, name, one) for name, one in told.items() if one.world == world]
+        return found
+
+    @property
+    def servers(self) -> list[str]:
+        """Return the nodes whose memory can be asked for."""
+        return sorted(self._servers)
+
+    def usable(self, told: Iterable[Iterable[Mapping[str, Any]]], spoiled: Iterable[Sequence[Any]] = ()) -> set[Stored]:
+        """Return all that was listed, each once, less what somebody found spoiled."""
+        bad = self.spoiled | {(str(node), str(name), int(step), int(lineage)) for node, name, step, lineage in spoiled}
+        found = {Stored(**one) for items in told for one in items}
+        return {one for one in found if (one.node, one.name, one.step, one.lineage) not in bad}
+
+    def open(self, stored: Stored) -> Snapshot:
+        """Open a snapshot here, brought over from its node if need be; raise `Spoiled` when it cannot be had."""
+        try:
+            return self._opened(stored)
+        except (OSError, vault.Unusable) as error:
+            self.spoil(stored)
+            raise Spoiled(stored, str(error)) from error
+
+    def spoil(self, stored: Stored) -> None:
+        """Never use this one again."""
+        self.spoiled.add((stored.node, stored.name, stored.step, stored.lineage))
+
+    def _opened(self, stored: Stored) -> Snapshot:
+        near = stored.node == self.node and self.own is not None
+        found = Snapshot(self.own / stored.name) if near and self.own is not None else self._brought(stored)
+        if found.label.moment != stored.moment or (found.label.piece, found.label.part) != (stored.piece, stored.part):
+            found.close()
+            raise vault.Unusable("another one has taken its place")
+        return found
+
+    def _brought(self, stored: Stored) -> Snapshot:
+        """Bring a snapshot over from another node, into this node's vault, or a file of this process's where there is none."""
+        if stored.node not in self._servers:
+            raise vault.Unusable(f"nobody has said where the memory of {stored.node} can be reached")
+        folder = self.own if self.own is not None else Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 (opened by exclusive creation, mode 0600)
+        into = folder / f"fetched-{os.getpid()}-{time.monotonic_ns()}{vault.SUFFIX}"
+        from holdfast import vault_client
+
+        address = self._servers[stored.node]
+        label = vault_client.labels(address, self._token, seconds=FETCH_SECONDS).get(stored.name)
+        if label is None or label.moment != stored.moment:
+            raise vault.Unusable("another one has taken its place")
+        try:
+            vault_client.pull(address, self._token, stored.name, label, into, seconds=FETCH_SECONDS)
+            return Snapshot(into)
+        finally:
+            into.unlink(missing_ok=True)  # what is open stays until it is closed
+
+    def forget_newer(self, step: int, lineage: int) -> None:
+        """Give up what is newer than *step* on this node: training goes on from there, and will come to those steps again."""
+        if self.own is None:
+            return
+        for path, label in vault.labels(self.own).items():
+            if label.step > step and label.lineage <= lineage:
+                with suppress(OSError):
+                    slot = vault.Slot(path)
+                    slot.discard()
+                    slot.close()
+
+
+def _item(node: str, name: str, label: Label) -> dict[str, Any]:
+    values = asdict(label)
+    return {"node": node, "name": name, **{key: values[key] for key in ("step", "lineage", "rank", "piece", "part", "parts")}}
+
+
+class Restorer:
+    """Puts what was fetched into the training of this rank."""
+
+    def __init__(self, training: Training, memory: Memory) -> None:
+        self._training, self._memory = training, memory
+
+    def take(self, fetch: Fetch, give_light: Callable[[bytes], None]) -> int:
+        """Go to the state that *fetch* names; return the bytes read. Raise `Spoiled` when a part of it is not as it was written.
+
+        Nothing of the training is changed before all parts are at hand and their indexes agree; a slice whose sum is wrong leaves the
+        state half filled, so that the caller must have it filled again, from elsewhere.
+        """
+        with ExitStack() as opened:
+            parts = [(one, opened.enter_context(self._memory.open(one))) for one in fetch.parts]
+            light = opened.enter_context(self._memory.open(fetch.light)) if fetch.light is not None else None
+            size = self._fill(parts, light) if parts else 0
+            if light is not None:
+                give_light(light.blobs["light"])
+        return size
+
+    def _fill(self, parts: Sequence[tuple[Stored, Snapshot]], light: Snapshot | None) -> int:
+        """Fill the training's tensors: large ones from all parts, what is small from the rank's own snapshot where that is at hand."""
+        first = parts[0][1]
+        for stored, one in parts:
+            if one.entries != first.entries:
+                self._memory.spoil(stored)
+                raise Spoiled(stored, "its index is not that of the other parts")
+        own, _ = self._training.moving()
+        device = next((one.device for one in self._training.model.parameters()), torch.device("cpu"))
+        found: dict[str, Tensor] = {}
+        for entry in first.entries:
+            found[entry.key] = _place(own.get(entry.key), entry, device)
+        flats = [flat(found[entry.key]) for entry in first.entries]
+        size = sum(self._copy(stored, one, flats) for stored, one in parts)
+        small = light if light is not None else first
+        found |= {key: one.to(device) if key.startswith("optimizer.") else one for key, one in tree.unpickled(small.blobs["small"]).items()}
+        self._training.settle(small.blobs["tree"], found)
+        return size
+
+    def _copy(self, stored: Stored, one: Snapshot, flats: Sequence[Tensor]) -> int:
+        """Copy the slices of a part, each judged by its sum as it goes by."""
+        whole = torch.frombuffer(one.data, dtype=torch.uint8) if len(one.data) else torch.empty(0, dtype=torch.uint8)
+        there = 0
+        for piece, _, told in one.slices():
+            data = whole[there : there + piece.length]
+            there += piece.length
+            if sum_of(data) != told:
+                self._memory.spoil(stored)
+                raise Spoiled(stored, f"'{one.entries[piece.tensor].key}' was changed in memory: its sum is not the one it was copied with")
+            flats[piece.tensor][piece.begin : piece.begin + piece.length].copy_(data)
+        return there
+
+
+def _place(present: Tensor | None, entry: vault.Entry, device: torch.device) -> Tensor:
+    """Return the training's own tensor where it fits, else a fresh one."""
+    if present is not None:
+        local: Tensor = getattr(present, "_local_tensor", present)
+        if tuple(local.shape) == entry.shape and str(local.dtype).removeprefix("torch.") == entry.dtype and local.is_contiguous():
+            return present
+    return torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device=device)

@@ -1,0 +1,413 @@
+"""Take snapshots of one rank's training: what, when, into which slot.
+
+From the end of one step to the moment when the next is applied nothing changes parameters and optimizer state: that is when they are
+copied. All that may change sooner (buffers, generators, the position in the data, whatever is small) is taken at once.
+
+A rank ends its snapshot of step k before it votes for step k + 1. So if any rank has applied that step, all have step k whole: a fault costs
+one step at most. (Where there is no vote, before it applies the step: then it may be one more.) Three slots take turns: the one in work, and
+the newest two whole ones; so even where there is no vote all ranks have one step in common, for who overwrites step k - 2 has heard from all
+others since they applied step k - 1.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from holdfast import vault
+from holdfast.runtime import tree
+from holdfast.runtime.idle import Idle, idle
+from holdfast.runtime.link import link
+from holdfast.runtime.snapshots import bubbles
+from holdfast.runtime.snapshots.bubbles import Plan, Profile, Terms
+from holdfast.runtime.snapshots.copier import Copier, Task, Work, flat, slot_tensor
+from holdfast.runtime.state import Training
+from holdfast.runtime.trouble import Teller, Trouble
+from holdfast.vault import Entry, Label, Slice, Slot
+
+_log = logging.getLogger("holdfast.runtime")
+
+SLOTS: Final = 3
+AGAIN: Final = 100
+"""Steps after which it is tried again when there was no memory."""
+NOTICEABLE: Final = 3e-4
+"""Seconds; who waits for so long for the others' votes was not the last to vote."""
+REPLAN: Final = 10
+"""Steps between two plans at least."""
+FIRST_BANDWIDTH: Final = 2e9
+"""Bytes a second that the first plan counts on, before a copy was measured; host memory is several times faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What the agent and the job say about snapshots in memory."""
+
+    vault: Path
+    limit: int
+    """Bytes for all snapshots of the node; 0: no limit."""
+    terms: Terms
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str] = os.environ) -> Config | None:
+        """Return what *environment* says; nothing where there is no vault, or no snapshots are wanted."""
+        place = environment.get("HOLDFAST_VAULT")
+        every = int(environment.get("HOLDFAST_MEMORY_EVERY") or 1)
+        if not place or every == 0:
+            return None
+        terms = Terms(
+            every=every,
+            overhead=float(environment.get("HOLDFAST_MEMORY_OVERHEAD") or 0.01),
+            policy=environment.get("HOLDFAST_MEMORY_POLICY") or "skip",
+            pause=float(environment.get("HOLDFAST_MEMORY_PAUSE") or 0.1),
+        )
+        return cls(vault=Path(place), limit=int(environment.get("HOLDFAST_VAULT_LIMIT") or 0), terms=terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which rank's state this is, and how the work on it is shared."""
+
+    rank: int
+    world: int
+    piece: str
+    part: int = 0
+    parts: int = 1
+
+    @classmethod
+    def of(cls, rank: int, world: int, pieces: Mapping[str, str]) -> Place:
+        """Return the place of *rank*; *pieces* names every rank's piece, by rank: ranks with the same one share the work."""
+        piece = pieces.get(str(rank))
+        if piece is None:
+            return cls(rank, world, f"of rank {rank}")
+        copies = sorted(int(other) for other, one in pieces.items() if one == piece)
+        return cls(rank, world, piece, copies.index(rank), len(copies))
+
+
+@dataclass(slots=True)
+class Counts:
+    """What snapshots have cost so far."""
+
+    steps: int = 0
+    taken: int = 0
+    given_up: int = 0
+    copied: float = 0.0
+    """Seconds of copying."""
+    hidden: float = 0.0
+    """Seconds of it while training waited."""
+    paused: float = 0.0
+    """Seconds for which training stood still."""
+    prepared: float = 0.0
+    """Seconds of the training thread to begin them."""
+    trained: float = 0.0
+    """Seconds of all steps."""
+    size: int = 0
+    """Bytes of the newest."""
+    newest: int | None = None
+    """The step of the newest whole one."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A snapshot in work."""
+
+    slot: int
+    label: Label
+    entries: list[Entry]
+    blobs: dict[str, bytes]
+    work: Work
+
+
+class Taker:
+    """Takes one rank's snapshots."""
+
+    def __init__(self, training: Training, config: Config, *, windows: Idle | None = None) -> None:
+        device = next((one.device for one in training.model.parameters()), torch.device("cpu"))
+        self._training, self._config = training, config
+        self._idle = windows or idle()
+        self._copier = Copier(self._idle, device=device)
+        self._beside = device.type == "cuda"
+        self._slots: list[Slot] = []
+        self._sealed: dict[int, tuple[int, int]] = {}
+        """Slot to the moment of the whole snapshot in it."""
+        self._place: Place | None = None
+        self._draft: _Draft | None = None
+        self._cache: tuple[list[int], list[Entry], list[Slice], list[Task]] | None = None
+        self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._bell.setblocking(False)  # noqa: FBT003 (its only argument)
+        self._teller = Teller()
+        self._not_before = 0
+        self._bandwidth = FIRST_BANDWIDTH
+        self._measured = 0
+        self.profile = Profile()
+        self.plan: Plan | None = None
+        self.every = max(1, config.terms.every)
+        """Steps between two snapshots, as the ranks have agreed."""
+        self.lineage = 0
+        self.counts = Counts()
+        self.operations: list[tuple[str, int]] = []
+        """Point-to-point operations of the newest step."""
+        self.spans: list[tuple[float, float, bool]] = []
+        """When the newest snapshot was copied: begin, end (`time.perf_counter`), and whether training waited."""
+        self.replanned = False
+        """There is a plan that nobody has been told of yet."""
+        self._tail = 0.0
+        """Seconds of the training thread to end the newest snapshot."""
+        self._replan_at, self._from_measured = 0, False
+        self.enabled = True
+        """Benchmarks turn it off for single steps."""
+        for optimizer in training.optimizers:
+            optimizer.register_step_pre_hook(lambda *_: self.finish())
+
+    # -- where ----------------------------------------------------------------------------------------------------------
+
+    def sit(self, place: Place, lineage: int) -> None:
+        """Take snapshots as *place* from now on."""
+        self.lineage = lineage
+        if place == self._place:
+            return
+        self.give_up()
+        moved = self._place is None or (place.rank, place.world) != (self._place.rank, self._place.world)
+        self._place, self._cache, self.plan = place, None, None
+        self.profile.forget()
+        if moved:
+            self._leave_slots()
+
+    def _leave_slots(self) -> None:
+        for slot in self._slots:
+            slot.close()
+        self._slots, self._sealed = [], {}
+
+    def _open_slots(self, place: Place) -> None:
+        """Open this rank's files; what a process before has left whole in them stays until its turn comes."""
+        known = vault.labels(self._config.vault)
+        for number in range(SLOTS):
+            path = self._config.vault / f"rank-{place.rank:05d}.{number}{vault.SUFFIX}"
+            self._slots.append(Slot(path))
+            if path in known:
+                self._sealed[number] = known[path].moment
+
+    # -- a step ---------------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Note that a step begins: what the one before was like."""
+        took, windows, self.operations = self._idle.begin_step()
+        self.counts.steps += 1
+        self.counts.trained += took
+        if self.counts.steps > 1:
+            self.profile.add(took, windows)
+
+    def take(self, step: int, light: bytes, small: Mapping[str, Tensor]) -> None:
+        """Begin a snapshot of the state after *step*, if it is time; *small*: tensors that may change before the next step is applied."""
+        if self._place is None or not self.enabled or step % self.every or step < max(self._not_before, bubbles.PROFILE):
+            return
+        if (step, self.lineage) in self._sealed.values():  # an attempt that did not count begins the same step again
+            return
+        begin = time.perf_counter()
+        try:
+            self._begin(step, light, small)
+        except OSError as error:
+            self._not_before = step + AGAIN
+            self._draft = None
+            self._teller.tell(Trouble("memory-full", f"no snapshots in memory: {error.strerror or error}"), step, self._config.vault)
+        self.counts.prepared += time.perf_counter() - begin
+
+    def _begin(self, step: int, light: bytes, small: Mapping[str, Tensor]) -> None:
+        place, training = self._place, self._training
+        assert place is not None
+        if not self._slots:
+            self._open_slots(place)
+        tensors, whole = training.moving()
+        lazy = {key: one for key, one in tensors.items() if _stays(key, small) and _is_flat(one)}
+        entries, tasks = self._laid_out(lazy, place)
+        size = sum(task.source.numel() for task in tasks)
+        number = self._free_slot()
+        if number is None:
+            self.counts.given_up += 1
+            return
+        self._check_limit(size)
+        slot = self._slots[number]
+        label = Label(
+            step=step,
+            lineage=self.lineage,
+            rank=place.rank,
+            world=place.world,
+            piece=place.piece,
+            part=place.part,
+            parts=place.parts,
+            size=size,
+            cut=vault.CUT,
+            time=time.time(),
+        )
+        self._sealed.pop(number, None)
+        slot.begin(label)
+        vault.ring(self._config.vault, self._bell)
+        eager = {key: small.get(key, one) for key, one in tensors.items() if key not in lazy}
+        shapes = {key: list(getattr(one, "_local_tensor", one).shape) for key, one in eager.items()}
+        blobs = {
+            "tree": whole,
+            "light": light,
+            "small": tree.pickled({key: getattr(one, "_local_tensor", one).detach().cpu().contiguous() for key, one in eager.items()}),
+            "facts": json.dumps({"shapes": shapes}).encode(),
+        }
+        plan = self._planned(tasks)
+        work = Work(tasks, slot_tensor(slot.data), self._news, self._ended, gate=plan.gate, beside=plan.beside)
+        self._draft = _Draft(number, label, entries, blobs, work)
+        self._copier.begin(work)
+
+    def _laid_out(self, lazy: Mapping[str, Tensor], place: Place) -> tuple[list[Entry], list[Task]]:
+        """Return the index of the tensors and the slices of this rank's part; the same as last time unless a tensor has moved."""
+        pointers = [getattr(one, "_local_tensor", one).data_ptr() for one in lazy.values()]
+        if self._cache is not None and self._cache[0] == pointers and len(self._cache[1]) == len(lazy):
+            return self._cache[1], self._cache[3]
+        flats = [flat(one) for one in lazy.values()]
+        entries = [
+            Entry(key, tuple(getattr(one, "_local_tensor", one).shape), str(one.dtype).removeprefix("torch."), data.numel())
+            for (key, one), data in zip(lazy.items(), flats, strict=True)
+        ]
+        dealt = vault.deal([entry.size for entry in entries], place.part, place.parts)
+        tasks, there = [], 0
+        for one in dealt:
+            tasks.append(Task(flats[one.tensor][one.begin : one.begin + one.length], there))
+            there += one.length
+        self._cache = pointers, entries, dealt, tasks
+        return entries, tasks
+
+    def _free_slot(self) -> int | None:
+        """Return a slot that holds neither of the newest two whole snapshots and that nobody reads."""
+        newest = sorted(self._sealed, key=lambda number: self._sealed[number])[-2:]
+        return next((number for number in range(SLOTS) if number not in newest and not self._slots[number].busy()), None)
+
+    def _check_limit(self, size: int) -> None:
+        """Refuse to take more memory than the node may give."""
+        limit = self._config.limit
+        if not limit or all(len(slot.data) for slot in self._slots):
+            return
+        missing = sum(size - len(slot.data) for slot in self._slots if not len(slot.data))
+        used = vault.usage(self._config.vault)
+        if used + missing > limit:
+            raise OSError(
+                None,
+                f"{missing >> 20} MiB more would exceed the node's limit of {limit >> 20} MiB, of which {used >> 20} MiB are used. "
+                "Raise checkpoint.memory.limit, or shard the optimizer",
+            )
+
+    def _planned(self, tasks: list[Task]) -> Plan:
+        """Return the plan for these slices: a new one when there is none, or the job is no longer what the old one counted on."""
+        if len(self.profile) < bubbles.PROFILE:  # a process that has just come in: it copies whenever it waits
+            return Plan(upto=_Everything(len(tasks)), slices=len(tasks))
+        stale = self.plan is None or self.plan.slices != len(tasks) or (self._measured > 0 and not self._from_measured)
+        if self.plan is None or stale or (self.counts.steps >= self._replan_at and self.profile.has_drifted(self.plan)):
+            terms = replace(self._config.terms, beside=self._beside)
+            self.plan = bubbles.plan(self.profile, [task.source.numel() for task in tasks], self._bandwidth, terms)
+            self._replan_at, self._from_measured = self.counts.steps + REPLAN, self._measured > 0
+            self.replanned = True
+        return self.plan
+
+    @property
+    def wanted(self) -> int:
+        """Every how many steps this rank would take a snapshot; the largest number of all ranks counts."""
+        return self.plan.every if self.plan is not None else max(1, self._config.terms.every)
+
+    def finish(self) -> None:
+        """Have the snapshot in work end: the state is about to change."""
+        draft = self._draft
+        if draft is None:
+            return
+        begin = time.perf_counter()
+        terms = self._config.terms
+        seconds = terms.pause if terms.policy == "pause" else None
+        whole = self._copier.finish(seconds)
+        self._tail = time.perf_counter() - begin
+        self.counts.paused += self._tail
+        self._draft = None
+        if not whole:
+            self.counts.given_up += 1
+            self._slots[draft.slot].discard()
+            return
+        self._account(draft.work)
+
+    def waited(self, seconds: float) -> None:
+        """Learn how long this rank waited for the others after `finish`: if it did, what it copied last has kept nobody waiting."""
+        if self._tail and seconds >= NOTICEABLE:
+            self.counts.paused -= self._tail
+            self.counts.hidden += self._tail
+            self.spans = [(begin, end, True) for begin, end, _ in self.spans]
+        self._tail = 0.0
+
+    def give_up(self) -> None:
+        """Give up the snapshot in work: the state is about to be replaced."""
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            self._copier.give_up()
+            if draft.work.done:
+                self._account(draft.work)
+            else:
+                self._slots[draft.slot].discard()
+
+    def _account(self, work: Work) -> None:
+        counts, size = self.counts, sum(task.source.numel() for task in work.tasks)
+        counts.copied += work.seconds
+        counts.hidden += work.hidden
+        counts.size = size
+        if work.seconds > 0 and size:
+            self._bandwidth = size / work.seconds if not self._measured else 0.8 * self._bandwidth + 0.2 * size / work.seconds
+            self._measured += 1
+        self.spans = work.spans
+
+    # -- in the copying thread ------------------------------------------------------------------------------------------
+
+    def _news(self, size: int) -> None:
+        draft = self._draft
+        if draft is not None:
+            self._slots[draft.slot].progress(size)
+            vault.ring(self._config.vault, self._bell)
+
+    def _ended(self, work: Work) -> None:
+        """Seal the snapshot: all is copied."""
+        draft = self._draft
+        if draft is None or draft.work is not work:
+            return
+        try:
+            self._slots[draft.slot].seal(draft.label, work.sums, draft.entries, draft.blobs)
+        except OSError as error:
+            work.given_up, work.done = True, False
+            self._teller.tell(
+                Trouble("memory-full", f"no snapshots in memory: {error.strerror or error}"), draft.label.step, self._config.vault
+            )
+            return
+        self._sealed[draft.slot] = draft.label.moment
+        self.counts.taken += 1
+        self.counts.newest = draft.label.step
+        link().kept = draft.label.step
+        vault.ring(self._config.vault, self._bell)
+
+
+class _Everything(dict[int, int]):
+    """Lets every window take all slices."""
+
+    def __init__(self, slices: int) -> None:
+        super().__init__()
+        self._slices = slices
+
+    def get(self, _window: int, _default: int = 0) -> int:  # type: ignore[override]
+        return self._slices
+
+
+def _stays(key: str, small: Mapping[str, Tensor]) -> bool:
+    """Tell whether the tensor of this key stays as it is until the next step is applied: parameters and the optimizer's state do."""
+    return key.startswith(("model.", "optimizer.")) and key not in small
+
+
+def _is_flat(tensor: Tensor) -> bool:
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local.is_contiguous() and local.numel() > 0
