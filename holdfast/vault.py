@@ -20,6 +20,7 @@ import mmap
 import os
 import socket
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -97,20 +98,24 @@ class Entry(NamedTuple):
     size: int
 
 
-def deal(sizes: Sequence[int], part: int, parts: int, cut: int = CUT) -> list[Slice]:
+def deal(sizes: Sequence[int], part: int, parts: int, cut: int = CUT) -> list[tuple[Slice, ...]]:
     """Return the slices of *part* out of *parts* of tensors of these *sizes* in bytes, in the order in which they lie in the file.
 
-    Copies of one state share the work: slice by slice to whoever has the fewest bytes so far, the same on all of them.
+    The tensors are taken for one long row of bytes, cut every *cut* bytes; a slice goes through as many tensors as it meets. Copies of one
+    state share the work, slice by slice in turn.
     """
-    loads, mine = [0] * parts, []
-    for tensor, size in enumerate(sizes):
-        for begin in range(0, size, cut):
-            one = Slice(tensor, begin, min(cut, size - begin))
-            taker = loads.index(min(loads))
-            loads[taker] += one.length
-            if taker == part:
-                mine.append(one)
-    return mine
+    row = list(accumulate(sizes, initial=0))
+    dealt = []
+    for begin in range(part * cut, row[-1], parts * cut):
+        end, met = min(begin + cut, row[-1]), []
+        tensor = bisect_right(row, begin) - 1
+        while tensor < len(sizes) and row[tensor] < end:
+            first, last = max(begin, row[tensor]), min(end, row[tensor + 1])
+            if last > first:
+                met.append(Slice(tensor, first - row[tensor], last - first))
+            tensor += 1
+        dealt.append(tuple(met))
+    return dealt
 
 
 def word_sum(data: bytes | bytearray | memoryview) -> int:
@@ -144,6 +149,9 @@ class Slot:
         self._map: mmap.mmap | None = None
         self.data: memoryview = memoryview(b"")
         """The bytes of the snapshot in work."""
+        self._entries: Sequence[Entry] = ()
+        self._index = "[]"
+        """The JSON of `_entries`, which are mostly the same from one snapshot to the next."""
 
     def busy(self) -> bool:
         """Tell whether somebody reads this file now, so that it must not be written."""
@@ -182,7 +190,10 @@ class Slot:
 
     def seal(self, label: Label, sums: Sequence[int], entries: Sequence[Entry], blobs: Mapping[str, bytes]) -> Label:
         """Make the snapshot whole; return its label. Raise ``OSError`` when there is no memory for its tail."""
-        head = json.dumps({"entries": entries, "blobs": {name: len(blob) for name, blob in blobs.items()}}).encode()
+        if entries is not self._entries:
+            self._entries, self._index = entries, json.dumps(entries)
+        sizes = json.dumps({name: len(blob) for name, blob in blobs.items()})
+        head = f'{{"entries": {self._index}, "blobs": {sizes}}}'.encode()
         table = struct.pack(f"<{len(sums)}Q", *sums)
         tail = b"".join([struct.pack("<QQ", len(table), len(head)), table, head, *blobs.values()])
         whole = Label(**{**asdict(label), "tail": len(tail), "digest": hashlib.sha256(tail).hexdigest()})
@@ -258,18 +269,23 @@ class Snapshot:
         self._map = mmap.mmap(self._file, self.label.size, access=mmap.ACCESS_COPY, offset=PAGE) if self.label.size else None
         self.data = memoryview(self._map) if self._map is not None else memoryview(b"")
 
-    def slices(self) -> Iterator[tuple[Slice, memoryview, int]]:
-        """Yield every slice of this file: which it is, its bytes, and the sum that they must have."""
+    def slices(self) -> Iterator[tuple[tuple[Slice, ...], memoryview, int]]:
+        """Yield every slice of this file: what of which tensors it is, its bytes, and the sum that they must have."""
         dealt = deal([entry.size for entry in self.entries], self.label.part, self.label.parts, self.label.cut)
-        ends = accumulate(one.length for one in dealt)
-        for one, end, told in zip(dealt, ends, self.sums, strict=True):
-            yield one, self.data[end - one.length : end], told
+        lengths = [sum(one.length for one in met) for met in dealt]
+        for met, length, end, told in zip(dealt, lengths, accumulate(lengths), self.sums, strict=True):
+            yield met, self.data[end - length : end], told
 
     def verify(self) -> None:
         """Read everything; raise `Unusable` when a byte is not as it was written."""
-        for one, data, told in self.slices():
+        for met, data, told in self.slices():
             if word_sum(data) != told:
-                raise Unusable(f"'{self.entries[one.tensor].key}' was changed in memory: its sum is not the one it had when it was copied")
+                raise Unusable(f"{self.named(met)} was changed in memory: its sum is not the one it had when it was copied")
+
+    def named(self, met: Sequence[Slice]) -> str:
+        """Return the names of the tensors in a slice."""
+        first = self.entries[met[0].tensor].key
+        return f"'{first}'" if len(met) == 1 else f"'{first}' or one of the {len(met) - 1} tensors after it"
 
     def close(self) -> None:
         """Let go of the file."""

@@ -73,9 +73,9 @@ class Training:
         model = self.model.state_dict()
         shared = {
             "model": {name: None if isinstance(value, Tensor) else value for name, value in model.items()},
-            "optimizers": tree.pack([self._named(one) for one in self.optimizers], "optimizer", tensors),
+            "optimizers": tree.pack([self.named(one) for one in self.optimizers], "optimizer", tensors),
             "schedulers": tree.pack([one.state_dict() for one in self.schedulers], "scheduler", tensors),
-            "extra": tree.pack({name: _state_of(one) for name, one in self.extra.items()}, "extra", tensors),
+            "extra": tree.pack({name: state_of(one) for name, one in self.extra.items()}, "extra", tensors),
         }
         own = {"rng": rng.capture(), "data": None if self.data is None else self.data.state_dict()}
         whole = {"progress": dict(progress), **shared, **own}
@@ -90,16 +90,19 @@ class Training:
         model = self.model.state_dict()
         whole = {
             "model": {name: None if isinstance(value, Tensor) else value for name, value in model.items()},
-            "optimizers": tree.pack([self._named(one) for one in self.optimizers], "optimizer", tensors),
+            "optimizers": tree.pack([self.named(one) for one in self.optimizers], "optimizer", tensors),
             "schedulers": tree.pack([one.state_dict() for one in self.schedulers], "scheduler", tensors),
-            "extra": tree.pack({name: _state_of(one) for name, one in self.extra.items()}, "extra", tensors),
+            "extra": tree.pack({name: state_of(one) for name, one in self.extra.items()}, "extra", tensors),
         }
         own = {name: value for name, value in [*model.items(), *self.model.named_buffers()] if isinstance(value, Tensor)}
         return {**{f"model.{name}": value.detach() for name, value in own.items()}, **tensors}, tree.pickled(whole)
 
     def settle(self, whole: bytes, found: Mapping[str, Tensor]) -> None:
         """Take what another rank handed over: *found* are the tensors of `moving`, this process's own where they could be filled."""
-        told = tree.unpickled(whole)
+        self.settle_tree(tree.unpickled(whole), found)
+
+    def settle_tree(self, told: Mapping[str, Any], found: Mapping[str, Tensor]) -> None:
+        """Take a state whose tree is *told*; see `settle`."""
         with torch.no_grad():
             for name, present in [*self.model.state_dict().items(), *self.model.named_buffers()]:
                 key = f"model.{name}"
@@ -151,7 +154,7 @@ class Training:
         parts = {
             "optimizer": [one.state_dict()["param_groups"] for one in self.optimizers],
             "schedulers": [one.state_dict() for one in self.schedulers],
-            "extra": {name: _state_of(one) for name, one in self.extra.items()},
+            "extra": {name: state_of(one) for name, one in self.extra.items()},
             "data": None if self.data is None else self.data.state_dict(),
         }
         for name, part in parts.items():
@@ -213,14 +216,14 @@ class Training:
             for name, state in optimizer["state"].items():
                 likes |= dict.fromkeys(tree.keys(state), parameters.get(name))
         present: dict[str, Tensor] = {}
-        tree.pack({name: _state_of(one) for name, one in self.extra.items()}, "extra", present)
+        tree.pack({name: state_of(one) for name, one in self.extra.items()}, "extra", present)
         return likes | {key: value for key, value in present.items() if key in likes}
 
     def _give_model(self, stored: Mapping[str, Any], found: Mapping[str, Tensor]) -> None:
         """Let the model take what was read: its own tensors in place, the rest (``get_extra_state``) by value."""
         self.model.load_state_dict({name: found.get(f"model.{name}", value) for name, value in stored.items()})
 
-    def _named(self, optimizer: Optimizer) -> dict[str, Any]:
+    def named(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the state of *optimizer* with parameters' names in place of their numbers."""
         state, names = optimizer.state_dict(), self._names(optimizer)
         groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
@@ -270,7 +273,7 @@ def _what(error: Exception) -> str:
     return found[0] if found else str(error).partition("\n")[0]
 
 
-def _state_of(value: object) -> Any:  # noqa: ANN401 (an extra may be anything that a tree may hold)
+def state_of(value: object) -> Any:  # noqa: ANN401 (an extra may be anything that a tree may hold)
     """Return the state of an extra: its own, or the plain value that it is."""
     return value.state_dict() if isinstance(value, Stateful) else value
 

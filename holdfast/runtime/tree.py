@@ -14,12 +14,13 @@ _TENSOR: Final = "holdfast:tensor"
 """Marks the place of a tensor in a tree; its value is the tensor's key."""
 
 
-def pack(value: object, key: str, tensors: dict[str, Tensor]) -> Any:  # noqa: ANN401 (a tree holds anything)
+def pack(value: object, key: str, tensors: dict[str, Tensor], *, scalars: bool = False) -> Any:  # noqa: ANN401 (a tree holds anything)
     """Return *value* with every tensor replaced by a mark, and put the tensors into *tensors* under keys below *key*.
 
-    A tensor without dimensions stays: an optimizer has one for each parameter, and to DCP each costs as much as a big one.
+    A tensor without dimensions stays unless *scalars* are taken too: an optimizer has one for each parameter, and to DCP each costs as
+    much as a big one.
     """
-    if isinstance(value, Tensor) and value.dim() == 0 and not hasattr(value, "device_mesh"):
+    if isinstance(value, Tensor) and value.dim() == 0 and not scalars and not hasattr(value, "device_mesh"):
         return value.detach()
     if isinstance(value, Tensor):
         while key in tensors:  # {"a": {"b": ...}, "a.b": ...}
@@ -27,9 +28,9 @@ def pack(value: object, key: str, tensors: dict[str, Tensor]) -> Any:  # noqa: A
         tensors[key] = value.detach()
         return {_TENSOR: key}
     if isinstance(value, Mapping):
-        return {name: pack(part, f"{key}.{name}", tensors) for name, part in value.items()}
+        return {name: pack(part, f"{key}.{name}", tensors, scalars=scalars) for name, part in value.items()}
     if type(value) in (list, tuple):
-        parts = [pack(part, f"{key}.{place}", tensors) for place, part in enumerate(value)]  # type: ignore[arg-type,var-annotated]
+        parts = [pack(part, f"{key}.{place}", tensors, scalars=scalars) for place, part in enumerate(value)]  # type: ignore[arg-type,var-annotated]
         return tuple(parts) if isinstance(value, tuple) else parts
     return value
 

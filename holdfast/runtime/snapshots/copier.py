@@ -33,10 +33,11 @@ NEWS: Final = 16 * 2**20
 
 
 class Task(NamedTuple):
-    """A slice to copy: a flat view of its bytes, and where they go in the file."""
+    """A slice to copy: flat views of the bytes of the tensors that it goes through, where they go in the file, and how many they are."""
 
-    source: Tensor
+    sources: tuple[Tensor, ...]
     begin: int
+    size: int
 
 
 @dataclass(slots=True)
@@ -167,7 +168,7 @@ class Copier:
             task = work.tasks[work.next]
             work.sums.append(self._mover.copy(task, work.target))
             work.next += 1
-            there = task.begin + task.source.numel()
+            there = task.begin + task.size
             if there // NEWS != task.begin // NEWS:
                 work.told(there)
         if work.next >= len(work.tasks):
@@ -194,9 +195,8 @@ class _Memory:
 
     def copy(self, task: Task, target: Tensor) -> int:
         """Copy a slice; return its sum."""
-        source = task.source
-        size = source.numel()
-        ctypes.memmove(target.data_ptr() + task.begin, source.data_ptr(), size)  # without the interpreter's lock
+        source = task.sources[0] if len(task.sources) == 1 else torch.cat(task.sources)
+        ctypes.memmove(target.data_ptr() + task.begin, source.data_ptr(), task.size)  # without the interpreter's lock
         return sum_of(source)
 
     def follow(self) -> None:
@@ -220,9 +220,10 @@ class _Device:
     def copy(self, task: Task, target: Tensor) -> int:
         """Copy a slice and wait for it; return the sum of what has come."""
         self._pin(target)
-        part = target[task.begin : task.begin + task.source.numel()]
+        part = target[task.begin : task.begin + task.size]
         with torch.cuda.stream(self._stream):
-            part.copy_(task.source, non_blocking=True)
+            sources = [one.to(self._device, non_blocking=True) for one in task.sources]  # numbers of steps are on the host
+            part.copy_(sources[0] if len(sources) == 1 else torch.cat(sources), non_blocking=True)
         self._stream.synchronize()
         return sum_of(part)
 

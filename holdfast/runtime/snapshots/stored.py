@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from holdfast import vault
-from holdfast.runtime import tree
+from holdfast.runtime.outline import Outline, local, settle
 from holdfast.runtime.planner import Fetch, Stored
 from holdfast.runtime.snapshots.copier import flat, sum_of
 from holdfast.runtime.state import Training
@@ -172,36 +172,33 @@ class Restorer:
             if one.entries != first.entries:
                 self._memory.spoil(stored)
                 raise Spoiled(stored, "its index is not that of the other parts")
-        own, _ = self._training.moving()
+        own = Outline(self._training).tensors
         device = next((one.device for one in self._training.model.parameters()), torch.device("cpu"))
-        found: dict[str, Tensor] = {}
-        for entry in first.entries:
-            found[entry.key] = _place(own.get(entry.key), entry, device)
-        flats = [flat(found[entry.key]) for entry in first.entries]
+        found = {entry.key: _place(own.get(entry.key), entry, device) for entry in first.entries}
+        flats = [flat(one) for one in found.values()]
         size = sum(self._copy(stored, one, flats) for stored, one in parts)
-        small = light if light is not None else first
-        found |= {key: one.to(device) if key.startswith("optimizer.") else one for key, one in tree.unpickled(small.blobs["small"]).items()}
-        self._training.settle(small.blobs["tree"], found)
+        small = (light if light is not None else first).blobs
+        settle(self._training, small["static"], small["dynamic"], found, device)
         return size
 
     def _copy(self, stored: Stored, one: Snapshot, flats: Sequence[Tensor]) -> int:
         """Copy the slices of a part, each judged by its sum as it goes by."""
         whole = torch.frombuffer(one.data, dtype=torch.uint8) if len(one.data) else torch.empty(0, dtype=torch.uint8)
         there = 0
-        for piece, _, told in one.slices():
-            data = whole[there : there + piece.length]
-            there += piece.length
-            if sum_of(data) != told:
+        for met, data, told in one.slices():
+            if sum_of(whole[there : there + len(data)]) != told:
                 self._memory.spoil(stored)
-                raise Spoiled(stored, f"'{one.entries[piece.tensor].key}' was changed in memory: its sum is not the one it was copied with")
-            flats[piece.tensor][piece.begin : piece.begin + piece.length].copy_(data)
+                raise Spoiled(stored, f"{one.named(met)} was changed in memory: its sum is not the one it was copied with")
+            for piece in met:
+                flats[piece.tensor][piece.begin : piece.begin + piece.length].copy_(whole[there : there + piece.length])
+                there += piece.length
         return there
 
 
 def _place(present: Tensor | None, entry: vault.Entry, device: torch.device) -> Tensor:
     """Return the training's own tensor where it fits, else a fresh one."""
     if present is not None:
-        local: Tensor = getattr(present, "_local_tensor", present)
-        if tuple(local.shape) == entry.shape and str(local.dtype).removeprefix("torch.") == entry.dtype and local.is_contiguous():
+        one = local(present)
+        if tuple(one.shape) == entry.shape and str(one.dtype).removeprefix("torch.") == entry.dtype and one.is_contiguous():
             return present
     return torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device=device)

@@ -3,16 +3,14 @@
 From the end of one step to the moment when the next is applied nothing changes parameters and optimizer state: that is when they are
 copied. All that may change sooner (buffers, generators, the position in the data, whatever is small) is taken at once.
 
-A rank ends its snapshot of step k before it votes for step k + 1. So if any rank has applied that step, all have step k whole: a fault costs
-one step at most. (Where there is no vote, before it applies the step: then it may be one more.) Three slots take turns: the one in work, and
-the newest two whole ones; so even where there is no vote all ranks have one step in common, for who overwrites step k - 2 has heard from all
-others since they applied step k - 1.
+A rank ends its snapshot of step k before it votes for step k + 1. So if any rank has applied that step, all have step k whole: a fault
+costs one step at most. (Where there is no vote, before it applies the step: then it may be one more.) Three slots take turns: the one in
+work, and the newest two whole ones; so even where there is no vote all ranks have one step in common, for who overwrites step k - 2 has
+heard from all others since they applied step k - 1.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import socket
 import time
@@ -25,17 +23,15 @@ import torch
 from torch import Tensor
 
 from holdfast import vault
-from holdfast.runtime import tree
 from holdfast.runtime.idle import Idle, idle
 from holdfast.runtime.link import link
+from holdfast.runtime.outline import Outline, local
 from holdfast.runtime.snapshots import bubbles
 from holdfast.runtime.snapshots.bubbles import Plan, Profile, Terms
 from holdfast.runtime.snapshots.copier import Copier, Task, Work, flat, slot_tensor
 from holdfast.runtime.state import Training
 from holdfast.runtime.trouble import Teller, Trouble
-from holdfast.vault import Entry, Label, Slice, Slot
-
-_log = logging.getLogger("holdfast.runtime")
+from holdfast.vault import Entry, Label, Slot
 
 SLOTS: Final = 3
 AGAIN: Final = 100
@@ -141,7 +137,9 @@ class Taker:
         """Slot to the moment of the whole snapshot in it."""
         self._place: Place | None = None
         self._draft: _Draft | None = None
-        self._cache: tuple[list[int], list[Entry], list[Slice], list[Task]] | None = None
+        self._outline: Outline | None = None
+        self._entries: list[Entry] = []
+        self._tasks: list[Task] = []
         self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._bell.setblocking(False)  # noqa: FBT003 (its only argument)
         self._teller = Teller()
@@ -177,7 +175,7 @@ class Taker:
             return
         self.give_up()
         moved = self._place is None or (place.rank, place.world) != (self._place.rank, self._place.world)
-        self._place, self._cache, self.plan = place, None, None
+        self._place, self._outline, self.plan = place, None, None
         self.profile.forget()
         if moved:
             self._leave_slots()
@@ -222,14 +220,12 @@ class Taker:
         self.counts.prepared += time.perf_counter() - begin
 
     def _begin(self, step: int, light: bytes, small: Mapping[str, Tensor]) -> None:
-        place, training = self._place, self._training
+        place = self._place
         assert place is not None
         if not self._slots:
             self._open_slots(place)
-        tensors, whole = training.moving()
-        lazy = {key: one for key, one in tensors.items() if _stays(key, small) and _is_flat(one)}
-        entries, tasks = self._laid_out(lazy, place)
-        size = sum(task.source.numel() for task in tasks)
+        tasks = self._laid_out(place)
+        size = sum(task.size for task in tasks)
         number = self._free_slot()
         if number is None:
             self.counts.given_up += 1
@@ -251,36 +247,30 @@ class Taker:
         self._sealed.pop(number, None)
         slot.begin(label)
         vault.ring(self._config.vault, self._bell)
-        eager = {key: small.get(key, one) for key, one in tensors.items() if key not in lazy}
-        shapes = {key: list(getattr(one, "_local_tensor", one).shape) for key, one in eager.items()}
-        blobs = {
-            "tree": whole,
-            "light": light,
-            "small": tree.pickled({key: getattr(one, "_local_tensor", one).detach().cpu().contiguous() for key, one in eager.items()}),
-            "facts": json.dumps({"shapes": shapes}).encode(),
-        }
+        assert self._outline is not None
+        blobs = {"static": self._outline.static, "dynamic": self._outline.dynamic(small), "light": light}
         plan = self._planned(tasks)
         work = Work(tasks, slot_tensor(slot.data), self._news, self._ended, gate=plan.gate, beside=plan.beside)
-        self._draft = _Draft(number, label, entries, blobs, work)
+        self._draft = _Draft(number, label, self._entries, blobs, work)
         self._copier.begin(work)
 
-    def _laid_out(self, lazy: Mapping[str, Tensor], place: Place) -> tuple[list[Entry], list[Task]]:
-        """Return the index of the tensors and the slices of this rank's part; the same as last time unless a tensor has moved."""
-        pointers = [getattr(one, "_local_tensor", one).data_ptr() for one in lazy.values()]
-        if self._cache is not None and self._cache[0] == pointers and len(self._cache[1]) == len(lazy):
-            return self._cache[1], self._cache[3]
-        flats = [flat(one) for one in lazy.values()]
-        entries = [
-            Entry(key, tuple(getattr(one, "_local_tensor", one).shape), str(one.dtype).removeprefix("torch."), data.numel())
-            for (key, one), data in zip(lazy.items(), flats, strict=True)
+    def _laid_out(self, place: Place) -> list[Task]:
+        """Return the slices of this rank's part; the same as last time unless a tensor has moved."""
+        if self._outline is not None and self._outline.fits():
+            return self._tasks
+        self._outline = Outline(self._training)
+        flats = [flat(one) for one in self._outline.tensors.values()]
+        self._entries = [
+            Entry(key, tuple(local(one).shape), str(one.dtype).removeprefix("torch."), data.numel())
+            for (key, one), data in zip(self._outline.tensors.items(), flats, strict=True)
         ]
-        dealt = vault.deal([entry.size for entry in entries], place.part, place.parts)
         tasks, there = [], 0
-        for one in dealt:
-            tasks.append(Task(flats[one.tensor][one.begin : one.begin + one.length], there))
-            there += one.length
-        self._cache = pointers, entries, dealt, tasks
-        return entries, tasks
+        for met in vault.deal([entry.size for entry in self._entries], place.part, place.parts):
+            size = sum(one.length for one in met)
+            tasks.append(Task(tuple(flats[one.tensor][one.begin : one.begin + one.length] for one in met), there, size))
+            there += size
+        self._tasks = tasks
+        return tasks
 
     def _free_slot(self) -> int | None:
         """Return a slot that holds neither of the newest two whole snapshots and that nobody reads."""
@@ -308,7 +298,7 @@ class Taker:
         stale = self.plan is None or self.plan.slices != len(tasks) or (self._measured > 0 and not self._from_measured)
         if self.plan is None or stale or (self.counts.steps >= self._replan_at and self.profile.has_drifted(self.plan)):
             terms = replace(self._config.terms, beside=self._beside)
-            self.plan = bubbles.plan(self.profile, [task.source.numel() for task in tasks], self._bandwidth, terms)
+            self.plan = bubbles.plan(self.profile, [task.size for task in tasks], self._bandwidth, terms)
             self._replan_at, self._from_measured = self.counts.steps + REPLAN, self._measured > 0
             self.replanned = True
         return self.plan
@@ -355,7 +345,7 @@ class Taker:
                 self._slots[draft.slot].discard()
 
     def _account(self, work: Work) -> None:
-        counts, size = self.counts, sum(task.source.numel() for task in work.tasks)
+        counts, size = self.counts, sum(task.size for task in work.tasks)
         counts.copied += work.seconds
         counts.hidden += work.hidden
         counts.size = size
@@ -401,13 +391,3 @@ class _Everything(dict[int, int]):
 
     def get(self, _window: int, _default: int = 0) -> int:  # type: ignore[override]
         return self._slices
-
-
-def _stays(key: str, small: Mapping[str, Tensor]) -> bool:
-    """Tell whether the tensor of this key stays as it is until the next step is applied: parameters and the optimizer's state do."""
-    return key.startswith(("model.", "optimizer.")) and key not in small
-
-
-def _is_flat(tensor: Tensor) -> bool:
-    local: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local.is_contiguous() and local.numel() > 0
