@@ -56,6 +56,8 @@ class Idle:
         """Windows of this step that were opened so far."""
         self.operations: list[tuple[str, int]] = []
         """Point-to-point operations of this step, with their peers: what the schedule of a pipeline is recognised by."""
+        self.left = 0.0
+        """When the newest window was closed (`time.perf_counter`)."""
         self._since, self._kind = 0.0, ""
         self._flying = self._launched = self._usual = 0
         self._lock = threading.Lock()
@@ -83,7 +85,7 @@ class Idle:
         self.open = False
         if self.wake is not None:
             self.wake.clear()
-        now = time.perf_counter()
+        now = self.left = time.perf_counter()
         if now - self._since >= LEAST and len(self.windows) < MOST:
             self.windows.append(Window(self._since - self.step_began, now - self.step_began, self._kind, self.number))
 

@@ -296,6 +296,12 @@ class ManagedGroup(dist.ProcessGroup):
         inner = self._inner
         return self if inner is None else inner.backend(device.type)
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Return what kinds of devices it serves: `torch.distributed.checkpoint.async_save` asks for a CPU."""
+        inner = self._inner
+        return [torch.device(one) for one in (inner.backends if inner is not None else ("cpu",))]
+
     def _has_hooks(self) -> bool:
         return False
 

@@ -55,7 +55,7 @@ class Work:
     hidden: float = 0.0
     """Seconds of copying inside of windows."""
     seconds: float = 0.0
-    """Seconds of copying in all."""
+    """Seconds of copying in all, of this processor's time: who must step back for others does not copy meanwhile."""
     spans: list[tuple[float, float, bool]] = field(default_factory=list)
     """When was copied: begin, end, and whether training waited."""
     gate: Callable[[int], int] = lambda _window: 1 << 60
@@ -163,7 +163,7 @@ class Copier:
         """Copy the next slice."""
         if work.done or work.given_up:
             return
-        begin = time.perf_counter()
+        begin, used = time.perf_counter(), time.thread_time()
         if work.next < len(work.tasks):
             task = work.tasks[work.next]
             work.sums.append(self._mover.copy(task, work.target))
@@ -174,10 +174,13 @@ class Copier:
         if work.next >= len(work.tasks):
             work.done = True
             work.ended(work)
-        end = time.perf_counter()
+        end, used = time.perf_counter(), time.thread_time() - used
         waited = hidden and (self._idle.open or bool(work.beside))
-        work.seconds += end - begin
-        work.hidden += end - begin if waited else 0.0
+        work.seconds += used
+        if waited:
+            work.hidden += used
+        elif hidden:  # the wait ended meanwhile
+            work.hidden += used * min(1.0, max(0.0, self._idle.left - begin) / (end - begin))
         if work.spans and work.spans[-1][2] == waited and begin - work.spans[-1][1] < 1e-4:  # noqa: PLR2004 (one after the other)
             work.spans[-1] = (work.spans[-1][0], end, waited)
         else:

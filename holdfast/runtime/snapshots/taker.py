@@ -160,6 +160,8 @@ class Taker:
         """There is a plan that nobody has been told of yet."""
         self._tail = 0.0
         """Seconds of the training thread to end the newest snapshot."""
+        self._tail_copied = 0.0
+        """Seconds of copying in them."""
         self._replan_at, self._from_measured = 0, False
         self.enabled = True
         """Benchmarks turn it off for single steps."""
@@ -316,8 +318,9 @@ class Taker:
         begin = time.perf_counter()
         terms = self._config.terms
         seconds = terms.pause if terms.policy == "pause" else None
+        before = draft.work.seconds
         whole = self._copier.finish(seconds)
-        self._tail = time.perf_counter() - begin
+        self._tail, self._tail_copied = time.perf_counter() - begin, draft.work.seconds - before
         self.counts.paused += self._tail
         self._draft = None
         if not whole:
@@ -330,7 +333,7 @@ class Taker:
         """Learn how long this rank waited for the others after `finish`: if it did, what it copied last has kept nobody waiting."""
         if self._tail and seconds >= NOTICEABLE:
             self.counts.paused -= self._tail
-            self.counts.hidden += self._tail
+            self.counts.hidden += self._tail_copied
             self.spans = [(begin, end, True) for begin, end, _ in self.spans]
         self._tail = 0.0
 

@@ -1,0 +1,205 @@
+"""One stage of a pipeline, pinned to a core of its own, that keeps its state in one of several ways, a block of steps each.
+
+Run by `benchmarks.checkpoint`. The compute of a stage is real (matrices), or with ``--sleep`` a timed sleep. ``--ballast`` adds a parameter
+without a gradient: it makes the state larger and the compute not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.nn import functional
+
+import holdfast
+
+
+class Slow(torch.autograd.Function):
+    """Takes its time, forward and backward, without using the core: a stage of a machine with more cores than this one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:  # noqa: ANN401
+        """Pass *x* on after *seconds*."""
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        """Pass the gradient back after twice as long."""
+        time.sleep(2 * ctx.seconds)
+        return grad, None
+
+
+class Part(nn.Module):
+    """A stage: some layers, and ballast."""
+
+    def __init__(self, width: int, layers: int, ballast: int, sleep: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.ballast = nn.Parameter(torch.zeros(ballast // 4), requires_grad=False)
+        self.sleep = sleep
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pass *x* on."""
+        for layer in self.layers:
+            x = functional.gelu(layer(x))
+        return Slow.apply(x, self.sleep) if self.sleep else x  # type: ignore[no-any-return]
+
+
+class Stage(PipelineStage):
+    """A stage that is told all shapes, and has nothing to ask before its first step."""
+
+    def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:  # noqa: ARG002, FBT001 (torch's)
+        return torch.ones(1, dtype=torch.int32)
+
+    def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:  # noqa: ARG002 (torch's)
+        return torch.ones(1, dtype=torch.int32)
+
+
+class Rivals:
+    """Other ways to keep the state, each rank its own: what a step of theirs does, and what is still to be waited for."""
+
+    def __init__(self, part: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+        self._part, self._optimizer, self._folder = part, optimizer, folder
+        self._last: Any = None
+
+    def _state(self) -> dict[str, Any]:
+        return {"model": self._part.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def none(self) -> None:
+        """Keep nothing."""
+
+    def sync(self) -> None:
+        """`torch.save`."""
+        torch.save(self._state(), self._folder / "sync.pt")
+
+    def thread(self) -> None:
+        """`async_save` in a thread; one save at a time, as its documentation asks for."""
+        self._async(AsyncCheckpointerType.THREAD)
+
+    def process(self) -> None:
+        """`async_save` in a process."""
+        self._async(AsyncCheckpointerType.PROCESS)
+
+    def _async(self, kind: AsyncCheckpointerType) -> None:
+        self.wait()
+        writer = dcp.FileSystemWriter(self._folder / kind.value, sync_files=False, overwrite=True)
+        self._last = dcp.async_save(self._state(), storage_writer=writer, async_checkpointer_type=kind, no_dist=True)
+
+    def wait(self) -> None:
+        """Wait for what is still under way."""
+        if self._last is not None:
+            getattr(self._last, "upload_completion", self._last).result()
+            self._last = None
+
+
+def main() -> None:
+    """Train in blocks; write how long each took."""
+    given = _arguments()
+    rank = int(os.environ["RANK"])
+    if not given.sleep:
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    holdfast.join()
+    stages = dist.get_world_size()
+    part = Part(given.width, given.layers, given.ballast, given.sleep)
+    optimizer = torch.optim.AdamW([one for one in part.parameters() if one.requires_grad], lr=1e-4)
+    folder = given.place / f"rank-{rank}"
+    folder.mkdir(parents=True)
+    rivals = Rivals(part, optimizer, folder)
+    size = torch.empty(given.rows, given.width, requires_grad=True)
+    stage = Stage(part, rank, stages, torch.device("cpu"), input_args=size, output_args=size)
+    kind = ScheduleGPipe if given.schedule == "gpipe" else Schedule1F1B
+    schedule = kind(stage, given.microbatches, loss_fn=lambda out, _: out.square().mean())
+    batch, target = torch.randn(given.rows * given.microbatches, given.width), torch.zeros(given.rows * given.microbatches, 1)
+    order = random.Random(given.seed)
+    blocks = []
+
+    with holdfast.session(model=part, optimizer=optimizer) as session:
+        steps = iter(session.steps())
+
+        def train(after: Callable[[], None]) -> None:
+            step = next(steps)
+            schedule.step(*([batch] if rank == 0 else []), target=target)
+            optimizer.step()
+            optimizer.zero_grad()
+            step.commit()
+            after()
+
+        taker = session._taker  # noqa: SLF001 (what a user never does: turn it off and on)
+        assert taker is not None
+        for _ in range(given.warm):
+            train(rivals.none)
+        for number in range(given.rounds):
+            modes = list(given.modes)
+            order.shuffle(modes)
+            for mode in modes:
+                taker.enabled = mode == "ours"
+                after = rivals.none if mode == "ours" else getattr(rivals, mode)
+                train(after)  # the first of a block is not counted: it carries what the block before left
+                rivals.wait()
+                dist.barrier()
+                counts = (taker.counts.copied, taker.counts.hidden, taker.counts.paused, taker.counts.taken, taker.counts.prepared)
+                begin = time.perf_counter()
+                for _ in range(given.block):
+                    train(after)
+                rivals.wait()
+                dist.barrier()
+                took = time.perf_counter() - begin
+                now = (taker.counts.copied, taker.counts.hidden, taker.counts.paused, taker.counts.taken, taker.counts.prepared)
+                spent = dict(
+                    zip(("copied", "hidden", "paused", "taken", "prepared"), (b - a for a, b in zip(counts, now, strict=True)), strict=True)
+                )
+                blocks.append({"round": number, "mode": mode, "seconds": took, **spent})
+        plan = taker.plan
+        told = {
+            "rank": rank,
+            "blocks": blocks,
+            "size": taker.counts.size,
+            "step": taker.profile.step,
+            "idle": taker.profile.idle,
+            "plan": None
+            if plan is None
+            else {"overhead": plan.overhead, "copy": plan.copy, "hidden": plan.hidden, "every": plan.every, "because": plan.because},
+        }
+        (given.place / f"rank-{rank}.json").write_text(json.dumps(told))
+    shutil.rmtree(folder)
+    sys.stdout.flush()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--place", type=Path, required=True)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--microbatches", type=int, default=4)
+    parser.add_argument("--schedule", default="1f1b")
+    parser.add_argument("--ballast", type=int, default=0, help="bytes")
+    parser.add_argument("--sleep", type=float, default=0.0)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--block", type=int, default=5)
+    parser.add_argument("--warm", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--modes", nargs="+", default=["none", "sync", "thread", "process", "ours"])
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
