@@ -10,6 +10,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Most tests wait for processes. worksteal: each worker goes through neighbouring tests, which share what they start, and none idles.
+PARALLEL ?= --numprocesses=2 --dist=worksteal
 BENCHMARKS ?= restart takeover overhead
 
 # -qq: pip tells errors, not warnings about places that it looked at. The constraints hold for what builds the package too.
@@ -28,7 +30,7 @@ demo: $(VENV)/.all  ## Train, break the training three times, and prove that not
 
 test: $(VENV)/.dev  ## Run all tests (installs the system packages that they need)
 	@scripts/system_packages.sh
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, formatting, types, spelling
 	@$(BIN)/ruff check --quiet

@@ -32,6 +32,15 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     wait_until(lambda: not leftovers(base), seconds=10, explain=lambda: "Left running:\n" + "\n".join(leftovers(base)))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_terminal_around() -> Iterator[None]:
+    """Take away the caller's size of a terminal, which overrules that of a test's own: readline exports it to what pytest-xdist starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("COLUMNS", "LINES"):
+            patch.delenv(name, raising=False)
+        yield
+
+
 @pytest.fixture
 def holdfast_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give Holdfast a fresh home with a short path, and take away what the caller's shell says about Holdfast and Prefect."""

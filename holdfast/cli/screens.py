@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -146,6 +147,8 @@ class Picture:
         self._draw(Text(f"{text}\n{self._notice or self._hint}", style="dim", no_wrap=True, overflow="ellipsis"))
 
     def _draw(self, frame: RenderableType) -> None:
+        if not on_terminal():  # it went away: rich would draw nothing from now on, and say nothing
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         if self._live is None:
             self._quiet = _echo_off()
             self._live = Live(frame, console=self._console, auto_refresh=False, transient=True, vertical_overflow="crop")

@@ -148,9 +148,10 @@ def test_a_terminal_that_goes_away_ends_the_watching(screen: Callable[..., Termi
     assert ended(terminal) == -signal.SIGHUP
 
 
-def test_a_terminal_that_goes_away_ends_a_watching_that_ignores_the_signal_too(running: Author) -> None:
-    """With SIGHUP ignored, the first write says that nobody is there."""
-    with Terminal(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *FOLLOW], environment()) as terminal:
+@pytest.mark.parametrize("size", [{}, {"COLUMNS": "80", "LINES": "24"}], ids=["asked", "exported"])
+def test_a_terminal_that_goes_away_ends_a_watching_that_ignores_the_signal_too(running: Author, size: dict[str, str]) -> None:
+    """With SIGHUP ignored, the next picture finds nobody there, also where the shell exports the size and it changes no more."""
+    with Terminal(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *FOLLOW], environment(**size)) as terminal:
         wait_until(terminal.newest_frame, seconds=SECONDS, explain=lambda: terminal.text)
         terminal.hang_up()
         assert ended(terminal) == 141

@@ -39,6 +39,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(stage: Stage, small_
     assert queries.last_step(stage.history, play.job.id).step == 40  # type: ignore[union-attr]
 
 
+@pytest.mark.timeout(240)  # two training runs, one after the other, with all their processes, on a machine that may be busy
 def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_job_to_the_one_before(stage: Stage) -> None:
     """`torch.load` would take it without a word; the loss at every step is that of an undisturbed run all the same."""
     nodes, folder = {"wanted": 2, "ranks": 1}, stage.home / "ckpt"
