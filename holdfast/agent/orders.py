@@ -102,6 +102,7 @@ class Orders:
             "standbys": {str(number): _view(standby) for number, standby in crew.standbys.items()},
             "abandoned": crew.abandoned,
             "roles": crew.roles,
+            "memory": service.vaults.about(),
         }
 
     def _attach(self, peer: Peer, order: Message) -> Message:
@@ -121,7 +122,8 @@ class Orders:
             raise Refused("this agent is ending")
         warm = service.crew.prepare(plan)
         service.hold(plan.job, fields.maybe(fields.whole, order, "epoch") or 0, plan.lease)
-        return {"warm": warm}
+        service.vaults.prepare(plan)
+        return {"warm": warm, "memory": service.vaults.about()}
 
     def _port(self, _peer: Peer, _order: Message) -> Message:
         """Give a port that is free now, outside the range from which the kernel serves outgoing connections."""
