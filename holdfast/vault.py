@@ -143,7 +143,7 @@ class Slot:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._held = False
         self._map: mmap.mmap | None = None
-        self.data: memoryview = memoryview(b"")
+        self.data: memoryview = memoryview(bytearray())
         """The bytes of the snapshot in work."""
 
     def busy(self) -> bool:
@@ -186,7 +186,7 @@ class Slot:
 
     def _map_anew(self, size: int) -> None:
         self.data.release()
-        self.data = memoryview(b"")
+        self.data = memoryview(bytearray())
         if self._map is not None:
             self._map.close()
             self._map = None
@@ -242,7 +242,7 @@ class Slot:
     def close(self) -> None:
         """Let go of the file; what is in it stays."""
         self.data.release()
-        self.data = memoryview(b"")
+        self.data = memoryview(bytearray())
         if self._map is not None:
             self._map.close()
             self._map = None
@@ -284,6 +284,11 @@ def label_of(body: bytes | str | Mapping[str, Any]) -> Label:
     if not fit:
         raise Unusable(f"its label is not one of this version ({FORMAT})")
     return label
+
+
+def is_sealed(page: bytes) -> bool:
+    """Tell whether the snapshot that begins with *page* is whole."""
+    return page[: len(_SEALED)] == _SEALED
 
 
 def progress_of(page: bytes) -> int:

@@ -63,7 +63,7 @@ class Service:
         self._selector = selectors.DefaultSelector()
         self.crew = Crew(me, self._selector, self.emit, OutOfMemory(kernel_log))
         self.crew.last_words = self._last_words
-        self.vaults = Vaults(me, self.emit, self.crew)
+        self.vaults = Vaults(me, self._selector, self.emit, self.crew)
         self._wipe = False
         self._steps = Steps(self.emit)
         self._orders, self._reports = Orders(self), Reports(self.crew, self._steps, self.emit, self.tell)
@@ -144,7 +144,7 @@ class Service:
         self.journal.begin_generation()
 
     def _patience(self) -> float:
-        times = [self.crew.due(), self._steps.due(), self._next_beat if self.crew.living() else None]
+        times = [self.crew.due(), self._steps.due(), self.vaults.due(), self._next_beat if self.crew.living() else None]
         nearest = min([at for at in times if at is not None], default=self._lease_end)
         return min(LONGEST_NAP, max(0.0, min(nearest, self._lease_end) - time.monotonic()))
 
@@ -152,6 +152,7 @@ class Service:
         now = time.monotonic()
         self._steps.tick(now)
         self.crew.tick(now)
+        self.vaults.tick(now)
         if now >= self._next_beat and self.crew.living():
             self._next_beat = now + BEAT
             self._beat()
