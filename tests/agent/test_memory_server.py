@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,20 +23,6 @@ from tests.waiting import wait_until
 
 DATA_SIZE = 3 * 2**20 + 12345
 SOURCE = vault.key_of("elsewhere")
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., MemoryNode]]:
-    """Give a way to make nodes."""
-    made: list[MemoryNode] = []
-
-    def begin(name: str, **how: int) -> MemoryNode:
-        made.append(MemoryNode(name, **how))
-        return made[-1].begin()
-
-    yield begin
-    for node in made:
-        node.end()
 
 
 @pytest.fixture

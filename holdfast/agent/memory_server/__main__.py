@@ -36,7 +36,7 @@ class Server:
         self.news = News(place)
         self.serving = Serving(self.shelf, facts["token"], self.tell, self.tidy)
         self._facts, self._place = facts, place
-        self._own: frozenset[int] = frozenset()
+        self._own: frozenset[int] | None = None
         self._bucket = Bucket()
         self._homes: dict[tuple[str, int], Home] = {}
         self._pushers: dict[tuple[int, tuple[str, int]], Pusher] = {}
@@ -59,7 +59,7 @@ class Server:
         if "replicate" in message:
             self._replicate(message)
         with self._changing:
-            for key in [key for key in self._pushers if key[1] not in self._homes or key[0] not in self._own]:
+            for key in [key for key in self._pushers if key[1] not in self._homes or key[0] not in (self._own or ())]:
                 self._pushers.pop(key).stop()
         self.look()
 
@@ -73,7 +73,7 @@ class Server:
         """Push what ranks there are to where they are to be pushed."""
         with self._changing:
             ranks = {int(found[1]) for path in self._place.glob(f"rank-*{SUFFIX}") if (found := OWN.fullmatch(path.name))}
-            for rank in ranks & self._own:
+            for rank in ranks & (self._own or frozenset()):
                 for address, home in self._homes.items():
                     if (rank, address) not in self._pushers:
                         self._start(rank, home)

@@ -10,6 +10,8 @@ from typing import Final
 BURST_SECONDS: Final = 0.05
 """Seconds of sending that may be saved up: short, so that the limit holds for every moment, and the ranks take turns."""
 LEAST: Final = 4096
+SHORTEST: Final = 0.0001
+"""Seconds to sleep at least: less may not move the clock."""
 
 
 class Bucket:
@@ -41,4 +43,4 @@ class Bucket:
                         self._tokens -= want
                         return want
                     pause = (want - self._tokens) / self._rate
-                self._sleep(min(pause, 0.25))  # a new limit may come meanwhile
+                self._sleep(min(max(pause, SHORTEST), 0.25))  # a new limit may come meanwhile

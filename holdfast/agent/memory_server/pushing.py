@@ -28,6 +28,8 @@ SEND_SECONDS: Final = 60.0
 """Seconds for which a home may take nothing before it counts as gone."""
 LOST_SECONDS: Final = 3.0
 """Seconds for which a home must be out of reach before that is told: who is replaced is no news by then."""
+AGAIN_SECONDS: Final = 0.2
+"""Seconds after which a home is asked again that had no file free."""
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
 
@@ -123,6 +125,9 @@ class Pusher(threading.Thread):
         line.tell({"label": asdict(reading.label)})
         answer = line.hear()
         if answer.get("ok") is not True:
+            if answer.get("again"):  # somebody reads what it would replace: the newest shall not be left out for that
+                self._over.wait(AGAIN_SECONDS)
+                return
             self._last = order_of(reading.label)
             if answer.get("have"):
                 self._home.kept()

@@ -135,7 +135,7 @@ class Serving:
         try:
             slot = self._open(source, rank, label)
         except Declined as error:
-            line.tell({"ok": False, "why": error.why, "have": error.have})
+            line.tell({"ok": False, "why": error.why, "have": error.have, "again": not (error.have or error.full)})
             return
         sealed = False
         try:

@@ -123,8 +123,8 @@ class Shelf:
             if not self._current[source, rank]:
                 del self._current[source, rank]
 
-    def tidy(self, own: frozenset[int]) -> list[str]:
-        """Remove what is of no use any more; return its names. *own* are the ranks of this node.
+    def tidy(self, own: frozenset[int] | None) -> list[str]:
+        """Remove what is of no use any more; return its names. *own* are the ranks of this node, None when that is not known yet.
 
         That is a rank that is not ours, or whose replicas do not come in, once two newer steps are whole of one that is: whatever
         could go together with it is gone. What a lost node left here stays until then: nothing gets newer before it was used.
@@ -135,7 +135,7 @@ class Shelf:
                 stream = _stream(path.name)
                 if stream is not None:
                     streams.setdefault(stream, {})[path] = label
-            active = [stream for stream in streams if (stream in self._current if stream[0] else stream[1] in own)]
+            active = [stream for stream in streams if (stream in self._current if stream[0] else own is None or stream[1] in own)]
             seconds = [sorted(order_of(label)[:2] for label in streams[stream].values())[-2:] for stream in active]
             line = max((two[0] for two in seconds if len(two) > 1), default=None)
             gone = [
