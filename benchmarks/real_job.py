@@ -184,7 +184,7 @@ class Job:
         self._flow.kill()
         self._flow.wait()
         for node in self._nodes.names():
-            self._nodes.fence(node)
+            self._nodes.clear(node)
         self.history.close()
 
 

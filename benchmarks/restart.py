@@ -136,7 +136,7 @@ def holdfast_round(place: Path, environment: dict[str, str]) -> Round:
             flow.wait(30)
         flow.kill()
         flow.wait()
-        nodes.fence("node-0")
+        nodes.clear("node-0")
         history.close()
 
 

@@ -29,6 +29,7 @@ HEAD: Final = "<!-- Written by `make docs`; a change made here is lost. -->\n"
 VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_HOME": "Folder of everything that Holdfast keeps: jobs, local clusters, the history. Default: `~/.holdfast`.",
     "HOLDFAST_HISTORY": "Database URL of the history, `sqlite:///...` or `postgresql://...`. Default: `history.db` in the folder above.",
+    "HOLDFAST_VAULTS": "Folder on a memory file system below which nodes keep training state. Default: `/dev/shm`.",
 }
 """What a person may set, and what it means."""
 
@@ -43,6 +44,12 @@ WORKER_VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_CHECKPOINT_DIR": "Folder of the checkpoints.",
     "HOLDFAST_SAVE_EVERY": "Steps between two checkpoints; 0 saves none.",
     "HOLDFAST_KEEP": "Checkpoints kept.",
+    "HOLDFAST_VAULT": "Folder in the node's memory for snapshots of the state; missing where none is kept.",
+    "HOLDFAST_VAULT_LIMIT": "Bytes that all snapshots and replicas on this node may take.",
+    "HOLDFAST_MEMORY_EVERY": "Steps between two snapshots in memory; 0 takes none.",
+    "HOLDFAST_MEMORY_OVERHEAD": "Share of a step's time that snapshots may cost.",
+    "HOLDFAST_MEMORY_POLICY": "`skip` or `pause`: what to do when a copy does not fit into the idle time.",
+    "HOLDFAST_MEMORY_PAUSE": "Seconds that one step may be held up at most, under `pause`.",
     "HOLDFAST_TOKEN": "Secret of the job, by which its workers know each other.",
     "HOLDFAST_STANDBY": "Number of a standby: a process that warms up and waits for a rank; missing in every other.",
     "HOLDFAST_ROLES": "Ranks that do the same work on different data, as JSON: one list a role.",

@@ -68,7 +68,7 @@ def run_demo(json_file: Path | None, browser: bool) -> int:  # noqa: FBT001 (the
         return 130
     finally:
         for node in _nodes().names():
-            _nodes().fence(node)
+            _nodes().clear(node)
 
 
 def _set_stage() -> Path:
@@ -78,7 +78,7 @@ def _set_stage() -> Path:
     os.environ.pop("HOLDFAST_HISTORY", None)
     try:
         for node in _nodes().names():  # of a demo that was killed
-            _nodes().fence(node)
+            _nodes().clear(node)
         if stage.exists():
             shutil.rmtree(stage)
         stage.mkdir(parents=True)

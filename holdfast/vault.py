@@ -19,14 +19,15 @@ import json
 import mmap
 import os
 import socket
+import stat
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 FORMAT: Final = 1
 PAGE: Final = 4096
@@ -145,9 +146,9 @@ class Slot:
         """Open or make the file; raise ``OSError`` when that cannot be."""
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._room = 0
+        self._held = False
         self._map: mmap.mmap | None = None
-        self.data: memoryview = memoryview(b"")
+        self.data: memoryview = memoryview(bytearray())
         """The bytes of the snapshot in work."""
         self._entries: Sequence[Entry] = ()
         self._index = "[]"
@@ -155,26 +156,45 @@ class Slot:
 
     def busy(self) -> bool:
         """Tell whether somebody reads this file now, so that it must not be written."""
+        if self._held:
+            return False
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._hold()
         except BlockingIOError:
             return True
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._let_go()
         return False
 
-    def begin(self, label: Label) -> None:
-        """Begin a snapshot: what was here is none any more. Raise ``OSError`` when there is no memory for it.
+    def _hold(self) -> None:
+        """Keep readers out; raise ``BlockingIOError`` when there is one. Without it one could come between a look and the first byte."""
+        if not self._held:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._held = True
 
+    def _let_go(self) -> None:
+        if self._held:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._held = False
+
+    def begin(self, label: Label) -> None:
+        """Begin a snapshot: what was here is none any more. Nobody can open the file as a snapshot until it is sealed or discarded.
+
+        Raise ``BlockingIOError`` when somebody reads it, and ``OSError`` when there is no memory for it.
         All memory is taken now: a page that cannot be had later would end the process by SIGBUS.
         """
-        os.pwrite(self._file, _BLANK, 0)
-        if label.size != len(self.data):
-            self._map_anew(label.size)
-        self._write_label(label, _DRAFT)
+        self._hold()
+        try:
+            os.pwrite(self._file, _BLANK, 0)
+            if label.size != len(self.data):
+                self._map_anew(label.size)
+            self._write_label(label, _DRAFT)
+        except BaseException:
+            self._let_go()
+            raise
 
     def _map_anew(self, size: int) -> None:
         self.data.release()
-        self.data = memoryview(b"")
+        self.data = memoryview(bytearray())
         if self._map is not None:
             self._map.close()
             self._map = None
@@ -196,16 +216,29 @@ class Slot:
         head = f'{{"entries": {self._index}, "blobs": {sizes}}}'.encode()
         table = struct.pack(f"<{len(sums)}Q", *sums)
         tail = b"".join([struct.pack("<QQ", len(table), len(head)), table, head, *blobs.values()])
-        whole = Label(**{**asdict(label), "tail": len(tail), "digest": hashlib.sha256(tail).hexdigest()})
-        if os.pwrite(self._file, tail, PAGE + label.size) != len(tail):
+        return self._seal(replace(label, tail=len(tail), digest=hashlib.sha256(tail).hexdigest()), tail)
+
+    def adopt(self, label: Label, tail: bytes | bytearray) -> None:
+        """Make a copy of another snapshot whole, whose data are here; raise `Unusable` unless *tail* is the one that its *label* names."""
+        if label.size != len(self.data):
+            raise Unusable(f"its label speaks of {label.size} bytes of data, and {len(self.data)} are here")
+        sums, entries, _ = parse_tail(bytes(tail), label)
+        if len(sums) != len(deal([entry.size for entry in entries], label.part, label.parts, label.cut)):
+            raise Unusable("it has not a sum for every slice")
+        self._seal(label, tail)
+
+    def _seal(self, whole: Label, tail: bytes | bytearray) -> Label:
+        if os.pwrite(self._file, tail, PAGE + whole.size) != len(tail):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._write_label(whole, _SEALED)
+        self._let_go()
         return whole
 
     def discard(self) -> None:
         """Give up what is in the file."""
         with suppress(OSError):
             os.pwrite(self._file, _BLANK, 0)
+            self._let_go()
 
     def _write_label(self, label: Label, magic: bytes) -> None:
         body = json.dumps(asdict(label), separators=(",", ":")).encode()
@@ -220,7 +253,7 @@ class Slot:
     def close(self) -> None:
         """Let go of the file; what is in it stays."""
         self.data.release()
-        self.data = memoryview(b"")
+        self.data = memoryview(bytearray())
         if self._map is not None:
             self._map.close()
             self._map = None
@@ -234,16 +267,39 @@ def read_label(page: bytes, *, draft: bool = False) -> Label:
     """Return the label in the first page of a snapshot; raise `Unusable` unless it is sealed (or a *draft*) and as it was written."""
     if len(page) < _HEAD.size:
         raise Unusable("it is no snapshot")
-    magic, _, length, digest = _HEAD.unpack_from(page)
+    magic, told, length, digest = _HEAD.unpack_from(page)
     if magic != _SEALED and not (draft and magic == _DRAFT):
         raise Unusable("it is not whole" if magic in (_DRAFT, _BLANK) else "it is no snapshot")
     body = page[_HEAD.size : _HEAD.size + length]
     if hashlib.sha256(body).digest() != digest:
         raise Unusable("its label was changed")
+    label = label_of(body)
+    if magic == _SEALED and told != label.size:
+        raise Unusable("its first page was changed")
+    return label
+
+
+_KINDS: Final[dict[str, type | tuple[type, ...]]] = {"int": int, "str": str, "float": (int, float)}
+
+
+def label_of(body: bytes | str | Mapping[str, Any]) -> Label:
+    """Return the label that is written in *body* as JSON, or as its fields; raise `Unusable` unless each is there and can be."""
     try:
-        return Label(**json.loads(body))
-    except (TypeError, ValueError) as error:
+        told = body if isinstance(body, Mapping) else json.loads(body)
+        label = Label(**told)
+        fit = all(isinstance(told[field.name], _KINDS[str(field.type)]) for field in fields(Label) if field.name in told)
+        counts = (label.step, label.lineage, label.rank, label.size, label.tail, label.part)
+        fit = fit and min(counts) >= 0 and label.parts > label.part and label.cut > 0
+    except (TypeError, ValueError, RecursionError) as error:
         raise Unusable(f"its label is not one of this version ({FORMAT})") from error
+    if not fit:
+        raise Unusable(f"its label is not one of this version ({FORMAT})")
+    return label
+
+
+def is_sealed(page: bytes) -> bool:
+    """Tell whether the snapshot that begins with *page* is whole."""
+    return page[: len(_SEALED)] == _SEALED
 
 
 def progress_of(page: bytes) -> int:
@@ -262,12 +318,17 @@ class Snapshot:
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self.label = read_label(os.pread(self._file, PAGE, 0))
             self.sums, self.entries, self.blobs = _tail(self._file, self.label)
+            size = self.label.size
+            # Private and writable, although nobody writes: torch looks only at memory that could be written.
+            self._map = mmap.mmap(self._file, size, access=mmap.ACCESS_COPY, offset=PAGE) if size else None
         except BaseException:
             os.close(self._file)
             raise
-        # Private and writable, although nobody writes: torch looks only at memory that could be written.
-        self._map = mmap.mmap(self._file, self.label.size, access=mmap.ACCESS_COPY, offset=PAGE) if self.label.size else None
         self.data = memoryview(self._map) if self._map is not None else memoryview(b"")
+
+    def fileno(self) -> int:
+        """Return the descriptor of the file, for who sends it on as it is."""
+        return self._file
 
     def slices(self) -> Iterator[tuple[tuple[Slice, ...], memoryview, int]]:
         """Yield every slice of this file: what of which tensors it is, its bytes, and the sum that they must have."""
@@ -306,18 +367,25 @@ def _tail(file: int, label: Label) -> tuple[tuple[int, ...], list[Entry], dict[s
     """Return sums, entries and blobs; raise `Unusable` when the tail is not the one that was sealed."""
     if os.fstat(file).st_size < PAGE + label.size + label.tail:
         raise Unusable("it is cut off")
-    tail = os.pread(file, label.tail, PAGE + label.size)
-    if hashlib.sha256(tail).hexdigest() != label.digest:
+    return parse_tail(os.pread(file, label.tail, PAGE + label.size), label)
+
+
+def parse_tail(tail: bytes, label: Label) -> tuple[tuple[int, ...], list[Entry], dict[str, bytes]]:
+    """Return the sums, entries and blobs in *tail*; raise `Unusable` when it is not the one that *label* names."""
+    if len(tail) != label.tail or hashlib.sha256(tail).hexdigest() != label.digest:
         raise Unusable("its index was changed")
-    table, head = struct.unpack_from("<QQ", tail)
-    sums = struct.unpack_from(f"<{table // 8}Q", tail, 16)
-    told = json.loads(tail[16 + table : 16 + table + head])
-    blobs: dict[str, bytes] = {}
-    begin = 16 + table + head
-    for name, size in told["blobs"].items():
-        blobs[name] = tail[begin : begin + size]
-        begin += size
-    return sums, [Entry(key, tuple(shape), dtype, size) for key, shape, dtype, size in told["entries"]], blobs
+    try:
+        table, head = struct.unpack_from("<QQ", tail)
+        sums = struct.unpack_from(f"<{table // 8}Q", tail, 16)
+        told = json.loads(tail[16 + table : 16 + table + head])
+        blobs: dict[str, bytes] = {}
+        begin = 16 + table + head
+        for name, size in told["blobs"].items():
+            blobs[name] = tail[begin : begin + size]
+            begin += size
+        return sums, [Entry(key, tuple(shape), dtype, size) for key, shape, dtype, size in told["entries"]], blobs
+    except (struct.error, ValueError, TypeError, KeyError, AttributeError) as error:  # whole, and not what we write
+        raise Unusable(f"its index is not one of this version ({FORMAT})") from error
 
 
 def labels(vault: Path) -> dict[Path, Label]:
@@ -338,13 +406,18 @@ ROOT: Final = Path("/dev/shm")  # noqa: S108 (the kernel's own memory file syste
 def vault_of(node: str, job: str) -> Path:
     """Return the folder in memory that is the vault of *job* on *node* (any names)."""
     name = hashlib.sha256(f"{node}\0{job}".encode()).hexdigest()[:16]
-    return root() / f"{hashlib.sha256(node.encode()).hexdigest()[:16]}-{name}"
+    return root() / f"{key_of(node)}-{name}"
+
+
+def key_of(node: str) -> str:
+    """Return the short name that stands for *node* in names of files."""
+    return hashlib.sha256(node.encode()).hexdigest()[:16]
 
 
 def vaults_of(node: str) -> list[Path]:
     """Return all vaults that there are on *node*."""
     with suppress(OSError):
-        return sorted(root().glob(f"{hashlib.sha256(node.encode()).hexdigest()[:16]}-*"))
+        return sorted(root().glob(f"{key_of(node)}-*"))
     return []
 
 
@@ -356,15 +429,24 @@ def root() -> Path:
 def make(vault: Path) -> None:
     """Make the folder *vault* for this user alone; raise ``OSError`` when it cannot be, or belongs to somebody else."""
     for folder in (vault.parent, vault):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        facts = folder.lstat()
-        if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        folder.mkdir(
+            parents="HOLDFAST_VAULTS" in os.environ, exist_ok=True, mode=0o700
+        )  # a missing /dev/shm is not made: it would be a disk
+        if not _is_ours(folder):
             raise PermissionError(errno.EPERM, f"{folder} is open to others, or belongs to one")
 
 
+def _is_ours(folder: Path) -> bool:
+    """Tell whether *folder* is one of this user's that nobody else may write in: a link laid out by another leads anywhere."""
+    facts = folder.lstat()
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o077
+
+
 def wipe(vault: Path) -> None:
-    """Give the memory of *vault* back."""
+    """Give the memory of *vault* back; what is not ours is left alone."""
     with suppress(OSError):
+        if not (_is_ours(vault.parent) and _is_ours(vault)):
+            return
         for path in vault.iterdir():
             with suppress(OSError):
                 path.unlink()
@@ -388,4 +470,4 @@ BELL: Final = "bell"
 def ring(vault: Path, line: socket.socket) -> None:
     """Tell who serves *vault* that there is news; nobody waits for that."""
     with suppress(OSError):
-        line.sendto(b"!", str(vault / BELL))
+        line.sendto(b"!", socket.MSG_DONTWAIT, str(vault / BELL))  # when as many rings wait as can, one more would say nothing new

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.leftovers import leftovers
+from tests.leftovers import leftovers, memory, vaults
 from tests.waiting import wait_until
 
 INTEGRATION_SECONDS = 120
@@ -25,7 +26,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def nothing_left_in_memory() -> Iterator[Path]:
+    """Have all vaults made in a folder of this run; fail the run when one outlives all tests."""
+    place = memory()
+    os.environ["HOLDFAST_VAULTS"] = str(place)
+    yield place
+    left = vaults(place)
+    shutil.rmtree(place)
+    del os.environ["HOLDFAST_VAULTS"]
+    assert not left, "Left in memory:\n" + "\n".join(left)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_running(tmp_path_factory: pytest.TempPathFactory, nothing_left_in_memory: Path) -> Iterator[None]:
     """Fail the run when a process that a test started outlives all tests."""
     yield
     base = tmp_path_factory.getbasetemp()
@@ -44,7 +57,7 @@ def _no_terminal_around() -> Iterator[None]:
 @pytest.fixture
 def holdfast_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give Holdfast a fresh home with a short path, and take away what the caller's shell says about Holdfast and Prefect."""
-    for name in [name for name in os.environ if name.startswith(("HOLDFAST_", "PREFECT_"))]:
+    for name in [name for name in os.environ if name.startswith(("HOLDFAST_", "PREFECT_")) and name != "HOLDFAST_VAULTS"]:
         monkeypatch.delenv(name)
     home = tmp_path_factory.mktemp("h")
     monkeypatch.setenv("HOLDFAST_HOME", str(home))

@@ -1,10 +1,13 @@
-"""Find processes that a test left behind: what Holdfast starts carries variables of ours that name folders (home, node, socket)."""
+"""Find what a test left behind: processes, which carry variables of ours that name folders (home, node, socket), and vaults in memory."""
 
 from __future__ import annotations
 
 import os
 import re
+import tempfile
 from pathlib import Path
+
+from holdfast import vault
 
 
 def leftovers(base: Path) -> list[str]:
@@ -22,3 +25,13 @@ def _line(entry: Path, sign: re.Pattern[bytes]) -> str:
     except OSError:  # it ended while we looked, or is not ours to look at
         return ""
     return f"{entry.name} {command}"
+
+
+def memory() -> Path:
+    """Make a folder for vaults, in memory where there is a file system for that."""
+    return Path(tempfile.mkdtemp(prefix="holdfast-tests-", dir=vault.ROOT if vault.ROOT.is_dir() else None))
+
+
+def vaults(place: Path) -> list[str]:
+    """Return a line for each vault below *place*, with what is in it."""
+    return [f"{found}: {', '.join(sorted(file.name for file in found.iterdir()))}" for found in sorted(place.glob("*/*")) if found.is_dir()]

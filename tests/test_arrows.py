@@ -27,7 +27,16 @@ class Arrow:
     """Other packages; ``*`` is any, ``-name`` takes one away."""
 
 
-LEAVES = ("holdfast.errors", "holdfast.log", "holdfast.places", "holdfast.ports", "holdfast.process", "holdfast.vault", "holdfast.wire")
+LEAVES = (
+    "holdfast.errors",
+    "holdfast.log",
+    "holdfast.places",
+    "holdfast.ports",
+    "holdfast.process",
+    "holdfast.vault",
+    "holdfast.vault_client",
+    "holdfast.wire",
+)
 """Standard library only, so that everything may stand on them."""
 
 ARROWS = (
@@ -37,7 +46,11 @@ ARROWS = (
     Arrow(of="detectors", ours=("detectors",)),
     Arrow(of="holdfast", ours=("holdfast", "policies", "detectors"), theirs=("*", "-torch", "-prefect")),
     Arrow(of="holdfast.agent", ours=("holdfast.agent", "detectors", *LEAVES)),
-    Arrow(of="holdfast.runtime", ours=("holdfast.runtime", "holdfast.process", "holdfast.vault", "holdfast.wire"), theirs=("torch",)),
+    Arrow(
+        of="holdfast.runtime",
+        ours=("holdfast.runtime", "holdfast.process", "holdfast.vault", "holdfast.vault_client", "holdfast.wire"),
+        theirs=("torch",),
+    ),
     *(Arrow(of=leaf, ours=LEAVES) for leaf in LEAVES),
 )
 

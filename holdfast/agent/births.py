@@ -27,6 +27,21 @@ UNWANTED: Final = "stopped before it was started"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """How the job's state is to be kept in this node's memory."""
+
+    address: str
+    """Where other nodes reach this one."""
+    limit: int | None = None
+    """Bytes for all snapshots and replicas; None: half of what is free."""
+
+    @classmethod
+    def of(cls, message: Message) -> MemoryPlan:
+        """Return the plan in a part of a ``prepare`` order; raise `BadField` when it is none."""
+        return cls(address=fields.text(message, "address"), limit=fields.maybe(fields.whole, message, "limit"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How a job's workers are run on this node."""
 
@@ -40,11 +55,13 @@ class Plan:
     directory: str
     environment: dict[str, str]
     log_directory: Path
+    memory: MemoryPlan | None = None
+    """None: no state is kept in memory."""
 
     @classmethod
     def of(cls, order: Message) -> Plan:
         """Return the plan in a ``prepare`` order; raise `BadField` when it is none."""
-        warm = fields.flag(order, "warm")
+        warm, memory = fields.flag(order, "warm"), fields.maybe(fields.mapping, order, "memory")
         return cls(
             job=fields.text(order, "job"),
             lease=fields.seconds(order, "lease"),
@@ -55,6 +72,7 @@ class Plan:
             directory=fields.path(order, "directory"),
             environment=fields.environment(order, "environment"),
             log_directory=Path(fields.path(order, "log_directory")),
+            memory=None if memory is None else MemoryPlan.of(memory),
         )
 
 
@@ -65,6 +83,8 @@ class Births:
         self._me, self._selector, self._emit = me, selector, emit
         self.born: Callable[[int, int], None] = lambda _ticket, _pid: None
         self.failed: Callable[[int, str, int | None], None] = lambda _ticket, _why, _errno: None
+        self.local: dict[str, str] = {}
+        """What every process is told of this node, beside what the plan says."""
         self._plan: Plan | None = None
         self._starter: WarmStarter | None = None
         self._lost = 0
@@ -107,7 +127,7 @@ class Births:
         """Have a process started, *cold* too if it must be; `born` or `failed` is called, now or later."""
         plan = self._plan
         assert plan is not None
-        environment = {**os.environ, **plan.environment, **places, **self._me.marks()}
+        environment = {**os.environ, **plan.environment, **places, **self.local, **self._me.marks()}
         launch = Launch(argv=plan.argv, environment=environment, directory=plan.directory, log=output, cold=cold)
         if self._starter is None:
             self._start_cold(ticket, launch)

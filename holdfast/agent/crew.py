@@ -37,6 +37,8 @@ class Crew:
         """What rank 0 has told of the roles in the job, for a flow that was not there."""
         self.last_words: Callable[[Worker], None] = lambda _worker: None
         """Called when a worker has ended, before its end is told: what it said is in its socket still."""
+        self.helpers: set[int] = set()
+        """Other children of the agent: they are no worker's strays."""
         self._emit, self._memory = emit, memory
         self._births = Births(me, selector, emit)
         self._births.born, self._births.failed = self._born, self._failed
@@ -55,6 +57,10 @@ class Crew:
     def everybody(self) -> list[Worker]:
         """Return all that have not ended: workers, those that leave, standbys."""
         return [one for one in (*self.workers.values(), *self.leavers, *self.standbys.values()) if not one.gone]
+
+    def tell_of_node(self, environment: dict[str, str]) -> None:
+        """Give what is started from now on these variables, and none of those it was told of the node before."""
+        self._births.local = environment
 
     @property
     def warm(self) -> bool:
@@ -185,7 +191,7 @@ class Crew:
         """Kill what workers forked into sessions of their own: as orphans they are our children now. Tell whether there are any."""
         if self._births.forking:
             return False  # one of our children may be a process that has not been told of yet
-        strays = set(children_of(os.getpid())) - {one.pid for one in self.everybody()} - {self._births.starter_pid}
+        strays = set(children_of(os.getpid())) - {one.pid for one in self.everybody()} - {self._births.starter_pid} - self.helpers
         for pid in strays:
             kill(pid, signal.SIGKILL)
         return bool(strays)
@@ -223,6 +229,7 @@ class Crew:
             if worker is not None:
                 self._changed(worker, found)
             if found.si_code in _ENDED:
+                self.helpers.discard(found.si_pid)  # its number may be another's from now on
                 os.waitid(os.P_PID, found.si_pid, os.WEXITED)
         return changed
 

@@ -150,3 +150,11 @@ def objects(message: Message, name: str) -> list[Message]:
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
         return value
     raise BadField(name, "a list of objects", value)
+
+
+def addresses(message: Message, name: str) -> list[tuple[str, int]]:
+    """Return a list of hosts and ports."""
+    value = message.get(name)
+    if isinstance(value, list) and all(isinstance(item, list) and len(item) == len(("host", "port")) for item in value):
+        return [(text({name: host}, name), whole({name: port}, name, least=1, most=65535)) for host, port in value]
+    raise BadField(name, "a list of hosts and ports", value)

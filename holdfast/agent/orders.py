@@ -12,6 +12,7 @@ from holdfast.agent import fields
 from holdfast.agent.births import Plan
 from holdfast.agent.recovery import Recovery
 from holdfast.agent.refused import Refused
+from holdfast.agent.vaults import replicate_of
 from holdfast.agent.worker import Worker
 from holdfast.log import note
 from holdfast.ports import free_port
@@ -39,6 +40,7 @@ class Orders:
             "port": self._port,
             "start": self._start,
             "stop": self._stop,
+            "replicate": self._replicate,
             **Recovery(service).verbs,
             "end": self._end,
         }
@@ -102,6 +104,7 @@ class Orders:
             "standbys": {str(number): _view(standby) for number, standby in crew.standbys.items()},
             "abandoned": crew.abandoned,
             "roles": crew.roles,
+            "memory": service.vaults.about(),
         }
 
     def _attach(self, peer: Peer, order: Message) -> Message:
@@ -121,7 +124,8 @@ class Orders:
             raise Refused("this agent is ending")
         warm = service.crew.prepare(plan)
         service.hold(plan.job, fields.maybe(fields.whole, order, "epoch") or 0, plan.lease)
-        return {"warm": warm}
+        service.vaults.prepare(plan)
+        return {"warm": warm, "memory": service.vaults.about()}
 
     def _port(self, _peer: Peer, _order: Message) -> Message:
         """Give a port that is free now, outside the range from which the kernel serves outgoing connections."""
@@ -153,6 +157,14 @@ class Orders:
         if generation < crew.generation:
             raise Refused(f"generation {generation} is over, this is {crew.generation}")
         crew.stop(generation, number, grace)
+        return {}
+
+    def _replicate(self, _peer: Peer, order: Message) -> Message:
+        """Copy the snapshots of this node's ranks to other nodes' memory from now on, and nowhere else."""
+        homes, bandwidth = replicate_of(order)
+        if not self._service.vaults.serves():
+            raise Refused("this node keeps nothing in memory that others could have")
+        self._service.vaults.replicate(homes, bandwidth)
         return {}
 
     def _end(self, _peer: Peer, _order: Message) -> Message:

@@ -20,6 +20,7 @@ from holdfast.agent.line import ENOUGH, Peer
 from holdfast.agent.memory import KERNEL_LOG, OutOfMemory
 from holdfast.agent.orders import Orders
 from holdfast.agent.reports import Reports, Steps
+from holdfast.agent.vaults import Vaults
 from holdfast.agent.worker import Worker
 from holdfast.log import note
 from holdfast.process import end_children, started_at
@@ -62,6 +63,8 @@ class Service:
         self._selector = selectors.DefaultSelector()
         self.crew = Crew(me, self._selector, self.emit, OutOfMemory(kernel_log))
         self.crew.last_words = self._last_words
+        self.vaults = Vaults(me, self._selector, self.emit, self.crew)
+        self._wipe = False
         self._steps = Steps(self.emit)
         self._orders, self._reports = Orders(self), Reports(self.crew, self._steps, self.emit, self.tell)
         self._server = listen(me.socket)
@@ -103,7 +106,7 @@ class Service:
             with suppress(BlockingIOError):
                 while data := wake.recv(4096):
                     if signal.SIGTERM in data:
-                        self.end()
+                        self.end(wipe=False)  # of this process, not of the job: another agent may follow
 
         self._selector.register(wake, selectors.EVENT_READ, heard)
         self._waker = waker  # kept open
@@ -141,7 +144,7 @@ class Service:
         self.journal.begin_generation()
 
     def _patience(self) -> float:
-        times = [self.crew.due(), self._steps.due(), self._next_beat if self.crew.living() else None]
+        times = [self.crew.due(), self._steps.due(), self.vaults.due(), self._next_beat if self.crew.living() else None]
         nearest = min([at for at in times if at is not None], default=self._lease_end)
         return min(LONGEST_NAP, max(0.0, min(nearest, self._lease_end) - time.monotonic()))
 
@@ -149,6 +152,7 @@ class Service:
         now = time.monotonic()
         self._steps.tick(now)
         self.crew.tick(now)
+        self.vaults.tick(now)
         if now >= self._next_beat and self.crew.living():
             self._next_beat = now + BEAT
             self._beat()
@@ -160,14 +164,15 @@ class Service:
         """Let the lease begin anew: a flow has spoken."""
         self._lease_end = time.monotonic() + self._lease
 
-    def end(self) -> None:
-        """Kill the workers and standbys, and leave the loop once they are gone."""
-        self.ending = True
+    def end(self, *, wipe: bool = True) -> None:
+        """Kill the workers and standbys, and leave the loop once they are gone; *wipe* what is kept in memory, as nobody needs it."""
+        self.ending, self._wipe = True, self._wipe or wipe
         self.crew.end()
 
     def _close(self) -> None:
         self._steps.flush()
         gone = end_children(seconds=END_SECONDS)
+        self.vaults.close(wipe=self._wipe)
         self.emit("agent.ended")
         for name in ("agent.sock", "agent.json"):
             with suppress(OSError):

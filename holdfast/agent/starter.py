@@ -38,10 +38,11 @@ class Launch:
 def start_cold(launch: Launch) -> int:
     """Start a worker as an ordinary child that dies with this process; return its pid. Raise ``OSError`` when it cannot be."""
     with launch.log.open("ab") as log:
-        return _spawn(launch.argv, log, env=launch.environment, cwd=launch.directory, start_new_session=True)
+        return spawn(launch.argv, log, env=launch.environment, cwd=launch.directory, start_new_session=True)
 
 
-def _spawn(argv: tuple[str, ...], log: IO[bytes], **how: Any) -> int:  # noqa: ANN401 (what Popen takes)
+def spawn(argv: tuple[str, ...], log: IO[bytes], **how: Any) -> int:  # noqa: ANN401 (what Popen takes)
+    """Start a child that dies with this process; return its pid. Raise ``OSError`` when it cannot be."""
     parent = os.getpid()
 
     def as_ours() -> None:
@@ -69,7 +70,7 @@ class WarmStarter(Line):
         try:
             with theirs, log.open("ab") as output:
                 argv = (python, str(PROGRAM), str(theirs.fileno()), *preload)
-                self.pid = _spawn(argv, output, env=environment, pass_fds=[theirs.fileno()])
+                self.pid = spawn(argv, output, env=environment, pass_fds=[theirs.fileno()])
         except BaseException:
             ours.close()
             raise

@@ -51,6 +51,14 @@ class NodeSource(Protocol):
         """
         ...
 
+    def wipe_memory(self, node: str, job: str) -> None:
+        """Give back the memory that *job* (its id) has taken on *node* for its state; nothing of the job may run there any more."""
+        ...
+
+    def domain(self, node: str) -> str:
+        """Return the failure domain of *node*: nodes of one domain may fail together."""
+        ...
+
     def address(self, node: str) -> str:
         """Return the address under which workers reach *node*."""
         ...

@@ -10,10 +10,12 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+from holdfast import vault
 from holdfast.cluster.interface import NodeView
 from holdfast.errors import NodeLost
 from holdfast.places import cluster_directory
@@ -35,12 +37,14 @@ class LocalNodes:
     name: str
     root: Path
     count: int
+    domains: Mapping[str, str] = field(default_factory=dict)
+    """Node to failure domain; a node without one fails by itself."""
 
     @classmethod
     def of(cls, cluster: LocalCluster) -> Self:
         """Return the nodes that *cluster* describes."""
         root = Path(cluster.directory) if cluster.directory else cluster_directory(cluster.name)
-        return cls(cluster.name, root.expanduser().absolute(), cluster.nodes)
+        return cls(cluster.name, root.expanduser().absolute(), cluster.nodes, cluster.domains)
 
     def names(self) -> list[str]:
         """Return ``node-0``, ``node-1`` and so on."""
@@ -53,6 +57,10 @@ class LocalNodes:
     def address(self, node: str) -> str:  # noqa: ARG002 (all nodes are this machine)
         """Return the loopback address."""
         return "127.0.0.1"
+
+    def domain(self, node: str) -> str:
+        """Return the failure domain of *node*: by itself it is one."""
+        return self.domains.get(node, node)
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
@@ -121,7 +129,17 @@ class LocalNodes:
         """Take the node away at once, as a power cut would: for chaos runs and the demo."""
         self.folder(node).mkdir(parents=True, exist_ok=True, mode=0o700)
         (self.folder(node) / "off").touch()
+        self.clear(node)
+
+    def clear(self, node: str) -> None:
+        """End whatever runs on the node and take all that it keeps in memory, of every job."""
         self.fence(node)
+        for memory in vault.vaults_of(mark_of(self.folder(node))):
+            vault.wipe(memory)
+
+    def wipe_memory(self, node: str, job: str) -> None:
+        """Remove the job's vault: an agent that was killed has left it."""
+        vault.wipe(vault.vault_of(mark_of(self.folder(node)), job))
 
     def power_on(self, node: str) -> None:
         """Let the node answer again. It comes back empty: no agent, no worker."""

@@ -35,6 +35,8 @@ class Fleet:
         self.channels: dict[str, AgentChannel] = {}
         self.unreached: dict[str, str] = {}
         """Nodes that should have an agent of this job and, when looked for, had none."""
+        self.memory: dict[str, tuple[str, int]] = {}
+        """Node to host and port of the server of what it keeps in memory."""
         self._begun: set[str] = set()
         """Nodes on which an agent may have been started that has no channel here (yet)."""
         self._hands = ThreadPoolExecutor(HANDS, thread_name_prefix="fleet")
@@ -64,14 +66,26 @@ class Fleet:
             channel = AgentChannel(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch, job=self.plan["job"])
         try:
             channel.attach()
-            channel.order("prepare", **self.plan)
+            answer = channel.order("prepare", **self._plan_of(node))
         except WorldError:
             channel.close()
             raise
         self.channels[node] = channel
         self._begun.discard(node)
         self.unreached.pop(node, None)
+        self._note_memory(node, answer)
         return channel
+
+    def _plan_of(self, node: str) -> dict[str, Any]:
+        memory = self.plan.get("memory")
+        return {**self.plan, "memory": None if memory is None else {**memory, "address": self.source.address(node)}}
+
+    def _note_memory(self, node: str, told: Message) -> None:
+        """Remember where other nodes reach what *node* keeps in memory."""
+        port = (told.get("memory") or {}).get("port")
+        self.memory.pop(node, None)
+        if port is not None:
+            self.memory[node] = (self.source.address(node), int(port))
 
     def adopt(self, node: str) -> Message:
         """Attach to an agent that runs already, and have it tell all events of its generation; return what it says of itself."""
@@ -87,6 +101,7 @@ class Fleet:
             channel.close()
             raise
         self.channels[node] = channel
+        self._note_memory(node, told)
         return told
 
     def _reach(self, node: str) -> AgentChannel | None:
@@ -107,6 +122,7 @@ class Fleet:
         """Forget a node; return what ends all on it."""
         channel = self.channels.pop(node, None)
         self.unreached.pop(node, None)
+        self.memory.pop(node, None)
         return lambda: self._finish(node, channel)
 
     def _finish(self, node: str, channel: AgentChannel | None) -> None:
@@ -114,7 +130,12 @@ class Fleet:
             with suppress(WorldError):
                 channel.order("end", seconds=2.0)
             channel.close()
+        self.clear(node)
+
+    def clear(self, node: str) -> None:
+        """Make sure nothing of the job runs on *node*, or is left in its memory."""
         self.fence(node)
+        self.source.wipe_memory(node, self.plan["job"])
 
     def fence(self, node: str) -> None:
         """Make sure nothing of the job runs on *node*."""
@@ -176,6 +197,7 @@ class Fleet:
         old = self.channels.pop(node, None)
         if old is not None:
             old.close()
+        self.memory.pop(node, None)
         self.unreached.setdefault(node, "no agent since a second look")
         if not self.source.answers(node):
             return False
@@ -199,7 +221,7 @@ class Fleet:
         if end:
             with ThreadPoolExecutor(HANDS, thread_name_prefix="fleet end") as hands:
                 done = [hands.submit(self.drop, node) for node in list(self.channels)]
-                done += [hands.submit(self.fence, node) for node in self._begun]
+                done += [hands.submit(self.clear, node) for node in self._begun]
             for future in done:
                 with suppress(WorldError):
                     future.result()

@@ -42,6 +42,7 @@ def how_to_run(spec: TrainingJob, job: Job) -> dict[str, Any]:
         "directory": str(spec.inside(".")),
         "environment": _environment(spec, job),
         "log_directory": str(log_directory(job.name)),
+        "memory": {"limit": spec.checkpoint.memory.limit} if spec.checkpoint.memory.every else None,
     }
 
 
@@ -55,6 +56,7 @@ def _wants_torch(script: str) -> bool:
 
 
 def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
+    memory = spec.checkpoint.memory
     environment = {
         "PYTHONUNBUFFERED": "1",  # what a killed worker printed is evidence
         "HOLDFAST_JOB": job.name,
@@ -62,6 +64,10 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
         "HOLDFAST_CHECKPOINT_DIR": str(spec.checkpoints),
         "HOLDFAST_SAVE_EVERY": str(spec.checkpoint.every),
         "HOLDFAST_KEEP": str(spec.checkpoint.keep),
+        "HOLDFAST_MEMORY_EVERY": str(memory.every),
+        "HOLDFAST_MEMORY_OVERHEAD": str(memory.overhead),
+        "HOLDFAST_MEMORY_POLICY": memory.policy,
+        "HOLDFAST_MEMORY_PAUSE": str(memory.pause.total_seconds()),
     }
     if spec.nodes.ranks > 1:
         environment["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks of one node must not fight for its cores

@@ -164,7 +164,7 @@ def _end(run: Run) -> None:
     finally:  # a second signal to this process cuts the gentle stop short, and must not leave workers behind
         for node in run.members:  # one that was lost has no channel, but may have processes
             if node not in run.fleet.channels:
-                run.fleet.fence(node)
+                run.fleet.clear(node)
         run.fleet.close(end=True)
 
 

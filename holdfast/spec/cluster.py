@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, StrictInt
+from pydantic import Field, StrictInt, model_validator
+from pydantic_core import PydanticCustomError
 
 from holdfast import places
 from holdfast.spec.job import NAME, FilledText, Part
@@ -23,6 +24,21 @@ class LocalCluster(Part):
     directory: FilledText | None = Field(
         default=None, description="Folder that holds the nodes; empty: `clusters/NAME` in the folder that Holdfast keeps."
     )
+    domains: dict[str, FilledText] = Field(
+        default={},
+        description="Failure domain of each node, e.g. `node-0: rack-a`: what is kept twice is kept in two domains. A node that is not "
+        "named fails by itself.",
+    )
+
+    @model_validator(mode="after")
+    def _names_nodes_that_there_are(self) -> Self:
+        known = [f"node-{number}" for number in range(self.nodes)]
+        for node in self.domains:
+            if node not in known:
+                reason = f"there is no node '{node[:80]}' in a cluster of {self.nodes}"
+                context = {"field": f"domains.{node[:80]}", "reason": reason, "cure": f"Name one of {known[0]} to {known[-1]}"}
+                raise PydanticCustomError("contradiction", "{field}: {reason}. {cure}", context)
+        return self
 
     @property
     def home(self) -> Path:

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from holdfast import places
 from holdfast.errors import Problem
 from holdfast.spec.durations import Duration, PositiveDuration, lasting
+from holdfast.spec.sizes import Size
 
 NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 """Names become folders, parts of URLs and host labels: the strictest of the three decides."""
@@ -74,6 +75,33 @@ class Nodes(Part):
         return self.wanted if self.least is None else self.least
 
 
+class MemoryPlan(Part):
+    """Copies of the state in the nodes' memory, taken beside training: what a fault costs is then a step, not all since a checkpoint."""
+
+    every: StrictInt = Field(default=1, ge=0, description="Steps between two snapshots in memory; 0 takes none.")
+    overhead: float = Field(
+        default=0.01,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Share of a step's time that snapshots may cost before they are taken less often.",
+    )
+    policy: Literal["skip", "pause"] = Field(
+        default="skip",
+        description="What to do when a copy does not fit into the idle time: skip takes every n-th step, pause holds the step up a little.",
+    )
+    pause: PositiveDuration = lasting("100ms", description="The longest that one step is held up under `policy: pause`.")
+    limit: Size | None = Field(
+        default=None, description="Memory of each node that snapshots and replicas may take, e.g. `8GB`; empty: half of what is free."
+    )
+    replicas: StrictInt = Field(
+        default=1, ge=0, le=1, description="Further nodes on which each snapshot is kept; 0: a lost node takes its ranks' snapshots along."
+    )
+    bandwidth: Size | None = Field(
+        default=None, description="Bytes a second that each node may send for its replicas, e.g. `500MB`; empty: as many as it can."
+    )
+
+
 class CheckpointPlan(Part):
     """Where checkpoints go, how often, and how many stay."""
 
@@ -82,6 +110,7 @@ class CheckpointPlan(Part):
     )
     every: StrictInt = Field(default=100, ge=0, description="Steps between two checkpoints; 0 saves none.")
     keep: StrictInt = Field(default=2, ge=2, description="Checkpoints kept; at least 2, so that a corrupt one never is the last.")
+    memory: MemoryPlan = Field(default=MemoryPlan(), description="Copies of the state in the nodes' memory, between checkpoints.")
 
 
 class Limits(Part):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.agent.memory_rig import MemoryNode
 from tests.agent.rig import Flow, Node
 
 
@@ -29,3 +30,17 @@ def flow(node: Node) -> Iterator[Flow]:
     """Give a flow that is attached to the agent."""
     with node.flow() as flow:
         yield flow.attach(0)
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., MemoryNode]]:
+    """Give a way to make nodes."""
+    made: list[MemoryNode] = []
+
+    def begin(name: str, **how: int) -> MemoryNode:
+        made.append(MemoryNode(name, **how))
+        return made[-1].begin()
+
+    yield begin
+    for node in made:
+        node.end()

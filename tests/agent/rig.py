@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, Self
 
+from holdfast import vault
 from holdfast.process import NODE_MARK, children_of, mark_of, marked, sweep
 from holdfast.wire import PROTOCOL, LineBuffer, Message, connect, encode
 from tests.waiting import wait_until
@@ -164,7 +165,7 @@ class Node:
         """Start the agent; its guardian is our child. What it says when it is up, or refuses, is kept."""
         ours, theirs = socket.socketpair()
         command = [*through, sys.executable, "-m", "holdfast.agent", "--directory", str(self.folder), "--node", "node", *arguments]
-        bare = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        bare = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_") or name == "HOLDFAST_VAULTS"}
         with ours, self.log.open("ab") as log:
             with theirs:
                 self.guardian = subprocess.Popen(
@@ -220,6 +221,10 @@ class Node:
         """Wait until nothing of this node runs by itself; nobody helps."""
         wait_until(lambda: not self.remains(), seconds=SECONDS, explain=lambda: f"left: {self.remains()}\n{self.log.read_text()}")
 
+    def vaults(self) -> list[Path]:
+        """Return the vaults that this node has."""
+        return vault.vaults_of(mark_of(self.folder))
+
     def ended(self) -> int:
         """Return the guardian's exit status once it has ended."""
         assert self.guardian is not None
@@ -231,3 +236,5 @@ class Node:
         if self.guardian is not None:
             self.guardian.kill()
             self.guardian.wait()
+        for place in self.vaults():
+            vault.wipe(place)

@@ -52,7 +52,9 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect
     """Start a Prefect server with an empty database; end it with all it started."""
     place, port = tmp_path_factory.mktemp("prefect"), free_port()
     url = f"http://127.0.0.1:{port}/api"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "HOLDFAST_"))} | {
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "HOLDFAST_"))}
+    environment = bare | {
+        "HOLDFAST_VAULTS": os.environ["HOLDFAST_VAULTS"],
         "HOLDFAST_HOME": str(tmp_path_factory.mktemp("h")),
         "PREFECT_HOME": str(place),
         "PREFECT_API_URL": url,
@@ -79,6 +81,6 @@ def stage(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactor
     home = tmp_path_factory.mktemp("s")
     stage = Stage(home, prefect_server.environment | {"HOLDFAST_HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])})
     yield stage
-    left = stage.left() if all(play.process.poll() is not None for play in stage.plays) else []
+    left = [*stage.left(), *stage.kept()] if all(play.process.poll() is not None for play in stage.plays) else []
     stage.close()
     assert not left

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast import vault
 from holdfast.chaos import Chaos
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, Incident, Job, queries
@@ -135,8 +136,12 @@ class Stage:
                 os.killpg(play.process.pid, signal.SIGKILL)
                 play.process.wait()
         for node in self.nodes.names():
-            self.nodes.fence(node)
+            self.nodes.clear(node)
         self.history.close()
+
+    def kept(self) -> list[Path]:
+        """Return what the nodes keep in memory."""
+        return [place for node in self.nodes.names() for place in vault.vaults_of(mark_of(self.nodes.folder(node)))]
 
     def left(self) -> list[int]:
         """Return the pids of processes that carry the mark of one of the nodes."""

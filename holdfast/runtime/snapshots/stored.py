@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from holdfast import vault
+from holdfast import vault, vault_client
 from holdfast.runtime.outline import Outline, local, settle
 from holdfast.runtime.planner import Fetch, Stored
 from holdfast.runtime.snapshots.copier import flat, sum_of
@@ -70,8 +70,6 @@ class Memory:
 
     def listed_elsewhere(self, world: int, nodes: Iterable[str]) -> list[dict[str, Any]]:
         """Return what lies in the vaults of nodes other than *nodes*: those that hold no rank now. One that does not answer has nothing."""
-        from holdfast import vault_client
-
         found = []
         for node in self._servers.keys() - set(nodes):
             with suppress(OSError):
@@ -116,8 +114,6 @@ class Memory:
             raise vault.Unusable(f"nobody has said where the memory of {stored.node} can be reached")
         folder = self.own if self.own is not None else Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 (opened by exclusive creation, mode 0600)
         into = folder / f"fetched-{os.getpid()}-{time.monotonic_ns()}{vault.SUFFIX}"
-        from holdfast import vault_client
-
         address = self._servers[stored.node]
         label = vault_client.labels(address, self._token, seconds=FETCH_SECONDS).get(stored.name)
         if label is None or label.moment != stored.moment:

@@ -215,6 +215,8 @@ class Taker:
         begin = time.perf_counter()
         try:
             self._begin(step, light, small)
+        except BlockingIOError:  # a reader came in this very moment
+            self.counts.given_up += 1
         except OSError as error:
             self._not_before = step + AGAIN
             self._draft = None

@@ -1,0 +1,133 @@
+"""``python -m holdfast.agent.memory_server CONTROL LISTENING``: two descriptors, from the agent and shared with it.
+
+What it is to serve, the job's token among it, comes as the first message on the first: nothing of it can be seen from outside.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.agent.memory_server.bucket import Bucket
+from holdfast.agent.memory_server.news import News
+from holdfast.agent.memory_server.pushing import Home, Pusher
+from holdfast.agent.memory_server.serving import Serving
+from holdfast.agent.memory_server.shelf import OWN, Shelf
+from holdfast.vault import SUFFIX
+from holdfast.wire import LineBuffer, Message, encode
+
+SMALL_STACK: Final = 256 * 1024
+
+
+class Server:
+    """All of a memory server, in threads that mostly sleep."""
+
+    def __init__(self, control: socket.socket, facts: Message) -> None:
+        place = Path(facts["vault"])
+        self._control, self._said = control, threading.Lock()
+        self.shelf = Shelf(place, int(facts["limit"]))
+        self.news = News(place)
+        self.serving = Serving(self.shelf, facts["token"], self.tell, self.tidy)
+        self._facts, self._place = facts, place
+        self._own: frozenset[int] | None = None
+        self._bucket = Bucket()
+        self._homes: dict[tuple[str, int], Home] = {}
+        self._pushers: dict[tuple[int, tuple[str, int]], Pusher] = {}
+        self._changing = threading.Lock()
+
+    def tell(self, event: str, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
+        """Tell the flow something, through the agent; an agent that is gone ends us anyway."""
+        with self._said, suppress(OSError):
+            self._control.sendall(encode({"event": event, **facts}))
+
+    def tidy(self) -> None:
+        """Remove what has become useless."""
+        for name in self.shelf.tidy(self._own):
+            logging.getLogger("holdfast.agent.memory").info("memory.removed %s", name)
+
+    def take(self, message: Message) -> None:
+        """Do as the agent says."""
+        if "ranks" in message:
+            self._own = frozenset(message["ranks"])
+        if "replicate" in message:
+            self._replicate(message)
+        with self._changing:
+            for key in [key for key in self._pushers if key[1] not in self._homes or key[0] not in (self._own or ())]:
+                self._pushers.pop(key).stop()
+        self.look()
+
+    def _replicate(self, message: Message) -> None:
+        homes = [(str(host), int(port)) for host, port in message["replicate"]]
+        self._bucket.limit(message["bandwidth"])
+        with self._changing:
+            self._homes = {address: self._homes.get(address) or Home(address=address, tell=self.tell) for address in homes}
+
+    def look(self) -> None:
+        """Push what ranks there are to where they are to be pushed."""
+        with self._changing:
+            ranks = {int(found[1]) for path in self._place.glob(f"rank-*{SUFFIX}") if (found := OWN.fullmatch(path.name))}
+            for rank in ranks & (self._own or frozenset()):
+                for address, home in self._homes.items():
+                    if (rank, address) not in self._pushers:
+                        self._start(rank, home)
+
+    def _start(self, rank: int, home: Home) -> None:
+        facts = self._facts
+        pusher = Pusher(self._place, rank, home, source=facts["node"], token=facts["token"], news=self.news, bucket=self._bucket)
+        self._pushers[rank, home.address] = pusher
+        pusher.start()
+
+    def watch(self) -> None:
+        """See new ranks come, for ever."""
+        changed = 0
+        while True:
+            count = self.news.count()
+            with suppress(OSError):
+                now = self._place.stat().st_mtime_ns  # a new file changes its folder
+                if now != changed:
+                    changed = now
+                    self.look()
+            self.news.wait(count)
+
+
+def main() -> int:
+    """Serve until the agent hangs up."""
+    control, listening = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    _yield_to_training()
+    threading.stack_size(SMALL_STACK)
+    control.setblocking(True)  # noqa: FBT003 (its only argument)
+    listening.setblocking(True)  # noqa: FBT003
+    messages = _messages(control)
+    server = Server(control, next(messages))
+    for loop in (server.news.run, server.watch, lambda: server.serving.run(listening)):
+        threading.Thread(target=loop, daemon=True).start()
+    for message in messages:
+        server.take(message)
+    return 0
+
+
+def _messages(control: socket.socket) -> Iterator[Message]:
+    lines = LineBuffer()
+    while data := control.recv(1 << 16):
+        yield from lines.feed(data)
+
+
+def _yield_to_training() -> None:
+    """Run only when nobody else wants the processor."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:
+        with suppress(OSError):
+            os.nice(19)
+
+
+if __name__ == "__main__":
+    os._exit(main())

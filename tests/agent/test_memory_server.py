@@ -1,0 +1,314 @@
+"""What a memory server gives, to whom, and what it takes: nothing of it is ever a broken snapshot."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from holdfast import vault
+from holdfast.agent.memory_server.serving import DATA, FRAME, TAIL
+from holdfast.vault import PAGE, Snapshot, Unusable
+from holdfast.vault_client import HELLO, NONCE, Line, connect, labels, pull
+from tests.agent.memory_rig import SECONDS, TOKEN, MemoryNode, Writer, label_of, noise
+from tests.waiting import wait_until
+
+DATA_SIZE = 3 * 2**20 + 12345
+SOURCE = vault.key_of("elsewhere")
+
+
+@pytest.fixture
+def node(make: Callable[..., MemoryNode]) -> MemoryNode:
+    """Give a node."""
+    return make("here")
+
+
+def test_what_is_whole_is_listed_and_given(node: MemoryNode, tmp_path: Path) -> None:
+    """A draft is neither."""
+    writer = Writer(node)
+    label = writer.snapshot(7, noise(DATA_SIZE))
+    writer.begin(8, noise(100))
+    assert labels(node.address, TOKEN) == {"rank-00003.0.snap": label}
+    pull(node.address, TOKEN, "rank-00003.0.snap", label, tmp_path / "got.snap")
+    with Snapshot(tmp_path / "got.snap") as got:
+        got.verify()
+        assert (got.label, bytes(got.data), got.blobs) == (label, noise(DATA_SIZE), {"rng": b"some state"})
+    writer.close()
+
+
+def test_an_empty_snapshot_is_given(node: MemoryNode, tmp_path: Path) -> None:
+    """A rank may hold nothing but small things."""
+    writer = Writer(node)
+    label = writer.snapshot(7, b"")
+    pull(node.address, TOKEN, "rank-00003.0.snap", label, tmp_path / "got.snap")
+    with Snapshot(tmp_path / "got.snap") as got:
+        assert (got.label, got.blobs) == (label, {"rng": b"some state"})
+    writer.close()
+
+
+@pytest.mark.parametrize("change", [{"step": 8}, {"lineage": 2}, {"digest": "0" * 64}, {"size": 1}, {"tail": 1}, {"rank": 4}], ids=str)
+def test_only_the_very_snapshot_that_was_asked_for_is_taken(node: MemoryNode, tmp_path: Path, change: dict[str, int]) -> None:
+    """Its worker may have written the next one there since the label was read."""
+    writer = Writer(node)
+    label = replace(writer.snapshot(7, noise(1000)), **change)  # type: ignore[arg-type]
+    with pytest.raises((OSError, Unusable)):
+        pull(node.address, TOKEN, "rank-00003.0.snap", label, tmp_path / "got.snap")
+    assert not (tmp_path / "got.snap").exists()
+    writer.close()
+
+
+@pytest.mark.parametrize("name", ["../../../etc/passwd", "rank-00009.0.snap", "", "bell", "..snap", "a/b.snap", "port"])
+def test_no_name_leads_out_of_the_vault(node: MemoryNode, tmp_path: Path, name: str) -> None:
+    """Nor to what is no snapshot."""
+    writer = Writer(node)
+    label = writer.snapshot(7, b"data")
+    with pytest.raises(OSError, match=r"called|cannot be given"):
+        pull(node.address, TOKEN, name, label, tmp_path / "got.snap")
+    writer.close()
+
+
+# -- strangers ------------------------------------------------------------------------------------------------------------
+
+
+def test_who_does_not_know_the_token_is_let_in_nowhere(node: MemoryNode) -> None:
+    """Neither lists nor files nor space."""
+    with pytest.raises(PermissionError):
+        labels(node.address, "another job's secret")
+    with pytest.raises(PermissionError):
+        pull(node.address, "", "rank-00003.0.snap", label_of(1, b""), Path("/nowhere"))
+
+
+def test_a_client_trusts_no_server_that_does_not_know_the_token() -> None:
+    """One that listens where ours was, and echoes what it hears."""
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+
+        def answer() -> None:
+            sock, _ = impostor.accept()
+            with sock:
+                sock.sendall(HELLO + bytes(NONCE))
+                sock.sendall(sock.recv(1000)[NONCE:])
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(PermissionError):
+            labels(impostor.getsockname(), TOKEN)
+        thread.join()
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n", bytes(64), b"x" * 100_000, HELLO * 8, b'{"do":"labels"}\n' * 20])
+def test_garbage_gets_a_greeting_and_nothing_else(node: MemoryNode, said: bytes) -> None:
+    """And the next one is served."""
+    with socket.create_connection(node.address, timeout=SECONDS) as sock:
+        with suppress(OSError):
+            sock.sendall(said)
+            sock.shutdown(socket.SHUT_WR)
+        heard = b""
+        with suppress(ConnectionResetError):
+            while data := sock.recv(4096):
+                heard += data
+    assert len(heard) <= len(HELLO) + NONCE
+    assert labels(node.address, TOKEN) == {}
+
+
+def test_many_who_say_nothing_do_not_keep_the_job_out(node: MemoryNode) -> None:
+    """Each has ten seconds; some are let go before all others have."""
+    silent = [socket.create_connection(node.address) for _ in range(20)]
+    assert labels(node.address, TOKEN) == {}
+    for sock in silent:
+        sock.close()
+
+
+@pytest.mark.parametrize("said", [b"\xff\xff\xff\xff", b"\x02\0\0\0[]", b"\x02\0\0\0{{", b"\x02\0\0\0{}", b'\x0c\0\0\0{"do":"melt"}'])
+def test_a_member_that_talks_nonsense_harms_nobody(node: MemoryNode, said: bytes) -> None:
+    """Another version, or a defect of ours."""
+    with connect(node.address, TOKEN, seconds=SECONDS) as line:
+        line.socket.sendall(said)
+        line.socket.shutdown(socket.SHUT_WR)
+        with suppress(OSError):
+            while line.socket.recv(4096):
+                pass
+    assert labels(node.address, TOKEN) == {}
+
+
+def test_a_server_that_stops_talking_is_given_up(tmp_path: Path) -> None:
+    """Whoever recovers has other places to ask."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with pytest.raises(TimeoutError):
+            labels(silent.getsockname(), TOKEN, seconds=0.2)
+        with pytest.raises(TimeoutError):
+            pull(silent.getsockname(), TOKEN, "rank-00003.0.snap", label_of(1, b""), tmp_path / "x.snap", seconds=0.2)
+
+
+# -- half of it -----------------------------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """All that is said to a server to put one replica there, to be said again up to any byte."""
+
+    def __init__(self, node: MemoryNode, step: int = 7) -> None:
+        writer = Writer(node, rank=9)
+        self.bytes = noise(3 * PAGE + 77, step)
+        self.label = writer.snapshot(step, self.bytes)
+        with Snapshot(writer.slot.path) as snapshot:
+            self.tail = os.pread(snapshot.fileno(), self.label.tail, PAGE + self.label.size)
+        writer.close()
+        for slot in writer.slots:
+            slot.path.unlink()
+
+    def say(self, line: Line, cut: int | None = None, *, draft: bool = True) -> bool:
+        """Put it, up to byte *cut* of what follows the first answer; tell whether the server has said that it is whole."""
+        line.tell({"do": "puts", "source": SOURCE, "rank": 3})
+        assert line.hear()["ok"]
+        line.tell({"label": asdict(replace(self.label, tail=0, digest="") if draft else self.label)})
+        answer = line.hear()
+        if not answer["ok"]:
+            return bool(answer["have"])
+        line.socket.sendall(self.stream()[:cut])
+        return cut is None and line.hear()["ok"] is True
+
+    def stream(self) -> bytes:
+        """Return all that is said after the first answer."""
+        parts = [self.bytes[begin : begin + 5000] for begin in range(0, len(self.bytes), 5000)]
+        frames = [FRAME.pack(DATA, len(part)) + part for part in parts]
+        label = json.dumps(asdict(self.label)).encode()
+        return b"".join([*frames, FRAME.pack(TAIL, len(self.tail)), struct.pack("<I", len(label)), label, self.tail])
+
+
+def cuts(recorded: Recorded) -> list[int]:
+    """Return the places to cut: all around each end of a part, and some in between."""
+    length, tail = len(recorded.stream()), len(recorded.tail)
+    every = {*range(0, length, 997)}
+    for begin in range(0, len(recorded.bytes) + 5000, 5000):
+        every |= {begin + number * FRAME.size for number in range(4)}
+    every |= {length - back for back in (1, 2, 50, tail - 1, tail, tail + 1)}
+    return sorted(cut for cut in every if 0 <= cut < length)
+
+
+def test_a_replica_is_taken_whole_and_not_taken_twice(node: MemoryNode) -> None:
+    """Once it is here, asking again costs a message."""
+    recorded = Recorded(node)
+    for draft in (True, False):
+        with connect(node.address, TOKEN, seconds=SECONDS) as line:
+            assert recorded.say(line, draft=draft)
+    assert node.copies() == [recorded.label]
+    node.verify()
+
+
+def test_a_put_that_ends_at_any_byte_leaves_nothing(node: MemoryNode) -> None:
+    """The connection ends there; the next one begins anew and is taken."""
+    recorded = Recorded(node)
+    points = cuts(recorded)
+    assert len(points) > 20
+    for cut in points:
+        with connect(node.address, TOKEN, seconds=SECONDS) as line:
+            assert not recorded.say(line, cut)
+        assert node.copies() == [], cut
+    wait_until(lambda: put_now(node, recorded), seconds=SECONDS)
+    assert node.copies() == [recorded.label]
+    node.verify()
+
+
+def put_now(node: MemoryNode, recorded: Recorded) -> bool:
+    """Put it whole; tell whether it was taken: a slot may not be free yet from a connection that has ended."""
+    with connect(node.address, TOKEN, seconds=SECONDS) as line:
+        return recorded.say(line)
+
+
+def test_a_server_that_is_killed_at_any_byte_leaves_nothing_that_looks_whole(make: Callable[..., MemoryNode]) -> None:
+    """Its successor finds the same vault, and takes the replica."""
+    node = make("here")
+    recorded = Recorded(node)
+    for cut in cuts(recorded)[::2]:
+        line = connect(node.address, TOKEN, seconds=SECONDS)
+        recorded.say(line, cut)
+        node.kill()
+        line.close()
+        assert node.copies() == [], cut
+        node.begin()
+    assert put_now(node, recorded)
+    node.verify()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda recorded: setattr(recorded, "tail", recorded.tail[:-1] + b"\0"),
+        lambda recorded: setattr(recorded, "bytes", recorded.bytes + b"more"),
+        lambda recorded: setattr(recorded, "bytes", recorded.bytes[:-1]),
+        lambda recorded: setattr(recorded, "tail", recorded.tail + b"more"),
+    ],
+)
+def test_a_replica_that_does_not_fit_its_label_is_not_sealed(node: MemoryNode, damage: Callable[[Recorded], None]) -> None:
+    """Too short, too long, another tail."""
+    recorded = Recorded(node)
+    damage(recorded)
+    with connect(node.address, TOKEN, seconds=SECONDS) as line, suppress(OSError):
+        assert not recorded.say(line)
+    assert node.copies() == []
+
+
+class Cutter:
+    """A relay that ends both connections once so many bytes have come from the server."""
+
+    def __init__(self, target: tuple[str, int], cut: int) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listening.getsockname()[:2]
+        self._target, self._left = target, cut
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        near, _ = self._listening.accept()
+        far = socket.create_connection(self._target)
+        back = threading.Thread(target=self._pump, args=(near, far), daemon=True)
+        back.start()
+        while self._left > 0 and (data := far.recv(min(self._left, 4096))):
+            self._left -= len(data)
+            near.sendall(data)
+        for sock in (near, far):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        back.join()
+        for sock in (near, far, self._listening):
+            sock.close()
+
+    @staticmethod
+    def _pump(near: socket.socket, far: socket.socket) -> None:
+        with suppress(OSError):
+            while data := near.recv(4096):
+                far.sendall(data)
+
+
+def test_a_pull_that_ends_at_any_byte_leaves_nothing(node: MemoryNode, tmp_path: Path) -> None:
+    """The other node may die while it gives."""
+    writer = Writer(node)
+    label = writer.snapshot(7, noise(3 * PAGE))
+    whole = len(HELLO) + NONCE + 32 + PAGE + label.size + label.tail
+    for cut in [*range(1, whole, 1499), whole - 1, whole]:  # and some bytes of the answer
+        into = tmp_path / "got.snap"
+        with pytest.raises(OSError):
+            pull(Cutter(node.address, cut).address, TOKEN, "rank-00003.0.snap", label, into, seconds=SECONDS)
+        assert not into.exists()
+    writer.close()
+
+
+def test_a_full_disk_ends_a_pull(node: MemoryNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All memory is taken before the first byte."""
+    writer = Writer(node)
+    label = writer.snapshot(7, noise(1000))
+
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        pull(node.address, TOKEN, "rank-00003.0.snap", label, tmp_path / "got.snap")
+    assert not (tmp_path / "got.snap").exists()
+    writer.close()

@@ -1,0 +1,407 @@
+"""Snapshots are on another node as soon as they are whole here, and whatever happens on the way leaves none that is broken."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast import vault
+from holdfast.agent.memory_server.bucket import BURST_SECONDS, Bucket
+from holdfast.agent.memory_server.shelf import Declined, Shelf
+from holdfast.process import mark_of
+from holdfast.vault import PAGE, Snapshot
+from holdfast.vault_client import labels, pull
+from tests.agent.memory_rig import SECONDS, TOKEN, MemoryNode, Writer, label_of, noise
+from tests.agent.rig import Flow, Node
+from tests.waiting import wait_until
+
+MakeNode = Callable[..., MemoryNode]
+BIG = 6 * 2**20 + 4321
+
+
+def received(node: MemoryNode) -> int:
+    """Return how many bytes of the replica that comes in are there."""
+    progress = [0]
+    for path in node.vault.glob("copy-*.snap"):
+        page = path.read_bytes()[:PAGE]
+        if page[:8] == b"HFDRAFT1":
+            progress.append(vault.progress_of(page))
+    return max(progress)
+
+
+def test_a_replica_grows_with_the_snapshot_and_is_whole_right_after_it(make: MakeNode) -> None:
+    """Its bytes are there before the snapshot is; what is missing then is the tail."""
+    here, there = make("here"), make("there")
+    here.replicate(there)
+    writer, data = Writer(here), noise(BIG)
+    writer.begin(7, data)
+    for end in (1, PAGE, 2**20, 5 * 2**20, BIG):
+        writer.write(0, end)
+        wait_until(lambda end=end: received(there) == end, seconds=SECONDS)  # type: ignore[misc]
+        assert there.copies() == []
+    label = writer.seal()
+    there.keeps(7)
+    assert there.copies() == [label]
+    (path,) = vault.labels(there.vault)
+    assert path.name == f"copy-{vault.key_of('here')}-00003.0.snap"
+    with Snapshot(path) as copy:
+        assert bytes(copy.data) == data
+    writer.close()
+
+
+def test_the_two_newest_whole_ones_stay_while_the_next_is_written(make: MakeNode) -> None:
+    """At every moment there is one to go back to, of a step that others have too."""
+    here, there = make("here"), make("there")
+    here.replicate(there)
+    writer = Writer(here)
+    for step in range(1, 9):
+        writer.begin(step, noise(5000, step))
+        writer.write(0, 5000)
+        wait_until(lambda: received(there) == 5000, seconds=SECONDS)
+        assert there.copied_steps() == [before for before in (step - 2, step - 1) if before > 0]
+        writer.seal()
+        there.keeps(step)
+        wait_until(lambda step=step: there.copied_steps() == [*range(max(1, step - 2), step + 1)], seconds=SECONDS)  # type: ignore[misc]
+    assert len(list(there.vault.glob("copy-*"))) == 3
+    writer.close()
+
+
+def test_a_draft_that_is_given_up_leaves_no_replica(make: MakeNode) -> None:
+    """The worker died over it; the next one begins another, in this slot or in another one."""
+    here, there = make("here"), make("there")
+    here.replicate(there)
+    writer = Writer(here)
+    writer.begin(7, noise(BIG))
+    writer.write(0, 2**20)
+    wait_until(lambda: received(there) == 2**20, seconds=SECONDS)
+    writer.close()
+    second = Writer(here)
+    second.slots[0], second.slots[1] = second.slots[1], second.slots[0]
+    second.snapshot(6, noise(1000), lineage=2)
+    there.keeps(6)
+    second.slots[0].begin(label_of(7, b"again", lineage=2))
+    second.slots[0].discard()
+    second.snapshot(8, noise(2000), lineage=2)
+    there.keeps(8)
+    assert there.copied_steps() == [6, 8]
+    second.close()
+
+
+def test_a_slow_home_skips_steps_and_what_it_has_is_whole(make: MakeNode) -> None:
+    """The snapshot that is sent stays until it is sent; the worker sees that and takes another slot."""
+    here, there = make("here"), make("there")
+    here.replicate(there, bandwidth=4 * BIG)
+    writer, seen, step = Writer(here), set[int](), 0
+    until = time.monotonic() + SECONDS
+    while len(seen) < 3 and time.monotonic() < until:
+        step += 1
+        writer.snapshot(step, noise(BIG, step))
+        there.verify()
+        seen |= set(there.copied_steps())
+        time.sleep(0.02)
+    assert len(seen) >= 3
+    assert len(seen) < step / 2
+    assert writer.busy_seen
+    there.keeps(step)
+    writer.close()
+
+
+def test_a_small_snapshot_does_not_wait_for_a_huge_one(make: MakeNode) -> None:
+    """Ranks of one node share the bandwidth."""
+    here, there = make("here"), make("there")
+    huge, small = Writer(here, rank=3), Writer(here, rank=4)
+    here.replicate(there, ranks=[3, 4], bandwidth=2**20)
+    huge.snapshot(1, noise(2**24))
+    wait_until(lambda: received(there) > 0, seconds=SECONDS)
+    small.snapshot(1, noise(50_000))
+    there.keeps(1, rank=4)
+    assert there.copied_steps(rank=3) == []
+    huge.close()
+    small.close()
+
+
+def test_no_more_bytes_go_than_the_limit_allows() -> None:
+    """Counted on a clock of the test's own: after each moment, of any beginning."""
+    now, rate, taken = [0.0], 10_000_000, list[tuple[float, int]]()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    bucket = Bucket(clock=lambda: now[0], sleep=sleep)
+    bucket.limit(rate)
+    for size in [1, 2**20, 5000, 2**20, 70_000] * 20:
+        left = size
+        while left:
+            got = bucket.take(left)
+            assert 0 < got <= left
+            taken.append((now[0], got))
+            left -= got
+    for first in range(0, len(taken), 7):
+        sent = 0
+        for at, got in taken[first:]:
+            sent += got
+            assert sent <= (at - taken[first][0]) * rate + rate * BURST_SECONDS + 1
+    bucket.limit(None)
+    assert bucket.take(2**40) == 2**40
+
+
+def test_what_does_not_fit_is_not_taken_and_told_once(make: MakeNode) -> None:
+    """There is room for this node's own ranks first, for others' after that."""
+    here, there = make("here"), make("there", limit=3 * BIG)
+    own = Writer(there, rank=0)
+    own.snapshot(1, noise(BIG // 2))
+    here.replicate(there, ranks=[3, 4])
+    big, small = Writer(here, rank=3), Writer(here, rank=4)
+    for step in range(1, 5):
+        big.snapshot(step, noise(2 * BIG, step))
+        small.snapshot(step, noise(1000, step))
+        there.keeps(step, rank=4)
+    wait_until(lambda: there.told("memory.full"), seconds=SECONDS)
+    time.sleep(0.2)
+    (told,) = there.told("memory.full")
+    assert "rank 3" in told["why"]
+    assert there.copied_steps(rank=3) == []
+    for writer in (own, big, small):
+        writer.close()
+
+
+def test_a_home_that_is_gone_is_told_once_and_so_is_its_return(make: MakeNode) -> None:
+    """Not at once: one that is replaced within seconds is no news."""
+    here, there = make("here"), make("there")
+    here.replicate(there)
+    writer = Writer(here)
+    writer.snapshot(1, noise(1000))
+    there.keeps(1)
+    there.kill()
+    there.listening.close()
+    for step in range(2, 8):
+        writer.snapshot(step, noise(1000, step))
+        time.sleep(0.1)
+    wait_until(lambda: here.told("replica.lost"), seconds=SECONDS)
+    back = MemoryNode("there")
+    back.listening.close()
+    back.listening = there.listening = socket.create_server(there.address, backlog=64)
+    try:
+        back.begin()
+        back.keeps(7)
+        wait_until(lambda: here.told("replica.kept"), seconds=SECONDS)
+        assert [len(here.told(event)) for event in ("replica.lost", "replica.kept")] == [1, 1]
+        assert here.told("replica.lost")[0]["peer"] == f"{there.address[0]}:{there.address[1]}"
+    finally:
+        back.end()
+    writer.close()
+
+
+@pytest.mark.parametrize("victim", ["source", "home"])
+def test_a_server_that_is_killed_in_the_middle_leaves_only_whole_replicas(make: MakeNode, victim: str) -> None:
+    """Again and again, wherever it was; in the end all is well."""
+    here, there = make("here"), make("there")
+    writer = Writer(here)
+    for step in range(1, 13):
+        here.replicate(there)
+        writer.begin(step, noise(BIG, step))
+        writer.write(0, BIG * step // 14)
+        if step % 3:
+            wait_until(lambda: received(there) > 0, seconds=SECONDS)
+        if step % 2:
+            writer.write(0, BIG)
+            writer.seal()
+        (here if victim == "source" else there).kill()
+        there.verify()
+        (here if victim == "source" else there).begin()
+    writer.snapshot(13, noise(BIG, 13))
+    here.replicate(there)
+    there.keeps(13)
+    writer.close()
+
+
+def test_a_worker_that_is_killed_in_the_middle_leaves_only_whole_replicas(make: MakeNode, tmp_path: Path) -> None:
+    """At many places of its writing."""
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import sys\nfrom pathlib import Path\nfrom tests.agent.memory_rig import *\n"
+        "class Place:\n"
+        "    def __init__(self, path): self.vault, self._bell = Path(path), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "    def ring(self): vault.ring(self.vault, self._bell)\n"
+        "writer, step = Writer(Place(sys.argv[1])), int(sys.argv[2])\n"
+        "while True:\n    step += 1\n    data = noise(10 * 2**20, step)\n    writer.begin(step, data, lineage=step)\n"
+        "    for end in range(2**20, 11 * 2**20, 2**20): writer.write(end - 2**20, end)\n"
+        "    writer.seal()\n"
+    )
+    here, there = make("here"), make("there")
+    here.replicate(there)
+    for life in range(5):
+        command = [sys.executable, str(script), str(here.vault), str(1000 * life)]
+        pid = os.posix_spawn(command[0], command, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+        first = 1000 * life
+        wait_until(lambda first=first: any(step > first for step in there.copied_steps()), seconds=SECONDS)  # type: ignore[misc]
+        time.sleep(0.017 * life)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        there.verify()
+        newest = max(label.step for path, label in vault.labels(here.vault).items())
+        there.keeps(newest)
+
+
+# -- what stays -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_lost_node_left_stays_until_nobody_can_need_it(make: MakeNode) -> None:
+    """And is removed once two newer steps are whole of ranks that live."""
+    here, there = make("here"), make("there")
+    here.replicate(there)
+    writer, own = Writer(here), Writer(there, rank=0)
+    there.replicate(here, ranks=[0])
+    writer.snapshot(5, noise(1000))
+    there.keeps(5)
+    here.kill()
+    own.snapshot(5, noise(1000))
+    shelf = Shelf(there.vault, 2**30)
+    assert shelf.tidy(frozenset({0})) == []
+    own.snapshot(6, noise(1000), lineage=2)
+    assert shelf.tidy(frozenset({0})) == []
+    own.snapshot(7, noise(1000), lineage=2)
+    assert [name.split(".")[0] for name in shelf.tidy(frozenset({0}))] == [f"copy-{vault.key_of('here')}-00003"]
+    assert there.copies() == []
+    writer.close()
+    own.close()
+
+
+def test_files_of_a_rank_that_moved_away_are_removed(make: MakeNode) -> None:
+    """Once the ranks that are here are two steps further."""
+    here = make("here")
+    moved, stays = Writer(here, rank=3), Writer(here, rank=4)
+    moved.snapshot(5, noise(1000))
+    stays.snapshot(5, noise(1000))
+    shelf = Shelf(here.vault, 2**30)
+    for step in (6, 7):
+        assert shelf.tidy(frozenset({4})) == []
+        stays.snapshot(step, noise(1000))
+    assert shelf.tidy(frozenset({3, 4})) == []
+    assert {name[:10] for name in shelf.tidy(frozenset({4}))} == {"rank-00003"}
+    moved.close()
+    stays.close()
+
+
+def test_one_replica_of_a_rank_comes_in_at_a_time_for_each_free_slot(make: MakeNode) -> None:
+    """A connection that hangs does not cost what is whole."""
+    there = make("there")
+    shelf = Shelf(there.vault, 2**30)
+    open_slots = [shelf.open(vault.key_of("here"), 3, label_of(step, b"12345")) for step in (1, 2, 3)]
+    with pytest.raises(Declined):
+        shelf.open(vault.key_of("here"), 3, label_of(4, b"12345"))
+    for slot in open_slots:
+        shelf.close(slot, sealed=False)
+    shelf.close(shelf.open(vault.key_of("here"), 3, label_of(5, b"12345")), sealed=False)
+
+
+# -- with agents ----------------------------------------------------------------------------------------------------------
+
+WORKER = """
+import os, sys, time
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from tests.agent.memory_rig import *
+class Place:
+    vault = Path(os.environ["HOLDFAST_VAULT"])
+    _bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    def ring(self): vault.ring(self.vault, self._bell)
+writer = Writer(Place(), rank=int(os.environ["RANK"]))
+step = 0
+while True:
+    step += 1
+    writer.snapshot(step, noise(100_000, step))
+    time.sleep(0.05)
+"""
+
+
+def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> None:
+    """Two real agents; a server that is killed comes back on its port, and the agent's end ends it."""
+    nodes = [Node(tmp_path / name) for name in ("a", "b")]
+    flows: list[Flow] = []
+    try:
+        ports = []
+        for rank, node in enumerate(nodes):
+            flow = node.begin().flow().attach(0)
+            flows.append(flow)
+            script = node.script(WORKER.format(root=str(Path(__file__).parents[2])))
+            told = flow.prepare(
+                node,
+                [sys.executable, script],
+                environment={"HOLDFAST_TOKEN": TOKEN},
+                memory={"address": "127.0.0.1", "limit": None},
+            )
+            ports.append(told["memory"]["port"])
+            flow.start(1, (rank,))
+        for flow, port in zip(flows, reversed(ports), strict=True):
+            flow.ok("replicate", to=[["127.0.0.1", port]], bandwidth=None)
+            assert flow.ok("about", protocol=1)["memory"]["to"] == [["127.0.0.1", port]]
+
+        def copies(port: int, rank: int) -> list[int]:
+            return [
+                label.step for name, label in labels(("127.0.0.1", port), TOKEN).items() if name.startswith("copy") and label.rank == rank
+            ]
+
+        wait_until(lambda: len(copies(ports[0], 1)) >= 2 and len(copies(ports[1], 0)) >= 2, seconds=SECONDS)
+        server = servers_of(nodes[1])[0]
+        assert os.sched_getscheduler(server) == os.SCHED_IDLE
+        assert TOKEN.encode() not in Path(f"/proc/{server}/cmdline").read_bytes() + Path(f"/proc/{server}/environ").read_bytes()
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: servers_of(nodes[1]) not in ([], [server]), seconds=SECONDS)
+        newest = max(copies(ports[1], 0))
+        wait_until(lambda: max(copies(ports[1], 0)) > newest + 3, seconds=SECONDS)
+        assert not [one for one in flows[0].events if one["event"].startswith("replica")]
+        flows[1].stop(1)
+        name, label = max(labels(("127.0.0.1", ports[1]), TOKEN).items(), key=lambda item: item[1].time)
+        pull(("127.0.0.1", ports[1]), TOKEN, name, label, tmp_path / "got.snap")
+        os.kill(nodes[0].agent, signal.SIGKILL)
+        nodes[0].wait_until_empty()
+    finally:
+        for flow in flows:
+            flow.socket.close()
+        for node in nodes:
+            node.end()
+
+
+def servers_of(node: Node) -> list[int]:
+    """Return the memory servers of a node."""
+    return [pid for pid in node.remains() if b"holdfast.agent.memory_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_an_agent_that_comes_after_one_that_was_killed_serves_on_the_same_port(unborn: Node) -> None:
+    """Workers on other nodes know no other."""
+    ports = []
+    node = unborn
+    for _ in range(2):
+        with node.begin().flow() as flow:
+            told = flow.prepare(node, ["true"], environment={"HOLDFAST_TOKEN": TOKEN}, memory={"address": "127.0.0.1", "limit": None})
+            ports.append(told["memory"]["port"])
+            assert labels(("127.0.0.1", ports[-1]), TOKEN) == {}
+            os.kill(node.agent, signal.SIGKILL)
+        node.wait_until_empty()
+        node.ended()
+    assert ports[0] == ports[1]
+    assert vault.vault_of(mark_of(node.folder), "job").exists()
+
+
+def test_an_address_that_is_not_the_nodes_is_told_and_its_memory_stays_its_own(node: Node, flow: Flow) -> None:
+    """Training goes on, and so do snapshots."""
+    told = flow.prepare(node, ["true"], environment={"HOLDFAST_TOKEN": TOKEN}, memory={"address": "127.0.0.1", "limit": None})
+    assert told["memory"]["port"]
+    flow.ok("prepare", **{**_plan(node), "memory": {"address": "203.0.113.7", "limit": None}})
+    assert "203.0.113.7" in flow.wait("memory.none", what="server")["why"]
+    assert flow.ok("about", protocol=1)["memory"]["port"] is None
+    assert not flow.order("replicate", to=[], bandwidth=None)["ok"]
+
+
+def _plan(node: Node) -> dict[str, object]:
+    environment = {"HOLDFAST_TOKEN": TOKEN}
+    facts = {"lease": 60.0, "warm": False, "python": sys.executable, "preload": [], "argv": ["true"], "directory": str(node.work)}
+    return {**facts, "environment": environment, "log_directory": str(node.logs)}

@@ -1,0 +1,182 @@
+"""A vault lives longer than whoever writes into it, and no longer than anybody needs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast import vault
+from holdfast.agent import vaults
+from holdfast.cluster.local import LocalNodes
+from holdfast.process import kill, mark_of
+from tests.agent.rig import Flow, Node
+from tests.waiting import wait_until
+
+MEMORY = {"address": "127.0.0.1", "limit": None}
+
+KEEPER = """
+import os, time
+from pathlib import Path
+from holdfast.vault import Label, Slot, word_sum
+place = Path(os.environ["HOLDFAST_VAULT"])
+print("limit", os.environ["HOLDFAST_VAULT_LIMIT"], flush=True)
+slot = Slot(place / f"rank-{int(os.environ['RANK']):05}.0.snap")
+label = Label(step=7, lineage=1, rank=int(os.environ["RANK"]), world=1, piece="p", part=0, parts=1, size=8, cut=2**20, time=time.time())
+slot.begin(label)
+slot.data[:] = b"whatever"
+slot.seal(label, [word_sum(b"whatever")], [("w", (8,), "uint8", 8)], {})
+Path(os.environ["DONE"]).touch()
+time.sleep(600)
+"""
+
+
+def keeping(node: Node, flow: Flow, *, generation: int = 1, lease: float = 60.0) -> Path:
+    """Have a worker put a snapshot into the vault; return the vault."""
+    done = node.work / f"done-{generation}"
+    environment = {"HOLDFAST_TOKEN": "secret", "PYTHONPATH": str(Path(vault.__file__).parents[1]), "DONE": str(done)}
+    flow.prepare(node, [sys.executable, node.script(KEEPER)], environment=environment, memory=MEMORY, lease=lease)
+    flow.start(generation)
+    wait_until(done.exists, seconds=10, explain=node.output)
+    return vault.vault_of(mark_of(node.folder), "job")
+
+
+def test_workers_are_told_of_a_vault_of_their_own(node: Node, flow: Flow) -> None:
+    """Nobody else may look into it; half of what is free is theirs unless the job says less."""
+    place = keeping(node, flow)
+    assert place.stat().st_mode & 0o777 == 0o700
+    assert [label.step for label in vault.labels(place).values()] == [7]
+    assert 0 < int(node.output().split("limit ")[1]) <= vaults.room(place)
+
+
+def test_a_limit_of_the_job_holds(node: Node, flow: Flow) -> None:
+    """In bytes."""
+    flow.prepare(node, ["true"], memory={**MEMORY, "limit": 12345})
+    assert flow.ok("about", protocol=1)["memory"]["limit"] == 12345
+
+
+def test_a_snapshot_outlives_its_worker_and_the_next_one_finds_it(node: Node, flow: Flow) -> None:
+    """Killed, stopped, started again: the file is the node's."""
+    place = keeping(node, flow)
+    kill(flow.pid(), signal.SIGKILL)
+    flow.exited()
+    assert [label.step for label in vault.labels(place).values()] == [7]
+    assert keeping(node, flow, generation=2) == place
+
+
+def test_a_snapshot_outlives_the_agent(unborn: Node) -> None:
+    """A second look brings a new agent up; the job's state is where it was."""
+    node = unborn.begin()
+    with node.flow() as flow:
+        place = keeping(node, flow.attach(0))
+        os.kill(node.agent, signal.SIGKILL)
+        node.wait_until_empty()
+        node.ended()
+    assert [label.step for label in vault.labels(place).values()] == [7]
+    with node.begin().flow() as flow:
+        flow.prepare(node, ["true"], memory=MEMORY)
+        assert [label.step for label in vault.labels(place).values()] == [7]
+        flow.ok("end")
+    assert node.ended() == 0
+    assert node.vaults() == []
+
+
+def test_an_agent_that_is_terminated_leaves_the_vault_to_the_next(unborn: Node) -> None:
+    """It was told nothing about the job; its guardian may have died."""
+    node = unborn.begin()
+    with node.flow() as flow:
+        place = keeping(node, flow.attach(0))
+        os.kill(node.agent, signal.SIGTERM)
+        assert node.ended() == 0
+    assert [label.step for label in vault.labels(place).values()] == [7]
+
+
+@pytest.mark.parametrize("how", ["end", "lease"])
+def test_an_agent_that_ends_in_order_gives_the_memory_back(node: Node, flow: Flow, how: str) -> None:
+    """The job is over, the node was let go, or nobody steers."""
+    place = keeping(node, flow, lease=1.5 if how == "lease" else 60.0)
+    if how == "end":
+        flow.ok("end")
+    assert node.ended() == 0
+    assert not place.exists()
+
+
+def test_the_next_job_on_a_node_wipes_what_a_killed_agent_left(unborn: Node) -> None:
+    """Also one that keeps nothing in memory itself. Other nodes' vaults are theirs."""
+    node, other = unborn.begin(), vault.vault_of("another node", "job")
+    vault.make(other)
+    try:
+        with node.flow() as flow:
+            keeping(node, flow.attach(0))
+            os.kill(node.agent, signal.SIGKILL)
+            node.wait_until_empty()
+            node.ended()
+        with node.begin().flow(job="next") as flow:
+            flow.prepare(node, ["true"], memory=MEMORY)
+            assert node.vaults() == [vault.vault_of(mark_of(node.folder), "next")]
+            flow.prepare(node, ["true"])
+            assert node.vaults() == []
+        assert other.exists()
+    finally:
+        vault.wipe(other)
+
+
+def test_without_a_place_in_memory_training_goes_on(unborn: Node, tmp_path: Path) -> None:
+    """One event says why; no variable is set."""
+    (tmp_path / "file").touch()
+    node = unborn.begin(HOLDFAST_VAULTS=str(tmp_path / "file"))
+    with node.flow() as flow:
+        flow.attach(0)
+        script = node.script("import os; print(sorted(name for name in os.environ if 'VAULT' in name and name != 'HOLDFAST_VAULTS'))")
+        assert flow.prepare(node, [sys.executable, script], memory=MEMORY)["memory"] is None
+        why = flow.wait("memory.none", what="vault")["why"]
+        assert str(tmp_path / "file") in why
+        flow.start(1)
+        assert flow.exited()["code"] == 0
+    assert node.output().endswith("\n[]\n")
+
+
+def test_a_folder_of_somebody_else_is_not_taken(unborn: Node, tmp_path: Path) -> None:
+    """Nor one that others may write in: neither used nor emptied."""
+    root = tmp_path / f"holdfast-{os.getuid()}"
+    root.mkdir(mode=0o777)
+    root.chmod(0o777)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    node = unborn.begin(HOLDFAST_VAULTS=str(tmp_path))
+    (root / vault.vault_of(mark_of(node.folder), "old").name).symlink_to(precious)
+    with node.flow() as flow:
+        flow.attach(0)
+        assert flow.prepare(node, ["true"], memory=MEMORY)["memory"] is None
+        assert "open to others" in flow.wait("memory.none")["why"]
+    assert (precious / "file").exists()
+
+
+def test_a_power_cut_takes_the_memory(tmp_path: Path) -> None:
+    """Of every job; and the flow's own way takes that of one job only."""
+    nodes = LocalNodes("here", tmp_path, 2)
+    places = [vault.vault_of(mark_of(nodes.folder(node)), job) for node in nodes.names() for job in ("a", "b")]
+    for place in places:
+        vault.make(place)
+    nodes.power_off("node-0")
+    assert [place.exists() for place in places] == [False, False, True, True]
+    nodes.wipe_memory("node-1", "a")
+    assert [place.exists() for place in places] == [False, False, False, True]
+    nodes.clear("node-1")
+    assert not any(place.exists() for place in places)
+
+
+def test_room_is_what_is_free_and_what_is_taken_already(tmp_path: Path) -> None:
+    """A vault that is full must not look as if there were no room for it."""
+    place = vault.root() / "one"
+    vault.make(place)
+    try:
+        before = vaults.room(place)
+        (place / "file").write_bytes(bytes(2**29))
+        assert abs(vaults.room(place) - before) < 2**28
+    finally:
+        vault.wipe(place)

@@ -1,0 +1,81 @@
+"""What a user may write about copies in memory, and what nodes are told of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from holdfast.control.plan import how_to_run
+from holdfast.history import Job
+from holdfast.spec import LocalCluster, TrainingJob
+from holdfast.spec.job import MemoryPlan
+from holdfast.spec.problems import problems_in
+from holdfast.spec.sizes import parse
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("8GB", 8 * 10**9), ("512MiB", 2**29), ("1.5 kb", 1500), ("7", 7), (7, 7), (7.0, 7), ("2G", None), ("1TiB", 2**40), ("64b", 64)],
+)
+def test_memory_is_read_as_people_write_it(text: object, size: int | None) -> None:
+    """A unit, or a bare number of bytes; half a unit could be either kind."""
+    if size is None:
+        with pytest.raises(Exception, match="not an amount of memory"):
+            parse(text)
+    else:
+        assert parse(text) == size
+
+
+@pytest.mark.parametrize("text", ["much", "", "-1GB", -1, True, None, [], "1..2GB", "GB", 1.5, "1e9", "9" * 30, 2**70])
+def test_what_is_no_amount_of_memory_is_refused_with_the_cure(text: object) -> None:
+    """The message shows how to write one; an empty field is no limit."""
+    if text is None:
+        return
+    with pytest.raises(ValidationError) as refused:
+        MemoryPlan.model_validate({"limit": text})
+    (problem,) = problems_in(refused.value, MemoryPlan)
+    assert problem.field == "limit"
+    assert "8GB" in problem.cure
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"every": -1}, {"overhead": 0}, {"overhead": 2}, {"policy": "hurry"}, {"pause": 0}, {"limit": 0}, {"replicas": 2}, {"bandwidth": 0}],
+    ids=repr,
+)
+def test_what_cannot_be_is_refused_by_its_field(wrong: dict[str, Any]) -> None:
+    """With a cure."""
+    with pytest.raises(ValidationError) as refused:
+        TrainingJob.model_validate({"name": "a", "script": "b.py", "checkpoint": {"memory": wrong}})
+    (problem,) = problems_in(refused.value, TrainingJob)
+    assert problem.field == f"checkpoint.memory.{next(iter(wrong))}"
+    assert problem.cure
+
+
+def order(**memory: Any) -> dict[str, Any]:
+    """Return the order that prepares a node for a job."""
+    spec = TrainingJob.model_validate({"name": "a", "script": "b.py", "checkpoint": {"memory": memory}})
+    return how_to_run(spec, Job(name="a", spec={}, cluster={}, directory="/", at=0.0))
+
+
+@pytest.mark.usefixtures("holdfast_home")
+def test_workers_and_nodes_are_told_what_the_job_asks_for() -> None:
+    """A job that takes no snapshots has no vault made."""
+    told = order(every=3, policy="pause", pause="50ms", limit="1GB")
+    names = ("EVERY", "OVERHEAD", "POLICY", "PAUSE")
+    assert [told["environment"][f"HOLDFAST_MEMORY_{name}"] for name in names] == ["3", "0.01", "pause", "0.05"]
+    assert told["memory"] == {"limit": 10**9}
+    assert order()["memory"] == {"limit": None}
+    assert order(every=0)["memory"] is None
+
+
+def test_a_cluster_knows_only_domains_of_its_own_nodes() -> None:
+    """A slip of the hand would leave two copies in one rack."""
+    cluster = LocalCluster.model_validate({"nodes": 2, "domains": {"node-0": "rack-a"}})
+    assert cluster.domains == {"node-0": "rack-a"}
+    with pytest.raises(ValidationError) as refused:
+        LocalCluster.model_validate({"nodes": 2, "domains": {"node-2": "rack-a"}})
+    (problem,) = problems_in(refused.value, LocalCluster)
+    assert (problem.field, "node-1" in problem.cure) == ("domains.node-2", True)

@@ -1,0 +1,240 @@
+"""The form of snapshots in memory: whatever is not exactly what was written and sealed is no snapshot."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast import vault
+from holdfast.vault import PAGE, Entry, Label, Slot, Snapshot, Unusable, deal, word_sum
+
+ENTRIES = [Entry("w", (5, 20), "float32", 400), Entry("b", (7,), "uint8", 7), Entry("none", (0,), "uint8", 0), Entry("c", (), "int64", 8)]
+SIZES = [entry.size for entry in ENTRIES]
+CUT = 100
+
+
+def written(path: Path, *, part: int = 0, parts: int = 1, step: int = 7, seed: int = 0) -> Label:
+    """Write a snapshot; return its label."""
+    tensors = [random.Random(seed + at).randbytes(size) for at, size in enumerate(SIZES)]
+    dealt = deal(SIZES, part, parts, CUT)
+    slices = [b"".join(tensors[one.tensor][one.begin : one.begin + one.length] for one in met) for met in dealt]
+    data = b"".join(slices)
+    facts: dict[str, Any] = {"world": 4, "piece": "p", "part": part, "parts": parts, "size": len(data), "cut": CUT, "time": 1.5}
+    label = Label(step=step, lineage=2, rank=3, **facts)
+    slot = Slot(path)
+    slot.begin(label)
+    slot.data[:] = data
+    slot.progress(len(data))
+    sums = [word_sum(one) for one in slices]
+    whole = slot.seal(label, sums, ENTRIES, {"rng": b"random", "empty": b""})
+    slot.close()
+    return whole
+
+
+def is_whole(path: Path) -> bool:
+    """Tell whether a reader takes what is in the file."""
+    try:
+        with Snapshot(path) as snapshot:
+            snapshot.verify()
+    except (Unusable, OSError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_what_was_written_is_read(tmp_path: Path, parts: int) -> None:
+    """Every share of it, and together all of it."""
+    tensors = [bytearray(size) for size in SIZES]
+    for part in range(parts):
+        label = written(tmp_path / "a.snap", part=part, parts=parts)
+        with Snapshot(tmp_path / "a.snap") as snapshot:
+            snapshot.verify()
+            assert (snapshot.label, snapshot.entries, snapshot.blobs) == (label, ENTRIES, {"rng": b"random", "empty": b""})
+            for one, data, _ in snapshot.slices():
+                tensors[one.tensor][one.begin : one.begin + one.length] = data
+            del data  # who still looks at a snapshot keeps it from being written
+    assert [bytes(tensor) for tensor in tensors] == [random.Random(at).randbytes(size) for at, size in enumerate(SIZES)]
+
+
+def parts_that_count(path: Path, label: Label) -> Iterator[int]:
+    """Yield the places of all bytes that mean something: the rest of the first page does not."""
+    _, _, length, _ = struct.unpack_from("<8sQI32s", path.read_bytes())
+    yield from range(struct.calcsize("<8sQI32s") + length)
+    yield from range(PAGE, PAGE + label.size + label.tail)
+
+
+def test_every_flipped_byte_is_seen(tmp_path: Path) -> None:
+    """Label, data, sums, index, blobs: one bit, or all of them."""
+    path = tmp_path / "a.snap"
+    label = written(path)
+    right = path.read_bytes()
+    for at in parts_that_count(path, label):
+        path.write_bytes(right[:at] + bytes([right[at] ^ 1 << (at % 8)]) + right[at + 1 :])
+        assert not is_whole(path), f"byte {at} of {len(right)}"
+    path.write_bytes(right)
+    assert is_whole(path)
+
+
+def test_every_lost_stretch_is_seen(tmp_path: Path) -> None:
+    """Zeroes where something was, and a file that ends early."""
+    path = tmp_path / "a.snap"
+    label = written(path)
+    right = path.read_bytes()
+    for begin in range(0, len(right), 64):
+        path.write_bytes(right[:begin] + bytes(len(right[begin : begin + 64])) + right[begin + 64 :])
+        assert is_whole(path) is (
+            path.read_bytes() == right or not any(begin <= at < begin + 64 for at in parts_that_count_in(right, label))
+        )
+    for end in range(0, len(right), 7):
+        path.write_bytes(right[:end])
+        assert not is_whole(path), end
+
+
+def parts_that_count_in(right: bytes, label: Label) -> list[int]:
+    """Return the same places, from a file's bytes."""
+    _, _, length, _ = struct.unpack_from("<8sQI32s", right)
+    head = struct.calcsize("<8sQI32s") + length
+    return [*range(head), *range(PAGE, PAGE + label.size + label.tail)]
+
+
+def test_a_writer_that_dies_between_any_two_writes_leaves_what_was_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that it did to the file is done again, up to each write, and up to each byte of the short ones."""
+    path = tmp_path / "a.snap"
+    written(path, step=7)
+    before = path.read_bytes()
+    done: list[tuple[int, bytes]] = []
+    real = os.pwrite
+
+    def recorded(file: int, data: bytes, offset: int) -> int:
+        if len(done) and done[-1][1] == b"":
+            done.append((PAGE, path.read_bytes()[PAGE:]))  # what came through the map meanwhile
+        done.append((offset, bytes(data)))
+        return real(file, data, offset)
+
+    monkeypatch.setattr("os.pwrite", recorded)
+    written(path, step=8, seed=99)
+    monkeypatch.undo()
+    after, torn = path.read_bytes(), tmp_path / "torn.snap"
+    data = after[PAGE : PAGE + sum(SIZES)]
+    begun = next(at for at, (offset, written_) in enumerate(done) if offset == 0 and written_ == b"HFDRAFT1")
+    writes = [*done[: begun + 1], (PAGE, data), *done[begun + 1 :]]
+    assert len(writes) >= 7
+    for count in range(len(writes) + 1):
+        image = bytearray(before)
+        for offset, piece in writes[:count]:
+            image[offset : offset + len(piece)] = piece.ljust(len(image[offset : offset + len(piece)]), b"\0")[: len(piece)]
+        for cut in cuts(writes[count][1]) if count < len(writes) else (0,):
+            bytes_now = bytearray(image)
+            if count < len(writes):
+                offset, piece = writes[count]
+                bytes_now[offset : offset + cut] = piece[:cut]
+            torn.write_bytes(bytes_now)
+            assert is_whole(torn) is (count == len(writes) or (count == 0 and cut == 0)), (count, cut)
+    assert bytes(image) == after
+
+
+def cuts(piece: bytes) -> list[int]:
+    """Return how many bytes of a write may have come through: a processor writes eight at once, if they lie so."""
+    return [0] if len(piece) <= 8 else [0, *range(8, len(piece), max(8, len(piece) // 40 // 8 * 8))]
+
+
+def test_nobody_reads_what_is_being_written_and_nobody_writes_what_is_being_read(tmp_path: Path) -> None:
+    """Not even between a look and the first byte."""
+    path = tmp_path / "a.snap"
+    label = written(path)
+    slot = Slot(path)
+    with Snapshot(path):
+        assert slot.busy()
+        with pytest.raises(BlockingIOError):
+            slot.begin(label)
+        assert is_whole(path)
+    assert not slot.busy()
+    slot.begin(label)
+    assert not slot.busy()
+    with pytest.raises(BlockingIOError):
+        Snapshot(path)
+    slot.discard()
+    with pytest.raises(Unusable):
+        Snapshot(path)
+    slot.close()
+
+
+def test_a_copy_is_sealed_only_with_the_tail_that_its_label_names(tmp_path: Path) -> None:
+    """Another one, or one for other sizes, is none."""
+    label = written(tmp_path / "a.snap")
+    raw = (tmp_path / "a.snap").read_bytes()
+    data, tail = raw[PAGE : PAGE + label.size], raw[PAGE + label.size :]
+    slot = Slot(tmp_path / "b.snap")
+    slot.begin(replace(label, tail=0, digest=""))
+    slot.data[:] = data
+    for wrong in (tail[:-1], tail + b"\0", b"", bytes(len(tail))):
+        with pytest.raises(Unusable):
+            slot.adopt(label, wrong)
+    assert not is_whole(tmp_path / "b.snap")
+    with pytest.raises(Unusable, match="bytes of data"):
+        slot.adopt(replace(label, size=label.size + 1), tail)
+    slot.adopt(label, tail)
+    slot.close()
+    assert is_whole(tmp_path / "b.snap")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": -1}, {"size": -1}, {"parts": 0}, {"part": 1}, {"cut": 0}, {"rank": "3"}, {"digest": 5}, {"surprise": 1}, {"step": None}],
+)
+def test_a_label_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    """It comes from other nodes too."""
+    label = written(tmp_path / "a.snap")
+    assert vault.label_of(asdict(label)) == label
+    with pytest.raises(Unusable):
+        vault.label_of({**asdict(label), **change})
+    for wrong in ("[]", "3", "{}", "{", "null", b"\xff"):
+        with pytest.raises(Unusable):
+            vault.label_of(wrong)
+
+
+@given(st.lists(st.integers(0, 2000), max_size=8), st.integers(1, 6), st.integers(50, 700))
+@settings(deadline=None)
+def test_shares_cover_every_byte_once(sizes: list[int], parts: int, cut: int) -> None:
+    """Whoever holds which, and none has more than a slice above another."""
+    dealt = [met for part in range(parts) for met in deal(sizes, part, parts, cut)]
+    slices = [one for met in dealt for one in met]
+    for tensor, size in enumerate(sizes):
+        mine = sorted((one.begin, one.begin + one.length) for one in slices if one.tensor == tensor)
+        assert all(end == begin for (_, end), (begin, _) in pairwise(mine))
+        assert (mine[0][0], mine[-1][1]) == (0, size) if size else mine == []
+    assert all(0 < sum(one.length for one in met) <= cut for met in dealt)
+    loads = [sum(one.length for met in deal(sizes, part, parts, cut) for one in met) for part in range(parts)]
+    assert max(loads) - min(loads) <= cut
+
+
+@given(st.binary(max_size=3000))
+@settings(deadline=None)
+def test_a_sum_is_what_it_is_said_to_be(data: bytes) -> None:
+    """Words of eight bytes, the last one filled up, added modulo 2**64."""
+    filled = data.ljust(-(-len(data) // 8) * 8, b"\0")
+    assert word_sum(data) == sum(struct.unpack(f"<{len(filled) // 8}Q", filled)) % 2**64
+
+
+def test_vaults_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By node and job; a node finds its own."""
+    monkeypatch.setenv("HOLDFAST_VAULTS", str(tmp_path))
+    places = [vault.vault_of(node, job) for node in ("a", "b") for job in ("x", "y")]
+    assert len(set(places)) == 4
+    for place in places:
+        vault.make(place)
+    (places[0] / "file").write_bytes(bytes(8192))
+    assert vault.usage(places[0]) >= 8192
+    assert vault.vaults_of("a") == sorted(places[:2])
+    vault.wipe(places[0])
+    assert vault.vaults_of("a") == [places[1]]
