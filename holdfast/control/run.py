@@ -13,6 +13,7 @@ from detectors.catalogue import Fault, Level
 from detectors.diagnosis import Before, see
 from detectors.evidence import Evidence
 from holdfast.control.board import Board, limits_of
+from holdfast.control.cadence import Cadence
 from holdfast.control.fleet import Fleet
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
@@ -23,7 +24,10 @@ from holdfast.control.requests import Requests
 from holdfast.control.standbys import Pool, Wanted, places_for
 from holdfast.errors import LeaseLost
 from holdfast.history import History, LeaseKeeper, Recorder, models
+from holdfast.history.figures import Fleet as FleetFigures
+from holdfast.history.figures import Work
 from holdfast.log import note
+from holdfast.report import wording
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.wire import Message
 from policies.ladder import Budget, Recovery, Rung
@@ -66,6 +70,7 @@ class Run:
     keeper: LeaseKeeper = field(init=False)
     pool: Pool = field(init=False)
     requests: Requests = field(init=False)
+    cadence: Cadence = field(init=False)
     state: State = State.LAUNCHING
     generation: int = 0
     members: tuple[str, ...] = ()
@@ -103,6 +108,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.pool = Pool(self.fleet, self.remark)
+        self.cadence = Cadence(plan=self.spec.checkpoint, fleet=FleetFigures(), work=Work())
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -240,6 +246,7 @@ class Run:
         if event["step"] <= self._saved:
             return
         self._saved = event["step"]
+        self.cadence.note_saved(event["seconds"])
         facts = {name: event[name] for name in ("at", "step", "path", "seconds", "size")}
         self.recorder.add(models.Checkpoint(job_id=self.job.id, generation=self.generation, **facts))
 
@@ -423,6 +430,24 @@ class Run:
             )
         )
 
+    def choose_every(self, number: int, nodes: int) -> int | None:
+        """Choose how often generation *number*, on so many *nodes*, is to save; leave a change and its reason on record."""
+        present = self.lineup.every
+        steps = [seconds for _, seconds in self.board.durations]
+        choice = self.cadence.choose(present, nodes=nodes, incidents=self.answered(), steps=steps)
+        if choice is None:
+            return None
+        if choice.every != present:
+            before = f" (before: {present:,})" if present else ""
+            every = wording.plural(choice.every, "step")
+            self.remark(f"from generation {number} on a checkpoint every {every}{before}: {choice.because}")
+        return choice.every
+
+    def answered(self) -> frozenset[str]:
+        """Return the incidents for which a recovery was decided, or is about to be."""
+        present = {self.incident.row.id} if self.incident is not None else set()
+        return frozenset({one.incident for one in self.attempts} | present)
+
     def facts(self) -> dict[str, Any]:
         """Return what the next flow must know of this generation's processes, if it has to adopt them."""
         return {**self.lineup.as_record(), "roles": [list(ranks) for ranks in self.roles], "tapes": self.tapes}
@@ -448,6 +473,7 @@ class Run:
         if outcome == "recovered":
             self._account(incident, now)
             row.facts = facts_of(self.board.regrouped, self.board.covered)
+            self.cadence.note_recovered(row)
         for phase in incident.rows():
             self.recorder.add(phase)
         fields = ("rung", "outcome", "closed_at", "generation_after", "resumed_step", "steps_lost", "downtime_s", "because", "facts")

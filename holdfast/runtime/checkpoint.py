@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,16 @@ class Keeping:
     directory: Path
     every: int
     keep: int
+    fixed: bool = False
+    """The script itself said how often: what the flow chooses does not hold."""
 
     def due(self, step: int) -> bool:
         """Say whether the cadence asks for a checkpoint of *step*."""
         return self.every > 0 and step % self.every == 0
+
+    def following(self, every: int | None) -> Keeping:
+        """Return the same with a checkpoint *every* so many steps, unless that says nothing or the script has its own mind."""
+        return self if every is None or self.fixed else replace(self, every=every)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def test_faults_are_the_interruptions_that_were_nobodys_wish_and_not_the_scripts
 def test_recoveries_are_counted_by_rung_and_by_whether_they_went_back(history: History) -> None:
     """A take-over goes back only when no living rank held the state."""
     rows = [
-        *recovered("j", 1, "take-over", {}, facts={"source": "peers"}),
+        *recovered("j", 1, "take-over", {}, facts={"source": "live"}),
         *recovered("j", 2, "take-over", {}, facts={"source": "checkpoint"}),
         *recovered("j", 3, "take-over", {}),
         *recovered("k", 1, "restart-in-place", {}),

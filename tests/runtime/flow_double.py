@@ -104,6 +104,8 @@ class FlowDouble:
         self.incarnations = dict.fromkeys(range(ranks), 1)
         self.changes = dict.fromkeys(range(ranks), 0)
         """How often each rank went to another process."""
+        self.every: int | None = None
+        """Steps between checkpoints that the coming generation is told of."""
         self.moving: tuple[int, str, Message]
         """The planned move in work: the rank, the standby it is to go on in, and what everybody was told."""
         self._store = ("127.0.0.1", free_port())
@@ -268,6 +270,7 @@ class FlowDouble:
             "token": TOKEN,
             "changed": list(changed),
             "since": since,
+            "every": self.every,
         }
 
     def _tell(self, rank: int, message: Message) -> None:
