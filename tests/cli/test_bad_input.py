@@ -21,7 +21,7 @@ from tests.cli.conftest import PROGRAM, ROOT, Command, environment
 from tests.cli.written_history import Author
 
 JOB = "name: a\nscript: train.py\n"
-READERS = [["status"], ["status", "a"], ["history"], ["show", "1"], ["report", "a"], ["stop", "a"], ["nodes"]]
+READERS = [["status"], ["status", "a"], ["history"], ["show", "1"], ["report", "a"], ["advise", "a"], ["stop", "a"], ["nodes"]]
 
 
 @pytest.fixture
@@ -147,7 +147,9 @@ def test_a_home_that_cannot_be_written_is_told(holdfast: Command, files: Any, tm
 
 
 @pytest.mark.parametrize(
-    "arguments", [["status", "gpt-smal"], ["history", "gpt-smal"], ["stop", "gpt-smal"], ["report", "gpt-smal"]], ids=" ".join
+    "arguments",
+    [["status", "gpt-smal"], ["history", "gpt-smal"], ["stop", "gpt-smal"], ["report", "gpt-smal"], ["advise", "gpt-smal"]],
+    ids=" ".join,
 )
 def test_an_unknown_job_names_the_nearest(arguments: list[str], here: Command, running: Author) -> None:
     """Status 2."""
