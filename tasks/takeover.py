@@ -73,7 +73,7 @@ def reschedule(run: Run, decision: Decision) -> Turn:
     except NodeTrouble as error:
         return _failed(run, {error.node: str(error)} if isinstance(error, OrderRefused) else {}, {error.node: error})
     number = run.newest + 1
-    every = run.choose_every(number, len(membership))
+    every = run.choose_every(f"generation {number}", len(membership))
     lineup = replace(run.lineup.after(number, membership, sick), store=store, serve=serve, since=run.generation, every=every)
     run.enter_generation(number, membership, lineup=lineup, because=decision.because)
     return Turn(Event.PLACED, f"generation {number} on {', '.join(membership)}, {len(lineup.kept)} of its ranks as they are")

@@ -232,7 +232,7 @@ def _because(found: Figures, advised: Advice | None) -> Iterator[str]:
             else (f"Every {plural(found.present.every, 'step')} would waste {_amount(-saved)} compute-hours a day less, beyond the limits.")
         )
     if found.plan.every != "auto":
-        yield "With `checkpoint: {every: auto}` the flow follows this by itself, at each start and recovery."
+        yield "With `checkpoint: {every: auto}` the flow follows this by itself, while the job runs."
 
 
 def _cure(found: Figures) -> str:

@@ -185,6 +185,8 @@ class Session(AbstractContextManager["Session"]):
             try:
                 if self._saver.save(state, self.step, lowest=self._training.buffers()):
                     self.saved = self.step
+                    if self._keeping is not None:
+                        self._keeping = self._keeping.following(self._saver.every)  # all ranks are here, or meet anew before the next step
             except Exception as error:
                 if self._keeper is None or not self._keeper.lost_peer(error):
                     raise

@@ -86,8 +86,8 @@ class CheckpointPlan(Part):
     )
     every: Annotated[StrictInt, Field(ge=0)] | Literal["auto"] = Field(
         default=100,
-        description="Steps between two checkpoints; 0 saves none; `auto` follows what saves cost and how often faults come, anew at each "
-        "start and recovery (`holdfast advise` shows the figures).",
+        description="Steps between two checkpoints; 0 saves none; `auto` follows what saves cost and how often faults come, from the third "
+        "save on (`holdfast advise` shows the figures).",
     )
     every_least: StrictInt = Field(default=10, ge=1, description="Fewest steps between two checkpoints that `every: auto` may choose.")
     every_most: StrictInt = Field(default=10_000, ge=1, description="Most steps between two checkpoints that `every: auto` may choose.")

@@ -91,6 +91,30 @@ def test_a_planned_move_brings_its_cadence_to_who_stays_and_who_comes(job: Job, 
     assert saved(flow) == [10, 15, 16]
 
 
+def test_a_cadence_that_changes_while_ranks_run_changes_with_a_save(job: Job, whole: Ended) -> None:
+    """Rank 0 hears it with its leave to commit, and the others in the very collective that tells them that the checkpoint stands."""
+    flow = job(save=4)
+    flow.pace = 3
+    assert_undisturbed(flow, whole)
+    assert saved(flow) == [4, 6, 9, 12, 15, 16]
+
+
+@pytest.mark.parametrize(("rank", "at"), [(0, "saving"), (3, "saving"), (0, "tell-1"), (0, "tell-2"), (0, "tell-3")])
+@pytest.mark.parametrize("after", [4, 7])
+def test_a_rank_lost_in_the_save_that_changes_the_cadence_leaves_no_two_minds(
+    job: Job, whole: Ended, rank: int, at: str, after: int
+) -> None:
+    """Who has heard of it already and who has not both go by what the next generation says."""
+    flow = job(save=5, chaos=[fault(rank, at, 5)])
+    flow.pace = 2
+    flow.until_dead(rank)
+    flow.every, flow.pace = after, None
+    flow.regroup([rank])
+    assert {one["step"] for one in flow.mended()} == {5}
+    assert_undisturbed(flow, whole)
+    assert [step for step in saved(flow) if step > 5] == sorted({*range(after, 17, after), 16} - {*range(6)})
+
+
 def test_a_script_that_says_how_often_it_saves_is_left_to_itself() -> None:
     """What the flow chooses is a default like the one in the environment."""
     keeping = Keeping(directory=Path("/c"), every=5, keep=2)
