@@ -49,7 +49,8 @@ def agree(run: Run, membership: Membership, *, because: str) -> None:
     first = next(iter(membership))
     port = int(run.fleet.channel(first).order("port")["port"])
     number = run.newest + 1
-    lineup = Lineup.fresh(number, membership, (run.fleet.source.address(first), port))
+    every = run.choose_every(f"generation {number}", len(membership))
+    lineup = Lineup.fresh(number, membership, (run.fleet.source.address(first), port), every=every)
     run.enter_generation(number, membership, lineup=lineup, because=because)
 
 

@@ -48,8 +48,7 @@ def resume(job: str) -> Turn:
 
 def start_workers(run: Run) -> None:
     """Order every node to start its workers, all at once; a node that does not is evidence."""
-    address, port = run.lineup.store
-    environments = rank_environments(run.board.membership, generation=run.generation, address=address, port=port, job=run.job.name)
+    environments = rank_environments(run.board.membership, generation=run.generation, lineup=run.lineup, job=run.job.name)
     answers = run.fleet.each(
         run.members,
         lambda node: run.fleet.channel(node).order(

@@ -73,7 +73,8 @@ def reschedule(run: Run, decision: Decision) -> Turn:
     except NodeTrouble as error:
         return _failed(run, {error.node: str(error)} if isinstance(error, OrderRefused) else {}, {error.node: error})
     number = run.newest + 1
-    lineup = replace(run.lineup.after(number, membership, sick), store=store, serve=serve, since=run.generation)
+    every = run.choose_every(f"generation {number}", len(membership))
+    lineup = replace(run.lineup.after(number, membership, sick), store=store, serve=serve, since=run.generation, every=every)
     run.enter_generation(number, membership, lineup=lineup, because=decision.because)
     return Turn(Event.PLACED, f"generation {number} on {', '.join(membership)}, {len(lineup.kept)} of its ranks as they are")
 
@@ -120,6 +121,7 @@ def facts_of(lineup: Lineup, token: str) -> dict[str, Any]:
         "token": token,
         "changed": lineup.changed,
         "since": lineup.since,
+        "every": lineup.every,
     }
 
 

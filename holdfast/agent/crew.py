@@ -31,6 +31,8 @@ class Crew:
         self.generation = 0
         self.membership: dict[str, list[int]] = {}
         self.abandoned: int | None = None
+        self.pace: int | None = None
+        """Steps between two checkpoints that the flow wishes for the current generation, if it said so while that runs."""
         """The current generation, once it is known to come to nothing."""
         self.plan: Plan | None = None
         self.roles: dict[str, Any] | None = None
@@ -107,7 +109,7 @@ class Crew:
 
     def enter(self, generation: int, membership: dict[str, list[int]]) -> None:
         """Let a new generation be the current one."""
-        self.generation, self.membership, self.abandoned = generation, membership, None
+        self.generation, self.membership, self.abandoned, self.pace = generation, membership, None, None
 
     def recruit(self, rank: int, *, standby: int | None = None) -> Worker:
         """Return a worker of *rank*, or a standby, that is still to be launched."""

@@ -85,6 +85,7 @@ class Recovery:
             "standby": self._standby,
             "drop": self._drop,
             "tell": self._tell,
+            "pace": self._pace,
         }
 
     @property
@@ -261,4 +262,13 @@ class Recovery:
             raise Refused(f"{', '.join(deaf)} cannot be told: it does not live here, or has no line to its agent")
         for worker in hearers:
             self._service.tell(worker, message)
+        return {}
+
+    def _pace(self, _peer: Peer, order: Message) -> Message:
+        """Keep how often the current generation is to save: rank 0 hears it when it asks for leave to commit, and tells the others."""
+        crew, generation = self._crew, fields.whole(order, "generation")
+        every = fields.whole(order, "every", least=1)
+        if generation != crew.generation:
+            raise Refused(f"generation {generation} is not the current one, that is {crew.generation}")
+        crew.pace = every
         return {}

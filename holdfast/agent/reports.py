@@ -133,7 +133,8 @@ class Reports:
             why = f"generation {worker.former} is over"
         elif self._crew.stopping or worker.generation == self._crew.abandoned or worker.generation < self._crew.generation:
             why = f"generation {worker.generation} is over"
-        return {"ok": not why, "why": why}
+        wish = {"every": self._crew.pace} if self._crew.pace and not why else {}
+        return {"ok": not why, "why": why, **wish}
 
     def _emit(self, event: str, worker: Worker, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
         self._send(event, rank=worker.rank, generation=worker.generation, **facts)

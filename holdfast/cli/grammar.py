@@ -158,6 +158,23 @@ def report(job: str | None, output: Path | None, as_json: bool) -> int:
     return report(job, output, as_json=as_json)
 
 
+@app.command(epilog=example("holdfast advise gpt-small", "holdfast advise gpt-small --every 500 --every 2000"))
+@click.argument("job", required=False)
+@click.option(
+    "--every", type=click.IntRange(min=1), multiple=True, metavar="N", help="Show also what a checkpoint every N steps would cost."
+)
+@as_json
+def advise(job: str | None, every: tuple[int, ...], as_json: bool) -> int:
+    """Advise how often a JOB should save.
+
+    From what its saves and steps cost and how often the fleet had faults (Young/Daly), with what other cadences would cost
+    and what one fault does. What was never measured is assumed, and said to be. Default: the newest job.
+    """
+    from holdfast.cli.advising import advise
+
+    return advise(job, every, as_json=as_json)
+
+
 @app.command(epilog=example("holdfast stop gpt-small"))
 @click.argument("job")
 @click.option(

@@ -24,14 +24,21 @@ class Lineup:
     kept: tuple[int, ...] = ()
     joined: int = 0
     """The newest generation that every process in it has joined: who came later may hold no state yet."""
+    every: int | None = None
+    """Steps between two checkpoints, where the flow chooses them: all processes of a generation must go by the same number."""
 
     @classmethod
-    def fresh(cls, generation: int, membership: Membership, store: tuple[str, int]) -> Self:
+    def fresh(cls, generation: int, membership: Membership, store: tuple[str, int], *, every: int | None = None) -> Self:
         """Return the line-up of a generation in which every process is new."""
         ranks = [rank for held in membership.values() for rank in held]
         places = {rank: place for held in membership.values() for place, rank in enumerate(held)}
         return cls(
-            incarnations=dict.fromkeys(ranks, generation), places=places, store=store, serve=min(ranks, default=0), joined=generation
+            incarnations=dict.fromkeys(ranks, generation),
+            places=places,
+            store=store,
+            serve=min(ranks, default=0),
+            joined=generation,
+            every=every,
         )
 
     @classmethod
@@ -46,6 +53,7 @@ class Lineup:
             since=int(record["since"]),
             kept=tuple(int(rank) for rank in record["kept"]),
             joined=int(record["joined"]),
+            every=record.get("every"),
         )
 
     def as_record(self) -> dict[str, Any]:
@@ -58,6 +66,7 @@ class Lineup:
             "since": self.since,
             "kept": list(self.kept),
             "joined": self.joined,
+            "every": self.every,
         }
 
     @property

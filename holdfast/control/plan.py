@@ -62,7 +62,7 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
         "HOLDFAST_JOB": job.name,
         "HOLDFAST_TOKEN": token_of(job),
         "HOLDFAST_CHECKPOINT_DIR": str(spec.checkpoints),
-        "HOLDFAST_SAVE_EVERY": str(spec.checkpoint.every),
+        "HOLDFAST_SAVE_EVERY": str(spec.checkpoint.first),
         "HOLDFAST_KEEP": str(spec.checkpoint.keep),
         "HOLDFAST_MEMORY_EVERY": str(memory.every),
         "HOLDFAST_MEMORY_OVERHEAD": str(memory.overhead),
@@ -94,14 +94,13 @@ def token_of(job: Job) -> str:
     return token
 
 
-def rank_environments(
-    membership: dict[str, list[int]], *, generation: int, address: str, port: int, job: str
-) -> dict[str, list[dict[str, Any]]]:
+def rank_environments(membership: dict[str, list[int]], *, generation: int, lineup: Lineup, job: str) -> dict[str, list[dict[str, Any]]]:
     """Return for each node what its workers need to know of their places: the variables that ``torchrun`` sets.
 
     Global ranks are consecutive over the nodes in the order of *membership*.
     """
     world = sum(len(ranks) for ranks in membership.values())
+    address, port = lineup.store
     shared = {
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
@@ -113,6 +112,7 @@ def rank_environments(
         "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
         "TORCHELASTIC_RUN_ID": job,
         "HOLDFAST_GENERATION": str(generation),
+        **cadence_environment(lineup),
     }
     return {
         node: [
@@ -156,7 +156,13 @@ def seat_environment(rank: int, lineup: Lineup, *, generation: int, ranks_per_no
         "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
         "TORCHELASTIC_RUN_ID": job,
         "HOLDFAST_GENERATION": str(generation),
+        **cadence_environment(lineup),
     }
+
+
+def cadence_environment(lineup: Lineup) -> dict[str, str]:
+    """Return how often a process saves where the flow chooses it; else what is said for the whole job holds."""
+    return {} if lineup.every is None else {"HOLDFAST_SAVE_EVERY": str(lineup.every)}
 
 
 def roles_environment(roles: Sequence[Sequence[int]], tapes: str) -> dict[str, str]:

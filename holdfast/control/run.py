@@ -7,12 +7,14 @@ import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Final
 
 from detectors.catalogue import Fault, Level
 from detectors.diagnosis import Before, see
 from detectors.evidence import Evidence
 from holdfast.control.board import Board, limits_of
+from holdfast.control.cadence import Cadence
 from holdfast.control.fleet import Fleet
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
@@ -23,7 +25,9 @@ from holdfast.control.requests import Requests
 from holdfast.control.standbys import Pool, Wanted, places_for
 from holdfast.errors import LeaseLost
 from holdfast.history import History, LeaseKeeper, Recorder, models
+from holdfast.history.figures import STEPS
 from holdfast.log import note
+from holdfast.report import wording
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.wire import Message
 from policies.ladder import Budget, Recovery, Rung
@@ -83,6 +87,8 @@ class Run:
     incident: IncidentInWork | None = None
     moving: MoveInWork | None = None
     incidents: int = 0
+    cadence: Cadence | None = None
+    """How often to save, where that is the flow's to choose."""
     attempts: list[Attempt] = field(default_factory=list)
     failures_before: list[Before] = field(default_factory=list)
     managed: bool = False
@@ -97,6 +103,8 @@ class Run:
     """Where news for the Prefect UI go."""
     _recorded: int = 0
     _saved: int = 0
+    _paced: int = 0
+    """The generation whose cadence was changed while it ran."""
     _troubles: set[tuple[str, str]] = field(default_factory=set)
     _next_ping: float = 0.0
     _next_fill: float = 0.0
@@ -242,6 +250,9 @@ class Run:
         self._saved = event["step"]
         facts = {name: event[name] for name in ("at", "step", "path", "seconds", "size")}
         self.recorder.add(models.Checkpoint(job_id=self.job.id, generation=self.generation, **facts))
+        if self.cadence is not None:
+            self.cadence.note_saved(event["seconds"])
+            self.pace()
 
     def _on_trouble(self, node: str, event: Message) -> None:
         """Record a checkpoint's trouble at once; training goes on through it, so the flow need not turn."""
@@ -423,6 +434,39 @@ class Run:
             )
         )
 
+    def choose_every(self, since: str, nodes: int) -> int | None:
+        """Choose how often to save on so many *nodes*; leave a change, *since* when it holds, and its reason on record."""
+        if self.cadence is None:
+            return None
+        present, steps = self.lineup.every, [seconds for _, seconds in islice(reversed(self.board.durations), STEPS)]
+        choice = self.cadence.choose(present, nodes=nodes, incidents=self.answered(), steps=steps)
+        if choice is not None and choice.every != present:
+            before = f" (before: {present:,})" if present else ""
+            self.remark(f"from {since} on a checkpoint every {wording.plural(choice.every, 'step')}{before}: {choice.because}")
+        return None if choice is None else choice.every
+
+    def pace(self) -> None:
+        """Leave the cadence that the figures ask for now with the agent of rank 0, which hands it on with the next save.
+
+        Told again after each save once it has changed, as an order may be lost. Nothing depends on whether the ranks have it yet: they go
+        over to it together, and the next generation says it anew.
+        """
+        if self.state is not State.RUNNING or self.incident is not None or self.moving is not None:
+            return
+        every = self.choose_every("the next save", len(self.members))
+        if every is None:
+            return
+        if every != self.lineup.every:
+            self.lineup, self._paced = replace(self.lineup, every=every), self.generation
+            self.recorder.amend(models.Generation, self.generation_id(), facts=self.facts())
+        if self._paced == self.generation:
+            self.fleet.later(self.board.ranks[0].node, "pace", generation=self.generation, every=every)
+
+    def answered(self) -> frozenset[str]:
+        """Return the incidents for which a recovery was decided, or is about to be."""
+        present = {self.incident.row.id} if self.incident is not None else set()
+        return frozenset({one.incident for one in self.attempts} | present)
+
     def facts(self) -> dict[str, Any]:
         """Return what the next flow must know of this generation's processes, if it has to adopt them."""
         return {**self.lineup.as_record(), "roles": [list(ranks) for ranks in self.roles], "tapes": self.tapes}
@@ -448,6 +492,8 @@ class Run:
         if outcome == "recovered":
             self._account(incident, now)
             row.facts = facts_of(self.board.regrouped, self.board.covered)
+            if self.cadence is not None:
+                self.cadence.note_recovered(row)
         for phase in incident.rows():
             self.recorder.add(phase)
         fields = ("rung", "outcome", "closed_at", "generation_after", "resumed_step", "steps_lost", "downtime_s", "because", "facts")

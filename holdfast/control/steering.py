@@ -13,6 +13,7 @@ from typing import Any, Final
 from holdfast.cluster import open_cluster
 from holdfast.control import runs
 from holdfast.control.adoption import adopt
+from holdfast.control.cadence import Cadence
 from holdfast.control.fleet import Fleet
 from holdfast.control.plan import how_to_run, log_directory
 from holdfast.control.requests import Requests
@@ -32,6 +33,7 @@ from holdfast.history import (
     this_host,
     wait_take,
 )
+from holdfast.history.figures import fleet, work
 from holdfast.log import note
 from holdfast.places import job_directory
 from holdfast.spec import Cluster, TrainingJob
@@ -117,6 +119,8 @@ def _take_wheel(spec: TrainingJob, cluster: Cluster, history: History, recorder:
         run.submit()
     else:
         adopt(run)
+    if spec.checkpoint.every == "auto":  # read now, as a recovery cannot wait for a database
+        run.cadence = Cadence(plan=spec.checkpoint, fleet=fleet(history), work=work(history, spec.name), answered=run.answered())
     return run
 
 

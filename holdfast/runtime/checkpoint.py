@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,16 @@ class Keeping:
     directory: Path
     every: int
     keep: int
+    fixed: bool = False
+    """The script itself said how often: what the flow chooses does not hold."""
 
     def due(self, step: int) -> bool:
         """Say whether the cadence asks for a checkpoint of *step*."""
         return self.every > 0 and step % self.every == 0
+
+    def following(self, every: int | None) -> Keeping:
+        """Return the same with a checkpoint *every* so many steps, unless that says nothing or the script has its own mind."""
+        return self if every is None or self.fixed else replace(self, every=every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +56,11 @@ class Saver:
     def __init__(self, keeping: Keeping, world: World, generation: int) -> None:
         self._keeping, self._world, self._generation = keeping, world, generation
         self._teller = Teller()
+        self._wish: int | None = None
         self.corrupt: set[Path] = set()
         """Checkpoints that were found unusable: never counted as kept, never removed."""
+        self.every: int | None = None
+        """Steps between two checkpoints from the newest one on, if the flow has a wish: the same on every rank that was told it stands."""
 
     def save(self, state: Mapping[str, Any], step: int, *, lowest: frozenset[str]) -> bool:
         """Save *state* as the checkpoint of *step*; say, the same on every rank, whether it stands.
@@ -61,7 +70,9 @@ class Saver:
         start = time.monotonic()
         partial = manifest.beside(self._keeping.directory, step, "partial", self._generation)
         parts = self._world.gather(self._write(state, partial, lowest))
-        stands = self._world.told(self._world.rank == 0 and self._settle(parts, partial, step, start))
+        self._wish = None
+        stands = self._world.rank == 0 and self._settle(parts, partial, step, start)
+        stands, self.every = self._world.told((stands, self._wish if stands else None))
         if stands:
             self._teller.forget()
         return stands
@@ -109,6 +120,7 @@ class Saver:
         if not leave.ok:
             _log.warning("the checkpoint of step %d is not put in place: %s", whole.step, leave.why)
             return False
+        self._wish = leave.every
         if place.exists():  # found unusable, else training would have gone on after it
             place.rename(place.with_name(f"{place.name}.unusable-{time.time_ns()}"))
             self.corrupt.discard(place)

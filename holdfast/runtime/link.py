@@ -33,10 +33,11 @@ FAREWELL_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The agent's answer to ``commit?``: *ok* or not, and *why*."""
+    """The agent's answer to ``commit?``: *ok* or not, and *why*; with how often to save from then on, if the flow has a wish."""
 
     ok: bool
     why: str
+    every: int | None = None
 
 
 class Link:
@@ -283,7 +284,9 @@ class Link:
 
 
 def _leave(message: Message) -> Leave:
-    return Leave(ok=message.get("ok") is True, why=str(message.get("why", "")))
+    every = message.get("every")
+    wish = every if isinstance(every, int) and not isinstance(every, bool) and every > 0 else None
+    return Leave(ok=message.get("ok") is True, why=str(message.get("why", "")), every=wish)
 
 
 _ours: Link | None = None

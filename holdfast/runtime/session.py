@@ -219,6 +219,8 @@ class Session(AbstractContextManager["Session"]):
             try:
                 if self._saver.save(state, self.step, lowest=self._training.buffers()):
                     self.saved = self.step
+                    if self._keeping is not None:
+                        self._keeping = self._keeping.following(self._saver.every)  # all ranks are here, or meet anew before the next step
             except Exception as error:
                 if self._keeper is None or not self._keeper.lost_peer(error):
                     raise
@@ -283,6 +285,8 @@ class Session(AbstractContextManager["Session"]):
             self._taker.give_up()  # the state may be replaced
         verdict = keeper.mend()
         self._world = World.present()
+        if self._keeping is not None:
+            self._keeping = self._keeping.following(keeper.assembly.generation.every)  # here, where all ranks change over between two steps
         if self._saver is not None and self._keeping is not None:
             self._saver = Saver(self._keeping, self._world, link().generation)
         if verdict["checkpoint"] is not None:
@@ -403,7 +407,7 @@ def _keeping(
         "every": _count("save_every", every, environment.get("HOLDFAST_SAVE_EVERY"), EVERY, least=0),
         "keep": _count("keep", keep, environment.get("HOLDFAST_KEEP"), KEEP, least=1),
     }
-    return Keeping(directory=Path(place).absolute(), **plan) if place else None
+    return Keeping(directory=Path(place).absolute(), **plan, fixed=every is not None) if place else None
 
 
 def _count(name: str, given: int | None, wanted: str | None, default: int, *, least: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from holdfast import places
@@ -102,15 +102,41 @@ class MemoryPlan(Part):
     )
 
 
+FIRST: Final = 100
+"""Steps between two checkpoints with which ``auto`` begins."""
+
+
 class CheckpointPlan(Part):
     """Where checkpoints go, how often, and how many stay."""
 
     directory: FilledText | None = Field(
         default=None, description="Folder of the checkpoints, seen by every node; empty: `checkpoints` in the job's folder."
     )
-    every: StrictInt = Field(default=100, ge=0, description="Steps between two checkpoints; 0 saves none.")
+    every: Annotated[StrictInt, Field(ge=0)] | Literal["auto"] = Field(
+        default=100,
+        description="Steps between two checkpoints; 0 saves none; `auto` follows what saves cost and how often faults come, from the third "
+        "save on (`holdfast advise` shows the figures).",
+    )
+    every_least: StrictInt = Field(default=10, ge=1, description="Fewest steps between two checkpoints that `every: auto` may choose.")
+    every_most: StrictInt = Field(default=10_000, ge=1, description="Most steps between two checkpoints that `every: auto` may choose.")
     keep: StrictInt = Field(default=2, ge=2, description="Checkpoints kept; at least 2, so that a corrupt one never is the last.")
     memory: MemoryPlan = Field(default=MemoryPlan(), description="Copies of the state in the nodes' memory, between checkpoints.")
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _number_or_auto(cls, value: object) -> object:
+        """Refuse in one sentence what is neither; pydantic has one for each of the two."""
+        if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+            return value
+        cure = "Write a number of steps, 0 for no checkpoints, or `auto`, without quotes around a number"
+        raise PydanticCustomError(
+            "every", "{shown} is neither a whole number of at least 0 nor `auto`", {"shown": repr(value)[:80], "cure": cure}
+        )
+
+    @property
+    def first(self) -> int:
+        """Return the steps between two checkpoints before anything has been measured."""
+        return max(self.every_least, min(self.every_most, FIRST)) if self.every == "auto" else self.every
 
 
 class Limits(Part):
@@ -192,7 +218,7 @@ class TrainingJob(Part):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for problem in contradictions(self.model_dump(include={"script", "command", "args", "nodes"})):
+        for problem in contradictions(self.model_dump(include={"script", "command", "args", "nodes", "checkpoint"})):
             context = {"reason": problem.reason, "cure": problem.cure, "field": problem.field}
             raise PydanticCustomError("contradiction", "{field}: {reason}. {cure}", context)
         return self
@@ -216,11 +242,25 @@ def contradictions(fields: dict[str, object]) -> Iterator[Problem]:
         yield Problem(field="command", reason="both `script` and `command` are set", cure="Keep one of them")
     if args and command is not None:
         yield Problem(field="args", reason="`args` belong to `script`", cure="Append them to `command`")
-    nodes = fields.get("nodes")
+    yield from _crossed(fields)
+
+
+def _crossed(fields: dict[str, object]) -> Iterator[Problem]:
+    """Say which lower limits lie above their upper ones."""
+    nodes, checkpoint = fields.get("nodes"), fields.get("checkpoint")
     least, wanted = (nodes.get("least"), nodes.get("wanted", 1)) if isinstance(nodes, dict) else (None, None)
     if isinstance(least, int) and isinstance(wanted, int) and least > wanted:
         yield Problem(
             field="nodes.least",
             reason=f"the fewest nodes ({least}) are more than wanted ({wanted})",
             cure="Lower `least`, or raise `wanted`",
+        )
+    known = {name: field.default for name, field in CheckpointPlan.model_fields.items()}
+    given = {**known, **checkpoint} if isinstance(checkpoint, dict) else known
+    few, many = given["every_least"], given["every_most"]
+    if isinstance(few, int) and isinstance(many, int) and few > many:
+        yield Problem(
+            field="checkpoint.every_least",
+            reason=f"the fewest steps between checkpoints ({few}) are more than the most ({many})",
+            cure="Lower `every_least`, or raise `every_most`",
         )

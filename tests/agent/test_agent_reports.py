@@ -34,6 +34,26 @@ def test_leave_to_commit_is_given_to_current_workers_and_to_nobody_during_a_stop
     assert during == {"re": 1, "ok": False, "why": "generation 1 is over"}
 
 
+def test_a_cadence_goes_with_the_leave_to_commit_in_its_generation_only(node: Node, flow: Flow) -> None:
+    """It is told until the next generation begins, which says its own; one for another generation is refused."""
+    asks = "\nhello()\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)"
+    flow.prepare(
+        node, [sys.executable, node.script(SPEAKING + asks + "\nprint(json.dumps(ask(step=1)), flush=True)"), str(node.work / "go")]
+    )
+    flow.start(1)
+    flow.wait("worker.hello")
+    refused = flow.order("pace", generation=2, every=7)
+    assert (refused["ok"], refused["why"]) == (False, "generation 2 is not the current one, that is 1")
+    assert flow.order("pace", generation=1, every=0)["ok"] is False
+    flow.ok("pace", generation=1, every=7)
+    (node.work / "go").touch()
+    flow.exited(generation=1)
+    assert json.loads(node.output().splitlines()[-1]) == {"re": 1, "ok": True, "why": "", "every": 7}
+    flow.start(2)
+    flow.exited(generation=2)
+    assert json.loads(node.output().splitlines()[-1]) == {"re": 1, "ok": True, "why": ""}
+
+
 def test_leave_to_commit_is_not_given_to_a_stranger(node: Node, flow: Flow) -> None:
     """Any process of this user can open the socket."""
     flow.prepare(node, [sys.executable, node.script(SPEAKING + "hello(); time.sleep(600)")])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.control.lineup import Lineup
 from holdfast.control.plan import rank_environments
 from holdfast.process import is_alive, state_of
 from tests.agent.rig import SPEAKING, Flow, Node
@@ -115,12 +116,14 @@ def test_the_environment_of_torchrun_reaches_the_workers(runs: Runs) -> None:
         node, [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"], environment={"OF_THE_JOB": "1", "RANK": "x"}
     )
     membership = {"other": [0], "node": [1, 2]}
-    places = rank_environments(membership, generation=generation, address="127.0.0.1", port=12345, job="name")["node"]
+    lineup = Lineup.fresh(generation, membership, ("127.0.0.1", 12345), every=7)
+    places = rank_environments(membership, generation=generation, lineup=lineup, job="name")["node"]
     flow.ok("start", generation=generation, membership=membership, workers=places)
     for rank in (1, 2):
         flow.exited(rank, generation=generation)
         seen = json.loads(node.output(rank).splitlines()[-1])
         assert seen["RANK"] == seen["ROLE_RANK"] == str(rank)
+        assert seen["HOLDFAST_SAVE_EVERY"] == "7"
         assert seen["LOCAL_RANK"] == str(rank - 1)
         assert (seen["WORLD_SIZE"], seen["LOCAL_WORLD_SIZE"], seen["GROUP_RANK"], seen["GROUP_WORLD_SIZE"]) == ("3", "2", "1", "2")
         assert (seen["MASTER_ADDR"], seen["MASTER_PORT"], seen["TORCHELASTIC_RUN_ID"]) == ("127.0.0.1", "12345", "name")

@@ -21,7 +21,7 @@ from tests.cli.conftest import PROGRAM, ROOT, Command, environment
 from tests.cli.written_history import Author
 
 JOB = "name: a\nscript: train.py\n"
-READERS = [["status"], ["status", "a"], ["history"], ["show", "1"], ["report", "a"], ["stop", "a"], ["nodes"]]
+READERS = [["status"], ["status", "a"], ["history"], ["show", "1"], ["report", "a"], ["advise", "a"], ["stop", "a"], ["nodes"]]
 
 
 @pytest.fixture
@@ -43,6 +43,8 @@ CASES = {
     "command that does not exist": ("name: a\ncommand: [no-such-program, x]\n", "'no-such-program' is not on PATH", "Install it"),
     "checkpoints that cannot be written": (JOB + "checkpoint: {directory: /proc/x}\n", "cannot be written", "checkpoint.directory"),
     "checkpoints where a file is": (JOB + "checkpoint: {directory: train.py}\n", "is not a directory", "checkpoint.directory"),
+    "cadence that is none": (JOB + "checkpoint: {every: often}\n", "'often' is neither a whole number of at least 0 nor `auto`", "`auto`"),
+    "crossed limits of the cadence": (JOB + "checkpoint: {every: auto, every_least: 50, every_most: 20}\n", "(50) are more", "every_most"),
     "more nodes than there are": (JOB + "nodes: {wanted: 9}\n", "the job wants 9, but cluster 'local' has 4", "Lower"),
     "no YAML": ("name: [a\n", "not valid YAML", "Mend"),
     "binary": ("\x00\x01\x02", "is not text", "UTF-8"),
@@ -145,7 +147,9 @@ def test_a_home_that_cannot_be_written_is_told(holdfast: Command, files: Any, tm
 
 
 @pytest.mark.parametrize(
-    "arguments", [["status", "gpt-smal"], ["history", "gpt-smal"], ["stop", "gpt-smal"], ["report", "gpt-smal"]], ids=" ".join
+    "arguments",
+    [["status", "gpt-smal"], ["history", "gpt-smal"], ["stop", "gpt-smal"], ["report", "gpt-smal"], ["advise", "gpt-smal"]],
+    ids=" ".join,
 )
 def test_an_unknown_job_names_the_nearest(arguments: list[str], here: Command, running: Author) -> None:
     """Status 2."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.control.lineup import Lineup
+from holdfast.control.plan import rank_environments, seat_environment
 
 FIRST = Lineup.fresh(3, {"a": [0, 1], "b": [2, 3]}, ("10.0.0.1", 4711))
 
@@ -39,3 +40,18 @@ def test_a_line_up_survives_the_history() -> None:
     """The next flow reads what this one wrote."""
     second = FIRST.after(4, {"a": [0, 1], "s": [2, 3]}, frozenset({2, 3}))
     assert Lineup.from_record(second.as_record()) == second
+    paced = replace(second, every=250)
+    assert Lineup.from_record(paced.as_record()) == paced
+    before = {name: value for name, value in second.as_record().items() if name != "every"}
+    assert Lineup.from_record(before) == second  # written by a Holdfast that left the cadence alone
+
+
+def test_processes_that_live_on_keep_their_cadence_until_they_are_told_another() -> None:
+    """And one that joins them is told theirs."""
+    paced = replace(FIRST, every=250)
+    after = paced.after(4, {"a": [0, 1], "b": [2, 3]}, frozenset({1}))
+    assert after.every == 250
+    seat = seat_environment(1, after, generation=4, ranks_per_node=2, job="j")
+    workers = rank_environments({"a": [0, 1]}, generation=4, lineup=paced, job="j")["a"]
+    assert {seat["HOLDFAST_SAVE_EVERY"], *(one["environment"]["HOLDFAST_SAVE_EVERY"] for one in workers)} == {"250"}
+    assert "HOLDFAST_SAVE_EVERY" not in seat_environment(1, FIRST, generation=4, ranks_per_node=2, job="j")

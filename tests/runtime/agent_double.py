@@ -18,6 +18,8 @@ class AgentDouble:
     def __init__(self, path: Path, *, leave: bool = True, reading: bool = True) -> None:
         self.path, self.leave = path, leave
         self.silent = False
+        self.pace: int | None = None
+        """Steps between checkpoints that go with the leave to commit."""
         """Whether questions stay unanswered."""
         self.heard: list[Message] = []
         self._connections: list[socket.socket] = []
@@ -77,6 +79,6 @@ class AgentDouble:
                     self.heard.append(message)
                     if message["t"] == "commit?" and not self.silent:
                         why = "this generation is the current one" if self.leave else "generation 2 is the current one"
-                        connection.sendall(encode({"re": message["id"], "ok": self.leave, "why": why}))
+                        connection.sendall(encode({"re": message["id"], "ok": self.leave, "why": why, "every": self.pace}))
         except OSError:
             return

@@ -24,6 +24,7 @@ from holdfast.runtime.groups.managed import ManagedGroup
 from holdfast.runtime.groups.mover import Mover
 from holdfast.runtime.groups.planned import Moves, Prepared
 from holdfast.runtime.link import link
+from holdfast.runtime.world import World
 from holdfast.wire import Message
 
 
@@ -108,12 +109,24 @@ def _around(kind: type, name: str, before: str, after: str = "") -> None:
 
 
 def _before_answers() -> None:
-    """Make a place before each answer to a vote: ``answer-2`` is where the root is about to tell rank 2 how a vote ended."""
-    real = Peer.send
+    """Make a place before each answer to a vote: ``answer-2`` is where the root is about to tell rank 2 how a vote ended.
+
+    ``tell-2`` is where it is about to pass on to rank 2 what rank 0 told all.
+    """
+    real, tell, telling = Peer.send, World.told, []
+
+    def told(self: World, value: Any) -> Any:
+        telling.append(value)
+        try:
+            return tell(self, value)
+        finally:
+            telling.pop()
+
+    World.told = told  # type: ignore[method-assign]
 
     def send(self: Peer, generation: int, number: int, kind: int, body: bytes) -> None:
         if kind == _DOWN:
-            reach(f"answer-{self.rank}", link().step)
+            reach(f"{'tell' if telling else 'answer'}-{self.rank}", link().step)
         real(self, generation, number, kind, body)
 
     Peer.send = send  # type: ignore[method-assign]

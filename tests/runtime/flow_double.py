@@ -104,6 +104,10 @@ class FlowDouble:
         self.incarnations = dict.fromkeys(range(ranks), 1)
         self.changes = dict.fromkeys(range(ranks), 0)
         """How often each rank went to another process."""
+        self.every: int | None = None
+        """Steps between checkpoints that the coming generation is told of."""
+        self.pace: int | None = None
+        """Steps between checkpoints that rank 0 is told of when it saves."""
         self.moving: tuple[int, str, Message]
         """The planned move in work: the rank, the standby it is to go on in, and what everybody was told."""
         self._store = ("127.0.0.1", free_port())
@@ -170,7 +174,7 @@ class FlowDouble:
             while data := line.recv(65536):
                 for message in lines.feed(data):
                     if message["t"] == "commit?":
-                        line.sendall(encode({"re": message["id"], "ok": True, "why": ""}))
+                        line.sendall(encode({"re": message["id"], "ok": True, "why": "", "every": self.pace}))
                     self.heard.append({**message, "pid": pid})
 
     def of(self, word: str, key: int | str | None = None) -> list[Message]:
@@ -268,6 +272,7 @@ class FlowDouble:
             "token": TOKEN,
             "changed": list(changed),
             "since": since,
+            "every": self.every,
         }
 
     def _tell(self, rank: int, message: Message) -> None:

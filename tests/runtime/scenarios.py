@@ -70,7 +70,7 @@ def train(
     directory: str | None = None,
     *,
     until: int = 12,
-    every: int = 4,
+    every: int | None = 4,
     keep: int = 2,
     dies_after: int | None = None,
     kind: str = "dropout",

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,6 +152,13 @@ def test_leave_to_commit_is_the_agents_to_give(line_to: Lines, agent: AgentDoubl
     agent.leave = False
     refused = line.may_commit(3)
     assert (refused.ok, refused.why) == (False, "generation 2 is the current one")
+
+
+@pytest.mark.parametrize(("said", "heard"), [(None, None), (250, 250), (0, None), (-3, None), (True, None), ("7", None), (2.5, None)])
+def test_a_wish_for_another_cadence_comes_with_the_leave(line_to: Lines, agent: AgentDouble, said: Any, heard: int | None) -> None:
+    """What is no number of steps is no wish."""
+    agent.pace = said
+    assert line_to(agent.path).may_commit(1).every == heard
 
 
 def test_an_agent_that_does_not_answer_gives_no_leave(line_to: Lines, agent: AgentDouble) -> None:

@@ -91,6 +91,17 @@ def test_a_checkpoint_refused_by_the_agent_is_not_put_in_place(ranks: Ranks, age
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize(("every", "steps"), [(None, [4, 5, 10, 12]), (4, [4, 8, 12])], ids=["of the environment", "of the script"])
+def test_ranks_without_managed_groups_change_the_cadence_with_a_save(
+    ranks: Ranks, agent: AgentDouble, tmp_path: Path, every: int | None, steps: list[int]
+) -> None:
+    """The wish that comes with rank 0's leave reaches all ranks in the save; a script that says how often keeps to that."""
+    agent.pace = 5
+    told = ranks.run("train", 2, agent.environment | {"HOLDFAST_SAVE_EVERY": "4"}, directory=tmp_path, every=every)
+    assert [rank["step"] for rank in told] == [12, 12]
+    assert [one["step"] for one in agent.of("saved")] == steps
+
+
 def test_a_worker_whose_agent_vanished_trains_on_and_commits_nothing(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
     """Nobody can say that its generation is the current one, so it does not claim to be."""
     run = ranks.start("train", 2, agent.environment, directory=tmp_path, until=60, every=40, seconds_a_step=0.02)

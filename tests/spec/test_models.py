@@ -85,6 +85,10 @@ def test_a_job_that_names_no_least_never_shrinks() -> None:
     [
         {"name": "Big Model"}, {"name": "a-"}, {"name": "x" * 64}, {"name": ""}, {"nodes": {"wanted": 0}}, {"nodes": {"wanted": "2"}},
         {"nodes": {"ranks": True}}, {"nodes": {"wanted": 1, "least": 2}}, {"checkpoint": {"keep": 1}}, {"checkpoint": {"every": -1}},
+        {"checkpoint": {"every": "often"}}, {"checkpoint": {"every": "100"}}, {"checkpoint": {"every": True}},
+        {"checkpoint": {"every": 1.5}},
+        {"checkpoint": {"every_least": 0}}, {"checkpoint": {"every": "auto", "every_least": 9, "every_most": 8}},
+        {"checkpoint": {"every_most": 9}},
         {"environment": {"RANK": "0"}}, {"environment": {"HOLDFAST_JOB": "x"}}, {"environment": {"A=B": "x"}}, {"environment": {"A": "\0"}},
         {"script": None}, {"command": ["x"]}, {"script": None, "command": []}, {"script": ""}, {"policy": "bold"}, {"surprise": 1},
         {"script": None, "command": ["x"], "args": ["y"]}, {"limits": {"hang_factor": 1}}, {"limits": {"hang_factor": float("inf")}},
@@ -98,6 +102,18 @@ def test_what_no_job_can_be_is_refused(wrong: dict[str, Any]) -> None:
     TrainingJob.model_validate(right)
     with pytest.raises(ValidationError):
         TrainingJob.model_validate(right | wrong)
+
+
+@pytest.mark.parametrize(
+    ("plan", "first"),
+    [({}, 100), ({"every": 0}, 0), ({"every": 7}, 7), ({"every": "auto"}, 100), ({"every": "auto", "every_most": 20}, 20),
+     ({"every": "auto", "every_least": 500}, 500)],
+)  # fmt: skip
+def test_checkpoints_begin_as_written_or_with_a_hundred_steps_within_the_limits(plan: dict[str, Any], first: int) -> None:
+    """`auto` has measured nothing yet."""
+    job = TrainingJob.model_validate({"name": "a", "script": "b.py", "checkpoint": plan})
+    assert job.checkpoint.first == first
+    assert TrainingJob.model_validate_json(job.model_dump_json()) == job
 
 
 def test_a_value_never_changes() -> None:

@@ -49,6 +49,8 @@ class Generation:
     """The rank that hosts the store."""
     changed: frozenset[int] = frozenset()
     since: int = 0
+    every: int | None = None
+    """Steps between two checkpoints from this generation on, for all its ranks alike; empty: as before."""
 
     @classmethod
     def of(cls, message: Message) -> Generation:
@@ -63,6 +65,7 @@ class Generation:
             serve=int(message["serve"]),
             changed=frozenset(int(rank) for rank in message["changed"]),
             since=int(message.get("since", 0)),
+            every=None if message.get("every") is None else int(message["every"]),
         )
 
     @classmethod

@@ -1,0 +1,175 @@
+"""What the history has measured: how often the fleet has faults, what recoveries take, what saves and steps of a job cost.
+
+Each figure reads as few rows as it needs: of steps, of which a job may have millions, only the newest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
+from statistics import median
+from typing import Any, Final
+
+from sqlalchemy import func
+from sqlmodel import Session, col, select
+
+from holdfast.history.models import Checkpoint, Fault, Generation, Incident, Job, Lease, Move, Phase, Step
+from holdfast.history.queries import TERMINAL
+from holdfast.history.store import History
+
+RUNS: Final = 5
+"""Newest runs of a job that speak for what it costs now."""
+SAVES: Final = 50
+STEPS: Final = 1000
+RECOVERIES: Final = 500
+"""Newest rows that a figure is taken from."""
+USER_ERROR: Final = "user-error"
+"""Level of faults that are the script's: they say nothing about the nodes."""
+NO_FAULT: Final = frozenset({"passed", "stopped"})
+"""Outcomes of incidents that interrupted nothing, or whose end a person chose."""
+TAKE_OVER: Final = "take-over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """All jobs of the history together."""
+
+    jobs: int = 0
+    node_hours: float = 0.0
+    """Hours that nodes belonged to a generation, over all of them."""
+    faults: int = 0
+    """Incidents that interrupted training and were not the script's own fault."""
+    rungs: dict[str, int] = field(default_factory=dict)
+    """Rung to the number of recoveries that it brought about, most first."""
+    back: int = 0
+    """Recoveries that went back to a checkpoint."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Phase to its median seconds in a recovery; one that a recovery did not have counts as zero there."""
+
+    @property
+    def recoveries(self) -> int:
+        """Return how many incidents ended in a recovery."""
+        return sum(self.rungs.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a job's own work costs, over its newest runs."""
+
+    saves: int = 0
+    """Saves that were measured."""
+    save_s: float | None = None
+    """Median seconds that training stood for one."""
+    steps: int = 0
+    step_s: float | None = None
+    """Median seconds of a step, the save after it not counted."""
+    spacing: int | None = None
+    """Steps between saves as they were really made, in the newest generation with two."""
+
+
+def fleet(history: History, *, now: float | None = None) -> Fleet:
+    """Return the figures of all jobs; live ones count until *now*."""
+    at = time.time() if now is None else now
+    with history.session() as session:
+        jobs = session.exec(select(func.count()).select_from(Job)).one()
+        hours = _node_hours(session, at)
+        incidents = _interruptions(session)
+        recovered = [one for one in incidents if one.outcome == "recovered"]
+        phases = _phases(session, recovered[-RECOVERIES:])
+    rungs = Counter(one.rung or "none" for one in recovered)
+    back = sum(went_back(one) for one in recovered)
+    return Fleet(jobs=jobs, node_hours=hours, faults=len(incidents), rungs=dict(rungs.most_common()), back=back, phases=phases)
+
+
+def work(history: History, name: str) -> Work:
+    """Return what the work of the job called *name* costs."""
+    with history.session() as session:
+        runs = list(session.exec(select(Job.id).where(col(Job.name) == name).order_by(col(Job.id).desc()).limit(RUNS)))
+        saved = _saved(session, runs)
+        steps = [seconds for job in runs for seconds in _step_seconds(session, job)][:STEPS]
+    seconds = [one.seconds for one in saved if one.seconds is not None]
+    return Work(
+        saves=len(seconds),
+        save_s=median(seconds) if seconds else None,
+        steps=len(steps),
+        step_s=median(steps) if steps else None,
+        spacing=_spacing(saved),
+    )
+
+
+def _node_hours(session: Session, now: float) -> float:
+    """Return the hours that nodes were in generations; one that nobody ended lasts until its job's end, or while it is seen to live."""
+    ends: dict[str, float] = dict(
+        session.exec(select(Move.job_id, func.max(Move.at)).where(col(Move.after).in_(TERMINAL)).group_by(col(Move.job_id))).all()
+    )
+    held = set(session.exec(select(Lease.job_id).where(col(Lease.expires_at) > now)))
+    found = list(session.exec(select(Generation).order_by(col(Generation.job_id), col(Generation.number))))
+    hours = 0.0
+    for one, after in zip_longest(found, found[1:]):
+        end = one.ended_at
+        if end is None and after is not None and after.job_id == one.job_id:
+            end = after.at
+        elif end is None:
+            end = ends.get(one.job_id) or (now if one.job_id in held else _last_seen(session, one.job_id, one.number))
+        hours += max(0.0, (end or one.at) - one.at) / 3600 * len(one.ranks)
+    return hours
+
+
+def _last_seen(session: Session, job: str, generation: int) -> float | None:
+    """Return when a generation reported its newest step."""
+    mine = (col(Step.job_id) == job, col(Step.generation) == generation)
+    return session.exec(select(Step.at).where(*mine).order_by(col(Step.step).desc()).limit(1)).first()
+
+
+def _interruptions(session: Session) -> list[Incident]:
+    """Return the incidents that count as faults of the fleet, oldest first."""
+    ours = select(Fault.incident_id).where(col(Fault.root).is_(True), col(Fault.level) == USER_ERROR, col(Fault.incident_id).is_not(None))
+    found = session.exec(select(Incident).where(col(Incident.id).not_in(ours)).order_by(col(Incident.id)))
+    return [one for one in found if one.outcome not in NO_FAULT]
+
+
+def went_back(one: Incident) -> bool:
+    """Tell whether a recovery went back to a checkpoint: any but a take-over does, and one that found no living copy."""
+    return one.rung != TAKE_OVER or (one.facts or {}).get("source") == "checkpoint"
+
+
+def _phases(session: Session, recovered: Sequence[Incident]) -> dict[str, float]:
+    """Return the median seconds of each phase over the incidents *recovered*."""
+    by_incident: dict[str, Counter[str]] = {one.id: Counter() for one in recovered}
+    if not by_incident:
+        return {}
+    rows: Any = session.exec(select(Phase.incident_id, Phase.name, Phase.seconds).where(col(Phase.incident_id).in_(by_incident)))
+    names: dict[str, None] = {}
+    for incident, name, seconds in rows:
+        by_incident[incident][name] += max(0.0, seconds)
+        names[name] = None
+    timed = [phases for phases in by_incident.values() if phases]
+    return {name: median(phases[name] for phases in timed) for name in names}
+
+
+def _saved(session: Session, runs: Sequence[str]) -> list[Checkpoint]:
+    """Return the newest whole checkpoints of *runs*, newest first."""
+    mine = (col(Checkpoint.job_id).in_(runs), col(Checkpoint.trouble).is_(None), col(Checkpoint.seconds).is_not(None))
+    return list(session.exec(select(Checkpoint).where(*mine).order_by(col(Checkpoint.id).desc()).limit(SAVES)))
+
+
+def _step_seconds(session: Session, job: str) -> list[float]:
+    """Return the seconds of the newest steps of *job*."""
+    query = select(Step.seconds).where(col(Step.job_id) == job).order_by(col(Step.generation).desc(), col(Step.step).desc()).limit(STEPS)
+    return list(session.exec(query))
+
+
+def _spacing(saved: Sequence[Checkpoint]) -> int | None:
+    """Return the usual distance between saves in the newest generation that has two."""
+    by_generation: dict[tuple[str, int], list[int]] = {}
+    for one in saved:
+        if one.step is not None:
+            by_generation.setdefault((one.job_id, one.generation), []).append(one.step)
+    for steps in by_generation.values():
+        gaps = [later - earlier for later, earlier in pairwise(steps) if later > earlier]
+        if gaps:
+            return round(median(gaps))
+    return None

@@ -1,0 +1,291 @@
+"""How often to save: from what a save costs and how often faults come to the interval that loses least.
+
+All times are in seconds, rates in faults per node-hour. Faults are taken to come independently of each other at a constant rate
+(exponential times between them), as both sources do:
+
+- J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of the ACM 17 (9), 1974.
+- J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22, 2006.
+
+With them: ``save_s`` is the time that training stands still for one save, ``between_s`` the mean time between faults that send the job back
+to a checkpoint, and an interval is the training between two saves, the save itself not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final
+
+PUBLISHED: Final = 419 / (54 * 24 * 16384 / 8)
+"""Faults per node-hour where no fault was seen yet: 419 unexpected interruptions in 54 days on 16,384 GPUs, 8 a node.
+
+A. Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, 2024, section 3.3.4: one in some 6,300 node-hours.
+"""
+CONFIDENCE: Final = 0.9
+"""How sure the interval of a rate is."""
+RECOVERY_S: Final = 60.0
+"""Downtime of one fault where none was seen yet. The best cadence hardly depends on it; the waste does."""
+MOST: Final = 500.0
+"""Beyond so many mean times between faults an interval is never finished; `math.exp` ends not far above."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """How often one node has a fault."""
+
+    per_node_hour: float
+    low: float
+    high: float
+    """Ends of the interval that holds the true rate with `CONFIDENCE`."""
+    because: str
+
+    def between_s(self, nodes: int) -> float:
+        """Return the mean time between faults of a job on *nodes* nodes."""
+        return 3600 / (self.per_node_hour * max(1, nodes))
+
+
+def rate_of(faults: int, node_hours: float) -> Rate:
+    """Return the rate that *faults* in *node_hours* speak for.
+
+    With faults: (k + 1/2) / T, the mean under Jeffreys' prior for a Poisson rate. Without any, T hours of peace only say that the rate is
+    not much above 1/T: then it is 1/(2T), and never more than `PUBLISHED`. The interval is Garwood's (Biometrika 28, 1936), with
+    quantiles of chi-square after Wilson and Hilferty (PNAS 17, 1931): its upper end is right to 1 %, the lower one to 23 % at one fault
+    and to 3 % from two faults on.
+    """
+    hours, tail = max(node_hours, 1e-3), (1 - CONFIDENCE) / 2
+    high = chi_square(1 - tail, 2 * faults + 2) / (2 * hours)
+    if faults:
+        low, because = chi_square(tail, 2 * faults) / (2 * hours), f"{_times(faults, 'fault')} in {_number(node_hours)} node-hours"
+        return Rate(per_node_hour=(faults + 0.5) / hours, low=low, high=high, because=because)
+    rate = min(0.5 / hours, PUBLISHED)
+    if rate < PUBLISHED:
+        because = f"no fault in {_number(node_hours)} node-hours, which counts as half a fault"
+    else:
+        because = f"assumed: no fault was seen, and {_number(node_hours)} node-hours are too few to know better than published figures"
+    return Rate(per_node_hour=rate, low=0.0, high=max(high, rate), because=because)
+
+
+def chi_square(quantile: float, freedom: int) -> float:
+    """Return the *quantile* (0 to 1) of chi-square with *freedom* degrees, by the approximation of Wilson and Hilferty."""
+    ninth = 2 / (9 * freedom)
+    return freedom * max(0.0, 1 - ninth + NormalDist().inv_cdf(quantile) * math.sqrt(ninth)) ** 3
+
+
+def rollback_share(back: int, recoveries: int) -> float:
+    """Return the share of faults that send the job back to a checkpoint, when *back* of *recoveries* did; all of them before the first.
+
+    (b + 1/2) / (n + 1), the mean under Jeffreys' prior: a few recoveries without a rollback do not prove that none will ever need one.
+    """
+    return (back + 0.5) / (recoveries + 1) if recoveries else 1.0
+
+
+def young(save_s: float, between_s: float) -> float:
+    """Return Young's interval, sqrt(2 C M): 2 % too long at C = M/500, 17 % at C = M/10, 70 % at C = M."""
+    return math.sqrt(2 * save_s * between_s)
+
+
+def daly(save_s: float, between_s: float) -> float:
+    """Return Daly's interval: sqrt(2 C M) (1 + sqrt(C/2M)/3 + (C/2M)/9) - C below C = 2 M, else M.
+
+    Within 0.05 % of the exact optimum up to C = M/10, 0.6 % up to M/2, 6 % everywhere; it never wastes 0.2 % more time than the optimum.
+    """
+    if save_s >= 2 * between_s:
+        return between_s
+    ratio = save_s / (2 * between_s)
+    return young(save_s, between_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is known of a job, for one answer."""
+
+    save_s: float
+    """Time that training stands still for one save."""
+    step_s: float
+    """Time of one step."""
+    between_s: float
+    """Mean time between faults of the job, of all kinds."""
+    rollback: float = 1.0
+    """Share of the faults that send it back to a checkpoint; the others are recovered from living ranks, and lose a step at most."""
+    recovery_s: float = RECOVERY_S
+    """Downtime of one fault, the rollback not counted."""
+
+    @property
+    def back_s(self) -> float:
+        """Return the mean time between faults that send the job back."""
+        return self.between_s / self.rollback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The fewest and the most steps that may lie between two saves."""
+
+    least: int
+    most: int
+
+    def within(self, steps: int) -> int:
+        """Return *steps*, or the limit that it goes beyond."""
+        return max(self.least, min(self.most, steps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """How often to save."""
+
+    steps: int
+    seconds: float
+    """Training time between two saves."""
+    because: str
+
+
+def advise(case: Case, limits: Limits) -> Advice:
+    """Return the interval of *case* that loses least, in whole steps within *limits*."""
+    best = daly(case.save_s, case.back_s)
+    below = max(1, math.floor(best / case.step_s))
+    wanted = min((below, below + 1), key=lambda steps: waste(case, steps).total)
+    steps = limits.within(wanted)
+    because = (
+        f"a save costs {_time(case.save_s)}, a step {_time(case.step_s)}, and a fault sends the job back to a checkpoint about every "
+        f"{_time(case.back_s)}: training {_time(best)} between two saves loses least"
+    )
+    if steps != wanted:
+        name, limit = ("least", limits.least) if steps > wanted else ("most", limits.most)
+        because += f"; {wanted:,} steps would be best, but the {name} allowed is {limit:,}"
+    return Advice(steps=steps, seconds=steps * case.step_s, because=because)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waste:
+    """What a cadence costs: shares of all time (0 to 1)."""
+
+    steps: int
+    save: float
+    """Standing still for saves."""
+    rollback: float
+    """Training that is thrown away: steps since the last save, and saves that were cut short."""
+    recovery: float
+    """Downtime."""
+    because: str
+
+    @property
+    def total(self) -> float:
+        """Return the share of all time that brings training no further."""
+        return self.save + self.rollback + self.recovery
+
+
+def waste(case: Case, steps: int) -> Waste:
+    """Return what saving every *steps* steps costs; no saves at all (0) are not asked about.
+
+    Exact for faults that come at a constant rate, also in the middle of saves and recoveries. To get through a length a of training and
+    save takes M (exp(a/M) - 1) on average, where M is the mean time between faults that send the job back; each fault, of any kind, makes
+    the recovery begin again, which takes exp(R/M) - 1 of that, where M is the mean time between all faults. Where all send the job back
+    this is Daly's complete model, M (exp(a/M) - 1) exp(R/M).
+    """
+    span, mean, down = steps * case.step_s + case.save_s, case.back_s, case.recovery_s
+    if span / mean > MOST or down / case.between_s > MOST:
+        because = f"saving every {_times(steps, 'step')} the job never gets from one save to the next"
+        return Waste(steps=steps, save=0.0, rollback=1.0, recovery=0.0, because=because)
+    trained = mean * math.expm1(span / mean)  # with what is thrown away, for each save that stands
+    downtime = trained * math.expm1(down / case.between_s)
+    whole = trained + downtime
+    shares = {"save": case.save_s / whole, "rollback": (trained - span) / whole, "recovery": downtime / whole}
+    because = (
+        f"saving every {_times(steps, 'step')} spends {_share(shares['save'])} of the time on saves, {_share(shares['rollback'])} on steps "
+        f"computed again, and {_share(shares['recovery'])} on recoveries"
+    )
+    return Waste(steps=steps, **shares, because=because)
+
+
+def table(case: Case, advice: Advice, limits: Limits, *, also: Iterable[int] = ()) -> tuple[Waste, ...]:
+    """Return what the advised cadence costs and others around it, a quarter to four times as long, and those in *also*."""
+    around = {limits.within(max(1, round(advice.steps * factor))) for factor in (0.25, 0.5, 1, 2, 4)}
+    return tuple(waste(case, steps) for steps in sorted(around | {steps for steps in also if steps > 0}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What one fault is expected to cost, in seconds; a part that was never measured is empty."""
+
+    detection: float | None
+    """From the fault to the first order: seen, diagnosed, the ranks stopped."""
+    rollback: float
+    """T0: steps computed again, over all faults, also those that send nobody back."""
+    reschedule: float | None
+    """T1."""
+    communication: float | None
+    """T2."""
+    load: float | None
+    """T3."""
+    compilation: float | None
+    """T4."""
+    downtime: float
+    """All but the rollback: the measured parts, or what is assumed."""
+    because: str
+
+    @property
+    def total(self) -> float:
+        """Return all of it."""
+        return self.rollback + self.downtime
+
+
+def lost_work(case: Case, steps: int) -> float:
+    """Return the training that a fault which sends the job back throws away: half an interval, a little less where faults come often.
+
+    The mean of an exponential time that is known to end within the interval and its save: M - a / (exp(a/M) - 1).
+    """
+    span = steps * case.step_s + case.save_s
+    ratio = span / case.back_s
+    if ratio < 1e-4:  # noqa: PLR2004 (the difference of two large numbers would lose all digits)
+        return span * (0.5 - ratio / 12)
+    return case.back_s - span / math.expm1(min(ratio, MOST))
+
+
+def loss(case: Case, steps: int, parts: dict[str, float]) -> Loss:
+    """Return what one fault costs when saves are *steps* apart and the parts of a recovery take what *parts* says, by name of `Loss`."""
+    again = lost_work(case, steps)
+    measured = [parts.get(name) for name in ("detection", "reschedule", "communication", "load", "compilation")]
+    because = f"T0: a fault that goes back to a checkpoint loses {_time(again)} of steps on average"
+    if case.rollback < 1:
+        because += f", and {_share(case.rollback)} of the faults are expected to go back"
+    detection, reschedule, communication, load, compilation = measured
+    return Loss(
+        detection=detection,
+        rollback=case.rollback * again,
+        reschedule=reschedule,
+        communication=communication,
+        load=load,
+        compilation=compilation,
+        downtime=case.recovery_s,
+        because=because,
+    )
+
+
+CHANGE: Final = 0.25
+"""A cadence that differs by less is left alone: near its best the waste is so flat that such a difference costs nothing worth a change."""
+
+
+def differs(present: int, advised: int) -> bool:
+    """Tell whether *advised* is far enough from the *present* cadence to be worth a change."""
+    return abs(advised - present) > CHANGE * present
+
+
+def _times(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004 (digits that a reader can use)
+
+
+def _share(part: float) -> str:
+    return f"{part * 100:.2g}%" if part < 0.0995 else f"{part * 100:.0f}%"  # noqa: PLR2004 (two digits)
+
+
+def _time(seconds: float) -> str:
+    """Say how long *seconds* are, to two or three digits."""
+    for limit, size, unit in ((1, 0.001, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 86400:,.0f} days" if seconds >= 864_000 else f"{seconds / 86400:.3g} days"  # noqa: PLR2004 (ten of them)

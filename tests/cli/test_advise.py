@@ -1,0 +1,177 @@
+"""`holdfast advise`: the figures, the advice, what other cadences cost, and what is assumed when little was measured."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from holdfast.history.models import Checkpoint, Generation, Move, Phase, Step
+from holdfast.history.store import History
+from policies.cadence import PUBLISHED, Case, Limits, advise, daly, rate_of, waste
+from tests.cli.conftest import Command
+from tests.cli.written_history import PHASES, Author
+
+NOW = time.time()
+DOWN = sum(seconds for name, seconds in PHASES.items() if name != "rollback")
+
+
+def a_long_job(book: History, *, faults: int = 4, saves: int = 12, steps: int = 300, plan: dict[str, Any] | None = None) -> Author:
+    """Write a job of 50 hours on two nodes, steps of two seconds and saves of three, which has ended."""
+    author = Author(book, "gpt-large", NOW - 60 * 3600)
+    author.job.spec["checkpoint"] = plan or {"every": 50}
+    ranks = {"n0": [0, 1, 2, 3], "n1": [4, 5, 6, 7]}
+    one = Generation(job_id=author.job.id, number=1, at=author.zero, ended_at=author.zero + 50 * 3600, world_size=8, ranks=ranks)
+    author.write(one, *(Step(job_id=author.job.id, generation=1, step=step, at=NOW, seconds=2.0) for step in range(1, steps + 1)))
+    author.write(
+        *(
+            Checkpoint(job_id=author.job.id, at=NOW, step=50 * number, generation=1, path=f"/c/{number}", seconds=3.0)
+            for number in range(1, saves + 1)
+        )
+    )
+    for number in range(1, faults + 1):
+        author.incident(number, "node-lost", "node n1", seconds=number * 600, rung="replace-node")
+    author.write(Move(job_id=author.job.id, at=NOW, before="RUNNING", event="finished", after="COMPLETED", because="done", generation=1))
+    return author
+
+
+@pytest.fixture
+def long(book: History) -> Author:
+    """Give a job that has been measured well."""
+    author = a_long_job(book)
+    with book.session() as session:
+        session.merge(author.job)
+    return author
+
+
+def test_the_figures_are_those_of_the_history(here: Command, long: Author) -> None:
+    """Node-hours, faults, medians; the case, the advice and the waste follow by the policy's own sums."""
+    told = json.loads(here("advise", "gpt-large", "--json").stdout)
+    assert told["measured"]["fleet"]["node_hours"] == pytest.approx(100)
+    assert (told["measured"]["saves"], told["measured"]["save_s"]) == (12, 3.0)
+    assert (told["measured"]["steps"], told["measured"]["step_s"]) == (300, 2.0)
+    rate = rate_of(4, 100.0)
+    assert told["rate"]["per_node_hour"] == pytest.approx(4.5 / 100)
+    assert told["rate"]["between_s"] == pytest.approx(3600 / 0.045 / 2)
+    case = Case(save_s=3.0, step_s=2.0, between_s=rate.between_s(2), rollback=4.5 / 5, recovery_s=DOWN)
+    assert told["case"] == pytest.approx({"save_s": 3.0, "step_s": 2.0, "between_s": 40_000, "rollback": 0.9, "recovery_s": DOWN})
+    best = advise(case, Limits(least=10, most=10_000))
+    assert told["advised"]["steps"] == best.steps == pytest.approx(daly(3.0, 40_000 / 0.9) / 2, abs=1)
+    now, then = waste(case, 50), waste(case, best.steps)
+    assert told["present"]["every"] == 50
+    assert told["present"]["waste"]["total"] == pytest.approx(now.total)
+    assert told["present"]["waste"]["compute_hours_a_day"] == pytest.approx(now.total * 24 * 8)
+    assert min(told["table"], key=lambda row: row["total"])["steps"] == best.steps
+    assert then.total < now.total
+
+
+def test_a_person_reads_the_same(here: Command, long: Author) -> None:
+    """With its reasons, in lines that fit an ordinary terminal."""
+    done = here("advise", "gpt-large", "--every", "77")
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "gpt-large  checkpoints now: every 50 steps, as the job file says"
+    for words in (
+        "  one save     3.00 s, median of 12 saves",
+        "  one step     2.00 s, median of 300 steps",
+        "  faults       4 faults in 100 node-hours of 1 job",
+        "  of this job  2 nodes, 8 ranks: a fault every 11 h 06 min",
+        "  recoveries   4 by replace-node; 4 of 4 went back to a checkpoint",
+        "Advised: every 257 steps (8 min 34 s)",
+        "One fault is expected to cost 3 min 53 s",
+    ):
+        assert words in lines
+    rows = {line.split()[0]: line.split() for line in lines if line[:1].isdigit()}
+    assert list(rows) == ["50", "64", "77", "128", "257", "514", "1,028"]
+    assert rows["50"][-1] == "now"
+    assert rows["257"][-1] == "advised"
+    assert rows["257"][-6:-1] == ["0.6%", "0.6%", "0.0%", "1.2%", "2.22"]
+    parts = {line.split()[0]: " ".join(line.split()[1:5]) for line in lines if line.startswith("  ") and "  " in line.strip()}
+    assert parts["rollback"].startswith("T0 3 min 52")
+    assert parts["communication"].startswith("T2 50 ms")
+    assert parts["compilation"].startswith("T4 70 ms")
+    assert "auto}`" in done.stdout
+
+
+def test_a_script_with_a_mind_of_its_own_is_compared_by_what_it_does(here: Command, long: Author, book: History) -> None:
+    """Not by what the job file says."""
+    saved = [Checkpoint(job_id=long.job.id, at=NOW, step=7 * n, generation=2, path=f"/d/{n}", seconds=3.0) for n in range(1, 4)]
+    long.write(*saved)
+    told = json.loads(here("advise", "gpt-large", "--json").stdout)
+    assert told["present"]["every"] == 7
+    assert "the job file said 50" in told["present"]["said"]
+
+
+def test_a_job_under_auto_shows_what_its_flow_chose(here: Command, book: History) -> None:
+    """And its own limits bind the advice."""
+    author = a_long_job(book, plan={"every": "auto", "every_most": 200})
+    with book.session() as session:
+        session.merge(author.job)
+    assert "every 50 steps, as it was seen; the flow said 100" in here("advise").stdout
+    author.write(Generation(job_id=author.job.id, number=2, at=NOW, ended_at=NOW, world_size=8, ranks={"n0": [0]}, facts={"every": 50}))
+    told = json.loads(here("advise", "--json").stdout)
+    assert told["present"]["said"] == "as `auto` chose it"
+    assert told["advised"]["steps"] == 200
+    assert "the most allowed is 200" in told["advised"]["because"]
+    assert "follows this by itself" not in here("advise").stdout
+
+
+def test_without_faults_and_recoveries_it_says_what_it_assumes(here: Command, book: History) -> None:
+    """The published rate, a minute of downtime, a rollback each; never a figure that was not measured without a word."""
+    author = a_long_job(book, faults=0, saves=2)
+    told = json.loads(here("advise", "--json").stdout)
+    assert told["rate"]["per_node_hour"] == pytest.approx(PUBLISHED)
+    assert (told["case"]["recovery_s"], told["case"]["rollback"]) == (60, 1)
+    assert len(told["assumed"]) == 3
+    text = here("advise", author.name).stdout
+    for words in ("how often faults come", "1 min 00 s of downtime", "from 2 only", "assumed, in all"):
+        assert words in " ".join(text.split())
+    assert told["loss"]["communication"] is None
+
+
+def test_before_the_first_save_there_is_nothing_to_advise(here: Command, book: History) -> None:
+    """The answer says what is missing and what to do; the figures that are known are shown."""
+    author = Author(book, "fresh", NOW)
+    author.job.spec["nodes"] = {"wanted": 3, "ranks": 8}
+    with book.session() as session:
+        session.merge(author.job)
+    done = here("advise", "fresh")
+    words = " ".join(done.stdout.split())
+    assert done.returncode == 0
+    assert "Advised: nothing yet What a save and step costs is not known yet: ask again after the first saves." in words
+    assert "3 nodes, 24 ranks" in words
+    told = json.loads(here("advise", "fresh", "--json").stdout)
+    assert (told["advised"], told["case"], told["table"], told["loss"]) == (None, None, [], None)
+
+
+def test_a_job_that_saves_nothing_is_told_so(here: Command, book: History) -> None:
+    """A number for it follows from the saves of an earlier run."""
+    author = a_long_job(book, plan={"every": 0}, saves=1)
+    with book.session() as session:
+        session.merge(author.job)
+    text = here("advise").stdout
+    assert "checkpoints now: no checkpoints" in text
+    assert "a fault that goes back to a checkpoint begins it anew" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("arguments", [["--every", "0"], ["--every", "-5"], ["--every", "often"], ["--every"]], ids=" ".join)
+def test_a_cadence_that_is_none_is_refused(arguments: list[str], here: Command, long: Author) -> None:
+    """Status 2, the option by its name, nothing on stdout."""
+    done = here("advise", "gpt-large", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--every" in done.stderr
+
+
+def test_phases_that_nobody_knows_and_odd_specs_do_no_harm(here: Command, long: Author, book: History) -> None:
+    """Rows of another version."""
+    with book.session() as session:
+        long.job.spec = {"checkpoint": {"every": "sometimes"}, "nodes": 3}
+        session.merge(long.job)
+    one = long.incident(9, "worker-sigkill", "rank 1", seconds=99)
+    long.write(Phase(job_id=long.job.id, incident_id=one.id, position=9, name="unheard of", seconds=1.0))
+    done = here("advise", "gpt-large", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["measured"]["fleet"]["phases"]["unheard of"] == 0.0

@@ -1,0 +1,142 @@
+"""How a flow chooses the cadence: from the history before it began and from what it has seen since."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from holdfast.control.cadence import ENOUGH, Cadence, case_of, parts_of
+from holdfast.history import models
+from holdfast.history.figures import Fleet, Work
+from holdfast.spec import CheckpointPlan
+from policies.cadence import Case, Limits, advise, rate_of
+
+AUTO = CheckpointPlan(every="auto")
+FLEET = Fleet(
+    jobs=3, node_hours=1000.0, faults=9, rungs={"restart-in-place": 9}, back=9, phases={"detect": 1.0, "load": 4.0, "rollback": 50.0}
+)
+WORK = Work(saves=20, save_s=2.0, steps=1000, step_s=0.5)
+
+
+def a_cadence(plan: CheckpointPlan = AUTO, fleet: Fleet = FLEET, work: Work = WORK, **more: Any) -> Cadence:
+    """Return what a flow knows."""
+    return Cadence(plan=plan, fleet=fleet, work=work, **more)
+
+
+def an_incident(rung: str, source: str | None = None) -> models.Incident:
+    """Return an incident that ended well."""
+    facts = None if source is None else {"source": source}
+    known: dict[str, Any] = {
+        "job_id": "j",
+        "number": 1,
+        "kind": "k",
+        "subject": "s",
+        "fault_at": 0.0,
+        "detected_at": 0.0,
+        "generation_before": 1,
+    }
+    return models.Incident(**known, rung=rung, outcome="recovered", facts=facts)
+
+
+def test_a_number_in_the_job_file_is_the_users_own_choice() -> None:
+    """Nothing is chosen, whatever was measured."""
+    assert a_cadence(CheckpointPlan(every=100)).choose(None, nodes=2, incidents=(), steps=()) is None
+    assert a_cadence(CheckpointPlan(every=0)).choose(None, nodes=2, incidents=(), steps=()) is None
+
+
+def test_before_enough_saves_the_cadence_stays_as_it_is() -> None:
+    """At the launch that is a hundred steps, within the limits."""
+    fresh = a_cadence(work=Work())
+    first = fresh.choose(None, nodes=2, incidents=(), steps=())
+    assert first is not None
+    assert (first.every, first.because) == (100, f"0 save(s) have been measured, {ENOUGH} are needed to judge what they cost")
+    for number in range(1, ENOUGH):
+        fresh.note_saved(2.0)
+        again = fresh.choose(70, nodes=2, incidents=(), steps=[0.5])
+        assert again is not None
+        assert (again.every, again.because[0]) == (70, str(number))
+
+
+def test_a_job_that_ran_before_begins_with_what_its_runs_have_shown() -> None:
+    """As the policy says, of its own nodes and of the faults that go back."""
+    found = a_cadence().choose(None, nodes=4, incidents=(), steps=())
+    rate = rate_of(9, 1000.0)
+    case = Case(save_s=2.0, step_s=0.5, between_s=3600 / rate.per_node_hour / 4, rollback=9.5 / 10, recovery_s=5.0)
+    assert case_of(FLEET, WORK, 4) == (case, rate)
+    assert found is not None
+    assert found.every == advise(case, Limits(least=10, most=10_000)).steps > 125
+    assert "a save costs 2 s" in found.because
+
+
+def test_what_the_flow_sees_itself_counts_from_the_first_few_saves_on() -> None:
+    """Saves that became a hundred times dearer are made ten times as rarely."""
+    cadence = a_cadence(CheckpointPlan(every="auto", every_most=10**6))
+    before = cadence.choose(None, nodes=4, incidents=(), steps=())
+    for _ in range(ENOUGH):
+        cadence.note_saved(200.0)
+    after = cadence.choose(None, nodes=4, incidents=(), steps=[0.5])
+    assert before is not None
+    assert after is not None
+    assert after.every == pytest.approx(10 * before.every, rel=0.1)
+    slower = cadence.choose(None, nodes=4, incidents=(), steps=[5.0])
+    assert slower is not None
+    assert slower.every == pytest.approx(after.every / 10, rel=0.01)
+
+
+def test_a_small_difference_changes_nothing_and_limits_hold() -> None:
+    """A present cadence within a quarter of the best stays."""
+    cadence = a_cadence()
+    best = cadence.choose(None, nodes=4, incidents=(), steps=())
+    assert best is not None
+    near = cadence.choose(round(best.every * 0.9), nodes=4, incidents=(), steps=())
+    assert near is not None
+    assert near.every == round(best.every * 0.9)
+    assert "near the best" in near.because
+    bound = a_cadence(CheckpointPlan(every="auto", every_most=150)).choose(None, nodes=4, incidents=(), steps=())
+    assert bound is not None
+    assert bound.every == 150
+    assert "the most allowed is 150" in bound.because
+
+
+def test_faults_since_the_flow_began_make_saves_denser() -> None:
+    """Each incident counts once, and not one that the history had already; so do the hours since."""
+    cadence = a_cadence(answered=frozenset({"old"}))
+    same = cadence.choose(None, nodes=4, incidents={"old"}, steps=())
+    more = cadence.choose(None, nodes=4, incidents={"old", *map(str, range(90))}, steps=())
+    assert same is not None
+    assert more is not None
+    assert more.every == pytest.approx(same.every * (9.5 / 99.5) ** 0.5, rel=0.05)
+    quiet = a_cadence(began=time.time() - 3600 * 10_000).choose(None, nodes=4, incidents=(), steps=())
+    assert quiet is not None
+    assert quiet.every == pytest.approx(same.every * 41**0.5, rel=0.05)
+
+
+def test_recoveries_without_a_rollback_make_saves_rarer() -> None:
+    """A take-over that went back to a checkpoint counts like a restart."""
+    cadence, other = a_cadence(), a_cadence()
+    for _ in range(90):
+        cadence.note_recovered(an_incident("take-over", "live"))
+        other.note_recovered(an_incident("take-over", "checkpoint"))
+    rare = cadence.choose(None, nodes=4, incidents=(), steps=())
+    dense = other.choose(None, nodes=4, incidents=(), steps=())
+    assert rare is not None
+    assert dense is not None
+    assert rare.every == pytest.approx(dense.every * (99.5 / 9.5) ** 0.5, rel=0.05)
+
+
+def test_the_parts_of_a_recovery_are_named_by_the_phases_they_are() -> None:
+    """What is no T counts as the detection; the rollback is left out, as it follows from the cadence."""
+    phases = {
+        "detect": 1.0,
+        "diagnose": 2.0,
+        "wait": 0.5,
+        "reschedule": 3.0,
+        "communication": 4.0,
+        "load": 5.0,
+        "warm-up": 6.0,
+        "rollback": 7.0,
+    }
+    parts = {"detection": 3.5, "reschedule": 3.0, "communication": 4.0, "load": 5.0, "compilation": 6.0}
+    assert parts_of(Fleet(phases=phases)) == parts

@@ -1,0 +1,133 @@
+"""What the history says was measured: of the fleet, and of a job's own work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from holdfast.history import Checkpoint, Generation, History, Lease, Phase, figures
+from tests.history.rows import a_fault, a_job, a_move, a_step, an_incident
+
+HOUR = 3600.0
+
+
+def write(history: History, *rows: Any) -> None:
+    """Write rows."""
+    with history.session() as session:
+        session.add_all(rows)
+
+
+def a_generation(job: str, number: int, begin: float, end: float | None, nodes: int) -> Generation:
+    """Return a generation that lasted from *begin* to *end*, in hours."""
+    ranks = {f"n{node}": [node] for node in range(nodes)}
+    return Generation(
+        job_id=job, number=number, at=begin * HOUR, ended_at=None if end is None else end * HOUR, world_size=nodes, ranks=ranks
+    )
+
+
+def saved(job: str, step: int, seconds: float | None, *, generation: int = 1, trouble: str | None = None) -> Checkpoint:
+    """Return a checkpoint."""
+    return Checkpoint(job_id=job, at=float(step), step=step, generation=generation, path=f"/c/{step}", seconds=seconds, trouble=trouble)
+
+
+def recovered(job: str, number: int, rung: str, phases: dict[str, float], **fields: Any) -> list[Any]:
+    """Return an incident that ended well, with its phases."""
+    one = an_incident(job, number, rung=rung, outcome="recovered", closed_at=2.0, **fields)
+    rows = [Phase(job_id=job, incident_id=one.id, position=place, name=name, seconds=phases[name]) for place, name in enumerate(phases)]
+    return [one, *rows]
+
+
+def test_an_empty_history_has_measured_nothing(history: History) -> None:
+    """Zeros and blanks, no error."""
+    assert figures.fleet(history) == figures.Fleet()
+    assert figures.work(history, "nobody") == figures.Work()
+
+
+def test_node_hours_are_those_in_which_nodes_belonged_to_a_generation(history: History) -> None:
+    """Of jobs that ended, of one that a flow steers now, and of one whose flow died: that lasts until its newest step."""
+    write(history, a_job(id="ended"), a_move("ended", "COMPLETED", at=9 * HOUR))
+    write(history, a_generation("ended", 1, 0, 2, 3), a_generation("ended", 2, 2, None, 3), a_generation("ended", 3, 5, None, 2))
+    write(history, a_job(id="live"), a_generation("live", 1, 90, None, 4))
+    write(history, Lease(job_id="live", epoch=1, holder="a flow", host="h", pid=1, pid_started=0.0, expires_at=101 * HOUR))
+    write(history, a_job(id="dead"), a_generation("dead", 1, 10, None, 1), a_generation("dead", 2, 14, None, 5))
+    write(history, a_step("dead", 1, at=11 * HOUR), *(a_step("dead", step, generation=2, at=(14 + step) * HOUR) for step in (1, 2)))
+    write(history, a_job(id="never"), a_generation("never", 1, 50, None, 8))
+    found = figures.fleet(history, now=100 * HOUR)
+    assert found.node_hours == pytest.approx(3 * 2 + 3 * 3 + 4 * 2 + 10 * 4 + 1 * 4 + 5 * 2)
+    assert found.jobs == 4
+
+
+def test_faults_are_the_interruptions_that_were_nobodys_wish_and_not_the_scripts(history: History) -> None:
+    """Recovered, given up, or still open; one that passed, a stop, and an error of the user's count for nothing."""
+    write(history, *(an_incident("j", number, outcome=outcome) for number, outcome in enumerate(["recovered", "gave-up", None])))
+    write(history, *(an_incident("j", number, outcome=outcome) for number, outcome in ((4, "passed"), (5, "stopped"))))
+    mine, echo = an_incident("j", 6, outcome="gave-up"), an_incident("j", 7, outcome="recovered")
+    write(history, mine, a_fault("j", incident_id=mine.id, level="user-error", root=True))
+    write(history, echo, a_fault("j", incident_id=echo.id, level="user-error"), a_fault("j", level="record"))
+    assert figures.fleet(history).faults == 4
+
+
+def test_recoveries_are_counted_by_rung_and_by_whether_they_went_back(history: History) -> None:
+    """A take-over goes back only when no living rank held the state."""
+    rows = [
+        *recovered("j", 1, "take-over", {}, facts={"source": "live"}),
+        *recovered("j", 2, "take-over", {}, facts={"source": "checkpoint"}),
+        *recovered("j", 3, "take-over", {}),
+        *recovered("k", 1, "restart-in-place", {}),
+        an_incident("k", 2, rung="replace-node"),
+    ]
+    write(history, *rows)
+    found = figures.fleet(history)
+    assert found.rungs == {"take-over": 3, "restart-in-place": 1}
+    assert list(found.rungs) == ["take-over", "restart-in-place"]
+    assert (found.recoveries, found.back) == (4, 2)
+
+
+def test_phases_are_medians_over_the_recoveries_that_were_timed(history: History) -> None:
+    """One that a recovery did not have took no time in it; the same phase twice in one counts together."""
+    write(history, *recovered("j", 1, "restart-in-place", {"detect": 1.0, "load": 4.0}))
+    write(history, *recovered("j", 2, "restart-in-place", {"detect": 3.0, "load": 2.0}))
+    write(history, *recovered("k", 1, "take-over", {"detect": 2.0}), *recovered("k", 2, "take-over", {}))
+    twice = recovered("k", 3, "replace-node", {"detect": 9.0, "load": 5.0})
+    write(history, *twice, Phase(job_id="k", incident_id=twice[0].id, position=7, name="load", seconds=5.0))
+    gave_up = an_incident("k", 4, outcome="gave-up")
+    write(history, gave_up, Phase(job_id="k", incident_id=gave_up.id, position=0, name="detect", seconds=99.0))
+    assert figures.fleet(history).phases == {"detect": 2.5, "load": 3.0}
+
+
+def test_the_work_of_a_job_is_that_of_its_newest_runs(history: History) -> None:
+    """Saves that stand and steps, whichever generation made them; another job's and old ones say nothing."""
+    write(history, *(a_job("gpt", id=f"run{number}") for number in range(figures.RUNS + 1)), a_job("other", id="run9"))
+    write(history, saved("run0", 1, 50.0), saved("run9", 1, 60.0), a_step("run0", 1, seconds=50.0), a_step("run9", 1, seconds=60.0))
+    write(history, saved("run1", 1, 3.0), saved("run5", 1, 1.0), saved("run5", 2, 2.0))
+    write(history, saved("run5", 3, 90.0, trouble="checkpoint-corrupt"), saved("run5", 4, None))
+    write(history, *(a_step("run5", step, seconds=float(step)) for step in (1, 2, 3)), a_step("run4", 1, seconds=9.0))
+    found = figures.work(history, "gpt")
+    assert (found.saves, found.save_s) == (3, 2.0)
+    assert (found.steps, found.step_s) == (4, 2.5)
+
+
+def test_the_spacing_of_saves_is_what_the_newest_generation_did(history: History) -> None:
+    """Whatever the job file says: a script may have its own mind."""
+    write(history, a_job("gpt", id="r"), *(saved("r", step, 1.0) for step in (100, 200)))
+    assert figures.work(history, "gpt").spacing == 100
+    write(history, saved("r", 207, 1.0, generation=2))
+    assert figures.work(history, "gpt").spacing == 100
+    write(history, *(saved("r", step, 1.0, generation=2) for step in (214, 221, 300)))
+    assert figures.work(history, "gpt").spacing == 7
+
+
+def test_of_a_long_job_only_the_newest_steps_are_read(history: History) -> None:
+    """Ten thousand are there, one thousand come; the fleet's figures read one."""
+    write(history, a_job("gpt", id="r"), a_generation("r", 1, 0, None, 1))
+    write(history, *(a_step("r", step, seconds=1.0 if step <= 9500 else 3.0) for step in range(1, 10_001)))
+    read: list[str] = []
+    event.listen(history.engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: read.append(" ".join(statement.split())))
+    found = figures.work(history, "gpt")
+    assert (found.steps, found.step_s) == (figures.STEPS, 2.0)
+    assert figures.fleet(history).node_hours == pytest.approx(10_000 / HOUR)
+    of_steps = [statement for statement in read if "FROM step" in statement]
+    assert len(of_steps) == 2
+    assert all("LIMIT" in statement and "ORDER BY" in statement for statement in of_steps)

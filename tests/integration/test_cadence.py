@@ -1,0 +1,52 @@
+"""A job whose cadence follows what was measured: at a recovery it goes over to another one, and the history says why."""
+
+from __future__ import annotations
+
+from holdfast.history import queries
+from tests.integration.stage import Stage
+
+EVERY = "os.environ['HOLDFAST_SAVE_EVERY']"
+SAVES = (
+    f"if rank == 0 and step % int({EVERY}) == 0: "
+    f"wish = line.may_commit(step).every; line.saved(step, f'/c/{{step}}', 0.001, 1); {EVERY} = str(wish or {EVERY})"
+)
+"""The paced script writes no real checkpoint, but asks for leave and tells of one whenever one is due, as the runtime does."""
+
+
+def test_a_recovery_takes_the_cadence_that_the_measured_figures_ask_for(stage: Stage) -> None:
+    """From 40 steps, the most allowed, to fewer: saves cost a millisecond, and a fault came within the first seconds."""
+    plan = {"every": "auto", "every_least": 2, "every_most": 40}
+    args = ["--steps", "200", "--pace", "0.02", "--each", SAVES]
+    play = stage.play("paced-saves", args=args, nodes={"wanted": 2, "ranks": 1}, checkpoint=plan)
+    play.chaos.at_step(130, lambda: play.chaos.kill(1))
+    assert play.ends() == 0, play.log()
+    assert play.kinds() == ["worker-sigkill"]
+    first, second = (one.facts or {} for one in queries.generations(stage.history, play.job.id))
+    assert first["every"] == 40
+    assert 2 <= second["every"] < 30
+    saved = queries.checkpoints(stage.history, play.job.id)
+    assert [one.step for one in saved if one.generation == 1] == [40, 80, 120]
+    after = [one.step or 0 for one in saved if one.generation == 2]
+    assert len(after) > 1
+    told = [one.text for one in queries.remarks(stage.history, play.job.id) if "on a checkpoint every" in one.text]
+    assert told[0] == "from generation 1 on a checkpoint every 40 steps: 0 save(s) have been measured, 3 are needed to judge what they cost"
+    assert "from generation 2 on a checkpoint every " in told[1]
+    assert " (before: 40): a save costs 1 ms, a step " in told[1]
+
+
+def test_a_running_job_goes_over_to_the_measured_cadence_with_a_save(stage: Stage) -> None:
+    """Without a fault: once three saves have shown how little is gained by so many, there are as few as allowed."""
+    args = ["--steps", "900", "--pace", "0.01", "--each", SAVES]
+    play = stage.play("quiet", args=args, nodes={"wanted": 2, "ranks": 1}, checkpoint={"every": "auto", "every_most": 400})
+    assert play.ends() == 0, play.log()
+    assert play.kinds() == []
+    saved = [one.step for one in queries.checkpoints(stage.history, play.job.id)]
+    assert saved[:3] == [100, 200, 300]
+    assert saved[-1] == 800
+    assert 700 not in saved
+    (only,) = queries.generations(stage.history, play.job.id)
+    assert (only.facts or {})["every"] == 400
+    told = [one.text for one in queries.remarks(stage.history, play.job.id) if "on a checkpoint every" in one.text]
+    assert told[1].startswith("from the next save on a checkpoint every 400 steps (before: 100): a save costs 1 ms, a step ")
+    assert told[1].endswith("the most allowed is 400")
+    assert len(told) == 2
