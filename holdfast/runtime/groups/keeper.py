@@ -32,7 +32,7 @@ from holdfast.runtime.idle import idle
 from holdfast.runtime.link import link
 from holdfast.runtime.loader import Loader
 from holdfast.runtime.planner import Holding, NoPlan, Plan, Stored, plan
-from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled
+from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled, pieces_of
 from holdfast.runtime.snapshots.taker import Taker
 from holdfast.runtime.state import Stateful, Training
 from holdfast.wire import Message
@@ -375,7 +375,7 @@ class Keeper:
         told = assembly.council.gather(self._holding(generation))  # now under the names that a newcomer's groups have here
         checkpoints = set.intersection(*(set(one["checkpoints"]) for one in told.values()))  # of those that every rank can see
         stored = self._stored(generation, told)
-        found = plan(_holdings(told, self.facts), checkpoints, stored)
+        found = plan(_holdings(told, self.facts, stored), checkpoints, stored)
         clock.lap("meet")
         if isinstance(found, NoPlan):
             link().report("cannot", generation=generation.number, why=found.why)
@@ -587,9 +587,12 @@ def _of_groups(error: RuntimeError) -> bool:
     return is_peer_loss(error) or isinstance(error, transfer.Damaged | Spoiled)
 
 
-def _holdings(told: dict[int, dict[str, Any]], facts: dict[str, Any]) -> list[Holding]:
-    """Return the ranks' holdings as the planner reads them; before any step is done everybody's piece is its own."""
-    pieces = facts.get("pieces", {})
+def _holdings(told: dict[int, dict[str, Any]], facts: dict[str, Any], stored: set[Stored]) -> list[Holding]:
+    """Return the ranks' holdings as the planner reads them.
+
+    When nobody is left who knows whose state is a copy of whose, snapshots tell; before any step is done everybody's is its own.
+    """
+    pieces = facts.get("pieces") or {str(rank): piece for rank, piece in pieces_of(stored).items()}
     return [
         Holding(
             rank=rank,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.planner import Holding, NoPlan, Plan, Stored, plan
-from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled
+from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled, pieces_of
 from holdfast.runtime.state import Training
 from holdfast.runtime.trouble import Teller, Trouble
 from holdfast.runtime.world import World
@@ -39,7 +39,7 @@ def from_memory(training: Training, memory: Memory, world: World, newest: int, g
 
 def _holdings(stored: set[Stored], nodes: list[str]) -> list[Holding]:
     """Return what the ranks need: the piece that the newest snapshot of each names."""
-    pieces = {one.rank: one.piece for one in sorted(stored, key=lambda one: one.moment)}
+    pieces = pieces_of(stored)
     return [Holding(rank=rank, piece=pieces.get(rank, f"of rank {rank}"), node=node) for rank, node in enumerate(nodes)]
 
 

@@ -141,6 +141,11 @@ def _item(node: str, name: str, label: Label) -> dict[str, Any]:
     return {"node": node, "name": name, **{key: values[key] for key in ("step", "lineage", "rank", "piece", "part", "parts")}}
 
 
+def pieces_of(stored: Iterable[Stored]) -> dict[int, str]:
+    """Return the piece of each rank, as its newest snapshot names it."""
+    return {one.rank: one.piece for one in sorted(stored, key=lambda one: one.moment)}
+
+
 class Restorer:
     """Puts what was fetched into the training of this rank."""
 
