@@ -24,7 +24,10 @@ from holdfast.runtime.groups.managed import ManagedGroup
 from holdfast.runtime.groups.mover import Mover
 from holdfast.runtime.groups.planned import Moves, Prepared
 from holdfast.runtime.link import link
+from holdfast.runtime.snapshots.copier import _Memory
+from holdfast.runtime.snapshots.stored import Restorer
 from holdfast.runtime.world import World
+from holdfast.vault import Slot
 from holdfast.wire import Message
 
 
@@ -170,6 +173,10 @@ if "CHAOS" in os.environ:  # in a worker: a test that only names faults must not
     _around(Mover, "_receive", "loading", "loaded")
     _around(Saver, "save", "saving")
     _around(Mover, "_send", "giving")
+    _around(Slot, "begin", "opening", "opened")
+    _around(_Memory, "copy", "copying", "copied")
+    _around(Slot, "seal", "sealing", "sealed")
+    _around(Restorer, "take", "restoring", "restored")
     _before_answers()
     _before_operations()
     _in_planned_moves()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.ports import free_port
+from holdfast.vault import labels
 from holdfast.wire import LineBuffer, Message, encode, listen
 from tests.runtime.ranks import ROOT
 from tests.waiting import wait_until
@@ -91,7 +92,11 @@ class FlowDouble:
     """One job: `begin` it, wait for a fault, `regroup`, and `finish`."""
 
     def __init__(self, workers: Workers, folder: Path, script: str, *arguments: object, ranks: int = 4, **more: Any) -> None:
-        """Make a job of *script* on *ranks*; *more*: ``chaos`` (faults the script does to itself), ``save`` (steps between checkpoints)."""
+        """Make a job of *script* on *ranks*.
+
+        *more*: ``chaos`` (faults the script does to itself), ``save`` (steps between checkpoints), ``stride`` (ranks of a node), ``memory``
+        (every node has a vault; other than a job's own, one that takes every snapshot, however long that holds training up).
+        """
         self.workers, self.folder, self.ranks = workers, folder, ranks
         self.argv = [str(SCRIPTS / f"{script}.py"), str(folder), *(str(one) for one in arguments)]
         self.generation, self.serve, self.stride = 1, 0, more.get("stride", 2)
@@ -114,6 +119,7 @@ class FlowDouble:
         self._lines: dict[int, socket.socket] = {}
         self._all: list[int] = []
         self._rank_of: dict[int, int] = {}
+        self._memory = bool(more.get("memory"))
         self._given = {"CHAOS": json.dumps(more.get("chaos", [])), "HOLDFAST_SAVE_EVERY": str(more.get("save", 0))}
         self._server = listen(folder / "s")
         threading.Thread(target=self._accept, daemon=True).start()
@@ -134,6 +140,29 @@ class FlowDouble:
         standing = {"HOLDFAST_STANDBY": str(number), "HOLDFAST_ROLES": json.dumps(known), "HOLDFAST_PARK": str(park)}
         self._fork(f"s{number}", {**self._of(min(known[park])), **standing, **(environment or {})}, f"standby-{number}")
 
+    def vault(self, rank: int) -> Path:
+        """Return where the node of *rank* keeps snapshots."""
+        return self.folder / "memory" / f"node-{rank // self.stride}"
+
+    def snapshots(self, rank: int) -> list[tuple[int, Path]]:
+        """Return the whole snapshots that *rank* has taken on its node: their steps and files, oldest first."""
+        found = {path: label for path, label in labels(self.vault(rank)).items() if label.rank == rank}
+        return sorted((label.step, path) for path, label in found.items())
+
+    def restart(self) -> None:
+        """Kill whoever lives and start all ranks anew, as the flow does when nobody can go on."""
+        for rank in range(self.ranks):
+            with suppress(ProcessLookupError):
+                os.kill(self.pids[rank], signal.SIGKILL)
+        for rank in range(self.ranks):
+            self.until_dead(rank)
+        self.generation = self.newest = self.newest + 1
+        self._store = ("127.0.0.1", free_port())
+        self.serve, self.incarnations = 0, dict.fromkeys(range(self.ranks), self.generation)
+        for rank in range(self.ranks):
+            self.changes[rank] += 1
+        self.begin()
+
     def _of(self, rank: int) -> dict[str, str]:
         return {"RANK": str(rank), "LOCAL_RANK": str(rank % self.stride), "HOLDFAST_GENERATION": str(self.generation)}
 
@@ -147,6 +176,11 @@ class FlowDouble:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._store[1]),
         }
+        if self._memory:
+            vault = self.vault(int(environment["RANK"]))
+            vault.mkdir(parents=True, exist_ok=True)
+            job |= {"HOLDFAST_VAULT": str(vault), "HOLDFAST_NODE": vault.name}
+            job |= {"HOLDFAST_MEMORY_POLICY": "pause", "HOLDFAST_MEMORY_PAUSE": "10"}
         self.pids[key] = self.workers.fork(self.argv, {**job, **self._given, **environment}, self.folder / f"{log}.log")
         self._all.append(self.pids[key])
         if isinstance(key, int):

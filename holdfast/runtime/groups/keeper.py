@@ -429,12 +429,13 @@ class Keeper:
             moved = self._mover(generation).move(meeting.plan, self._lights, self._give_light)
             moved = self._take_from_memory(meeting.plan, generation, moved)
         clock.lap("load")
+        knows = not self.new and self.live == meeting.plan.step  # the loss of the step that all go on from
         self.live = self._step = meeting.plan.step
         self._go_on(meeting.plan, generation)
         if meeting.plan.checkpoint:
             assembly.council.reduce({"ok": True}, _both)
         else:  # so that a buddy that is new has the light state of its ward before anything can happen to that
-            mine: dict[str, Any] = {"ok": True, "told": None if self.new else [generation.rank, *self.last]}
+            mine: dict[str, Any] = {"ok": True, "told": [generation.rank, *self.last] if knows else None}
             told = assembly.council.vote(mine, _both, {"ok": False, "told": None}, self._packed(self.light()), self._keep)
             verdict["told"] = told["told"][1:] if told["told"] else None
         assembly.enter(generation)

@@ -1,0 +1,112 @@
+"""Snapshots in the nodes' memory, and the way back to them: to the bit, one step lost at most, wherever a rank dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.vault import PAGE, Snapshot, Unusable
+from tests.runtime.chaos import fault
+from tests.runtime.flow_double import UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
+from tests.runtime.test_groups_bit_equality import INTERLEAVED, PIPELINE, SHARDED, taken_over
+
+
+@pytest.fixture(scope="module")
+def runs(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
+    """Give what runs an example without any disturbance and without snapshots, each once."""
+    known: dict[str, Ended] = {}
+
+    def run(*argv: str, **more: int) -> Ended:
+        key = str((argv, more))
+        if key not in known:
+            known[key] = undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "example", UNTIL, *argv, **more))
+        return known[key]
+
+    return run
+
+
+def flip(path: Path, at: int = PAGE) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    with path.open("r+b") as file:  # in place: it is a file that processes have mapped
+        file.seek(at)
+        file.write(data[at : at + 1])
+
+
+PLACES = ["opening", "opened", "copying", "copied", "sealing", "sealed", "vote", "voted"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_rank_dies_anywhere_in_a_snapshot(job: Job, runs: Callable[..., Ended], place: str) -> None:
+    """Its shard is nowhere else: all go back to the newest step that every rank has whole, which is one step away at most."""
+    whole = runs(*SHARDED, ranks=2, stride=1)
+    flow = job(*SHARDED, script="example", ranks=2, stride=1, memory=True, chaos=[fault(1, place, 10)])
+    sources, steps = taken_over(flow, 1)
+    assert sources == {"memory"}
+    assert len(steps) == 1
+    last = max(beat["step"] for beat in flow.of("beat") if beat["generation"] == 1)
+    assert last - 1 <= steps.pop() <= last
+    assert_undisturbed(flow, whole)
+
+
+def test_what_was_flipped_in_memory_is_not_used(job: Job, runs: Callable[..., Ended]) -> None:
+    """The newest snapshot of the lost rank has a flipped bit: all go back to the one before, and it is said why."""
+    whole = runs(*SHARDED, ranks=2, stride=1)
+    flow = job(*SHARDED, script="example", ranks=2, stride=1, memory=True, chaos=[fault(1, "vote", 12)])
+    flow.until_dead(1)
+    (older, _), (newest, path) = flow.snapshots(1)[-2:]
+    flip(path)
+    with Snapshot(path) as snapshot, pytest.raises(Unusable, match="was changed in memory"):
+        snapshot.verify()
+    flow.regroup([1])
+    broken = flow.hear("broken", 1)
+    assert f"the snapshot of rank 1 at step {newest} in the memory of node-1 cannot be used" in broken["why"]
+    flow.regroup([])
+    assert {(one["source"], one["step"]) for one in flow.mended()} == {("memory", older)}
+    assert_undisturbed(flow, whole)
+
+
+def test_all_ranks_die_at_once(job: Job, runs: Callable[..., Ended]) -> None:
+    """Nobody is left, and no checkpoint was ever written: new processes go on from the memory of their nodes."""
+    whole = runs(*PIPELINE)
+    flow = job(*PIPELINE, "gate-11", script="example", memory=True)
+    for rank in range(flow.ranks):
+        flow.hear("beat", rank, step=10)
+    flow.restart()
+    resumed = [flow.hear("resumed", rank, generation=2) for rank in range(flow.ranks)]
+    assert {one["step"] for one in resumed} <= {9, 10}
+    assert len({one["step"] for one in resumed}) == 1
+    (flow.folder / "gate-11").touch()
+    assert_undisturbed(flow, whole)
+    assert not list((flow.folder / "checkpoints").glob("step-*"))
+
+
+def test_copies_share_the_work_and_put_it_together_again(job: Job, runs: Callable[..., Ended]) -> None:
+    """Each of the two ranks of a stage keeps half of it; one node's memory has one half of both stages, the other one the rest."""
+    whole = runs(*INTERLEAVED)
+    flow = job(*INTERLEAVED, "gate-9", script="example", memory=True)
+    for rank in range(flow.ranks):
+        flow.hear("beat", rank, step=8)
+    flow.restart()
+    labels = [flow.snapshots(rank)[-1][1] for rank in range(flow.ranks)]
+    with Snapshot(labels[0]) as first, Snapshot(labels[1]) as second:
+        assert (first.label.piece, first.label.parts, first.label.part) == (second.label.piece, 2, 0)
+        assert second.label.part == 1
+    flow.hear("resumed", 0, generation=2)
+    (flow.folder / "gate-9").touch()
+    assert_undisturbed(flow, whole)
+
+
+@pytest.mark.parametrize("place", ["restoring", "restored"])
+def test_a_survivor_dies_while_it_goes_back(job: Job, runs: Callable[..., Ended], place: str) -> None:
+    """Its own snapshots are still there for the process that takes its place."""
+    whole = runs(*SHARDED, ranks=2, stride=1)
+    chaos = [fault(1, "copying", 10), fault(0, place, 10)]
+    flow = job(*SHARDED, script="example", ranks=2, stride=1, memory=True, chaos=chaos)
+    flow.until_dead(1)
+    flow.regroup([1])
+    assert taken_over(flow, 0)[0] == {"memory"}
+    assert_undisturbed(flow, whole)
