@@ -50,6 +50,8 @@ def start_workers(run: Run) -> None:
     """Order every node to start its workers, all at once; a node that does not is evidence."""
     address, port = run.lineup.store
     environments = rank_environments(run.board.membership, generation=run.generation, address=address, port=port, job=run.job.name)
+    for worker in (worker for workers in environments.values() for worker in workers):
+        worker["environment"] |= run.replicas.environment()
     answers = run.fleet.each(
         run.members,
         lambda node: run.fleet.channel(node).order(
