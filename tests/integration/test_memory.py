@@ -98,6 +98,8 @@ def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
     os.killpg(play.process.pid, signal.SIGKILL)
     play.process.wait()
     again = stage.again("again", play.spec)
+    adopted = lambda: any("adopted" in remark.text for remark in queries.remarks(stage.history, play.job.id))  # noqa: E731
+    wait_until(adopted, seconds=60, explain=again.log)
     newest = copied(stage, play)
     wait_until(lambda: copied(stage, play) > newest + 20, seconds=60, explain=again.log)
     os.kill(again.process.pid, signal.SIGTERM)
