@@ -19,6 +19,7 @@ from detectors.evidence import (
     Evidence,
     GroupTrouble,
     HangLimits,
+    MemoryTrouble,
     Overrun,
     Progress,
     Raised,
@@ -30,6 +31,7 @@ from detectors.evidence import (
 )
 from detectors.exceptions import EXCEPTION, GPU_MEMORY, NETWORK, PEER_LOST
 from detectors.groups import GROUP_BROKEN, see_broken, see_take_over
+from detectors.memory import see_memory
 from detectors.node import see_silence
 from detectors.process import EXIT_CODE, EXIT_EARLY, NOT_RUNNABLE, see_exit, see_start, see_stop
 from detectors.progress import see_cut_short, see_overrun, see_progress
@@ -87,6 +89,7 @@ LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | None]]] = {
     AgentSilence: see_silence,
     Progress: see_progress,
     CheckpointTrouble: see_trouble,
+    MemoryTrouble: see_memory,
     StartTrouble: see_start,
     CutShort: see_cut_short,
     Overrun: see_overrun,

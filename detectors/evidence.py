@@ -118,6 +118,16 @@ class CheckpointTrouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTrouble:
+    """What a node's agent said about state that is not kept in memory, or not on another node."""
+
+    node: str
+    at: float
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartTrouble:
     """Workers that could not be started."""
 
@@ -178,6 +188,7 @@ Evidence = (
     | AgentSilence
     | Progress
     | CheckpointTrouble
+    | MemoryTrouble
     | StartTrouble
     | GroupTrouble
     | TakeOverTrouble

@@ -46,6 +46,7 @@ WORKER_VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_KEEP": "Checkpoints kept.",
     "HOLDFAST_VAULT": "Folder in the node's memory for snapshots of the state; missing where none is kept.",
     "HOLDFAST_VAULT_LIMIT": "Bytes that all snapshots and replicas on this node may take.",
+    "HOLDFAST_MEMORY_SERVERS": "Node to host and port of what serves its snapshots, as JSON; spare nodes too.",
     "HOLDFAST_MEMORY_EVERY": "Steps between two snapshots in memory; 0 takes none.",
     "HOLDFAST_MEMORY_OVERHEAD": "Share of a step's time that snapshots may cost.",
     "HOLDFAST_MEMORY_POLICY": "`skip` or `pause`: what to do when a copy does not fit into the idle time.",

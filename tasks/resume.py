@@ -49,6 +49,8 @@ def resume(job: str) -> Turn:
 def start_workers(run: Run) -> None:
     """Order every node to start its workers, all at once; a node that does not is evidence."""
     environments = rank_environments(run.board.membership, generation=run.generation, lineup=run.lineup, job=run.job.name)
+    for worker in (worker for workers in environments.values() for worker in workers):
+        worker["environment"] |= run.replicas.environment()
     answers = run.fleet.each(
         run.members,
         lambda node: run.fleet.channel(node).order(

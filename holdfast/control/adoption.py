@@ -36,6 +36,7 @@ def adopt(run: Run) -> None:
         generation, membership = newest["generation"], newest["membership"]
     _continue(run, generation, membership, row)
     _take_standbys(run, told, generation)
+    run.replicas.adopt(told)
     for node in membership:
         if node not in told:
             run.fleet.unreached[node] = "no agent was there to adopt"
@@ -93,6 +94,7 @@ def _remember(run: Run) -> None:
     known = queries.incidents(run.history, run.job.id)
     run.incidents = max((one.number for one in known), default=0)
     faults = queries.faults(run.history, run.job.id)
+    run.replicas.remember((one.kind, one.node, one.at) for one in faults)
     for decision in queries.decisions(run.history, run.job.id):
         if decision.rung == Rung.GIVE_UP:
             continue

@@ -21,6 +21,7 @@ from holdfast.control.lineup import Lineup
 from holdfast.control.move import MoveInWork
 from holdfast.control.plan import roles_environment, seat_environment
 from holdfast.control.rebuilt import facts_of
+from holdfast.control.replicas import Replicas
 from holdfast.control.requests import Requests
 from holdfast.control.standbys import Pool, Wanted, places_for
 from holdfast.errors import LeaseLost
@@ -41,6 +42,8 @@ TICK: Final = 0.1
 PING: Final = 1.0
 FILL: Final = 0.5
 """Seconds between two looks at the pool of standbys, while training runs."""
+STARTED: Final = frozenset({State.LAUNCHING, State.RUNNING, State.RESUMING, State.MIGRATING})
+"""States in which the job's nodes are those that will train."""
 SETTLED: Final = 300.0
 """Seconds a job without steps must run for its recovery to count as having brought it on."""
 
@@ -70,6 +73,7 @@ class Run:
     keeper: LeaseKeeper = field(init=False)
     pool: Pool = field(init=False)
     requests: Requests = field(init=False)
+    replicas: Replicas = field(init=False)
     state: State = State.LAUNCHING
     generation: int = 0
     members: tuple[str, ...] = ()
@@ -111,6 +115,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.pool = Pool(self.fleet, self.remark)
+        self.replicas = Replicas(self.fleet, self.spec.checkpoint.memory)
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -186,6 +191,8 @@ class Run:
             self._next_ping = now + PING
             self.fleet.ping()
             self.drop_dead_spares()
+            if self.state in STARTED:
+                self.replicas.keep_up(self.members)
         if now >= self._next_fill and self.state is State.RUNNING and self.incident is None:
             self._next_fill = now + FILL
             self.fill_pool()
@@ -266,6 +273,17 @@ class Run:
         for fault in see([self.board.trouble(node, event)], limits_of(self.spec.limits)):
             self.record_fault(fault, incident=None)
             self.remark(f"{fault.entry.title}: {fault.quote}. Cure: {fault.entry.action}")
+
+    def _of_memory(self, node: str, event: Message) -> None:
+        """Record a trouble with the state in memory; training goes on through it."""
+        evidence, words = self.replicas.take(node, event)
+        for fault in see([evidence], limits_of(self.spec.limits)) if evidence is not None else ():
+            self.record_fault(fault, incident=None)
+            words = words and f"{fault.entry.title}: {words}. Cure: {fault.entry.action}"
+        if words:
+            self.remark(words)
+
+    _on_memory_none = _on_memory_full = _on_replica_lost = _on_replica_kept = _of_memory
 
     def record_fault(self, fault: Fault, *, incident: str | None, root: bool = False) -> models.Fault:
         """Write a fault into the history, and return its row."""
@@ -390,7 +408,8 @@ class Run:
     def seat_environment(self, rank: int, generation: int | None = None, lineup: Lineup | None = None) -> dict[str, str]:
         """Return what a process that takes over *rank* must know of its place."""
         number, ranks = self.generation if generation is None else generation, self.spec.nodes.ranks
-        return seat_environment(rank, lineup or self.lineup, generation=number, ranks_per_node=ranks, job=self.job.name)
+        place = seat_environment(rank, lineup or self.lineup, generation=number, ranks_per_node=ranks, job=self.job.name)
+        return {**place, **self.replicas.environment()}
 
     def regular(self) -> tuple[str, ...]:
         """Return the nodes that hold the job's ranks when each holds as many as it can."""
@@ -415,6 +434,7 @@ class Run:
         self.generation, self.newest, self.members = number, max(self.newest, number), tuple(membership)
         self.lineup, self.port = lineup, lineup.store[1]
         self._recorded = self._saved = 0
+        self._next_ping = 0.0  # whose snapshots are kept where has to follow
 
     def enter_generation(self, number: int, membership: dict[str, list[int]], *, lineup: Lineup, because: str) -> None:
         """End the current generation, begin the next one, and put both on record."""

@@ -121,17 +121,20 @@ class Pusher(threading.Thread):
                 self._push(line, reading)
 
     def _push(self, line: Line, reading: Reading) -> None:
-        """Push one snapshot, as its bytes come to be there; give it up when it is given up."""
+        """Push one snapshot, unless it is not taken."""
         line.tell({"label": asdict(reading.label)})
         answer = line.hear()
-        if answer.get("ok") is not True:
-            if answer.get("again"):  # somebody reads what it would replace: the newest shall not be left out for that
-                self._over.wait(AGAIN_SECONDS)
-                return
+        if answer.get("ok") is True:
+            self._stream(line, reading)
+        elif answer.get("again"):  # somebody reads what it would replace: the newest shall not be left out for that
+            self._over.wait(AGAIN_SECONDS)
+        else:
             self._last = order_of(reading.label)
             if answer.get("have"):
                 self._home.kept()
-            return
+
+    def _stream(self, line: Line, reading: Reading) -> None:
+        """Send a snapshot as its bytes come to be there; give it up when it is given up."""
         sent = 0
         while not self._over.is_set():
             count = self._news.count()

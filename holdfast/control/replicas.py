@@ -1,0 +1,101 @@
+"""Who keeps whose snapshots: homes arranged beside training as nodes come and go, and what agents tell of the memory."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+from detectors.evidence import MemoryTrouble
+from holdfast.control.fleet import Fleet
+from holdfast.errors import WorldError
+from holdfast.spec.job import MemoryPlan
+from holdfast.wire import Message
+from policies.replicas import replica_homes
+
+KINDS: Final = {"memory.none": "memory-none", "memory.full": "memory-limit", "replica.lost": "replica-lost"}
+"""What a node's event is in the catalogue."""
+
+
+class Replicas:
+    """The replicas of one job's snapshots."""
+
+    def __init__(self, fleet: Fleet, plan: MemoryPlan) -> None:
+        self.known: set[tuple[str, str | None, float]] = set()
+        """Kind, node and time of what is on record already: a flow that adopts a job hears of it again."""
+        self._fleet, self._plan = fleet, plan
+        self._homes: Mapping[str, Sequence[str]] = {}
+        self._ordered: dict[str, tuple[object, list[list[Any]]]] = {}
+        self._asked: dict[str, Future[Message]] = {}
+        self._open: set[tuple[str, str]] = set()
+        self._begun = time.time()
+
+    def environment(self) -> dict[str, str]:
+        """Return what workers must know to fetch snapshots from any node of the job, those without ranks among them."""
+        servers = {node: list(address) for node, address in sorted(self._fleet.memory.items())}
+        return {"HOLDFAST_MEMORY_SERVERS": json.dumps(servers)} if servers else {}
+
+    # -- homes --------------------------------------------------------------------------------------------------------
+
+    def adopt(self, told: Mapping[str, Message]) -> None:
+        """Learn from the agents which homes the flow before had chosen."""
+        nodes = {address: node for node, address in self._fleet.memory.items()}
+        homes = {node: [tuple(address) for address in (one.get("memory") or {}).get("to") or ()] for node, one in told.items()}
+        self._homes = {node: [nodes[address] for address in held if address in nodes] for node, held in homes.items()}
+
+    def keep_up(self, members: Sequence[str]) -> None:
+        """See to it that the snapshots of each of *members* go where they should; wait for nothing."""
+        if not self._plan.replicas:
+            return
+        self._settle()
+        alive = [node for node in self._fleet.alive() if node in self._fleet.memory]
+        nodes = [node for node in members if node in alive]
+        self._homes = replica_homes(self._with_spares(nodes, alive), self._fleet.source.domain, self._plan.replicas, before=self._homes)
+        for node in nodes:
+            order = (self._fleet.channels.get(node), [list(self._fleet.memory[home]) for home in self._homes[node]])
+            if self._ordered.get(node) != order:
+                self._ordered[node] = order
+                self._asked[node] = self._fleet.later(node, "replicate", to=order[1], bandwidth=self._plan.bandwidth)
+
+    def _with_spares(self, nodes: list[str], alive: list[str]) -> list[str]:
+        """Return who can be a home: those with ranks; spare ones only where these would leave a node without a home that is apart."""
+        domain, spares = self._fleet.source.domain, [node for node in alive if node not in nodes]
+        if len({domain(node) for node in nodes}) > 1:
+            return nodes
+        apart = [node for node in spares if domain(node) not in map(domain, nodes)]
+        return [*nodes, *(apart or (spares if len(nodes) == 1 else []))]
+
+    def _settle(self) -> None:
+        """Look at the answers that have come: what was refused, or not heard, is ordered again."""
+        for node, future in list(self._asked.items()):
+            if future.done():
+                del self._asked[node]
+                if future.cancelled() or isinstance(future.exception(), WorldError):
+                    self._ordered.pop(node, None)
+
+    # -- news ---------------------------------------------------------------------------------------------------------
+
+    def take(self, node: str, event: Message) -> tuple[MemoryTrouble | None, str]:
+        """Return the evidence in an agent's *event*, if it is news, and what a person should read."""
+        peer = self._name_of(str(event.get("peer", "")))
+        if event["event"] == "replica.kept":
+            again = (node, "replica-lost") in self._open and event["at"] > self._begun
+            self._open.discard((node, "replica-lost"))
+            return None, f"the snapshots of {node} are kept on {peer} again" if again else ""
+        kind, why = KINDS[event["event"]], str(event.get("why", "it did not say why"))
+        if (kind, node, event["at"]) in self.known or (node, kind) in self._open:
+            self._open.add((node, kind))
+            return None, ""
+        first = not any(seen == kind for _, seen in self._open)
+        self._open.add((node, kind))
+        words = f"{peer} cannot be reached: {why}" if kind == "replica-lost" else why
+        return MemoryTrouble(node=node, at=event["at"], kind=kind, why=words), f"{node}: {words}" if first or kind == "replica-lost" else ""
+
+    def _name_of(self, peer: str) -> str:
+        return next((node for node, (host, port) in self._fleet.memory.items() if f"{host}:{port}" == peer), peer)
+
+    def remember(self, faults: Iterable[tuple[str, str | None, float]]) -> None:
+        """Take what is on record: kind, node and time of each fault."""
+        self.known.update(one for one in faults if one[0] in KINDS.values())

@@ -1,0 +1,63 @@
+"""What agents tell of the memory is told to people once, whoever steers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.cluster.local import LocalNodes
+from holdfast.control.fleet import Fleet
+from holdfast.control.replicas import Replicas
+from holdfast.spec.job import MemoryPlan
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Give a fleet whose nodes are known and not reached."""
+    fleet = Fleet(LocalNodes("here", tmp_path, 3), {"job": "job"}, epoch=1)
+    fleet.memory = {"node-0": ("127.0.0.1", 1000), "node-1": ("127.0.0.1", 1001)}
+    yield fleet
+    fleet.close(end=False)
+
+
+def test_a_trouble_is_news_once_until_it_is_over(fleet: Fleet) -> None:
+    """A home is called by its node's name."""
+    replicas, now = Replicas(fleet, MemoryPlan()), time.time()
+    lost = {"event": "replica.lost", "at": now + 1, "peer": "127.0.0.1:1001", "why": "refused"}
+    evidence, words = replicas.take("node-0", lost)
+    assert evidence is not None
+    assert (evidence.kind, evidence.node, evidence.why) == ("replica-lost", "node-0", "node-1 cannot be reached: refused")
+    assert "node-0" in words
+    assert replicas.take("node-0", {**lost, "at": now + 2}) == (None, "")
+    kept = {"event": "replica.kept", "at": now + 3, "peer": "127.0.0.1:1001"}
+    assert replicas.take("node-0", kept) == (None, "the snapshots of node-0 are kept on node-1 again")
+    assert replicas.take("node-0", {**kept, "at": now + 4}) == (None, "")
+    assert replicas.take("node-0", {**lost, "at": now + 5})[0] is not None
+
+
+def test_what_is_on_record_is_not_told_again(fleet: Fleet) -> None:
+    """A flow that adopts a job hears the journals from before its time."""
+    replicas, before = Replicas(fleet, MemoryPlan()), time.time() - 10
+    replicas.remember([("replica-lost", "node-0", before), ("worker-sigkill", "node-1", before)])
+    assert replicas.take("node-0", {"event": "replica.lost", "at": before, "peer": "x", "why": "refused"}) == (None, "")
+    assert replicas.take("node-0", {"event": "replica.kept", "at": before + 1, "peer": "x"}) == (None, "")
+    assert replicas.take("node-0", {"event": "replica.lost", "at": before + 2, "peer": "x", "why": "refused"})[0] is not None
+
+
+def test_nodes_without_memory_are_all_on_record_and_one_is_remarked(fleet: Fleet) -> None:
+    """A cluster of containers without /dev/shm is one remark."""
+    replicas = Replicas(fleet, MemoryPlan())
+    found = [replicas.take(f"node-{number}", {"event": "memory.none", "at": 1.0, "why": "no /dev/shm"}) for number in range(3)]
+    assert [evidence.node for evidence, _ in found if evidence is not None] == ["node-0", "node-1", "node-2"]
+    assert [bool(words) for _, words in found] == [True, False, False]
+
+
+def test_workers_are_told_where_all_servers_are(fleet: Fleet) -> None:
+    """Where there are any."""
+    replicas = Replicas(fleet, MemoryPlan())
+    assert replicas.environment() == {"HOLDFAST_MEMORY_SERVERS": '{"node-0": ["127.0.0.1", 1000], "node-1": ["127.0.0.1", 1001]}'}
+    fleet.memory.clear()
+    assert replicas.environment() == {}

@@ -1,0 +1,119 @@
+"""Snapshots in the nodes' memory, with a flow, its agents and their servers: replicas follow the job's nodes, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from holdfast import vault
+from holdfast.history import queries
+from holdfast.process import mark_of
+from holdfast.vault import Label
+from holdfast.vault_client import labels
+from tests.integration.stage import Play, Stage
+from tests.waiting import wait_until
+
+TWO = {"wanted": 2, "ranks": 1, "spare": 1}
+FIRST = """
+import json, socket, types
+from pathlib import Path
+from holdfast import vault
+from tests.agent.memory_rig import Writer, noise
+place = types.SimpleNamespace(vault=Path(os.environ["HOLDFAST_VAULT"]))
+bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+place.ring = lambda: vault.ring(place.vault, bell)
+os.writer = Writer(place, rank=rank)
+print("servers", os.environ["HOLDFAST_MEMORY_SERVERS"], flush=True)
+print("token", os.environ["HOLDFAST_TOKEN"], flush=True)
+"""
+EACH = "sys.modules['os'].writer.snapshot(step, bytes(100_000), lineage=generation)"
+
+
+def kept(stage: Stage, play: Play, node: str) -> dict[str, Label]:
+    """Return the snapshots in a node's vault, by file."""
+    place = vault.vault_of(mark_of(stage.nodes.folder(node)), play.job.id)
+    return {path.name: label for path, label in vault.labels(place).items()}
+
+
+def keeps(play: Play, home: str, source: str, *, rank: int, lineage: int) -> bool:
+    """Tell whether *home* has two whole replicas of a rank of *source* that belong to a generation."""
+    stage = play.stage
+    sign = f"copy-{vault.key_of(mark_of(stage.nodes.folder(source)))}-{rank:05}."
+    return sum(name.startswith(sign) and label.lineage == lineage for name, label in kept(stage, play, home).items()) >= 2
+
+
+def copied(stage: Stage, play: Play) -> int:
+    """Return the newest step of which node-0 has a replica."""
+    return max(label.step for name, label in kept(stage, play, "node-0").items() if name.startswith("copy-"))
+
+
+def told(stage: Stage, play: Play, word: str, rank: int = 0) -> str:
+    """Return what a worker printed last after *word*."""
+    log = Path(stage.home / "jobs" / play.name / "logs" / f"rank-{rank}.log").read_text()
+    return log.rsplit(f"{word} ", 1)[1].splitlines()[0]
+
+
+def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
+    """Each of two keeps the other's; after a power cut the spare keeps, and is kept; the workers know where all servers are."""
+    play = stage.play("memory", args=["--steps", "2000", "--first", FIRST, "--each", EACH], nodes=TWO)
+    play.steps_to(3)
+    wait_until(
+        lambda: keeps(play, "node-0", "node-1", rank=1, lineage=1) and keeps(play, "node-1", "node-0", rank=0, lineage=1),
+        seconds=30,
+        explain=play.log,
+    )
+    servers = {node: tuple(address) for node, address in json.loads(told(stage, play, "servers")).items()}
+    assert sorted(servers) == ["node-0", "node-1", "node-2"]
+    assert set(labels(servers["node-0"], told(stage, play, "token"))) == set(kept(stage, play, "node-0"))
+    assert labels(servers["node-2"], told(stage, play, "token")) == {}
+    place = vault.vault_of(mark_of(stage.nodes.folder("node-1")), play.job.id)
+    play.chaos.power_off(1)
+    assert not place.exists()
+    wait_until(
+        lambda: keeps(play, "node-0", "node-2", rank=1, lineage=2) and keeps(play, "node-2", "node-0", rank=0, lineage=2),
+        seconds=60,
+        explain=play.log,
+    )
+    assert not place.exists()
+    os.kill(play.process.pid, signal.SIGTERM)
+    play.ends()
+    assert stage.kept() == []
+
+
+def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
+    """A new agent of the node finds the vault and serves it where the old one did; a new flow leaves the homes as they are."""
+    play = stage.play("again", args=["--steps", "2000", "--first", FIRST, "--each", EACH], nodes={"wanted": 2, "ranks": 1})
+    play.steps_to(3)
+    wait_until(lambda: keeps(play, "node-0", "node-1", rank=1, lineage=1), seconds=30, explain=play.log)
+    before = told(stage, play, "servers")
+    play.chaos.kill_agent("node-1")
+    wait_until(
+        lambda: keeps(play, "node-0", "node-1", rank=1, lineage=2) and keeps(play, "node-1", "node-0", rank=0, lineage=2),
+        seconds=60,
+        explain=play.log,
+    )
+    assert told(stage, play, "servers") == before
+    os.killpg(play.process.pid, signal.SIGKILL)
+    play.process.wait()
+    again = stage.again("again", play.spec)
+    adopted = lambda: any("adopted" in remark.text for remark in queries.remarks(stage.history, play.job.id))  # noqa: E731
+    wait_until(adopted, seconds=60, explain=again.log)
+    newest = copied(stage, play)
+    wait_until(lambda: copied(stage, play) > newest + 20, seconds=60, explain=again.log)
+    os.kill(again.process.pid, signal.SIGTERM)
+    again.ends()
+    assert stage.kept() == []
+    assert [fault.kind for fault in queries.faults(stage.history, play.job.id) if fault.kind in {"replica-lost", "memory-none"}] == []
+
+
+def test_a_node_without_memory_is_told_and_trains_on(stage: Stage) -> None:
+    """Once, in the history."""
+    (stage.home / "file").touch()
+    stage.environment["HOLDFAST_VAULTS"] = str(stage.home / "file")
+    play = stage.play("none", args=["--steps", "10"], nodes={"wanted": 2, "ranks": 1})
+    assert play.ends() == 0, play.log()
+    faults = queries.faults(stage.history, play.job.id)
+    assert sorted((fault.kind, fault.node) for fault in faults) == [("memory-none", "node-0"), ("memory-none", "node-1")]
+    assert sum("no state in memory" in remark.text for remark in queries.remarks(stage.history, play.job.id)) == 1
