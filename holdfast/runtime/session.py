@@ -36,6 +36,7 @@ from holdfast.runtime.snapshots.bubbles import PROFILE
 from holdfast.runtime.snapshots.restart import from_memory
 from holdfast.runtime.snapshots.stored import Memory
 from holdfast.runtime.snapshots.taker import Config, Place, Taker
+from holdfast.runtime.snapshots.told import Told
 from holdfast.runtime.state import Stateful, Training, unwrapped
 from holdfast.runtime.threads import let_go
 from holdfast.runtime.world import World, join
@@ -84,6 +85,9 @@ class Session(AbstractContextManager["Session"]):
         self._any_rank = any_rank
         self._memory = Memory.of()
         self._taker: Taker | None = None
+        self._pieces: dict[str, str] = {}
+        """What ranks whose groups are not managed have told of their states: copies of one have the same name."""
+        self._told = Told(None if keeping is None else keeping.directory)
         self._lineage = 0
         """The generation that last went back to an earlier step."""
         self.step = 0
@@ -141,6 +145,9 @@ class Session(AbstractContextManager["Session"]):
             return
         if self._saver is not None and self.step > self._tried and self._keeping is not None and self._keeping.every > 0:
             self._save()
+        if self._taker is not None:
+            self._taker.give_up()
+            self._tell_profile(at_once=True)
         link().bye(self.step)
         if self._made_group:
             atexit.register(_leave_group)
@@ -176,15 +183,37 @@ class Session(AbstractContextManager["Session"]):
             if keeper.facts:
                 taker.sit(Place.of(world.rank, world.size, keeper.facts["pieces"]), keeper.lineage)
             keeper.taker, taker.every = taker, keeper.every
+            self._tell_profile()
             taker.take(self.step, keeper.light_now, keeper.buffers)
             return
         if self.step and (taker.counts.steps == 1 or self.step % AGREE == PROFILE):
             told = world.gather((self._training.sample(), taker.wanted))
-            taker.sit(Place.of(world.rank, world.size, {str(rank): piece for rank, (piece, _) in enumerate(told)}), self._lineage)
+            self._pieces = {str(rank): piece for rank, (piece, _) in enumerate(told)}
+            taker.sit(Place.of(world.rank, world.size, self._pieces), self._lineage)
             taker.every = max(every for _, every in told)
+            self._tell_profile()
         data = self._training.data
         light = tree.pickled({"rng": rng.capture(), "data": None if data is None else data.state_dict()})
         taker.take(self.step, light, {f"model.{name}": one.detach().clone() for name, one in self._training.model.named_buffers()})
+
+    def _tell_profile(self, *, at_once: bool = False) -> None:
+        """Leave on disk what steps look like and what snapshots cost, now and then."""
+        taker, keeper, world = self._taker, self._keeper, World.present()
+        if taker is None:
+            return
+        pieces = keeper.facts.get("pieces", {}) if keeper is not None else self._pieces
+        roles = keeper.facts.get("roles", {}) if keeper is not None else self._pieces
+        groups = keeper.facts.get("groups", {}).get(str(world.rank), []) if keeper is not None else []
+        mine = str(world.rank)
+        layout = {
+            "piece": pieces.get(mine, ""),
+            "copies": [int(rank) for rank, piece in pieces.items() if piece == pieces.get(mine)],
+            "role": [int(rank) for rank, role in roles.items() if role == roles.get(mine)],
+            "groups": groups,
+            "sharded": self._is_sharded(),
+        }
+        facts = {"rank": world.rank, "world": world.size, "generation": link().generation, "step": self.step, "layout": layout}
+        self._told.tell(taker, facts, at_once=at_once)
 
     def section(self, name: str, limit: float | timedelta | None = None) -> AbstractContextManager[None]:
         """Declare a long section: `holdfast.section`."""

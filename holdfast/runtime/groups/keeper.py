@@ -369,7 +369,10 @@ class Keeper:
             }
         knows = assembly.council.gather(bool(self.facts) and not self.new)
         first = min((rank for rank, has in knows.items() if has), default=-1)
-        facts = assembly.council.reduce(self.facts if generation.rank == first else {}, lambda one, other: one or other)
+        mine = self.facts if generation.rank == first else {}
+        if first < 0 and generation.rank == min(knows):  # nobody is left of those who knew
+            mine = tape.read_facts(tape.folder(), generation.world)
+        facts = assembly.council.reduce(mine, lambda one, other: one or other)
         if self.new:
             self.take_facts(generation, facts)
         told = assembly.council.gather(self._holding(generation))  # now under the names that a newcomer's groups have here
@@ -522,6 +525,7 @@ class Keeper:
             if place is not None:
                 with suppress(OSError):  # said above, for the tape
                     tape.write_roles(place, self.roles)
+                    tape.write_facts(place, self.facts)
             link().report("roles", roles=self.roles, tapes=str(place or ""))
 
     @property

@@ -48,6 +48,23 @@ def write_roles(place: Path, roles: list[list[int]]) -> None:
     beside.replace(place / "roles.json")
 
 
+def write_facts(place: Path, facts: dict[str, Any]) -> None:
+    """Leave beside the tapes what all ranks know of each other, for when none of them is left."""
+    place.mkdir(parents=True, exist_ok=True)
+    beside = place / f"facts.{os.getpid()}"
+    beside.write_text(json.dumps(facts))
+    beside.replace(place / "facts.json")
+
+
+def read_facts(place: Path | None, world: int) -> dict[str, Any]:
+    """Return what ranks of a world of this size have left so; nothing where there is nothing."""
+    with suppress(OSError, ValueError, AttributeError):
+        facts = json.loads((place / "facts.json").read_text()) if place is not None else {}
+        if len(facts.get("groups", ())) == world:
+            return dict(facts)
+    return {}
+
+
 def read_roles(place: Path | None) -> list[list[int]]:
     """Return what `write_roles` left."""
     with suppress(OSError, ValueError):

@@ -156,8 +156,10 @@ class Terms:
     """Whether copies run beside training anyway, as those of a GPU do, whose waits cannot be seen from outside."""
 
 
-def plan(profile: Profile, sizes: Sequence[int], bandwidth: float, terms: Terms) -> Plan:
+def plan(profile: Profile, sizes: Sequence[int], bandwidth: float, terms: Terms, paused: float | None = None) -> Plan:
     """Return how to copy slices of these *sizes* (bytes) at *bandwidth* (bytes a second) in the windows of *profile*.
+
+    *paused*: seconds for which training did stand still for a snapshot that used all windows; who has measured need not predict.
 
     Long windows go first, so that short waits are left in peace; as many are taken as hold the copy `RESERVE` times over. When all of them
     together are too small, what is left over is a pause before the state changes: at every step if the terms allow that, else every n-th.
@@ -176,7 +178,9 @@ def plan(profile: Profile, sizes: Sequence[int], bandwidth: float, terms: Terms)
     if placed == len(sizes):
         because = f"all of it fits into {len(chosen)} of {len(windows)} windows of the step"
         return Plan(upto=upto, every=max(1, terms.every), hidden=hidden, because=because, **facts)  # type: ignore[arg-type]
-    every, why = _seldom(copy - hidden, step, terms)
+    left = copy - hidden if paused is None else paused
+    hidden = copy - min(left, copy)
+    every, why = _seldom(left, step, terms)
     because = f"{_ms(copy)} of copying do not fit into {_ms(sum(one.length for one in windows))} of windows: {why}"
     everything = {one.number: len(sizes) for one in windows}
     return Plan(upto=everything, every=every, hidden=hidden, because=because, **facts)  # type: ignore[arg-type]

@@ -14,16 +14,18 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from holdfast import vault
-from holdfast.runtime.idle import Idle, idle
+from holdfast.runtime.idle import Idle, Window, idle
 from holdfast.runtime.link import link
 from holdfast.runtime.outline import Outline, local
 from holdfast.runtime.snapshots import bubbles
@@ -38,6 +40,10 @@ AGAIN: Final = 100
 """Steps after which it is tried again when there was no memory."""
 NOTICEABLE: Final = 3e-4
 """Seconds; who waits for so long for the others' votes was not the last to vote."""
+OPERATIONS: Final = 2000
+"""Operations of a step that are kept."""
+ENOUGH: Final = 4
+"""Snapshots whose pauses tell more than a prediction."""
 REPLAN: Final = 10
 """Steps between two plans at least."""
 FIRST_BANDWIDTH: Final = 2e9
@@ -112,6 +118,19 @@ class Counts:
     """The step of the newest whole one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lived:
+    """A step as it was: when it began (wall clock), how long it took, and what happened, in seconds since its begin."""
+
+    began: float
+    took: float
+    windows: list[Window]
+    operations: list[tuple[str, int]]
+    """Point-to-point operations in their order, with the peer's rank."""
+    copies: list[tuple[float, float, bool]]
+    """When was copied: begin, end, and whether training waited."""
+
+
 @dataclass(slots=True)
 class _Draft:
     """A snapshot in work."""
@@ -152,12 +171,14 @@ class Taker:
         """Steps between two snapshots, as the ranks have agreed."""
         self.lineage = 0
         self.counts = Counts()
-        self.operations: list[tuple[str, int]] = []
-        """Point-to-point operations of the newest step."""
+        self.newest: Lived | None = None
+        """The newest step that is over."""
         self.spans: list[tuple[float, float, bool]] = []
         """When the newest snapshot was copied: begin, end (`time.perf_counter`), and whether training waited."""
         self.replanned = False
         """There is a plan that nobody has been told of yet."""
+        self._pauses: deque[float] = deque(maxlen=ENOUGH * 2)
+        """Seconds for which training stood still for each of the newest snapshots."""
         self._tail = 0.0
         """Seconds of the training thread to end the newest snapshot."""
         self._tail_copied = 0.0
@@ -179,6 +200,7 @@ class Taker:
         moved = self._place is None or (place.rank, place.world) != (self._place.rank, self._place.world)
         self._place, self._outline, self.plan = place, None, None
         self.profile.forget()
+        self._pauses.clear()
         if moved:
             self._leave_slots()
 
@@ -200,11 +222,14 @@ class Taker:
 
     def begin_step(self) -> None:
         """Note that a step begins: what the one before was like."""
-        took, windows, self.operations = self._idle.begin_step()
+        began = self._idle.step_began
+        took, windows, operations = self._idle.begin_step()
         self.counts.steps += 1
-        self.counts.trained += took
         if self.counts.steps > 1:
+            self.counts.trained += took
             self.profile.add(took, windows)
+            copies = [(begin - began, end - began, waited) for begin, end, waited in self.spans if end > began]
+            self.newest = Lived(began=time.time() - took, took=took, windows=windows, operations=operations[:OPERATIONS], copies=copies)
 
     def take(self, step: int, light: bytes, small: Mapping[str, Tensor]) -> None:
         """Begin a snapshot of the state after *step*, if it is time; *small*: tensors that may change before the next step is applied."""
@@ -300,9 +325,11 @@ class Taker:
         if len(self.profile) < bubbles.PROFILE:  # a process that has just come in: it copies whenever it waits
             return Plan(upto=_Everything(len(tasks)), slices=len(tasks))
         stale = self.plan is None or self.plan.slices != len(tasks) or (self._measured > 0 and not self._from_measured)
-        if self.plan is None or stale or (self.counts.steps >= self._replan_at and self.profile.has_drifted(self.plan)):
+        due = self.counts.steps >= self._replan_at
+        if self.plan is None or stale or (due and (self.plan.pause > 0 or self.profile.has_drifted(self.plan))):
             terms = replace(self._config.terms, beside=self._beside)
-            self.plan = bubbles.plan(self.profile, [task.size for task in tasks], self._bandwidth, terms)
+            paused = median(self._pauses) if len(self._pauses) >= ENOUGH else None
+            self.plan = bubbles.plan(self.profile, [task.size for task in tasks], self._bandwidth, terms, paused)
             self._replan_at, self._from_measured = self.counts.steps + REPLAN, self._measured > 0
             self.replanned = True
         return self.plan
@@ -330,11 +357,13 @@ class Taker:
             self._slots[draft.slot].discard()
             return
         self._account(draft.work)
+        self._pauses.append(self._tail)
 
     def waited(self, seconds: float) -> None:
         """Learn how long this rank waited for the others after `finish`: if it did, what it copied last has kept nobody waiting."""
         if self._tail and seconds >= NOTICEABLE:
             self.counts.paused -= self._tail
+            self._pauses[-1] = 0.0
             self.counts.hidden += self._tail_copied
             self.spans = [(begin, end, True) for begin, end, _ in self.spans]
         self._tail = 0.0
