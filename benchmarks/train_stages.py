@@ -108,7 +108,7 @@ class Rivals:
             self._last = None
 
 
-def main() -> None:
+def main() -> None:  # noqa: PLR0915 (a script: from the top to the bottom)
     """Train in blocks; write how long each took."""
     given = _arguments()
     rank = int(os.environ["RANK"])
@@ -128,7 +128,7 @@ def main() -> None:
     kind = ScheduleGPipe if given.schedule == "gpipe" else Schedule1F1B
     schedule = kind(stage, given.microbatches, loss_fn=lambda out, _: out.square().mean())
     batch, target = torch.randn(given.rows * given.microbatches, given.width), torch.zeros(given.rows * given.microbatches, 1)
-    order = random.Random(given.seed)
+    order = random.Random(given.seed)  # noqa: S311 (an order of blocks)
     blocks = []
 
     with holdfast.session(model=part, optimizer=optimizer) as session:
@@ -167,13 +167,13 @@ def main() -> None:
                     zip(("copied", "hidden", "paused", "taken", "prepared"), (b - a for a, b in zip(counts, now, strict=True)), strict=True)
                 )
                 blocks.append({"round": number, "mode": mode, "seconds": took, **spent})
-        plan = taker.plan
+        plan = taker.planning.plan
         told = {
             "rank": rank,
             "blocks": blocks,
             "size": taker.counts.size,
-            "step": taker.profile.step,
-            "idle": taker.profile.idle,
+            "step": taker.planning.profile.step,
+            "idle": taker.planning.profile.idle,
             "plan": None
             if plan is None
             else {"overhead": plan.overhead, "copy": plan.copy, "hidden": plan.hidden, "every": plan.every, "because": plan.because},

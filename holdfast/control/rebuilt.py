@@ -18,14 +18,15 @@ def facts_of(regrouped: Mapping[int, Message], covered: Mapping[int, Message]) -
     if not regrouped:
         return None
     told = list(regrouped.values())
+    source = str(told[0].get("source", ""))
     names = dict.fromkeys(name for one in told for name in one.get("seconds") or {})
     speeds = [one["bandwidth"] for one in told if one.get("bandwidth")]
     return {
-        "source": str(told[0].get("source", "")),
+        "source": source,
         "seconds": {name: max(float(one["seconds"].get(name, 0.0)) for one in told if one.get("seconds")) for name in names},
         "rebuilt": max(int(one.get("rebuilt", 0)) for one in told),
         "kept": max(int(one.get("kept", 0)) for one in told),
-        "bytes": sum(int(one.get("bytes", 0)) for one in told) // 2,  # each is counted by who sends and by who takes it
+        "bytes": sum(int(one.get("bytes", 0)) for one in told) // (1 if source == "memory" else 2),  # between ranks both ends count it
         "bandwidth": min(speeds, default=None),
         "interfaces": sorted({str(one["interface"]) for one in told if one.get("interface")}),
         "coverage": {str(rank): {name: one.get(name) for name in ("calls", "foreseen", "first_met")} for rank, one in covered.items()},

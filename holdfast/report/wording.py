@@ -119,6 +119,10 @@ def kept(facts: Mapping[str, Any] | None) -> str:
     return f", {ranks(living)} of them as they were" if living else ""
 
 
+def _all(names: Iterable[str] | None) -> str:
+    return ", ".join(names or ())
+
+
 def taken_over(facts: Mapping[str, Any] | None) -> list[str]:
     """Say what a take-over did inside the workers, a sentence each; empty when it was none."""
     if not facts:
@@ -126,7 +130,10 @@ def taken_over(facts: Mapping[str, Any] | None) -> list[str]:
     said = [f"{plural(facts.get('rebuilt') or 0, 'group')} built anew, {facts.get('kept') or 0} kept"]
     if facts.get("bytes"):
         speed = f" at {size(round(facts['bandwidth']))}/s" if facts.get("bandwidth") else ""
-        said.append(f"{size(facts['bytes'])} of state taken from living ranks{speed}, over {', '.join(facts.get('interfaces') or [])}")
+        where = (
+            f"the memory of nodes{speed}" if facts.get("source") == "memory" else f"living ranks{speed}, over {_all(facts['interfaces'])}"
+        )
+        said.append(f"{size(facts['bytes'])} of state taken from {where}")
     elif facts.get("source") == "checkpoint":
         said.append("no living rank held the state: all went on from a checkpoint")
     phases = {name: seconds for name, seconds in (facts.get("seconds") or {}).items() if seconds}

@@ -187,7 +187,7 @@ class Session(AbstractContextManager["Session"]):
             taker.take(self.step, keeper.light_now, keeper.buffers)
             return
         if self.step and (taker.counts.steps == 1 or self.step % AGREE == PROFILE):
-            told = world.gather((self._training.sample(), taker.wanted))
+            told = world.gather((self._training.sample(), taker.planning.wanted))
             self._pieces = {str(rank): piece for rank, (piece, _) in enumerate(told)}
             taker.sit(Place.of(world.rank, world.size, self._pieces), self._lineage)
             taker.every = max(every for _, every in told)

@@ -162,7 +162,7 @@ class Keeper:
         assembly, attempt = self.assembly, self.assembly.attempt
         assert assembly.council is not None
         self._await_device()
-        every = self.taker.wanted if self.taker is not None else 1
+        every = self.taker.planning.wanted if self.taker is not None else 1
         mine = {"ok": not attempt.lost, "switch": self.moves.ready_for(), "facts": bool(self.facts), "every": every}
         self._voted_light = self.light()
         window = idle()

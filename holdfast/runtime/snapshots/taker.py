@@ -14,11 +14,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 import torch
@@ -29,8 +27,9 @@ from holdfast.runtime.idle import Idle, Window, idle
 from holdfast.runtime.link import link
 from holdfast.runtime.outline import Outline, local
 from holdfast.runtime.snapshots import bubbles
-from holdfast.runtime.snapshots.bubbles import Plan, Profile, Terms
+from holdfast.runtime.snapshots.bubbles import Terms
 from holdfast.runtime.snapshots.copier import Copier, Task, Work, flat, slot_tensor
+from holdfast.runtime.snapshots.planning import Planning
 from holdfast.runtime.state import Training
 from holdfast.runtime.trouble import Teller, Trouble
 from holdfast.vault import Entry, Label, Slot
@@ -42,12 +41,6 @@ NOTICEABLE: Final = 3e-4
 """Seconds; who waits for so long for the others' votes was not the last to vote."""
 OPERATIONS: Final = 2000
 """Operations of a step that are kept."""
-ENOUGH: Final = 4
-"""Snapshots whose pauses tell more than a prediction."""
-REPLAN: Final = 10
-"""Steps between two plans at least."""
-FIRST_BANDWIDTH: Final = 2e9
-"""Bytes a second that the first plan counts on, before a copy was measured; host memory is several times faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +143,6 @@ class Taker:
         self._training, self._config = training, config
         self._idle = windows or idle()
         self._copier = Copier(self._idle, device=device)
-        self._beside = device.type == "cuda"
         self._slots: list[Slot] = []
         self._sealed: dict[int, tuple[int, int]] = {}
         """Slot to the moment of the whole snapshot in it."""
@@ -163,10 +155,7 @@ class Taker:
         self._bell.setblocking(False)  # noqa: FBT003 (its only argument)
         self._teller = Teller()
         self._not_before = 0
-        self._bandwidth = FIRST_BANDWIDTH
-        self._measured = 0
-        self.profile = Profile()
-        self.plan: Plan | None = None
+        self.planning = Planning(replace(config.terms, beside=device.type == "cuda"))
         self.every = max(1, config.terms.every)
         """Steps between two snapshots, as the ranks have agreed."""
         self.lineage = 0
@@ -175,15 +164,10 @@ class Taker:
         """The newest step that is over."""
         self.spans: list[tuple[float, float, bool]] = []
         """When the newest snapshot was copied: begin, end (`time.perf_counter`), and whether training waited."""
-        self.replanned = False
-        """There is a plan that nobody has been told of yet."""
-        self._pauses: deque[float] = deque(maxlen=ENOUGH * 2)
-        """Seconds for which training stood still for each of the newest snapshots."""
         self._tail = 0.0
         """Seconds of the training thread to end the newest snapshot."""
         self._tail_copied = 0.0
         """Seconds of copying in them."""
-        self._replan_at, self._from_measured = 0, False
         self.enabled = True
         """Benchmarks turn it off for single steps."""
         for optimizer in training.optimizers:
@@ -198,9 +182,8 @@ class Taker:
             return
         self.give_up()
         moved = self._place is None or (place.rank, place.world) != (self._place.rank, self._place.world)
-        self._place, self._outline, self.plan = place, None, None
-        self.profile.forget()
-        self._pauses.clear()
+        self._place, self._outline = place, None
+        self.planning.forget()
         if moved:
             self._leave_slots()
 
@@ -227,7 +210,7 @@ class Taker:
         self.counts.steps += 1
         if self.counts.steps > 1:
             self.counts.trained += took
-            self.profile.add(took, windows)
+            self.planning.profile.add(took, windows)
             copies = [(begin - began, end - began, waited) for begin, end, waited in self.spans if end > began]
             self.newest = Lived(began=time.time() - took, took=took, windows=windows, operations=operations[:OPERATIONS], copies=copies)
 
@@ -278,7 +261,7 @@ class Taker:
         vault.ring(self._config.vault, self._bell)
         assert self._outline is not None
         blobs = {"static": self._outline.static, "dynamic": self._outline.dynamic(small), "light": light}
-        plan = self._planned(tasks)
+        plan = self.planning.plan_for([task.size for task in tasks])
         work = Work(tasks, slot_tensor(slot.data), self._news, self._ended, gate=plan.gate, beside=plan.beside)
         self._draft = _Draft(number, label, self._entries, blobs, work)
         self._copier.begin(work)
@@ -320,25 +303,6 @@ class Taker:
                 "Raise checkpoint.memory.limit, or shard the optimizer",
             )
 
-    def _planned(self, tasks: list[Task]) -> Plan:
-        """Return the plan for these slices: a new one when there is none, or the job is no longer what the old one counted on."""
-        if len(self.profile) < bubbles.PROFILE:  # a process that has just come in: it copies whenever it waits
-            return Plan(upto=_Everything(len(tasks)), slices=len(tasks))
-        stale = self.plan is None or self.plan.slices != len(tasks) or (self._measured > 0 and not self._from_measured)
-        due = self.counts.steps >= self._replan_at
-        if self.plan is None or stale or (due and (self.plan.pause > 0 or self.profile.has_drifted(self.plan))):
-            terms = replace(self._config.terms, beside=self._beside)
-            paused = median(self._pauses) if len(self._pauses) >= ENOUGH else None
-            self.plan = bubbles.plan(self.profile, [task.size for task in tasks], self._bandwidth, terms, paused)
-            self._replan_at, self._from_measured = self.counts.steps + REPLAN, self._measured > 0
-            self.replanned = True
-        return self.plan
-
-    @property
-    def wanted(self) -> int:
-        """Every how many steps this rank would take a snapshot; the largest number of all ranks counts."""
-        return self.plan.every if self.plan is not None else max(1, self._config.terms.every)
-
     def finish(self) -> None:
         """Have the snapshot in work end: the state is about to change."""
         draft = self._draft
@@ -357,13 +321,13 @@ class Taker:
             self._slots[draft.slot].discard()
             return
         self._account(draft.work)
-        self._pauses.append(self._tail)
+        self.planning.pauses.append(self._tail)
 
     def waited(self, seconds: float) -> None:
         """Learn how long this rank waited for the others after `finish`: if it did, what it copied last has kept nobody waiting."""
         if self._tail and seconds >= NOTICEABLE:
             self.counts.paused -= self._tail
-            self._pauses[-1] = 0.0
+            self.planning.pauses[-1] = 0.0
             self.counts.hidden += self._tail_copied
             self.spans = [(begin, end, True) for begin, end, _ in self.spans]
         self._tail = 0.0
@@ -383,9 +347,7 @@ class Taker:
         counts.copied += work.seconds
         counts.hidden += work.hidden
         counts.size = size
-        if work.seconds > 0 and size:
-            self._bandwidth = size / work.seconds if not self._measured else 0.8 * self._bandwidth + 0.2 * size / work.seconds
-            self._measured += 1
+        self.planning.measured(size, work.seconds)
         self.spans = work.spans
 
     # -- in the copying thread ------------------------------------------------------------------------------------------
@@ -414,14 +376,3 @@ class Taker:
         self.counts.newest = draft.label.step
         link().kept = draft.label.step
         vault.ring(self._config.vault, self._bell)
-
-
-class _Everything(dict[int, int]):
-    """Lets every window take all slices."""
-
-    def __init__(self, slices: int) -> None:
-        super().__init__()
-        self._slices = slices
-
-    def get(self, _window: int, _default: int = 0) -> int:  # type: ignore[override]
-        return self._slices

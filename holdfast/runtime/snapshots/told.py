@@ -30,7 +30,7 @@ class Told:
     def tell(self, taker: Taker, facts: dict[str, Any], *, at_once: bool = False) -> None:
         """Write the file, if it is time; *facts*: rank, world, generation, and the layout."""
         now = time.monotonic()
-        if self._folder is None or taker.newest is None or (now < self._next and not at_once) or not len(taker.profile):
+        if self._folder is None or taker.newest is None or (now < self._next and not at_once) or not len(taker.planning.profile):
             return
         self._next = now + PAUSE
         path = self._folder / f"rank-{facts['rank']:05d}.json"
@@ -42,16 +42,16 @@ class Told:
 
 
 def _told(taker: Taker, facts: dict[str, Any]) -> dict[str, Any]:
-    lived, plan = taker.newest, taker.plan
+    lived, plan = taker.newest, taker.planning.plan
     assert lived is not None
     return {
         "format": FORMAT,
         **facts,
         "node": os.environ.get("HOLDFAST_NODE", ""),
         "time": time.time(),
-        "seconds": taker.profile.step,
-        "idle": taker.profile.idle,
-        "windows": [asdict(one) for one in taker.profile.predicted()],
+        "seconds": taker.planning.profile.step,
+        "idle": taker.planning.profile.idle,
+        "windows": [asdict(one) for one in taker.planning.profile.predicted()],
         "timeline": lived.windows,
         "took": lived.took,
         "began": lived.began,

@@ -1,0 +1,78 @@
+"""What one rank has measured of its steps and copies, and the plan that follows from it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import Final
+
+from holdfast.runtime.snapshots import bubbles
+from holdfast.runtime.snapshots.bubbles import Plan, Profile, Terms
+
+FIRST_BANDWIDTH: Final = 2e9
+"""Bytes a second that the first plan counts on, before a copy was measured; host memory is several times faster."""
+ENOUGH: Final = 4
+"""Snapshots whose pauses tell more than a prediction."""
+REPLAN: Final = 10
+"""Steps between two plans at least."""
+
+
+class Planning:
+    """Plans one rank's snapshots anew when they are no longer what the plan counts on."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self.profile = Profile()
+        self.plan: Plan | None = None
+        self.pauses: deque[float] = deque(maxlen=2 * ENOUGH)
+        """Seconds for which training stood still for each of the newest snapshots."""
+        self._bandwidth, self._copies = FIRST_BANDWIDTH, 0
+        self._planned_at, self._from_measured = 0, False
+        self._steps = 0
+
+    def forget(self) -> None:
+        """Begin anew: this process takes another rank, or shares its work with others."""
+        self.plan = None
+        self.profile.forget()
+        self.pauses.clear()
+
+    def measured(self, size: int, seconds: float) -> None:
+        """Learn that copying *size* bytes took *seconds*."""
+        if size and seconds > 0:
+            self._bandwidth = size / seconds if not self._copies else 0.8 * self._bandwidth + 0.2 * size / seconds
+            self._copies += 1
+
+    @property
+    def wanted(self) -> int:
+        """Every how many steps this rank would take a snapshot; the largest number of all ranks counts."""
+        return self.plan.every if self.plan is not None else max(1, self._terms.every)
+
+    def plan_for(self, sizes: Sequence[int]) -> Plan:
+        """Return how to copy slices of these *sizes*, in bytes."""
+        self._steps += 1
+        if len(self.profile) < bubbles.PROFILE:  # a process that has just come in: it copies whenever it waits
+            return Plan(upto=_Everything(len(sizes)), slices=len(sizes))
+        if self.plan is None or self._is_stale(self.plan, len(sizes)):
+            paused = median(self.pauses) if len(self.pauses) >= ENOUGH else None
+            self.plan = bubbles.plan(self.profile, sizes, self._bandwidth, self._terms, paused)
+            self._planned_at, self._from_measured = self._steps, self._copies > 0
+        return self.plan
+
+    def _is_stale(self, plan: Plan, slices: int) -> bool:
+        """Tell whether there is a better plan to be had than *plan*."""
+        if plan.slices != slices or (self._copies > 0 and not self._from_measured):
+            return True
+        due = self._steps >= self._planned_at + REPLAN
+        return due and (plan.pause > 0 or self.profile.has_drifted(plan))
+
+
+class _Everything(dict[int, int]):
+    """Lets every window take all slices."""
+
+    def __init__(self, slices: int) -> None:
+        super().__init__()
+        self._slices = slices
+
+    def get(self, _window: int, _default: int = 0) -> int:  # type: ignore[override]
+        return self._slices
