@@ -1,67 +1,119 @@
-"""State in the nodes' memory under a real flow: a node is lost, everybody is killed at once, and no checkpoint was ever written."""
+"""Snapshots in the nodes' memory, with a flow, its agents and their servers: replicas follow the job's nodes, and nothing is left."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import pytest
-
+from holdfast import vault
+from holdfast.history import queries
+from holdfast.process import mark_of
+from holdfast.vault import Label
+from holdfast.vault_client import labels
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-SMALL = ["--heads", "2", "--width", "16", "--context", "16", "--bytes", "50000", "--layers", "2"]
-ALWAYS = {"every": 0, "memory": {"policy": "pause", "pause": "10s"}}
-"""No checkpoint on disk, and a snapshot at every step, whatever a busy machine makes of the idle time."""
+TWO = {"wanted": 2, "ranks": 1, "spare": 1}
+FIRST = """
+import json, socket, types
+from pathlib import Path
+from holdfast import vault
+from tests.agent.memory_rig import Writer, noise
+place = types.SimpleNamespace(vault=Path(os.environ["HOLDFAST_VAULT"]))
+bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+place.ring = lambda: vault.ring(place.vault, bell)
+os.writer = Writer(place, rank=rank)
+print("servers", os.environ["HOLDFAST_MEMORY_SERVERS"], flush=True)
+print("token", os.environ["HOLDFAST_TOKEN"], flush=True)
+"""
+EACH = "sys.modules['os'].writer.snapshot(step, bytes(100_000), lineage=generation)"
 
 
-def begun(stage: Stage, name: str, steps: int, script: str, **fields: Any) -> Play:
-    """Start an example of two ranks on two nodes."""
-    result = stage.home / f"{name}.json"
-    args = [*SMALL, "--steps", str(steps), "--result", str(result)]
-    nodes = {"wanted": 2, "ranks": 1, "spare": 1, "standbys": 0}
-    return stage.play(name, script=str(EXAMPLES / script), args=args, nodes=nodes, checkpoint=ALWAYS, **fields)
+def kept(stage: Stage, play: Play, node: str) -> dict[str, Label]:
+    """Return the snapshots in a node's vault, by file."""
+    place = vault.vault_of(mark_of(stage.nodes.folder(node)), play.job.id)
+    return {path.name: label for path, label in vault.labels(place).items()}
 
 
-def result(stage: Stage, name: str) -> dict[str, Any]:
-    """Return what a job has written at its end."""
-    found: dict[str, Any] = json.loads((stage.home / f"{name}.json").read_text())
-    return found
+def keeps(play: Play, home: str, source: str, *, rank: int, lineage: int) -> bool:
+    """Tell whether *home* has two whole replicas of a rank of *source* that belong to a generation."""
+    stage = play.stage
+    sign = f"copy-{vault.key_of(mark_of(stage.nodes.folder(source)))}-{rank:05}."
+    return sum(name.startswith(sign) and label.lineage == lineage for name, label in kept(stage, play, home).items()) >= 2
 
 
-def lost(play: Play) -> int:
-    """Return the steps that were computed again for the newest incident."""
-    one = play.incidents()[-1]
-    assert one.outcome == "recovered", play.log()
-    assert one.steps_lost is not None
-    return one.steps_lost
+def copied(stage: Stage, play: Play) -> int:
+    """Return the newest step of which node-0 has a replica."""
+    return max(label.step for name, label in kept(stage, play, "node-0").items() if name.startswith("copy-"))
 
 
-@pytest.mark.timeout(200)
-def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage) -> None:
-    """Shards that lived on the lost node alone come from their replica; what all processes held comes from the memory of their nodes."""
-    whole = begun(stage, "whole", 120, "fsdp2.py")
-    assert whole.ends() == 0, whole.log()
-    play = begun(stage, "broken", 120, "fsdp2.py")
-    play.steps_to(30)
-    play.chaos.power_off(0)
-    wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
-    assert play.kinds() == ["node-lost"], play.log()
-    assert 0 <= lost(play) <= 1, play.log()
-    facts = play.incidents()[0].facts
-    assert facts is None or facts["source"] == "memory", play.log()
-    play.steps_to(60)
-    for pid in play.pids().values():
-        with suppress(ProcessLookupError):  # the flow may have ended it meanwhile
-            os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: play.saw(2) and play.incidents()[1].outcome, seconds=60, explain=play.log)
-    assert 0 <= lost(play) <= 1, play.log()
-    assert play.ends() == 0, play.log()
-    assert result(stage, "broken") == result(stage, "whole")
-    assert not list((stage.home / "jobs" / "broken" / "checkpoints").glob("step-*"))
+def told(stage: Stage, play: Play, word: str, rank: int = 0) -> str:
+    """Return what a worker printed last after *word*."""
+    log = Path(stage.home / "jobs" / play.name / "logs" / f"rank-{rank}.log").read_text()
+    return log.rsplit(f"{word} ", 1)[1].splitlines()[0]
+
+
+def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
+    """Each of two keeps the other's; after a power cut the spare keeps, and is kept; the workers know where all servers are."""
+    play = stage.play("memory", args=["--steps", "2000", "--first", FIRST, "--each", EACH], nodes=TWO)
+    play.steps_to(3)
+    wait_until(
+        lambda: keeps(play, "node-0", "node-1", rank=1, lineage=1) and keeps(play, "node-1", "node-0", rank=0, lineage=1),
+        seconds=30,
+        explain=play.log,
+    )
+    servers = {node: tuple(address) for node, address in json.loads(told(stage, play, "servers")).items()}
+    assert sorted(servers) == ["node-0", "node-1", "node-2"]
+    assert set(labels(servers["node-0"], told(stage, play, "token"))) == set(kept(stage, play, "node-0"))
+    assert labels(servers["node-2"], told(stage, play, "token")) == {}
+    place = vault.vault_of(mark_of(stage.nodes.folder("node-1")), play.job.id)
+    play.chaos.power_off(1)
+    assert not place.exists()
+    wait_until(
+        lambda: keeps(play, "node-0", "node-2", rank=1, lineage=2) and keeps(play, "node-2", "node-0", rank=0, lineage=2),
+        seconds=60,
+        explain=play.log,
+    )
+    assert not place.exists()
+    os.kill(play.process.pid, signal.SIGTERM)
+    play.ends()
     assert stage.kept() == []
+
+
+def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
+    """A new agent of the node finds the vault and serves it where the old one did; a new flow leaves the homes as they are."""
+    play = stage.play("again", args=["--steps", "2000", "--first", FIRST, "--each", EACH], nodes={"wanted": 2, "ranks": 1})
+    play.steps_to(3)
+    wait_until(lambda: keeps(play, "node-0", "node-1", rank=1, lineage=1), seconds=30, explain=play.log)
+    before = told(stage, play, "servers")
+    play.chaos.kill_agent("node-1")
+    wait_until(
+        lambda: keeps(play, "node-0", "node-1", rank=1, lineage=2) and keeps(play, "node-1", "node-0", rank=0, lineage=2),
+        seconds=60,
+        explain=play.log,
+    )
+    assert told(stage, play, "servers") == before
+    os.killpg(play.process.pid, signal.SIGKILL)
+    play.process.wait()
+    again = stage.again("again", play.spec)
+    adopted = lambda: any("adopted" in remark.text for remark in queries.remarks(stage.history, play.job.id))  # noqa: E731
+    wait_until(adopted, seconds=60, explain=again.log)
+    newest = copied(stage, play)
+    wait_until(lambda: copied(stage, play) > newest + 20, seconds=60, explain=again.log)
+    os.kill(again.process.pid, signal.SIGTERM)
+    again.ends()
+    assert stage.kept() == []
+    assert [fault.kind for fault in queries.faults(stage.history, play.job.id) if fault.kind in {"replica-lost", "memory-none"}] == []
+
+
+def test_a_node_without_memory_is_told_and_trains_on(stage: Stage) -> None:
+    """Once, in the history."""
+    (stage.home / "file").touch()
+    stage.environment["HOLDFAST_VAULTS"] = str(stage.home / "file")
+    play = stage.play("none", args=["--steps", "10"], nodes={"wanted": 2, "ranks": 1})
+    assert play.ends() == 0, play.log()
+    faults = queries.faults(stage.history, play.job.id)
+    assert sorted((fault.kind, fault.node) for fault in faults) == [("memory-none", "node-0"), ("memory-none", "node-1")]
+    assert sum("no state in memory" in remark.text for remark in queries.remarks(stage.history, play.job.id)) == 1
