@@ -42,6 +42,13 @@ def lost(play: Play) -> int:
     return one.steps_lost
 
 
+def kill_all(play: Play) -> None:
+    """Kill every worker at once."""
+    for pid in play.pids().values():
+        with suppress(ProcessLookupError):  # the flow may have ended it meanwhile
+            os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.timeout(200)
 def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage) -> None:
     """Shards that lived on the lost node alone come from their replica; what all processes held comes from the memory of their nodes."""
@@ -56,12 +63,28 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage) -> None
     facts = play.incidents()[0].facts
     assert facts is None or facts["source"] == "memory", play.log()
     play.steps_to(60)
-    for pid in play.pids().values():
-        with suppress(ProcessLookupError):  # the flow may have ended it meanwhile
-            os.kill(pid, signal.SIGKILL)
+    kill_all(play)
     wait_until(lambda: play.saw(2) and play.incidents()[1].outcome, seconds=60, explain=play.log)
     assert 0 <= lost(play) <= 1, play.log()
     assert play.ends() == 0, play.log()
     assert result(stage, "broken") == result(stage, "whole")
     assert not list((stage.home / "jobs" / "broken" / "checkpoints").glob("step-*"))
     assert stage.kept() == []
+
+
+def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage) -> None:
+    """There is no vote and nobody stays: new processes find the newest step that all have whole, position and generators with it."""
+    results = []
+    for name in ("whole", "broken"):
+        result = stage.home / f"{name}.json"
+        script = str(Path(__file__).with_name("copies.py"))
+        nodes = {"wanted": 2, "ranks": 1}
+        play = stage.play(name, script=script, args=["150", str(result)], nodes=nodes, checkpoint=ALWAYS)
+        if name == "broken":
+            play.steps_to(30)
+            kill_all(play)
+            wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)  # noqa: B023 (called here)
+            assert 0 <= lost(play) <= 2, play.log()
+        assert play.ends() == 0, play.log()
+        results.append(json.loads(result.read_text()))
+    assert results[0] == results[1]

@@ -98,6 +98,10 @@ class Profile:
         """Begin anew: the ranks have changed."""
         self._steps.clear()
 
+    def keep_newest(self) -> None:
+        """Forget all but the newest steps: the ones before were of another kind."""
+        self._steps = deque(list(self._steps)[-PROFILE:], maxlen=KEPT)
+
     @property
     def step(self) -> float:
         """Median seconds of a step."""

@@ -54,6 +54,8 @@ class Planning:
         if len(self.profile) < bubbles.PROFILE:  # a process that has just come in: it copies whenever it waits
             return Plan(upto=_Everything(len(sizes)), slices=len(sizes))
         if self.plan is None or self._is_stale(self.plan, len(sizes)):
+            if self.plan is not None and self.profile.has_drifted(self.plan):
+                self.profile.keep_newest()
             paused = median(self.pauses) if len(self.pauses) >= ENOUGH else None
             self.plan = bubbles.plan(self.profile, sizes, self._bandwidth, self._terms, paused)
             self._planned_at, self._from_measured = self._steps, self._copies > 0

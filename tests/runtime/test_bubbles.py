@@ -1,0 +1,139 @@
+"""When to copy: windows that are predicted, plans that fit, and what is done when nothing fits."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.runtime.idle import Idle, Window
+from holdfast.runtime.snapshots import bubbles
+from holdfast.runtime.snapshots.bubbles import MARGIN, PROFILE, Profile, Terms, plan
+from holdfast.runtime.snapshots.planning import ENOUGH, REPLAN, Planning
+
+MEGABYTE = 2**20
+SPEED = 1e9
+"""Bytes a second: a slice of a megabyte takes about a millisecond."""
+
+
+def lived(*windows: tuple[int, float, float], step: float = 0.1, steps: int = 8, kind: str = "pipeline") -> Profile:
+    """Return the profile of steps that were all alike: *windows* are numbers, begins and lengths."""
+    profile = Profile()
+    for _ in range(steps):
+        profile.add(step, [Window(begin, begin + length, kind, number) for number, begin, length in windows])
+    return profile
+
+
+def test_the_longest_window_takes_what_fits_into_it_and_short_ones_are_left_in_peace() -> None:
+    """A first stage has one hole in the middle of its step."""
+    found = plan(lived((1, 0.0, 0.002), (3, 0.02, 0.05), (7, 0.09, 0.004)), [MEGABYTE] * 20, SPEED, Terms())
+    assert found.upto == {3: 20}
+    assert (found.every, found.pause, found.overhead) == (1, 0.0, 0.0)
+    assert found.because == "all of it fits into 1 of 3 windows of the step"
+
+
+def test_a_last_stage_copies_at_both_ends_of_its_step() -> None:
+    """It waits for the first activations and, when it is done, for the vote of the others; windows that come too short are made up for."""
+    found = plan(lived((1, 0.0, 0.02), (9, 0.08, 0.02)), [MEGABYTE] * 20, SPEED, Terms())
+    assert found.upto == {1: 17, 9: 20}
+    assert found.gate(2) == 0
+
+
+def test_a_copy_that_does_not_fit_is_taken_seldom_or_pauses_training() -> None:
+    """Both are said with their cost."""
+    profile = lived((1, 0.0, 0.01))
+    seldom = plan(profile, [MEGABYTE] * 40, SPEED, Terms(overhead=0.01))
+    assert seldom.upto == {1: 40}
+    assert seldom.every == 34
+    assert 0.009 < seldom.overhead <= 0.01
+    assert seldom.because == "41.9 ms of copying do not fit into 10 ms of windows: a snapshot every 34 steps keeps the cost at 1.0%"
+    paused = plan(profile, [MEGABYTE] * 40, SPEED, Terms(policy="pause", pause=0.05))
+    assert paused.every == 1
+    assert paused.because.endswith("training pauses 33.6 ms for each snapshot, as the policy allows")
+    assert plan(profile, [MEGABYTE] * 40, SPEED, Terms(policy="pause", pause=0.02)).every == 34
+    assert plan(profile, [MEGABYTE] * 40, SPEED, Terms(), paused=0.0005).every == 1
+
+
+def test_where_no_wait_can_be_seen_the_copy_is_spread_over_the_step() -> None:
+    """As of a GPU, and of groups that are torch's own."""
+    found = plan(lived(), [MEGABYTE] * 20, SPEED, Terms())
+    assert (found.every, round(found.beside, 3), dict(found.upto)) == (1, 0.08, {})
+    assert plan(lived((1, 0.0, 0.05)), [MEGABYTE], SPEED, Terms(beside=True)).beside > 0
+
+
+def test_windows_are_counted_on_as_short_as_they_mostly_come() -> None:
+    """One in ten was missing, another one varies."""
+    profile = Profile()
+    for number in range(10):
+        windows = [Window(0.0, 0.01 + 0.001 * number, "vote", 4)]
+        profile.add(0.1, windows if number % 2 else [*windows, Window(0.05, 0.06, "data", 2)])
+    assert [(one.number, one.kind, round(one.length, 4)) for one in profile.predicted()] == [(4, "vote", 0.011)]
+
+
+WINDOWS = st.lists(st.tuples(st.integers(1, 50), st.floats(0, 0.09), st.floats(0.0001, 0.03)), max_size=8, unique_by=lambda one: one[0])
+
+
+@given(WINDOWS, st.lists(st.integers(1, MEGABYTE), min_size=1, max_size=60), st.floats(1e7, 1e10), st.sampled_from(["skip", "pause"]))
+def test_a_plan_never_promises_more_than_the_windows_hold(
+    windows: list[tuple[int, float, float]], sizes: list[int], speed: float, policy: str
+) -> None:
+    """What it calls hidden has a place; what has none is a pause, at most as often as the terms allow."""
+    terms = Terms(policy=policy)
+    found = plan(lived(*windows), sizes, speed, terms)
+    room = sum(length for *_, length in windows)
+    assert found.copy == pytest.approx(sum(sizes) / speed)
+    assert found.every >= 1
+    if not found.beside:
+        assert found.hidden <= room * (1 - MARGIN) + 1e-9
+        assert found.hidden + found.pause == pytest.approx(found.copy)
+        limits = [found.upto[number] for number in sorted(found.upto)]
+        assert limits == sorted(limits)
+    if found.pause > max(terms.pause, bubbles.TRIFLE):
+        assert found.overhead <= terms.overhead + 1e-9 or found.every == bubbles.MOST_EVERY
+
+
+def test_there_is_a_new_plan_when_the_job_is_no_longer_what_it_was() -> None:
+    """Not sooner: a plan is made anew when steps took a fifth longer, and when pauses turned out shorter than was predicted."""
+    planning = Planning(Terms())
+    planning.profile = lived((1, 0.0, 0.05))
+    first = planning.plan_for([MEGABYTE] * 20)
+    assert planning.plan_for([MEGABYTE] * 20) is first
+    for _ in range(PROFILE):
+        planning.profile.add(0.2, [Window(0.0, 0.05, "pipeline", 1)])
+    plans = [planning.plan_for([MEGABYTE] * 20) for _ in range(REPLAN)]
+    assert plans[0] is first
+    assert plans[-1] is not first
+    assert plans[-1].step > first.step
+
+
+def test_what_was_measured_counts_more_than_what_was_predicted() -> None:
+    """The prediction says that it does not fit; nobody has waited for it."""
+    planning = Planning(Terms())
+    planning.profile = lived((1, 0.0, 0.01))
+    planning.measured(MEGABYTE, MEGABYTE / SPEED)
+    assert planning.plan_for([MEGABYTE] * 40).every == 34
+    planning.pauses.extend([0.0] * ENOUGH)
+    assert [planning.plan_for([MEGABYTE] * 40).every for _ in range(REPLAN)][-1] == 1
+    assert planning.wanted == 1
+
+
+def test_a_process_that_has_just_come_in_copies_whenever_it_waits() -> None:
+    """It knows nothing of its steps yet, and the others need its snapshot."""
+    planning = Planning(Terms())
+    found = planning.plan_for([MEGABYTE] * 3)
+    assert [found.gate(number) for number in (1, 2, 99)] == [3, 3, 3]
+
+
+def test_windows_are_noted_once_however_waits_are_nested() -> None:
+    """The vote contains waits of its own; short ones are none."""
+    idle = Idle()
+    assert idle.enter("vote")
+    assert not idle.enter("pipeline")
+    while not idle.windows:
+        idle.leave()
+        if not idle.windows:
+            idle.enter("vote")
+    took, windows, _ = idle.begin_step()
+    assert [one.kind for one in windows] == ["vote"]
+    assert 0 <= windows[0].begin < windows[0].end <= took
+    assert idle.windows == []
