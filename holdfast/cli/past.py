@@ -187,7 +187,7 @@ def _incident_facts(one: Incident) -> Iterator[tuple[str, str]]:
         resumed = f", resumed after step {count(one.resumed_step)}" if one.resumed_step is not None else ""
         yield "steps", f"had reached {count(one.step_before)}{resumed}{lost}"
     if one.facts:
-        yield "take-over", "\n".join(taken_over(one.facts))
+        yield "take-over" if "rebuilt" in one.facts else "state", "\n".join(taken_over(one.facts))
     after = f" → {one.generation_after}" if one.generation_after is not None else ""
     yield "generation", f"{one.generation_before}{after}"
     yield "id", one.id

@@ -49,6 +49,8 @@ class RankView:
     first_step_number: int | None = None
     until: int | None = None
     resumed: int | None = None
+    resumed_from: str | None = None
+    """The checkpoint that it resumed from; none where the state came from memory, or there was none."""
     marks: dict[str, float] = field(default_factory=dict)
     beat: dict[str, Any] = field(default_factory=dict)
     beat_at: float = 0.0
@@ -184,6 +186,7 @@ class Board:
     def _on_resumed(self, _node: str, event: Message) -> None:
         view = self.ranks[event["rank"]]
         view.managed, view.resumed, view.step = True, event["step"], event["step"]
+        view.resumed_from = event.get("path")
         self.step_before = max(self.step_before, event["step"])
 
     def _on_worker_stepped(self, _node: str, event: Message) -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast.wire import Message
+
+
+def came_back(resumed: Iterable[tuple[int | None, str | None]]) -> dict[str, Any] | None:
+    """Return where the state of processes came from that were all started anew; *resumed*: step and checkpoint of each rank."""
+    told = list(resumed)
+    if not told or not all(step for step, _ in told):
+        return None
+    return {"source": "checkpoint" if any(path for _, path in told) else "memory"}
 
 
 def facts_of(regrouped: Mapping[int, Message], covered: Mapping[int, Message]) -> dict[str, Any] | None:

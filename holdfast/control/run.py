@@ -20,7 +20,7 @@ from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
 from holdfast.control.move import MoveInWork
 from holdfast.control.plan import roles_environment, seat_environment
-from holdfast.control.rebuilt import facts_of
+from holdfast.control.rebuilt import came_back, facts_of
 from holdfast.control.replicas import Replicas
 from holdfast.control.requests import Requests
 from holdfast.control.standbys import Pool, Wanted, places_for
@@ -511,7 +511,8 @@ class Run:
         row.outcome, row.closed_at, row.generation_after = outcome, now, self.generation
         if outcome == "recovered":
             self._account(incident, now)
-            row.facts = facts_of(self.board.regrouped, self.board.covered)
+            back = came_back((view.resumed, view.resumed_from) for view in self.board.ranks.values())
+            row.facts = facts_of(self.board.regrouped, self.board.covered) or back
             if self.cadence is not None:
                 self.cadence.note_recovered(row)
         for phase in incident.rows():

@@ -132,8 +132,9 @@ def _interruptions(session: Session) -> list[Incident]:
 
 
 def went_back(one: Incident) -> bool:
-    """Tell whether a recovery went back to a checkpoint: any but a take-over does, and one that found no living copy."""
-    return one.rung != TAKE_OVER or (one.facts or {}).get("source") == "checkpoint"
+    """Tell whether a recovery went back to a checkpoint: any but a take-over does, and one that found no living copy; none from memory."""
+    source = (one.facts or {}).get("source")
+    return source == "checkpoint" or (one.rung != TAKE_OVER and source != "memory")
 
 
 def _phases(session: Session, recovered: Sequence[Incident]) -> dict[str, float]:

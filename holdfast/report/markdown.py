@@ -47,7 +47,10 @@ def _summary(incident: Incident) -> str:
         ("Steps lost", wording.count(incident.steps_lost)),
         ("Steps", steps),
         ("Generation", generation),
-        *(("Take-over", _plain(sentence)) for sentence in wording.taken_over(incident.facts)),
+        *(
+            ("Take-over" if "rebuilt" in (incident.facts or {}) else "State", _plain(sentence))
+            for sentence in wording.taken_over(incident.facts)
+        ),
     ]
     return _table(("", ""), rows)
 

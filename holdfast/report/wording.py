@@ -127,6 +127,9 @@ def taken_over(facts: Mapping[str, Any] | None) -> list[str]:
     """Say what a take-over did inside the workers, a sentence each; empty when it was none."""
     if not facts:
         return []
+    if "rebuilt" not in facts:  # all processes were started anew
+        where = "the memory of nodes" if facts.get("source") == "memory" else "a checkpoint"
+        return [f"all ranks went on from {where}"]
     said = [f"{plural(facts.get('rebuilt') or 0, 'group')} built anew, {facts.get('kept') or 0} kept"]
     if facts.get("bytes"):
         speed = f" at {size(round(facts['bandwidth']))}/s" if facts.get("bandwidth") else ""

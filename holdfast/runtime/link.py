@@ -47,8 +47,6 @@ class Link:
         self.rank, self.generation = rank, generation
         self.step: int | None = None
         """The step in work; goes along with an exception."""
-        self.kept: int | None = None
-        """The step of the newest whole snapshot in memory; goes along with heartbeats."""
         self._path = path
         self._socket: socket.socket | None = None
         self._queue: deque[tuple[bool, bytes]] = deque()
@@ -88,8 +86,6 @@ class Link:
     def beat(self, step: int, loss: float | None, seconds: float, until: int | None) -> None:
         """Tell that *step* is committed; may be dropped when the agent does not read."""
         told = {"t": "beat", "step": step, "loss": loss, "seconds": seconds, "until": until, "generation": self.generation}
-        if self.kept is not None:
-            told["kept"] = self.kept
         self._send(told, droppable=True)
 
     def section(self, name: str, limit_s: float | None, *, begin: bool) -> None:

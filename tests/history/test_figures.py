@@ -70,19 +70,20 @@ def test_faults_are_the_interruptions_that_were_nobodys_wish_and_not_the_scripts
 
 
 def test_recoveries_are_counted_by_rung_and_by_whether_they_went_back(history: History) -> None:
-    """A take-over goes back only when no living rank held the state."""
+    """A take-over goes back only when no living rank held the state, a restart only when the memory of nodes did not."""
     rows = [
         *recovered("j", 1, "take-over", {}, facts={"source": "live"}),
         *recovered("j", 2, "take-over", {}, facts={"source": "checkpoint"}),
         *recovered("j", 3, "take-over", {}),
         *recovered("k", 1, "restart-in-place", {}),
+        *recovered("k", 3, "restart-in-place", {}, facts={"source": "memory"}),
         an_incident("k", 2, rung="replace-node"),
     ]
     write(history, *rows)
     found = figures.fleet(history)
-    assert found.rungs == {"take-over": 3, "restart-in-place": 1}
+    assert found.rungs == {"take-over": 3, "restart-in-place": 2}
     assert list(found.rungs) == ["take-over", "restart-in-place"]
-    assert (found.recoveries, found.back) == (4, 2)
+    assert (found.recoveries, found.back) == (5, 2)
 
 
 def test_phases_are_medians_over_the_recoveries_that_were_timed(history: History) -> None:

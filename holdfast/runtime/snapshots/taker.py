@@ -24,7 +24,6 @@ from torch import Tensor
 
 from holdfast import vault
 from holdfast.runtime.idle import Idle, Window, idle
-from holdfast.runtime.link import link
 from holdfast.runtime.outline import Outline, local
 from holdfast.runtime.snapshots import bubbles
 from holdfast.runtime.snapshots.bubbles import Terms
@@ -374,5 +373,4 @@ class Taker:
         self._sealed[draft.slot] = draft.label.moment
         self.counts.taken += 1
         self.counts.newest = draft.label.step
-        link().kept = draft.label.step
         vault.ring(self._config.vault, self._bell)
