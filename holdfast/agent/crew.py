@@ -48,6 +48,8 @@ class Crew:
         self._expected: dict[int, Worker] = {}
         self._reaping = False
         self._stopping: int | None = None
+        self.may_save = False
+        """Workers that were told to stop have the time to save what they have."""
         self._kill_at: float | None = None
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -156,6 +158,7 @@ class Crew:
         Standbys live on: the next generation may need them.
         """
         self._stopping = max(generation, self._stopping or 0)
+        self.may_save = number != signal.SIGKILL
         self._births.forget([worker.ticket for worker in self.everybody() if self._is_stopping(worker)])
         self._signal_all(number)
         if number != signal.SIGKILL:

@@ -131,7 +131,11 @@ class Reports:
             why = "this process is no worker of the current generation"
         elif worker.former is not None:
             why = f"generation {worker.former} is over"
-        elif self._crew.stopping or worker.generation == self._crew.abandoned or worker.generation < self._crew.generation:
+        elif (
+            (self._crew.stopping and not self._crew.may_save)
+            or worker.generation == self._crew.abandoned
+            or worker.generation < self._crew.generation
+        ):
             why = f"generation {worker.generation} is over"
         wish = {"every": self._crew.pace} if self._crew.pace and not why else {}
         return {"ok": not why, "why": why, **wish}

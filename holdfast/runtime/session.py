@@ -23,10 +23,11 @@ from torch.optim import Optimizer
 from holdfast.runtime import manifest, parking, rng, tree
 from holdfast.runtime.buckets import M, settle_all, settled
 from holdfast.runtime.checkpoint import Keeping, Saver
+from holdfast.runtime.farewell import STATUS, Farewell
 from holdfast.runtime.groups.assembly import assembly
 from holdfast.runtime.groups.keeper import Keeper
 from holdfast.runtime.groups.tape import WARM_STEPS
-from holdfast.runtime.link import link
+from holdfast.runtime.link import FAREWELL_SECONDS, link
 from holdfast.runtime.loader import Loader
 from holdfast.runtime.parking import Parked, Roles
 from holdfast.runtime.promoted import Again
@@ -83,6 +84,7 @@ class Session(AbstractContextManager["Session"]):
         self._made_group = False
         self._keeper: Keeper | None = None
         self._any_rank = any_rank
+        self._farewell = Farewell()
         self._memory = Memory.of()
         self._taker: Taker | None = None
         self._pieces: dict[str, str] = {}
@@ -109,12 +111,15 @@ class Session(AbstractContextManager["Session"]):
         self._world = World.present()
         if self._world.grouped:
             atexit.register(let_go)
+        if self._keeping is not None and self._keeping.every > 0 and (assembly() is not None or self._world.size == 1):
+            self._farewell.listen()
         config = Config.of()
         if config is not None and self._training.optimizers:  # else nobody says when the state changes
             self._taker = Taker(self._training, config)
         managed = assembly()
         if managed is not None:
             self._keeper = Keeper(self._training, managed, self._whole_steps)
+            self._keeper.farewell = self._farewell
             if managed.sandbox is not None:
                 self._keeper.new = True
                 self._prepare_saving()
@@ -182,7 +187,7 @@ class Session(AbstractContextManager["Session"]):
         if keeper is not None:
             if keeper.facts:
                 taker.sit(Place.of(world.rank, world.size, keeper.facts["pieces"]), keeper.lineage)
-            keeper.taker, taker.every = taker, keeper.every
+            keeper.taker, taker.every = taker, keeper.agreed.every
             self._tell_profile()
             taker.take(self.step, keeper.light_now, keeper.buffers)
             return
@@ -234,6 +239,20 @@ class Session(AbstractContextManager["Session"]):
         link().beat(number, loss, seconds, self._until)
         if self._keeping is not None and (self._keeping.due(number) or (number == self._until and self._keeping.every > 0)):
             self._save()
+        self._end_if_told()
+
+    def _end_if_told(self) -> None:
+        """Save the step that is done and end, if any rank was told to end: what lives is saved as a whole, or not at all."""
+        keeper = self._keeper
+        told = self._farewell.told if keeper is None else keeper.agreed.stop and not keeper.trouble
+        if not told or (keeper is None and World.present().size > 1):  # without a vote nobody knows at which step the others hear of it
+            return
+        if self.step > self._tried:
+            self._save()
+        if keeper is None or not keeper.trouble:
+            _log.warning("told to end: %s", f"step {self.step} is saved" if self.saved == self.step else f"step {self.step} is not saved")
+            link().flush(FAREWELL_SECONDS)
+            raise SystemExit(STATUS)
 
     def _save(self) -> None:
         """Save the present state, in a section of its own."""

@@ -151,11 +151,10 @@ class FlowDouble:
 
     def restart(self) -> None:
         """Kill whoever lives and start all ranks anew, as the flow does when nobody can go on."""
-        for rank in range(self.ranks):
-            with suppress(ProcessLookupError):
-                os.kill(self.pids[rank], signal.SIGKILL)
-        for rank in range(self.ranks):
-            self.until_dead(rank)
+        before = {self.pids[rank] for rank in range(self.ranks)}
+        for pid in before - self.workers.ended().keys():
+            os.kill(pid, signal.SIGKILL)
+        self.until(lambda: before <= self.workers.ended().keys(), "the end of all")
         self.generation = self.newest = self.newest + 1
         self._store = ("127.0.0.1", free_port())
         self.serve, self.incarnations = 0, dict.fromkeys(range(self.ranks), self.generation)

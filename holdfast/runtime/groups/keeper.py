@@ -13,6 +13,7 @@ import time
 import types
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from holdfast.runtime import rng, tree
+from holdfast.runtime.farewell import Farewell
 from holdfast.runtime.groups import tape, transfer
 from holdfast.runtime.groups.assembly import Assembly, Generation
 from holdfast.runtime.groups.council import PeerGone
@@ -49,6 +51,20 @@ class Meeting:
         self.generation, self.told, self.plan, self.clock = generation, told, found, clock
 
 
+@dataclass(slots=True, kw_only=True)
+class Agreed:
+    """What all ranks have agreed on with the newest vote, beside whether the step counts."""
+
+    switch: int = 0
+    """The planned generation that begins after the step; 0: none."""
+    facts: bool = True
+    """Every rank knows the facts."""
+    every: int = 1
+    """Steps between two snapshots."""
+    stop: bool = False
+    """Some rank was told to end: all end after the step."""
+
+
 class Keeper:
     """Keeps one session's training whole over changes of its ranks."""
 
@@ -64,7 +80,8 @@ class Keeper:
         """What all ranks know of each other: pieces, groups, roles; gathered once, handed to newcomers."""
         self._checkpoints = checkpoints
         self._decision: bool | None = None
-        self._unknown, self._facts_agreed, self._switch_agreed = False, True, 0
+        self._unknown = False
+        self.agreed = Agreed()
         self._damaged = 0
         self._hurt = False
         """The state is half filled: a snapshot turned out to be spoiled while it was read."""
@@ -82,8 +99,8 @@ class Keeper:
         """The snapshots that this process can reach."""
         self.lineage = 0
         """The generation that last went back to an earlier step."""
-        self.every = 1
-        """Steps between two snapshots, as the last vote has agreed on."""
+        self.farewell = Farewell()
+        """Whether this process was told to end."""
         self.taker: Taker | None = None
         """Takes this rank's snapshots."""
         self.moves = Moves(self)
@@ -164,6 +181,7 @@ class Keeper:
         self._await_device()
         every = self.taker.planning.wanted if self.taker is not None else 1
         mine = {"ok": not attempt.lost, "switch": self.moves.ready_for(), "facts": bool(self.facts), "every": every}
+        mine["stop"] = self.farewell.told
         self._voted_light = self.light()
         window = idle()
         ours = window.enter("vote")
@@ -171,7 +189,7 @@ class Keeper:
             self.taker.finish()  # before the vote: who sees that the step counts knows that the snapshot before it is whole everywhere
         asked = time.perf_counter()
         try:
-            absent = {"ok": False, "switch": 0, "facts": True, "every": 1}
+            absent = {"ok": False, "switch": 0, "facts": True, "every": 1, "stop": False}
             told = assembly.council.vote(mine, _both, absent, self._packed(self._voted_light), self._keep)
         except (PeerGone, Abandoned) as error:
             attempt.fail(str(error) or "the flow has ended this generation")
@@ -187,7 +205,7 @@ class Keeper:
             self.taker.waited(time.perf_counter() - asked)
         if not told["ok"]:
             attempt.fail("another rank has lost a peer")
-        self._switch_agreed, self._facts_agreed, self.every = int(told["switch"]), bool(told["facts"]), int(told["every"])
+        self.agreed = Agreed(switch=int(told["switch"]), facts=bool(told["facts"]), every=int(told["every"]), stop=bool(told["stop"]))
         return bool(told["ok"])
 
     def _await_device(self) -> None:
@@ -227,8 +245,8 @@ class Keeper:
         assert assembly.council is not None
         if not self._unknown and (light := self.light()) != self._voted_light:
             assembly.council.finally_(self._packed(light))
-        if not self._facts_agreed and not self._unknown:
-            self._facts_agreed = True
+        if not self.agreed.facts and not self._unknown:
+            self.agreed.facts = True
             try:
                 self._gather_facts()
             except (PeerGone, Abandoned) as error:
@@ -267,14 +285,14 @@ class Keeper:
     @property
     def trouble(self) -> bool:
         """Whether the ranks must meet in a new generation before the next step."""
-        return self.assembly.attempt.lost or self._meeting is not None or self._switch_agreed > 0
+        return self.assembly.attempt.lost or self._meeting is not None or self.agreed.switch > 0
 
     # -- a new generation ---------------------------------------------------------------------------------------------
 
     def mend(self) -> Verdict:
         """Come into the next generation, and hold the state of the step it goes on from; return what to tell about it."""
-        if self._switch_agreed:
-            number, self._switch_agreed = self._switch_agreed, 0
+        if self.agreed.switch:
+            number, self.agreed.switch = self.agreed.switch, 0
             if not self.assembly.attempt.lost and self._switched(number):
                 return {"checkpoint": None, "step": self.live}
         if self.new and (order := self._planned_order()) is not None:
@@ -574,6 +592,7 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         merged["told"] = min((each["told"] for each in (one, other) if each["told"]), key=lambda told: told[0], default=None)
     if "switch" in one:
         merged |= {"switch": min(one["switch"], other["switch"]), "facts": one["facts"] and other["facts"]}
+        merged["stop"] = one["stop"] or other["stop"]
         merged |= {"every": max(one["every"], other["every"])}  # a snapshot that one rank leaves out is of no use to anybody
     return merged
 

@@ -1,0 +1,47 @@
+"""Told to end: all ranks end after the same step, and what they have by then is on disk, whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from holdfast.runtime import manifest
+from tests.runtime.flow_double import Ended, Job, assert_undisturbed
+
+
+@pytest.mark.parametrize("told", [[2], [0, 1, 2, 3]], ids=["one rank", "all ranks"])
+def test_ranks_that_are_told_to_end_save_the_step_that_they_are_in(job: Job, whole: Ended, told: list[int]) -> None:
+    """Whoever hears the signal, the vote carries it to all; a later start goes on from there, equal to the bit."""
+    flow = job("gate-8", save=100)
+    for rank in range(flow.ranks):
+        flow.hear("beat", rank, step=7)
+    for rank in told:
+        os.kill(flow.pids[rank], signal.SIGTERM)
+    (flow.folder / "gate-8").touch()
+    ended = flow.finish()
+    assert ended.status == [128 + signal.SIGTERM] * flow.ranks, flow.logs()
+    (saved,) = flow.of("saved")
+    folder = flow.folder / "checkpoints" / f"step-{saved['step']:08d}"
+    assert saved["step"] in (8, 9)
+    assert {max(losses) for losses in ended.losses} == {saved["step"]}
+    assert manifest.looks_whole(folder)
+    assert flow.of("bye") == []
+    flow.restart()
+    assert {flow.hear("resumed", rank, generation=2)["step"] for rank in range(flow.ranks)} == {saved["step"]}
+    assert_undisturbed(flow, whole)
+
+
+def test_a_rank_that_is_lost_in_the_last_save_leaves_the_checkpoint_before(job: Job, whole: Ended) -> None:
+    """Whole or not at all: the others wait for the flow, which has them stop or go on."""
+    flow = job("gate-8", save=5, chaos=[{"rank": 1, "at": "saving", "step": 8, "do": "kill", "generation": 1}])
+    for rank in range(flow.ranks):
+        flow.hear("beat", rank, step=7)
+    os.kill(flow.pids[3], signal.SIGTERM)
+    (flow.folder / "gate-8").touch()
+    flow.until_dead(1)
+    assert [path.name for path in manifest.candidates(flow.folder / "checkpoints")] == ["step-00000005"]
+    flow.restart()
+    assert {flow.hear("resumed", rank, generation=2)["step"] for rank in range(flow.ranks)} == {5}
+    assert_undisturbed(flow, whole)
