@@ -56,6 +56,8 @@ class Work:
     """Seconds of copying inside of windows."""
     seconds: float = 0.0
     """Seconds of copying in all, of this processor's time: who must step back for others does not copy meanwhile."""
+    tail: float = 0.0
+    """Seconds of it in the training thread, when the state was about to change."""
     spans: list[tuple[float, float, bool]] = field(default_factory=list)
     """When was copied: begin, end, and whether training waited."""
     gate: Callable[[int], int] = lambda _window: 1 << 60
@@ -177,6 +179,8 @@ class Copier:
         end, used = time.perf_counter(), time.thread_time() - used
         waited = hidden and (self._idle.open or bool(work.beside))
         work.seconds += used
+        if not hidden:
+            work.tail += used
         if waited:
             work.hidden += used
         elif hidden:  # the wait ended meanwhile

@@ -310,9 +310,8 @@ class Taker:
         begin = time.perf_counter()
         terms = self._config.terms
         seconds = terms.pause if terms.policy == "pause" else None
-        before = draft.work.seconds
         whole = self._copier.finish(seconds)
-        self._tail, self._tail_copied = time.perf_counter() - begin, draft.work.seconds - before
+        self._tail, self._tail_copied = time.perf_counter() - begin, draft.work.tail
         self.counts.paused += self._tail
         self._draft = None
         if not whole:
