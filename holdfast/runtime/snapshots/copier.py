@@ -176,14 +176,18 @@ class Copier:
         if work.next >= len(work.tasks):
             work.done = True
             work.ended(work)
-        end, used = time.perf_counter(), time.thread_time() - used
+        self._account(work, begin, time.thread_time() - used, hidden=hidden)
+
+    def _account(self, work: Work, begin: float, used: float, *, hidden: bool) -> None:
+        """Note what a slice has cost, and whether training waited meanwhile."""
+        end = time.perf_counter()
         waited = hidden and (self._idle.open or bool(work.beside))
         work.seconds += used
         if not hidden:
             work.tail += used
-        if waited:
+        elif waited:
             work.hidden += used
-        elif hidden:  # the wait ended meanwhile
+        else:  # the wait ended meanwhile
             work.hidden += used * min(1.0, max(0.0, self._idle.left - begin) / (end - begin))
         if work.spans and work.spans[-1][2] == waited and begin - work.spans[-1][1] < 1e-4:  # noqa: PLR2004 (one after the other)
             work.spans[-1] = (work.spans[-1][0], end, waited)
