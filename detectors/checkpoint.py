@@ -41,6 +41,18 @@ _KINDS: Final[tuple[tuple[str, str, Level, str], ...]] = (
         Level.WATCH,
         "see the reason; training goes on and the next save tries again",
     ),
+    (
+        "snapshot-no-memory",
+        "A rank has no snapshots in memory: there is no room for them",
+        Level.WATCH,
+        "raise `checkpoint.memory.limit` or free memory; training goes on, and it is tried again every 100 steps",
+    ),
+    (
+        "snapshot-spoiled",
+        "A snapshot in a node's memory was not as it was written, and was not used",
+        Level.WATCH,
+        "the one before was used; look at the node's memory: a flipped bit is found by checksum only",
+    ),
 )
 
 for _id, _title, _level, _action in _KINDS:

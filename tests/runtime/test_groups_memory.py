@@ -64,6 +64,8 @@ def test_what_was_flipped_in_memory_is_not_used(job: Job, runs: Callable[..., En
     flow.regroup([1])
     broken = flow.hear("broken", 1)
     assert f"the snapshot of rank 1 at step {newest} in the memory of node-1 cannot be used" in broken["why"]
+    (trouble,) = flow.of("trouble")
+    assert (trouble["kind"], trouble["step"]) == ("snapshot-spoiled", newest)
     flow.regroup([])
     assert {(one["source"], one["step"]) for one in flow.mended()} == {("memory", older)}
     assert_undisturbed(flow, whole)

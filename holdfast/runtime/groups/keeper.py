@@ -34,7 +34,7 @@ from holdfast.runtime.idle import idle
 from holdfast.runtime.link import link
 from holdfast.runtime.loader import Loader
 from holdfast.runtime.planner import Holding, NoPlan, Plan, Stored, plan
-from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled, pieces_of
+from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled, pieces_of, tell
 from holdfast.runtime.snapshots.taker import Taker
 from holdfast.runtime.state import Stateful, Training
 from holdfast.wire import Message
@@ -488,7 +488,11 @@ class Keeper:
         for fetch in plan.fetches:
             if fetch.target == generation.rank:
                 self._hurt = self._hurt or bool(fetch.parts)
-                size += Restorer(self.training, self.memory).take(fetch, self._give_light)
+                try:
+                    size += Restorer(self.training, self.memory).take(fetch, self._give_light)
+                except Spoiled as spoiled:
+                    tell(spoiled)
+                    raise
                 self._hurt = self._hurt and not fetch.parts
         return moved[0] + size, moved[1] + (time.monotonic() - begin if size else 0.0)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from holdfast.runtime.planner import Holding, NoPlan, Plan, Stored, plan
-from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled, pieces_of
+from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled, pieces_of, tell
 from holdfast.runtime.state import Training
-from holdfast.runtime.trouble import Teller, Trouble
 from holdfast.runtime.world import World
 
 _log = logging.getLogger("holdfast.runtime")
@@ -49,7 +47,6 @@ def _attempt(training: Training, memory: Memory, world: World, found: Plan, give
     try:
         Restorer(training, memory).take(mine, give_light)
     except Spoiled as spoiled:
-        place = memory.own or Path(spoiled.stored.name)
-        Teller().tell(Trouble("memory-spoiled", str(spoiled)), found.step, place)
+        tell(spoiled)
         return str(spoiled)
     return ""

@@ -20,6 +20,7 @@ from holdfast.runtime.outline import Outline, local, settle
 from holdfast.runtime.planner import Fetch, Stored
 from holdfast.runtime.snapshots.copier import flat, sum_of
 from holdfast.runtime.state import Training
+from holdfast.runtime.trouble import Teller, Trouble
 from holdfast.vault import Label, Snapshot
 
 _log = logging.getLogger("holdfast.runtime")
@@ -38,6 +39,12 @@ class Spoiled(RuntimeError):
     def __str__(self) -> str:
         one = self.stored
         return f"the snapshot of rank {one.rank} at step {one.step} in the memory of {one.node} cannot be used: {self.why}"
+
+
+def tell(spoiled: Spoiled) -> None:
+    """Tell the agent, and whoever reads this rank's output, of a snapshot that could not be used."""
+    one = spoiled.stored
+    Teller().tell(Trouble("snapshot-spoiled", str(spoiled)), one.step, Path(one.name))
 
 
 class Memory:

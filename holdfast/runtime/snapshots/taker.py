@@ -227,7 +227,7 @@ class Taker:
         except OSError as error:
             self._not_before = step + AGAIN
             self._draft = None
-            self._teller.tell(Trouble("memory-full", f"no snapshots in memory: {error.strerror or error}"), step, self._config.vault)
+            self._teller.tell(Trouble("snapshot-no-memory", f"no snapshots in memory: {error.strerror or error}"), step, self._config.vault)
         self.counts.prepared += time.perf_counter() - begin
 
     def _begin(self, step: int, light: bytes, small: Mapping[str, Tensor]) -> None:
@@ -366,7 +366,7 @@ class Taker:
         except OSError as error:
             work.given_up, work.done = True, False
             self._teller.tell(
-                Trouble("memory-full", f"no snapshots in memory: {error.strerror or error}"), draft.label.step, self._config.vault
+                Trouble("snapshot-no-memory", f"no snapshots in memory: {error.strerror or error}"), draft.label.step, self._config.vault
             )
             return
         self._sealed[draft.slot] = draft.label.moment
