@@ -151,8 +151,9 @@ class Session(AbstractContextManager["Session"]):
         if self._saver is not None and self.step > self._tried and self._keeping is not None and self._keeping.every > 0:
             self._save()
         if self._taker is not None:
-            self._taker.give_up()
             self._tell_profile(at_once=True)
+            self._taker.close()
+            self._taker = None
         link().bye(self.step)
         if self._made_group:
             atexit.register(_leave_group)

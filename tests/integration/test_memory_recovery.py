@@ -49,20 +49,20 @@ def kill_all(play: Play) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(240)  # two runs of an example
 def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage) -> None:
     """Shards that lived on the lost node alone come from their replica; what all processes held comes from the memory of their nodes."""
-    whole = begun(stage, "whole", 120, "fsdp2.py")
+    whole = begun(stage, "whole", 70, "fsdp2.py")
     assert whole.ends() == 0, whole.log()
-    play = begun(stage, "broken", 120, "fsdp2.py")
-    play.steps_to(30)
+    play = begun(stage, "broken", 70, "fsdp2.py")
+    play.steps_to(20)
     play.chaos.power_off(0)
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
     assert play.kinds() == ["node-lost"], play.log()
     assert 0 <= lost(play) <= 1, play.log()
     facts = play.incidents()[0].facts
     assert facts is None or facts["source"] == "memory", play.log()
-    play.steps_to(60)
+    play.steps_to(45)
     kill_all(play)
     wait_until(lambda: play.saw(2) and play.incidents()[1].outcome, seconds=60, explain=play.log)
     assert 0 <= lost(play) <= 1, play.log()
@@ -79,7 +79,7 @@ def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage) -> N
         result = stage.home / f"{name}.json"
         script = str(Path(__file__).with_name("copies.py"))
         nodes = {"wanted": 2, "ranks": 1}
-        play = stage.play(name, script=script, args=["150", str(result)], nodes=nodes, checkpoint=ALWAYS)
+        play = stage.play(name, script=script, args=["100", str(result)], nodes=nodes, checkpoint=ALWAYS)
         if name == "broken":
             play.steps_to(30)
             kill_all(play)

@@ -172,6 +172,12 @@ class Taker:
         for optimizer in training.optimizers:
             optimizer.register_step_pre_hook(lambda *_: self.finish())
 
+    def close(self) -> None:
+        """Take no more; what is whole stays."""
+        self.give_up()
+        self._leave_slots()
+        self._bell.close()
+
     # -- where ----------------------------------------------------------------------------------------------------------
 
     def sit(self, place: Place, lineage: int) -> None:

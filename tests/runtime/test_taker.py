@@ -1,0 +1,235 @@
+"""Snapshots of a training in this process: they hold the very step they name, whatever training does meanwhile."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from holdfast.runtime import rng, tree
+from holdfast.runtime.idle import Idle
+from holdfast.runtime.planner import Fetch, Stored
+from holdfast.runtime.snapshots.bubbles import PROFILE, Terms
+from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled
+from holdfast.runtime.snapshots.taker import SLOTS, Config, Place, Taker
+from holdfast.runtime.state import Training
+from holdfast.vault import Snapshot, labels
+
+FIRST = PROFILE
+
+
+class Net(nn.Module):
+    """Weights that lie in pieces, buffers that change in a forward pass, and some plain layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.norm = nn.BatchNorm2d(4)
+        self.rest = nn.Sequential(nn.Flatten(), nn.Linear(4 * 6 * 6, 3000), nn.Linear(3000, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pass *x* on."""
+        out: Tensor = self.rest(self.norm(self.image(x)))
+        return out
+
+
+_open: list[Taker] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    """Close what takes snapshots when a test has ended."""
+    yield
+    while _open:
+        _open.pop().close()
+
+
+class Trainer:
+    """A training and what takes its snapshots."""
+
+    def __init__(self, vault: Path, *, limit: int = 0, place: Place | None = None) -> None:
+        torch.manual_seed(3)
+        self.net = Net()
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+        self.extra: dict[str, Any] = {"seen": 0, "mean": torch.zeros(5)}
+        self.training = Training(model=self.net, optimizers=[self.optimizer], schedulers=[self.scheduler], extra=self.extra)
+        self.idle = Idle()
+        self.taker = Taker(self.training, Config(vault=vault, limit=limit, terms=Terms()), windows=self.idle)
+        _open.append(self.taker)
+        self.taker.sit(place or Place(0, 1, "net"), 1)
+        self.step = 0
+
+    def begin(self) -> None:
+        """Begin a step: a snapshot of the one before."""
+        self.taker.begin_step()
+        light = tree.pickled({"rng": rng.capture(), "data": None})
+        self.taker.take(self.step, light, {f"model.{name}": one.detach().clone() for name, one in self.net.named_buffers()})
+
+    def end(self) -> None:
+        """Do all of the step that was begun."""
+        self.net(torch.randn(8, 3, 8, 8)).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        self.extra["seen"] += 1
+        self.extra["mean"] += 1
+        self.step += 1
+
+    def to(self, step: int) -> None:
+        """Train up to *step*."""
+        while self.step < step:
+            self.begin()
+            self.end()
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy of everything."""
+        state = {"net": self.net.state_dict(), "optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+        return copy.deepcopy(state | {"extra": self.extra})
+
+
+def stored(vault: Path) -> dict[int, list[Stored]]:
+    """Return what lies in *vault*, by step."""
+    found: dict[int, list[Stored]] = {}
+    for item in Memory(vault, "here", {}, "").listed(1):
+        found.setdefault(item["step"], []).append(Stored(**item))
+    return found
+
+
+def same(one: Any, other: Any) -> bool:
+    """Say whether two states are equal, tensors to the bit."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def restore(trainer: Trainer, vault: Path, step: int) -> list[bytes]:
+    """Take *trainer* to *step*; return the light states that came with it."""
+    lights: list[bytes] = []
+    parts = sorted(stored(vault)[step], key=lambda one: one.part)
+    Restorer(trainer.training, Memory(vault, "here", {}, "")).take(Fetch(target=0, parts=tuple(parts), light=parts[0]), lights.append)
+    return lights
+
+
+def test_a_snapshot_is_the_step_it_names(tmp_path: Path) -> None:
+    """Copied before, between and after other things of the next step; a fresh training that takes it is equal in everything."""
+    trainer = Trainer(tmp_path)
+    trainer.to(FIRST + 2)
+    wanted = trainer.state()
+    trainer.begin()
+    trainer.end()  # buffers, counters and generators have gone on; the copy ended before the optimizer
+    other = Trainer(tmp_path)
+    assert len(restore(other, tmp_path, FIRST + 2)) == 1
+    assert same(other.state(), wanted)
+    assert not same(trainer.state(), wanted)
+
+
+def test_three_slots_take_turns_and_keep_the_newest_two(tmp_path: Path) -> None:
+    """The third is the one in work."""
+    trainer = Trainer(tmp_path)
+    trainer.to(FIRST + 8)
+    assert len(list(tmp_path.iterdir())) == SLOTS
+    assert sorted(stored(tmp_path)) == [FIRST + 5, FIRST + 6, FIRST + 7]
+    trainer.begin()
+    trainer.taker.give_up()
+    assert max(stored(tmp_path)) == FIRST + 7
+    assert trainer.taker.counts.taken == 8
+
+
+def test_copies_share_a_state_and_both_parts_are_needed(tmp_path: Path) -> None:
+    """Two ranks of one model, each its part."""
+    both = [Trainer(tmp_path, place=Place(rank, 1, "net", rank, 2)) for rank in range(2)]
+    for one in both:
+        torch.manual_seed(9)  # the same data
+        one.to(FIRST + 3)
+    sizes = [label.size for label in labels(tmp_path).values()]
+    whole = sum(entry.size for entry in _entries(tmp_path))
+    assert max(sizes) < whole
+    other = Trainer(tmp_path)
+    restore(other, tmp_path, FIRST + 2)
+    again = Trainer(tmp_path / "elsewhere")
+    again.taker.enabled = False
+    torch.manual_seed(9)
+    again.to(FIRST + 2)
+    assert same(other.state()["net"], again.state()["net"])
+
+
+def _entries(vault: Path) -> Any:
+    with Snapshot(next(iter(labels(vault)))) as snapshot:
+        return snapshot.entries
+
+
+def test_state_that_moves_is_found_again(tmp_path: Path) -> None:
+    """A loaded optimizer has other tensors; so has a parameter whose data were replaced."""
+    trainer = Trainer(tmp_path)
+    trainer.to(FIRST + 2)
+    trainer.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
+    weight = trainer.net.get_parameter("rest.1.weight")
+    weight.data = weight.data.clone()
+    wanted = trainer.state()
+    trainer.begin()
+    trainer.end()
+    other = Trainer(tmp_path)
+    restore(other, tmp_path, FIRST + 2)
+    assert same(other.state(), wanted)
+
+
+def test_a_slot_that_somebody_reads_is_left_alone(tmp_path: Path) -> None:
+    """It is being sent to another node."""
+    trainer = Trainer(tmp_path)
+    trainer.to(FIRST + 3)
+    oldest = min(labels(tmp_path).items(), key=lambda item: item[1].step)
+    with Snapshot(oldest[0]) as snapshot:
+        trainer.to(FIRST + 5)
+        snapshot.verify()
+        assert snapshot.label == oldest[1]
+    assert trainer.taker.counts.given_up > 0
+
+
+def test_a_node_without_room_trains_on_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The limit would be exceeded by what three slots take."""
+    trainer = Trainer(tmp_path, limit=100_000)
+    trainer.to(FIRST + 4)
+    assert stored(tmp_path) == {}
+    (told,) = [one.message for one in caplog.records if "snapshot-no-memory" in one.message]
+    assert "Raise checkpoint.memory.limit" in told
+
+
+def test_copying_goes_on_in_windows_and_nowhere_else(tmp_path: Path) -> None:
+    """A step that waits long enough has its snapshot before its optimizer asks for it."""
+    trainer = Trainer(tmp_path)
+    trainer.to(FIRST + 1)
+    trainer.taker.planning.profile.forget()  # as one that has just come in: it copies whenever it waits
+    trainer.begin()
+    assert FIRST + 1 not in stored(tmp_path)
+    assert trainer.idle.enter("pipeline")
+    while FIRST + 1 not in stored(tmp_path):
+        torch.cuda.is_available()
+    trainer.idle.leave()
+    before = trainer.taker.counts.copied
+    trainer.end()
+    assert trainer.taker.counts.hidden > 0
+    assert trainer.taker.counts.copied > before
+
+
+def test_a_spoiled_part_leaves_nothing_taken_for_whole(tmp_path: Path) -> None:
+    """It is named, and not used a second time."""
+    trainer = Trainer(tmp_path)
+    trainer.to(FIRST + 2)
+    (one,) = stored(tmp_path)[FIRST + 1]
+    data = bytearray((tmp_path / one.name).read_bytes())
+    data[5000] ^= 1
+    (tmp_path / one.name).write_bytes(data)
+    memory = Memory(tmp_path, "here", {}, "")
+    with pytest.raises(Spoiled, match="was changed in memory"):
+        Restorer(Trainer(tmp_path).training, memory).take(Fetch(target=0, parts=(one,), light=one), lambda _light: None)
+    assert memory.usable([memory.listed(1)]) == {other for steps in stored(tmp_path).values() for other in steps} - {one}
