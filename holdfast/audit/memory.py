@@ -33,7 +33,14 @@ class Kept:
         """Return it as the planner knows it."""
         one = self.label
         return Stored(
-            step=one.step, lineage=one.lineage, rank=one.rank, piece=one.piece, part=one.part, parts=one.parts, node=self.node, name=self.name
+            step=one.step,
+            lineage=one.lineage,
+            rank=one.rank,
+            piece=one.piece,
+            part=one.part,
+            parts=one.parts,
+            node=self.node,
+            name=self.name,
         )
 
 
@@ -45,14 +52,22 @@ class Moment:
     lineage: int
     kept: list[Kept]
     plan: Plan | NoPlan
+    spoilt: list[str] = field(default_factory=list)
+    """Snapshots that are not as they were written; a recovery sees that too, and takes others."""
     broken: list[str] = field(default_factory=list)
+    """What else is wrong with it."""
     proven: list[str] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
 
     @property
     def whole(self) -> bool:
-        """Tell whether every rank could go back to it."""
-        return isinstance(self.plan, Plan) and not self.broken
+        """Tell whether every rank could go back to it, as far as a recovery can see."""
+        return isinstance(self.plan, Plan)
+
+    @property
+    def standing(self) -> str:
+        """Return ``whole``, ``partial`` or ``damaged``."""
+        return "damaged" if self.spoilt or self.broken else "whole" if self.whole else "partial"
 
     @property
     def lack(self) -> str:

@@ -27,10 +27,15 @@ class Prover:
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
             with suppress(OSError):
-                self._process.communicate(timeout=5)
+                self._process.stdin.close()  # it ends when nothing more can come
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
             self._process.kill()
             self._process.wait()
+            self._process.stdout.close()
         self._said.close()
 
     def ask(self, *, disk: Path | None = None, memory: Sequence[Path] = (), world: int = 0) -> dict[str, list[str]]:

@@ -33,7 +33,9 @@ def findings(task: Mapping[str, Any]) -> Findings:
     except manifest.Unusable as unusable:
         found.broken.append(unusable.why)
     except Exception as error:  # noqa: BLE001 (an audit that ends without a word would look like one that found nothing)
-        found.broken.append(f"it could not be read to its end: {type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}")
+        found.broken.append(
+            f"it could not be read to its end: {type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
+        )
     finally:
         if moment is not None:
             moment.close()

@@ -84,11 +84,11 @@ def audit(moment: Moment, world: int, found: Findings) -> None:
                 broken.append(f"what rank {rank} keeps beside its tensors ('{name}') cannot be read: {type(error).__name__}: {error}")
     found.prove("what every rank keeps beside its tensors can be read without running code", broken)
     _pieces(moment, found)
-    lights = {rank: blobs.get("light") for rank, blobs in moment.blobs.items()}
-    lights = {rank: one for rank, one in lights.items() if isinstance(one, Mapping)}
+    lights = {rank: blobs["light"] for rank, blobs in moment.blobs.items() if isinstance(blobs.get("light"), Mapping)}
     missing = sorted(set(range(world)) - lights.keys())
     found.prove(
-        f"the own state of all {world} rank(s) is there", [f"the own state of rank {rank} is not there" for rank in missing] if missing else []
+        f"the own state of all {world} rank(s) is there",
+        [f"the own state of rank {rank} is not there" for rank in missing],
     )
     state.positions(found, {rank: one.get("data") for rank, one in lights.items()})
     state.generators(found, {rank: one.get("rng") for rank, one in lights.items()}, world)
@@ -170,7 +170,9 @@ def _shards(disk: Checkpoint, shards: Mapping[str, Mapping[int, bytes]]) -> list
         chunks = []
         for offsets, sizes in disk.chunks(key):
             chunks.append(raw(whole[tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))]))
-        broken += [f"the shard of '{key}' of rank {rank} is none of those on the disk" for rank, one in by_rank.items() if one not in chunks]
+        broken += [
+            f"the shard of '{key}' of rank {rank} is none of those on the disk" for rank, one in by_rank.items() if one not in chunks
+        ]
         if any(chunk and chunk not in by_rank.values() for chunk in chunks):
             broken.append(f"a shard of '{key}' on the disk is in no rank's memory")
     return broken
@@ -183,19 +185,25 @@ def _own_states(moment: Moment, disk: Checkpoint, found: Findings) -> None:
         if rank not in disk.trees or not {"light", "dynamic"} <= blobs.keys():
             continue
         told = disk.trees[rank]
-        settings = [[{name: one for name, one in group.items() if name != "params"} for group in each["param_groups"]] for each in told["optimizers"]]
+        settings = [
+            [{name: one for name, one in group.items() if name != "params"} for group in each["param_groups"]]
+            for each in told["optimizers"]
+        ]
         for name, here, there in (
             ("the position in the data", blobs["light"]["data"], told["data"]),
             ("the optimizers' settings", blobs["dynamic"]["settings"], settings),
         ):
-            broken += [f"{name} of rank {rank} is not the same in memory and on the disk ({listed(keys)})"] if (
-                keys := list(state.differences(here, there, "own"))
-            ) else []
+            broken += (
+                [f"{name} of rank {rank} is not the same in memory and on the disk ({listed(keys)})"]
+                if (keys := list(state.differences(here, there, "own")))
+                else []
+            )
         drawn += [rank] if list(state.differences(blobs["light"]["rng"], told["rng"], "rng")) else []
     found.prove("every rank's position in the data and its optimizers' settings are the same in memory and on the disk", broken)
     if drawn:
         found.unproven.append(
-            f"the generators of rank {listed(drawn)} differ between memory and disk: something drew numbers between the save and the next step"
+            f"the generators of rank {listed(drawn)} differ between memory and disk: "
+            "something drew numbers between the save and the next step"
         )
     else:
         found.proven.append("every rank's random generators are the same in memory and on the disk")

@@ -20,16 +20,16 @@ SHAPED: Final = frozenset(
 def counters(found: Findings, by_rank: Mapping[int, Mapping[str, float]]) -> None:
     """Judge the optimizers' own step counters: *by_rank* has them by their keys."""
     by_key: dict[str, dict[int, float]] = defaultdict(dict)
-    for rank, counts in by_rank.items():
-        for key, count in counts.items():
+    for rank, held in by_rank.items():
+        for key, count in held.items():
             by_key[key][rank] = count
     if not by_key:
         found.unproven.append("the optimizers count no steps of their own")
         return
     broken = [line for key, counts in sorted(by_key.items()) for line in apart(f"the counter '{key}'", counts)]
     by_optimizer: dict[str, dict[str, float]] = defaultdict(dict)
-    for key, counts in by_key.items():
-        by_optimizer[".".join(key.split(".")[:2])][key] = min(counts.values())
+    for key, told in by_key.items():
+        by_optimizer[".".join(key.split(".")[:2])][key] = min(told.values())
     found.prove(f"{len(by_key)} step counters of the optimizers are the same on every rank that has them", broken)
     for optimizer, values in sorted(by_optimizer.items()):
         _within(found, optimizer, values)
