@@ -55,7 +55,8 @@ class Here:
         found = {}
         for path in sorted(self.place.glob(f"*{vault.SUFFIX}")):
             with suppress(OSError):
-                page = path.open("rb").read(vault.PAGE)
+                with path.open("rb") as file:
+                    page = file.read(vault.PAGE)
                 try:
                     vault.read_label(page)
                 except Unusable as error:

@@ -129,7 +129,7 @@ def compare(moment: Moment, disk: Checkpoint, found: Findings) -> None:
     """Compare the snapshots of a moment with the checkpoint of the same step: tensor by tensor, to the bit."""
     broken: list[str] = []
     compared = 0
-    shards: dict[str, dict[int, bytes]] = defaultdict(dict)
+    shards: dict[str, dict[int, Tensor]] = defaultdict(dict)
     met: set[str] = set()
     for piece in moment.pieces:
         rank = moment.rank_of(piece)
@@ -149,7 +149,7 @@ def compare(moment: Moment, disk: Checkpoint, found: Findings) -> None:
                 if not state.same(tensor, own.get(key) if key in own else disk.read(key)):
                     broken.append(f"'{key}' of rank {rank} is not the same in memory and on the disk")
             else:
-                shards[key][rank] = raw(tensor)
+                shards[key][rank] = tensor
     broken += _shards(disk, shards)
     trainable = {key for key in disk.shapes if key.startswith(("model.", "optimizer."))}
     left_out = sorted(key for key in trainable - met if not any(key in moment.rest(rank) for rank in moment.blobs))
@@ -159,23 +159,30 @@ def compare(moment: Moment, disk: Checkpoint, found: Findings) -> None:
     _own_states(moment, disk, found)
 
 
-def _shards(disk: Checkpoint, shards: Mapping[str, Mapping[int, bytes]]) -> list[str]:
-    """Compare what is sharded: a rank's shard must be one of the chunks that the checkpoint has, and each chunk some rank's shard.
+def _shards(disk: Checkpoint, shards: Mapping[str, Mapping[int, Tensor]]) -> list[str]:
+    """Compare what is sharded: a rank's shard must be one of those into which the tensor is cut, and each of these some rank's shard.
 
     A snapshot does not say where its shard begins, so it is found by its bytes.
     """
     broken = []
     for key, by_rank in shards.items():
-        whole = disk.read(key)
-        chunks = []
-        for offsets, sizes in disk.chunks(key):
-            chunks.append(raw(whole[tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))]))
-        broken += [
-            f"the shard of '{key}' of rank {rank} is none of those on the disk" for rank, one in by_rank.items() if one not in chunks
-        ]
-        if any(chunk and chunk not in by_rank.values() for chunk in chunks):
+        wanted = [raw(one) for one in _cut(disk, key, [tuple(one.shape) for one in by_rank.values()])]
+        held = {rank: raw(one) for rank, one in by_rank.items()}
+        broken += [f"the shard of '{key}' of rank {rank} is none of those on the disk" for rank, one in held.items() if one not in wanted]
+        if any(one and one not in held.values() for one in wanted):
             broken.append(f"a shard of '{key}' on the disk is in no rank's memory")
     return broken
+
+
+def _cut(disk: Checkpoint, key: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Return the tensor as the ranks cut it: along one dimension in equal shards but the last, else as it was stored."""
+    whole = disk.read(key)
+    largest = max(shapes)
+    along = [place for place, size in enumerate(largest) if size != whole.shape[place]] if len(largest) == whole.dim() else []
+    if len(along) == 1:
+        return list(whole.split(largest[along[0]], along[0]))
+    boxes = [tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True)) for offsets, sizes in disk.chunks(key)]
+    return [whole[box] for box in boxes]
 
 
 def _own_states(moment: Moment, disk: Checkpoint, found: Findings) -> None:
