@@ -34,12 +34,16 @@ def show(account: Account) -> None:
         heading(title)
         for line in lines:
             _say(line, "  ")
-    _say(f"Checkpoints are in {account.directory}")
+    say(f"Checkpoints are in {account.directory}")
 
 
 def _say(text: str, indent: str = "") -> None:
     """Write a sentence in lines that fit an ordinary terminal."""
-    for line in textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  " * bool(indent), break_long_words=False):
+    rest = indent + "  " * bool(indent)
+    wrapped = textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )  # names of nodes and files stay in one piece
+    for line in wrapped:
         say(line)
 
 
