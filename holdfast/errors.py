@@ -6,6 +6,7 @@ HoldfastError
 │   ├── JobAlreadyRunning    another flow holds the lease of this job
 │   ├── NotEnoughNodes       more nodes wanted than the cluster can give
 │   ├── NotWritable          a directory that must be written cannot be
+│   ├── NotReadable          a directory that must be read cannot be
 │   ├── UnknownJob           no job of that name in the history
 │   ├── UnknownIncident      no incident of that number or id in the history
 │   └── HistoryTrouble       the history cannot be used
@@ -98,6 +99,17 @@ class NotWritable(OperatorError):
     def __str__(self) -> str:
         cure = "Create it, free space, or mend its permissions, or name another one."
         return f"{self.what} {self.path} cannot be written: {self.reason}. {cure}"
+
+
+class NotReadable(OperatorError):
+    """A directory that must be read cannot be."""
+
+    def __init__(self, what: str, path: str, reason: str) -> None:
+        super().__init__(what, path, reason)
+        self.what, self.path, self.reason = what, path, reason
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.path} cannot be read: {self.reason}. Mend its permissions, mount it, or ask on a machine that sees it."
 
 
 class UnknownJob(OperatorError):

@@ -175,6 +175,21 @@ def advise(job: str | None, every: tuple[int, ...], as_json: bool) -> int:
     return advise(job, every, as_json=as_json)
 
 
+@app.command(epilog=example("holdfast checkpoints gpt-small", "holdfast checkpoints gpt-small --verify"))
+@click.argument("job")
+@click.option("--verify", is_flag=True, help="Read every byte, and prove that all of a checkpoint is of one step.")
+@as_json
+def checkpoints(job: str, verify: bool, as_json: bool) -> int:
+    """List all that a JOB could go back to.
+
+    Checkpoints on the disk, and snapshots in the memory of its nodes; and what a recovery would take now. Works while the
+    job trains and after its end, and changes nothing. Exit status 1: the newest of a tier is not whole, or --verify found damage.
+    """
+    from holdfast.cli.checkpoints import checkpoints
+
+    return checkpoints(job, verify=verify, as_json=as_json)
+
+
 @app.command(epilog=example("holdfast stop gpt-small"))
 @click.argument("job")
 @click.option(

@@ -79,11 +79,10 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
 
 def token_of(job: Job) -> str:
     """Return the secret by which the job's workers know each other: made once, kept beside the job for the flows to come."""
-    path = job_directory(job.name) / "token"
-    with suppress(OSError, ValueError):
-        owner, token = path.read_text().split()
-        if owner == job.id:
-            return token
+    known = known_token(job)
+    if known is not None:
+        return known
+    path = _token_file(job)
     token = secrets.token_hex(16)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".new")
@@ -92,6 +91,19 @@ def token_of(job: Job) -> str:
         file.write(f"{job.id} {token}")
     beside.replace(path)
     return token
+
+
+def known_token(job: Job) -> str | None:
+    """Return the job's secret if it was made on this machine; make none."""
+    with suppress(OSError, ValueError):
+        owner, token = _token_file(job).read_text().split()
+        if owner == job.id:
+            return token
+    return None
+
+
+def _token_file(job: Job) -> Path:
+    return job_directory(job.name) / "token"
 
 
 def rank_environments(membership: dict[str, list[int]], *, generation: int, lineup: Lineup, job: str) -> dict[str, list[dict[str, Any]]]:

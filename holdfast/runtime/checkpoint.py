@@ -14,8 +14,8 @@ from typing import Any
 
 from holdfast.runtime import manifest
 from holdfast.runtime.link import link
-from holdfast.runtime.manifest import Manifest
-from holdfast.runtime.storage import StorageTrouble, Written, write
+from holdfast.runtime.manifest import Manifest, Written
+from holdfast.runtime.storage import StorageTrouble, write
 from holdfast.runtime.trouble import Teller, Trouble
 from holdfast.runtime.world import World
 

@@ -2,6 +2,7 @@
 
 A checkpoint is a folder ``step-00000100``. It is written as ``.step-00000100.partial-<generation>``, its manifest last,
 and renamed when all is on the disk: a folder without a whole manifest is no checkpoint.
+Standard library only: the command line reads manifests too.
 """
 
 from __future__ import annotations
@@ -15,10 +16,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
-
-import torch
-
-from holdfast.runtime.storage import Written
 
 FORMAT: Final = 1
 """Version of the manifest and of the tensors' keys."""
@@ -37,6 +34,14 @@ class Unusable(Exception):
     def __init__(self, flaw: Flaw, why: str) -> None:
         super().__init__(flaw, why)
         self.flaw, self.why = flaw, why
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One file as it was handed to the disk: its *size* in bytes and its *sha256*."""
+
+    size: int
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,8 @@ class Manifest:
 
 def manifest(step: int, generation: int, world_size: int, files: Mapping[str, Written]) -> Manifest:
     """Make the manifest of a checkpoint that was just written."""
+    import torch  # noqa: PLC0415 (who only reads manifests starts without it)
+
     return Manifest(step=step, generation=generation, world_size=world_size, files=files, time=time.time(), torch=str(torch.__version__))
 
 

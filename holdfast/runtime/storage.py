@@ -13,7 +13,7 @@ import pickle
 import warnings
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
@@ -27,16 +27,10 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from holdfast.runtime.manifest import Written
+
 METADATA: Final = ".metadata"
 """The file in which DCP says which tensor lies where."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """One file as it was handed to the disk: its *size* in bytes and its *sha256*."""
-
-    size: int
-    sha256: str
 
 
 class _DigestingStream:

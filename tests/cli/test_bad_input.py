@@ -21,7 +21,17 @@ from tests.cli.conftest import PROGRAM, ROOT, Command, environment
 from tests.cli.written_history import Author
 
 JOB = "name: a\nscript: train.py\n"
-READERS = [["status"], ["status", "a"], ["history"], ["show", "1"], ["report", "a"], ["advise", "a"], ["stop", "a"], ["nodes"]]
+READERS = [
+    ["status"],
+    ["status", "a"],
+    ["history"],
+    ["show", "1"],
+    ["report", "a"],
+    ["advise", "a"],
+    ["checkpoints", "a"],
+    ["stop", "a"],
+    ["nodes"],
+]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from holdfast.cli import app
 from tests.cli.conftest import Command, environment
 
-COMMANDS = ["validate", "run", "status", "history", "show", "report", "advise", "stop", "migrate", "nodes", "demo"]
+COMMANDS = ["validate", "run", "status", "history", "show", "report", "advise", "checkpoints", "stop", "migrate", "nodes", "demo"]
 
 
 def test_the_commands_are_those_of_the_documentation() -> None:

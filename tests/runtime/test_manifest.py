@@ -15,8 +15,8 @@ from torch import nn
 
 import holdfast
 from holdfast.runtime import manifest
-from holdfast.runtime.manifest import Unusable
-from holdfast.runtime.storage import METADATA, Reader, Written
+from holdfast.runtime.manifest import Unusable, Written
+from holdfast.runtime.storage import METADATA, Reader
 from holdfast.runtime.world import World
 from tests.runtime.agent_double import AgentDouble
 from tests.runtime.damage import biggest, cut, flip_a_bit, lengthen, names, swap_for_a_folder

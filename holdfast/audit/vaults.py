@@ -1,0 +1,153 @@
+"""Where a job's snapshots lie in the memory of nodes, and how they come here to be read."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast import vault, vault_client
+from holdfast.cluster.local import LocalNodes
+from holdfast.control.channel import AgentChannel
+from holdfast.control.plan import known_token
+from holdfast.errors import WorldError
+from holdfast.process import mark_of
+from holdfast.vault import Label, Snapshot, Unusable
+
+if TYPE_CHECKING:
+    from holdfast.cluster import NodeSource
+    from holdfast.history import Job
+
+
+class Memory(Protocol):
+    """The memory of one node."""
+
+    def labels(self) -> dict[str, Label]:
+        """Return the labels of what is whole there; raise ``OSError`` or `Unusable` when that cannot be had."""
+        ...
+
+    def spoilt(self) -> dict[str, str]:
+        """Return the files that are neither whole nor in work, with what is wrong with each, as far as can be seen."""
+        ...
+
+    def bring(self, name: str, label: Label, into: Path) -> None:
+        """Copy a snapshot to the file *into*; raise ``OSError`` when it cannot be had, `Unusable` when it is not what was asked for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A vault on this machine."""
+
+    place: Path
+
+    def labels(self) -> dict[str, Label]:
+        """Return the labels, as they stand in the files."""
+        return {path.name: label for path, label in vault.labels(self.place).items()}
+
+    def spoilt(self) -> dict[str, str]:
+        """Return sealed files whose first page is not as it was written."""
+        found = {}
+        for path in sorted(self.place.glob(f"*{vault.SUFFIX}")):
+            with suppress(OSError):
+                with path.open("rb") as file:
+                    page = file.read(vault.PAGE)
+                try:
+                    vault.read_label(page)
+                except Unusable as error:
+                    if vault.is_sealed(page):
+                        found[path.name] = error.why
+        return found
+
+    def bring(self, name: str, label: Label, into: Path) -> None:
+        """Copy the file, locked meanwhile: training takes another one, and would run out of them if it were read here for long."""
+        with Snapshot(self.place / name) as held:
+            if held.label != label:
+                raise Unusable("another one has taken its place")
+            with os.fdopen(os.dup(held.fileno()), "rb") as source, into.open("xb") as target:
+                source.seek(0)
+                shutil.copyfileobj(source, target, 2**20)
+
+
+@dataclass(frozen=True, slots=True)
+class There:
+    """The memory server of another machine."""
+
+    address: tuple[str, int]
+    token: str
+
+    def labels(self) -> dict[str, Label]:
+        """Ask for the labels."""
+        return vault_client.labels(self.address, self.token)
+
+    def spoilt(self) -> dict[str, str]:
+        """Return nothing: a server tells of whole ones only."""
+        return {}
+
+    def bring(self, name: str, label: Label, into: Path) -> None:
+        """Pull the file."""
+        vault_client.pull(self.address, self.token, name, label, into)
+
+
+@dataclass(slots=True)
+class Reached:
+    """The memory of a job's nodes."""
+
+    memory: dict[str, Memory] = field(default_factory=dict)
+    away: dict[str, str] = field(default_factory=dict)
+    """Nodes whose memory cannot be reached, and why."""
+
+
+def reach(source: NodeSource, job: Job) -> Reached:
+    """Find the memory of all nodes that keep something of *job*: on this machine by itself, else through their agents."""
+    found = Reached()
+    for node in source.names():
+        if isinstance(source, LocalNodes):
+            place = vault.vault_of(mark_of(source.folder(node)), job.id)
+            if not place.exists():
+                continue
+            if os.access(place, os.R_OK | os.X_OK):
+                found.memory[node] = Here(place)
+            else:
+                found.away[node] = f"{place} cannot be read"
+            continue
+        try:
+            there = _asked(source, node, job)
+        except (OSError, WorldError) as error:
+            found.away[node] = str(error)
+        else:
+            if there is not None:
+                found.memory[node] = there
+    return found
+
+
+def _asked(source: NodeSource, node: str, job: Job) -> There | None:
+    """Return how the memory of *node* is reached, as its agent says; nothing when it keeps nothing of the job."""
+    channel = AgentChannel(node, lambda: source.connect(node), queue.SimpleQueue(), epoch=0)
+    try:
+        told = channel.about()
+    finally:
+        channel.close()
+    port = (told.get("memory") or {}).get("port")
+    if told.get("job") != job.id or port is None:
+        return None
+    token = known_token(job)
+    if token is None:
+        raise PermissionError("the job's token is not on this machine: ask on the one where its flow runs")
+    return There((source.address(node), int(port)), token)
+
+
+@contextmanager
+def bench() -> Iterator[Path]:
+    """Give a folder in memory, for this user alone, for what is being read; it is gone afterwards."""
+    place = vault.root() / f"audit-{os.getpid()}"
+    vault.make(place)
+    try:
+        yield place
+    finally:
+        vault.wipe(place)

@@ -1,0 +1,327 @@
+"""`holdfast checkpoints`: what a job could go back to, listed without torch, and audited to the last byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import vault
+from holdfast.audit.proof import Prover
+from holdfast.audit.vaults import There
+from holdfast.audit.verify import MemoryAudit
+from holdfast.history.models import Generation, Move, Step
+from holdfast.history.store import History
+from holdfast.places import cluster_directory
+from holdfast.process import mark_of
+from holdfast.report.wording import NOTHING
+from tests.agent.memory_rig import TOKEN, MemoryNode
+from tests.cli.conftest import PROGRAM, Command, environment
+from tests.cli.terminal import ESCAPES, Terminal
+from tests.cli.written_history import Author
+from tests.runtime.damage import biggest, cut, flip_a_bit
+from tests.runtime.kept import STEP, Made, make, reseal
+from tests.runtime.ranks import Ranks
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Give what two real ranks left: checkpoints of steps 11 and 12, snapshots of steps 9 to 11."""
+    ranks = Ranks(tmp_path_factory.mktemp("ranks"))
+    try:
+        return make(ranks, tmp_path_factory.mktemp("made"))
+    finally:
+        ranks.close()
+
+
+class Scene:
+    """A job in the history, with its checkpoints, and the vaults of its two nodes on this machine."""
+
+    def __init__(self, book: History, made: Made) -> None:
+        self.made = made
+        self.author = Author(book, "gpt", time.time() - 60)
+        job = self.author.job
+        job.spec = {"name": "gpt", "script": "train.py", "checkpoint": {"directory": str(made.directory)}, "python": sys.executable}
+        job.cluster = {"name": "local", "nodes": 2}
+        with book.session() as session:
+            session.merge(job)
+        self.author.write(Generation(job_id=job.id, number=1, at=time.time() - 50, world_size=2, ranks={"node-0": [0], "node-1": [1]}))
+        self.author.write(Step(job_id=job.id, generation=1, step=14, at=time.time(), seconds=0.1))
+        self._move("RUNNING", "it trains")
+        self.vaults = [vault.vault_of(mark_of(cluster_directory("local") / f"node-{number}"), job.id) for number in range(2)]
+        for rank, place in enumerate(self.vaults):
+            vault.make(place)
+            for path in made.vault.glob(f"rank-{rank:05d}.*"):
+                shutil.copyfile(path, place / path.name)
+
+    def _move(self, after: str, because: str) -> None:
+        self.author.write(
+            Move(job_id=self.author.job.id, at=time.time(), before="X", event="x", after=after, because=because, generation=1)
+        )
+
+    def end(self) -> None:
+        """End the job, as a flow does: memory goes with it."""
+        self._move("COMPLETED", "all steps done")
+        self.wipe()
+
+    def wipe(self) -> None:
+        """Give the memory back."""
+        for place in self.vaults:
+            vault.wipe(place)
+
+    def file(self, rank: int, step: int, *, of: int | None = None) -> Path:
+        """Return the file in which the snapshot of *rank* at *step* lies, on the node of rank *of*."""
+        held = vault.labels(self.vaults[rank if of is None else of])
+        return next(path for path, label in held.items() if (label.rank, label.step) == (rank, step))
+
+    def replicate(self) -> None:
+        """Put a copy of all that rank 0 has on the other node, under the name that a memory server gives it."""
+        for path in self.vaults[0].glob("rank-00000.*"):
+            shutil.copyfile(path, self.vaults[1] / path.name.replace("rank-", f"copy-{'a' * 16}-"))
+
+    def forget_disk(self) -> None:
+        """Remove the checkpoint that is newer than all snapshots."""
+        shutil.rmtree(self.made.directory / f"step-{STEP + 1:08d}")
+
+
+@pytest.fixture
+def scene(book: History, original: Made, tmp_path: Path) -> Iterator[Scene]:
+    """Give a job that trains, with copies that may be damaged."""
+    one = Scene(book, original.copied(tmp_path))
+    yield one
+    one.wipe()
+
+
+def record(here: Command, *more: str, status: int = 0) -> dict[str, Any]:
+    """Return what the command tells a program."""
+    done = here("checkpoints", "gpt", "--json", *more)
+    assert (done.returncode, done.stderr) == (status, "")
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def brought(folders: list[Path]) -> dict[str, bytes]:
+    """Return every file below *folders*."""
+    return {str(path): path.read_bytes() for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_all_tiers_are_listed_newest_first(here: Command, scene: Scene) -> None:
+    """Each with its step and wholeness; one line says where a recovery would go on."""
+    scene.replicate()
+    told = record(here)
+    assert [(one["step"], one["standing"], one["world_size"]) for one in told["disk"]] == [(12, "whole", 2), (11, "whole", 2)]
+    assert [(one["step"], one["lineage"], one["standing"]) for one in told["memory"]] == [
+        (11, 0, "whole"),
+        (10, 0, "whole"),
+        (9, 0, "whole"),
+    ]
+    assert {(one["tier"], one["node"], one["rank"]) for one in told["memory"][0]["snapshots"]} == {
+        ("memory", "node-0", 0), ("memory", "node-1", 1), ("replicas", "node-1", 0),
+    }  # fmt: skip
+    assert told["recovery"] == {"tier": "disk", "step": 12, "steps_again": 2}
+
+
+def test_a_person_reads_it_in_80_columns(here: Command, scene: Scene) -> None:
+    """The folder's own path aside, whose length is its owner's."""
+    scene.replicate()
+    scene.forget_disk()
+    flip_a_bit(scene.file(1, 10))
+    for arguments, status in ((), 0), (("--verify",), 1):
+        done = here("checkpoints", "gpt", *arguments)
+        assert (done.returncode, done.stderr) == (status, ""), done.stdout
+        lines = [line for line in done.stdout.splitlines() if str(scene.made.directory) not in line]
+        assert max(map(len, lines)) <= 80
+        assert lines[0] == "gpt  RUNNING at step 14"
+        assert lines[1].split() == ["TIER", "STEP", "LINEAGE", "STATE", "AGE", "SIZE", "WHERE"]
+        assert lines[2].startswith(f"disk      11    {NOTHING}        whole")
+        tiers = [line.split()[:4] for line in lines[3:]]
+        assert ["memory", "11", "0", "whole"] in tiers
+        assert ["replicas", "11", "0", "whole"] in tiers
+        assert "would go on from step 11, out of the checkpoint; 3 steps would be computed again." in " ".join(done.stdout.split())
+    assert "memory, step 10, lineage 0: damaged" in lines
+    assert "  proven  the progress of every rank says step 11, as the manifest does" in lines
+
+
+def test_on_a_terminal_it_fits_too(scene: Scene) -> None:
+    """Lines of the table are cut at its edge."""
+    with Terminal([*PROGRAM, "checkpoints", "gpt"], environment(), columns=60) as terminal:
+        wait_until(lambda: terminal.status() is not None, seconds=20)
+        assert terminal.status() == 0
+        lines = ESCAPES.sub("", terminal.text).splitlines()
+    assert max(len(line) for line in lines if line.startswith(("TIER", "disk", "memory "))) <= 60
+
+
+def test_memory_that_is_newer_than_the_disk_is_what_a_recovery_takes(here: Command, scene: Scene) -> None:
+    """Until a part of it is nowhere: then it is said which, and an older step is taken."""
+    shutil.rmtree(scene.made.directory)
+    assert record(here)["recovery"] == {"tier": "memory", "step": 11, "steps_again": 3}
+    scene.file(1, 11).unlink()
+    told = record(here)
+    assert [one["standing"] for one in told["memory"]] == ["partial", "whole", "whole"]
+    assert "rank" in told["memory"][0]["lack"]
+    assert told["recovery"]["step"] == 10
+    scene.file(1, 10).unlink()
+    assert record(here, status=1)["recovery"]["step"] == 9
+
+
+def test_a_replica_stands_in_for_a_lost_node(here: Command, scene: Scene) -> None:
+    """Node 0 is gone with all that it had; its rank's copy on node 1 makes the step whole."""
+    shutil.rmtree(scene.made.directory)
+    scene.replicate()
+    vault.wipe(scene.vaults[0])
+    assert record(here)["recovery"]["step"] == 11
+
+
+def test_torn_and_corrupt_ones_are_named(here: Command, scene: Scene) -> None:
+    """Without reading the files: sizes and manifests tell."""
+    cut(biggest(scene.made.directory / "step-00000012"))
+    told = record(here, status=1)
+    assert told["disk"][0]["standing"] == "torn"
+    assert "is cut off" in told["disk"][0]["broken"][0]
+    assert told["recovery"]["step"] == 11
+    done = here("checkpoints", "gpt")
+    assert "step-00000012: " in done.stdout
+    (scene.made.directory / "step-00000012" / "manifest.json").unlink()
+    assert record(here, status=1)["disk"][0]["broken"] == ["it has no manifest.json"]
+
+
+def test_everything_is_proven_of_what_is_sound_and_nothing_is_changed(here: Command, scene: Scene) -> None:
+    """Both checkpoints, three moments in memory; the one step that is in both is compared to the bit."""
+    scene.replicate()
+    folders = [scene.made.directory, *scene.vaults]
+    before = brought(folders)
+    told = record(here, "--verify")
+    assert told["sound"]
+    assert [one["standing"] for one in told["disk"] + told["memory"]] == ["whole"] * 5
+    assert any("SHA-256" in line for line in told["disk"][0]["proven"])
+    assert any("progress of every rank says step 12" in line for line in told["disk"][0]["proven"])
+    compared = [any("equal to the bit" in line for line in one["proven"]) for one in told["memory"]]
+    assert compared == [True, False, False]
+    assert brought(folders) == before
+    assert not list(vault.root().glob("audit-*"))
+
+
+def test_a_bit_on_the_disk_is_found_by_reading(here: Command, scene: Scene) -> None:
+    """Listing does not read it, the audit does, and names the file."""
+    file = biggest(scene.made.directory / "step-00000012")
+    flip_a_bit(file)
+    assert record(here)["disk"][0]["standing"] == "whole"
+    told = record(here, "--verify", status=1)
+    assert told["disk"][0]["standing"] == "corrupt"
+    assert told["disk"][0]["broken"] == [f"{file.name} was changed: its SHA-256 is not the one in the manifest"]
+    assert told["recovery"]["step"] == 11
+
+
+@pytest.mark.parametrize(("at", "words"), [("data", "was changed in memory"), ("tail", "its index was changed")])
+def test_a_bit_in_memory_is_found_by_reading(here: Command, scene: Scene, at: str, words: str) -> None:
+    """In a tensor or in the index: file, rank and node are named, and a recovery takes the step before."""
+    shutil.rmtree(scene.made.directory)
+    file = scene.file(0, 11)
+    label = vault.labels(scene.vaults[0])[file]
+    place = vault.PAGE + 100 if at == "data" else vault.PAGE + label.size + 40
+    flip_a_bit(file, (place + 0.5) / file.stat().st_size)
+    told = record(here, "--verify", status=1)
+    assert told["memory"][0]["standing"] == "damaged"
+    (line,) = told["memory"][0]["broken"]
+    assert line.startswith(f"{file.name} (rank 0) in the memory of node-0: ")
+    assert words in line
+    assert told["recovery"]["step"] == 10
+
+
+def test_a_damaged_first_page_is_found(here: Command, scene: Scene) -> None:
+    """Nobody knows then of which step the snapshot was; the file is named."""
+    file = scene.file(1, 9)
+    flip_a_bit(file, 200 / file.stat().st_size)
+    told = record(here, "--verify", status=1)
+    assert told["spoilt"] == [f"{file.name} in the memory of node-1: its label was changed"]
+
+
+def test_a_tensor_tampered_with_in_one_tier_is_found_by_the_other(here: Command, scene: Scene) -> None:
+    """All sums are right; only the comparison of the same step can tell."""
+    reseal(scene.file(0, 11), lambda data, _blobs, _label: data.__setitem__(5, data[5] ^ 1))
+    told = record(here, "--verify", status=1)
+    assert told["memory"][0]["broken"] == ["'model.0.weight' of rank 0 is not the same in memory and on the disk"]
+
+
+def test_memory_of_other_machines_is_read_through_its_server(original: Made) -> None:
+    """Pulled, proven, and a flipped bit found; a node whose server is gone is named with the reason."""
+    nodes = [MemoryNode(f"audited-{rank}") for rank in range(2)]
+    try:
+        for rank, node in enumerate(nodes):
+            for path in original.vault.glob(f"rank-{rank:05d}.*"):
+                shutil.copyfile(path, node.vault / path.name)
+            node.begin()
+        memory = {node.name: There(node.address, TOKEN) for node in nodes}
+        with Prover(sys.executable) as prover:
+            audit = MemoryAudit(memory, 2, [], prover)
+            assert [(one.step, one.standing) for one in audit.moments()] == [(11, "whole"), (10, "whole"), (9, "whole")]
+            newest = next(path for path, label in vault.labels(nodes[0].vault).items() if label.step == STEP)
+            flip_a_bit(newest, (vault.PAGE + 100.5) / newest.stat().st_size)
+            assert next((one.step, one.standing) for one in audit.moments()) == (11, "damaged")
+            nodes[1].kill()
+            nodes[1].listening.close()
+            audit.moments()
+            assert list(audit.away) == ["audited-1"]
+    finally:
+        for node in nodes:
+            node.end()
+
+
+def test_after_the_end_memory_is_gone_and_it_says_so(here: Command, scene: Scene) -> None:
+    """The disk is what is left."""
+    scene.end()
+    told = record(here)
+    assert (told["memory"], told["recovery"]["tier"], told["sound"]) == ([], "disk", True)
+    done = here("checkpoints", "gpt")
+    assert "memory: none; what nodes keep there goes with the end of the job" in done.stdout
+    assert "The same job, run again, would go on from step 12, out of the checkpoint" in " ".join(done.stdout.split())
+
+
+def test_with_nothing_at_all_it_says_so(here: Command, scene: Scene) -> None:
+    """No folder, no memory: that is no fault."""
+    scene.wipe()
+    shutil.rmtree(scene.made.directory)
+    done = here("checkpoints", "gpt")
+    assert done.returncode == 0
+    assert "disk: no checkpoint" in done.stdout
+    assert "memory: none, and no flow steers the job" in done.stdout
+    assert "would begin at step 0" in done.stdout
+
+
+def test_what_cannot_be_looked_at_is_told_with_the_cure(here: Command, scene: Scene) -> None:
+    """A file where the folder should be, an unknown job."""
+    shutil.rmtree(scene.made.directory)
+    scene.made.directory.write_text("no folder")
+    done = here("checkpoints", "gpt")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"checkpoint directory {scene.made.directory} cannot be read: Not a directory. Mend" in done.stderr
+    done = here("checkpoints", "gtp")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no job 'gtp' in the history. Known jobs: gpt." in done.stderr
+
+
+def test_a_python_without_torch_is_named(here: Command, scene: Scene, book: History) -> None:
+    """The proof needs the job's own Python; what is wrong with that is told, not hidden."""
+    scene.author.job.spec |= {"python": "/no/such/python"}
+    with book.session() as session:
+        session.merge(scene.author.job)
+    told = record(here, "--verify", status=1)
+    assert "the proof could not be made by /no/such/python: " in told["disk"][0]["broken"][0]
+
+
+def test_it_starts_without_torch(holdfast: Command, scene: Scene, tmp_path: Path) -> None:
+    """A listing in a process in which importing torch fails."""
+    (tmp_path / "shadow").mkdir()
+    (tmp_path / "shadow" / "torch.py").write_text("raise ImportError('not here')\n")
+    done = holdfast("checkpoints", "gpt", PYTHONPATH=os.pathsep.join([str(tmp_path / "shadow"), environment()["PYTHONPATH"]]))
+    assert (done.returncode, done.stderr) == (0, "")

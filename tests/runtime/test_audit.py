@@ -1,0 +1,205 @@
+"""The proof that a checkpoint, or the snapshots of a moment, are of one step: whatever is not, is found and named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.runtime import tree
+from holdfast.runtime.audit.__main__ import findings
+from tests.runtime.damage import biggest, flip_a_bit
+from tests.runtime.kept import STEP, Change, Made, make, reseal, rewrite
+from tests.runtime.ranks import ROOT, Ranks
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def original(request: pytest.FixtureRequest, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Give what two ranks left, copies of each other or sharded."""
+    return make(ranks, tmp_path_factory.mktemp("made"), wrap=request.param)
+
+
+@pytest.fixture
+def made(original: Made, tmp_path: Path) -> Made:
+    """Give a copy to damage."""
+    return original.copied(tmp_path)
+
+
+def disk(made: Made) -> dict[str, list[str]]:
+    """Audit the checkpoint."""
+    return findings({"disk": str(made.checkpoint)}).as_record()
+
+
+def memory(made: Made, *, twin: bool = False) -> dict[str, list[str]]:
+    """Audit the snapshots, and compare them with the checkpoint of the same step."""
+    files = [str(path) for path in made.snapshots()]
+    return findings({"disk": str(made.checkpoint) if twin else None, "memory": files, "world": 2}).as_record()
+
+
+def broken_by(made: Made, change: Change) -> str:
+    """Return what an audit says is broken after a change that no digest shows."""
+    rewrite(made.checkpoint, change)
+    return "\n".join(disk(made)["broken"])
+
+
+def test_what_was_saved_and_left_alone_is_proven(made: Made) -> None:
+    """The disk, the memory, and both compared; what cannot be proven is said."""
+    told = disk(made)
+    assert told["broken"] == []
+    assert f"the progress of every rank says step {STEP}, as the manifest does" in told["proven"]
+    assert f"all counters of optimizer.0 say {STEP} applied steps" in told["proven"]
+    assert "the random generators of all 2 ranks are there" in told["proven"]
+    assert any(line.startswith("all positions in the data are the same: epoch") for line in told["proven"])
+    assert any(line.startswith("tensors carry no step of their own") for line in told["unproven"])
+    both = memory(made, twin=True)
+    assert both["broken"] == []
+    assert any(f"tensors of the checkpoint of step {STEP} and of the snapshots are equal to the bit" in line for line in both["proven"])
+    assert "every rank's random generators are the same in memory and on the disk" in both["proven"]
+
+
+def test_writing_anew_without_a_change_passes(made: Made) -> None:
+    """So what the other tests find is their change, not the way it was made."""
+    assert broken_by(made, lambda _tensors, _trees: None) == ""
+    for path in made.snapshots():
+        reseal(path, lambda _data, _blobs, _label: None)
+    assert memory(made, twin=True)["broken"] == []
+
+
+def moment(tensors: dict[str, torch.Tensor]) -> str:
+    """Return the key of some moment of the optimizer."""
+    return next(key for key in sorted(tensors) if key.endswith(".exp_avg"))
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "a rank's tree of another step": (
+        lambda _, trees: trees[1]["progress"].update(step=4),
+        f"the tree of rank 1 is of step 4, the manifest of step {STEP}",
+    ),
+    "a missing tree": (lambda _, trees: trees.pop(1), "the tree of rank 1 cannot be read: it is not there"),
+    "a rank elsewhere in the data": (lambda _, trees: trees[1]["data"].update(consumed=1), "the position in the data of rank"),
+    "another epoch": (lambda _, trees: trees[0]["data"].update(epoch=9), "the position in the data of rank"),
+    "no generators": (lambda _, trees: trees[1].update(rng=None), "the random generators of rank 1 are not there"),
+    "empty generators": (lambda _, trees: trees[0]["rng"].update(torch=torch.zeros(0, dtype=torch.uint8)), "generators of rank 0 are not"),
+    "a scheduler elsewhere": (lambda _, trees: trees[1]["schedulers"][0].update(last_epoch=3), "the schedulers' last_epoch of rank"),
+    "a tensor of NaN": (lambda tensors, _: tensors[moment(tensors)].fill_(torch.nan), "is filled with NaN"),
+    "a tensor that is not there": (lambda tensors, _: tensors.pop(moment(tensors)), "which the tree of rank 0 names, is not there"),
+    "a tensor too many": (lambda tensors, _: tensors.update({"model.strange": torch.ones(3)}), "'model.strange' is there and no rank's"),
+    "a moment in another shape": (
+        lambda tensors, _: tensors.update({moment(tensors): torch.ones(2, 3)}),
+        "has the shape (2, 3), and its parameter",
+    ),
+    "an empty moment": (lambda tensors, _: tensors.update({moment(tensors): torch.ones(0)}), "is empty"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_what_does_not_belong_together_is_named(made: Made, case: str) -> None:
+    """The checkpoint's digests are right, so that nothing else would notice."""
+    change, words = CHANGES[case]
+    assert words in broken_by(made, change)
+
+
+def test_counters_of_ranks_that_do_not_agree_are_named(made: Made) -> None:
+    """Rank 1 says that it has applied 7 steps of one parameter."""
+
+    def change(tensors: dict[str, torch.Tensor], trees: dict[int, Any]) -> None:
+        name, state = next(iter(trees[1]["optimizers"][0]["state"].items()))
+        if not isinstance(state["step"], torch.Tensor):
+            pytest.skip("one counter for all shards: ranks cannot differ")
+        state["step"] = torch.tensor(7.0)
+        assert name
+        assert tensors
+
+    assert "' of rank 1 is 7.0, that of the others 11.0" in broken_by(made, change).replace("rank 0 is 11.0, that of the others 7.0", "")
+
+
+def test_a_counter_that_differs_from_its_neighbours_is_told(made: Made) -> None:
+    """It may be right, where a parameter got no gradient: it is told as what cannot be proven."""
+
+    def change(tensors: dict[str, torch.Tensor], trees: dict[int, Any]) -> None:
+        for told in trees.values():
+            state = next(iter(told["optimizers"][0]["state"].values()))
+            if isinstance(state["step"], torch.Tensor):
+                state["step"] = torch.tensor(7.0)
+            else:
+                tensors[next(iter(state["step"].values()))].fill_(7.0)
+
+    assert broken_by(made, change) == ""
+    assert any("the counters of optimizer.0 differ: most say 11" in line and "says 7" in line for line in disk(made)["unproven"])
+
+
+def relight(change: Callable[[dict[str, Any]], object]) -> Callable[[bytearray, dict[str, bytes], dict[str, Any]], None]:
+    """Return a change to a rank's own state in a snapshot."""
+
+    def act(_data: bytearray, blobs: dict[str, bytes], _label: dict[str, Any]) -> None:
+        light = tree.unpickled(blobs["light"])
+        change(light)
+        blobs["light"] = tree.pickled(light)
+
+    return act
+
+
+SNAPSHOTS: dict[str, tuple[Callable[[bytearray, dict[str, bytes], dict[str, Any]], object], str]] = {
+    "another step": (lambda _data, _blobs, label: label.update(step=10), "the snapshots are of several moments"),
+    "another lineage": (lambda _data, _blobs, label: label.update(lineage=3), "the snapshots are of several moments"),
+    "no own state": (lambda _data, blobs, _label: blobs.pop("light"), "('light') cannot be read: KeyError"),
+    "an outline that is none": (lambda _data, blobs, _label: blobs.update(static=b"qx"), "('static') cannot be read"),
+    "small values that are none": (lambda _data, blobs, _label: blobs.update(dynamic=b""), "('dynamic') cannot be read"),
+    "elsewhere in the data": (relight(lambda light: light["data"].update(consumed=1)), "the position in the data of rank"),
+    "no generators": (relight(lambda light: light.update(rng={})), "the random generators of rank 1 are not there"),
+}
+
+
+@pytest.mark.parametrize("case", SNAPSHOTS)
+def test_snapshots_that_do_not_go_together_are_named(made: Made, case: str) -> None:
+    """Their sums are right."""
+    change, words = SNAPSHOTS[case]
+    files = made.snapshots()
+    reseal(files[1], change)
+    told = findings({"memory": [str(path) for path in files], "world": 2})
+    assert words in "\n".join(told.broken)
+
+
+def test_a_missing_rank_is_named(made: Made) -> None:
+    """Its own state is gone, and what only it had of a piece."""
+    first, _ = made.snapshots()
+    told = "\n".join(findings({"memory": [str(first)], "world": 2}).broken)
+    assert "the own state of rank 1 is not there" in told
+
+
+def test_a_tampered_tensor_in_memory_is_found_by_comparing(made: Made) -> None:
+    """One bit of one tensor, the sums made right again: by itself each tier passes, together they do not."""
+    reseal(made.snapshots()[0], lambda data, _blobs, _label: data.__setitem__(5, data[5] ^ 1))
+    assert memory(made)["broken"] == []
+    assert disk(made)["broken"] == []
+    told = "\n".join(memory(made, twin=True)["broken"])
+    assert "'model.0.weight'" in told
+
+
+def test_a_tampered_tensor_on_the_disk_is_found_by_comparing(made: Made) -> None:
+    """The other way round."""
+
+    def change(tensors: dict[str, torch.Tensor], _trees: object) -> None:
+        tensors[moment(tensors)].view(-1)[0] += 1
+
+    assert broken_by(made, change) == ""
+    broken = memory(made, twin=True)["broken"]
+    assert broken
+    assert all(".exp_avg'" in line for line in broken)
+
+
+def test_by_hand_it_speaks_to_a_person(made: Made) -> None:
+    """`python -m holdfast.runtime.audit FOLDER`: status 0 and what is proven; status 1 and what is broken."""
+    command = [sys.executable, "-m", "holdfast.runtime.audit", str(made.checkpoint)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, "BROKEN" in done.stdout, done.stderr) == (0, False, "")
+    file = biggest(made.checkpoint)
+    flip_a_bit(file)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"BROKEN: {file.name} was changed" in done.stdout
