@@ -21,7 +21,17 @@ from tests.cli.conftest import PROGRAM, ROOT, Command, environment
 from tests.cli.written_history import Author
 
 JOB = "name: a\nscript: train.py\n"
-READERS = [["status"], ["status", "a"], ["history"], ["show", "1"], ["report", "a"], ["advise", "a"], ["stop", "a"], ["nodes"]]
+READERS = [
+    ["status"],
+    ["status", "a"],
+    ["history"],
+    ["show", "1"],
+    ["report", "a"],
+    ["advise", "a"],
+    ["profile", "a"],
+    ["stop", "a"],
+    ["nodes"],
+]
 
 
 @pytest.fixture
@@ -148,7 +158,14 @@ def test_a_home_that_cannot_be_written_is_told(holdfast: Command, files: Any, tm
 
 @pytest.mark.parametrize(
     "arguments",
-    [["status", "gpt-smal"], ["history", "gpt-smal"], ["stop", "gpt-smal"], ["report", "gpt-smal"], ["advise", "gpt-smal"]],
+    [
+        ["status", "gpt-smal"],
+        ["history", "gpt-smal"],
+        ["stop", "gpt-smal"],
+        ["report", "gpt-smal"],
+        ["advise", "gpt-smal"],
+        ["profile", "gpt-smal"],
+    ],
     ids=" ".join,
 )
 def test_an_unknown_job_names_the_nearest(arguments: list[str], here: Command, running: Author) -> None:
