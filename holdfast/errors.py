@@ -9,6 +9,7 @@ HoldfastError
 │   ├── NotReadable          a directory that must be read cannot be
 │   ├── UnknownJob           no job of that name in the history
 │   ├── UnknownIncident      no incident of that number or id in the history
+│   ├── NoProfile            no rank of the job has told how its steps pass
 │   └── HistoryTrouble       the history cannot be used
 │       ├── HistoryCorrupt   its file is not a database, or is damaged
 │       ├── HistoryLocked    another program holds it and does not let go
@@ -133,6 +134,21 @@ class UnknownIncident(OperatorError):
 
     def __str__(self) -> str:
         return f"no incident '{self.incident}' in the history. `holdfast history JOB` lists the incidents of a job."
+
+
+class NoProfile(OperatorError):
+    """No rank of the job has told how its steps pass."""
+
+    def __init__(self, job: str, why: str) -> None:
+        super().__init__(job, why)
+        self.job, self.why = job, why
+
+    def __str__(self) -> str:
+        return (
+            f"there is no profile of job '{self.job}' yet: {self.why}. The ranks write it after their first steps, if the script uses "
+            "`holdfast.session` and `checkpoint.memory.every` is not 0. Wait a few seconds, let the job run longer, or mend one of these; "
+            "the checkpoint folder must be one that this machine sees too."
+        )
 
 
 class HistoryTrouble(OperatorError):

@@ -190,6 +190,23 @@ def checkpoints(job: str, verify: bool, as_json: bool) -> int:
     return checkpoints(job, verify=verify, as_json=as_json)
 
 
+@app.command(epilog=example("holdfast profile gpt-small", "holdfast profile gpt-small -o profile.html"))
+@click.argument("job", required=False)
+@click.option("--output", "-o", type=file_path, metavar="FILE", help="Draw a picture too; FILE ends in .html, .png or .svg.")
+@as_json
+def profile(job: str | None, output: Path | None, as_json: bool) -> int:
+    """Show where the ranks of a JOB wait in a step.
+
+    The layout that was recognised (pipeline, data, shards), each rank's idle windows, and what snapshots in memory cost:
+    how much of the copying is hidden in the windows. From what the ranks told last; default: the newest job.
+    """
+    if output is not None and output.suffix.lower() not in {".html", ".png", ".svg"}:
+        raise click.BadParameter(f"'{output}' ends in none of .html, .png and .svg. Name one of these.", param_hint="'--output'")
+    from holdfast.cli.profiling import profile
+
+    return profile(job, output, as_json=as_json)
+
+
 @app.command(epilog=example("holdfast stop gpt-small"))
 @click.argument("job")
 @click.option(

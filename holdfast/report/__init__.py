@@ -1,4 +1,4 @@
-"""Reports that people read: one HTML page a job, one piece of Markdown an incident.
+"""Reports that people read: one HTML page a job, one picture of its steps, one piece of Markdown an incident.
 
 Nothing heavy is imported before a report is drawn.
 """
@@ -16,8 +16,9 @@ from holdfast.errors import NotWritable
 if TYPE_CHECKING:
     from holdfast.history.models import Job
     from holdfast.history.store import History
+    from holdfast.report.profiles import JobProfile
 
-__all__ = ["write_report"]
+__all__ = ["write_profile", "write_report"]
 
 
 def write_report(history: History, job: Job, output: Path) -> Path:
@@ -26,11 +27,22 @@ def write_report(history: History, job: Job, output: Path) -> Path:
     from holdfast.report.story import gather  # noqa: PLC0415
 
     text = page(gather(history, job, now=time.time()))
+    return _written("report", output, text.encode("utf-8", "backslashreplace"))
+
+
+def write_profile(profile: JobProfile, job: str, output: Path) -> Path:
+    """Write the picture of *job*'s newest step to *output*, as HTML, PNG or SVG by its name, and return its path."""
+    from holdfast.report.profile_page import drawn  # noqa: PLC0415
+
+    return _written("profile", output, drawn(profile, job, output.suffix.lower().removeprefix(".")))
+
+
+def _written(what: str, output: Path, content: bytes) -> Path:
     target = output.expanduser().absolute()
     try:
-        _put(target, text.encode("utf-8", "backslashreplace"))
+        _put(target, content)
     except OSError as error:
-        raise NotWritable("report", str(output), error.strerror or str(error)) from error
+        raise NotWritable(what, str(output), error.strerror or str(error)) from error
     return target
 
 

@@ -58,6 +58,15 @@ class Ink(StrEnum):
     DOWN_BAND = "#a1001d"
     FAILED_ATTEMPT = "#a1001e"
     WAIT = "#a1001f"
+    COMPUTES = "#a10020"
+    WAITS_PIPELINE = "#a10021"
+    WAITS_GRADIENTS = "#a10022"
+    WAITS_SHARDS = "#a10023"
+    WAITS_COLLECTIVE = "#a10024"
+    WAITS_VOTE = "#a10025"
+    WAITS_DATA = "#a10026"
+    COPIES_HIDDEN = "#a10027"
+    COPIES_BARE = "#a10028"
 
     @property
     def variable(self) -> str:

@@ -8,7 +8,6 @@ from importlib import resources
 from typing import Any, Final
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import detectors.catalogue
@@ -17,6 +16,7 @@ from holdfast.history.models import Checkpoint, Generation, NodeMove
 from holdfast.report import evidence, facts, loss, phases, recoveries, timeline, wording
 from holdfast.report.ink import Box, pens
 from holdfast.report.story import Case, Story
+from holdfast.report.surroundings import surroundings
 
 MOST_INCIDENTS: Final = 80
 MOST_CLOSE_UPS: Final = 16
@@ -47,7 +47,7 @@ _CLOSE_UP: Final = Box(width=440, height=190, left=48, right=14, top=10, bottom=
 
 def page(story: Story) -> str:
     """Return the whole report as HTML."""
-    template = _environment().get_template("page.html.j2")
+    template = surroundings().get_template("page.html.j2")
     shown = story.cases[-MOST_INCIDENTS:]
     longest = max(400, min(evidence.LONGEST, EVIDENCE_CHARACTERS // max(1, sum(len(case.faults) for case in shown))))
     drawn = recoveries.bars(story.cases)
@@ -80,28 +80,6 @@ def page(story: Story) -> str:
         taken_over=wording.taken_over,
         open_case=_open_case(story),
     )
-
-
-def _environment() -> Environment:
-    """Return the template's surroundings: everything is escaped, and characters that deceive are made visible."""
-    made = Environment(
-        loader=PackageLoader("holdfast.report", "template"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_finished,
-    )
-    for name in ("duration", "moment", "since", "count", "share", "size", "plural"):
-        made.filters[name] = getattr(wording, name)
-    return made
-
-
-def _finished(value: object) -> object:
-    """Return what the template shows for *value*; markup of our own, a kind of `str`, passes as it is."""
-    if value is None:
-        return wording.NOTHING
-    return wording.visible(value) if type(value) is str else value
 
 
 def _drawings(story: Story, drawn: Sequence[recoveries.Bar]) -> dict[str, Markup]:

@@ -29,6 +29,7 @@ READERS = [
     ["report", "a"],
     ["advise", "a"],
     ["checkpoints", "a"],
+    ["profile", "a"],
     ["stop", "a"],
     ["nodes"],
 ]
@@ -158,7 +159,14 @@ def test_a_home_that_cannot_be_written_is_told(holdfast: Command, files: Any, tm
 
 @pytest.mark.parametrize(
     "arguments",
-    [["status", "gpt-smal"], ["history", "gpt-smal"], ["stop", "gpt-smal"], ["report", "gpt-smal"], ["advise", "gpt-smal"]],
+    [
+        ["status", "gpt-smal"],
+        ["history", "gpt-smal"],
+        ["stop", "gpt-smal"],
+        ["report", "gpt-smal"],
+        ["advise", "gpt-smal"],
+        ["profile", "gpt-smal"],
+    ],
     ids=" ".join,
 )
 def test_an_unknown_job_names_the_nearest(arguments: list[str], here: Command, running: Author) -> None:

@@ -12,7 +12,9 @@ import pytest
 from holdfast.cli import app
 from tests.cli.conftest import Command, environment
 
-COMMANDS = ["validate", "run", "status", "history", "show", "report", "advise", "checkpoints", "stop", "migrate", "nodes", "demo"]
+COMMANDS = [
+    *("validate", "run", "status", "history", "show", "report", "advise", "checkpoints", "profile", "stop", "migrate", "nodes", "demo"),
+]
 
 
 def test_the_commands_are_those_of_the_documentation() -> None:
@@ -50,7 +52,17 @@ def test_help_and_version_need_no_more_than_click(holdfast: Command) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["status"], ["history"], ["validate", "no.yaml"], ["show", "1"], ["stop", "x"], ["nodes"], ["report", "x"], ["advise", "x"]],
+    [
+        ["status"],
+        ["history"],
+        ["validate", "no.yaml"],
+        ["show", "1"],
+        ["stop", "x"],
+        ["nodes"],
+        ["report", "x"],
+        ["advise", "x"],
+        ["profile", "x"],
+    ],
 )
 def test_no_reader_loads_torch_or_prefect(arguments: list[str], holdfast: Command) -> None:
     """Each takes seconds; an answer has a fraction of one."""

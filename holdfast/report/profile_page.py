@@ -1,0 +1,73 @@
+"""The page about a job's steps: the picture, and the tables that the terminal shows too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from typing import Final
+
+from markupsafe import Markup
+
+from holdfast.report import profile_words as words
+from holdfast.report import schedule
+from holdfast.report.ink import pens
+from holdfast.report.profiles import JobProfile
+from holdfast.report.surroundings import surroundings
+
+MOST_ROWS: Final = 2000
+_SNAPSHOTS: Final = (
+    "What one snapshot takes to copy, how much of it is hidden in windows, and the share of the training time that snapshots cost: "
+    "as predicted, and as measured."
+)
+
+
+def drawn(profile: JobProfile, job: str, kind: str) -> bytes:
+    """Return the file of this *kind*: ``html``, ``png`` or ``svg``."""
+    with pens():
+        if kind != "html":
+            return schedule.schedule_file(profile, kind, job)
+        pictures = [schedule.schedule(profile, box, name) for box, name in ((schedule.WIDE, "wide"), (schedule.NARROW, "narrow"))]
+    return _page(profile, job, pictures).encode("utf-8", "backslashreplace")
+
+
+def _page(profile: JobProfile, job: str, pictures: list[Markup]) -> str:
+    return (
+        surroundings()
+        .get_template("profile.html.j2")
+        .render(
+            job=job,
+            profile=profile,
+            style=Markup(resources.files(__package__).joinpath("template/style.css").read_text("utf-8")),  # noqa: S704 (ours)
+            wide=pictures[0],
+            narrow=pictures[1],
+            legend=[(ink.variable, text) for ink, text in schedule.legend(profile)],
+            left_out=len(profile.ranks) - len(schedule.shown(profile)),
+            layout=list(words.layout_facts(profile.layout)),
+            cadence=words.cadence(profile),
+            tables=[
+                (
+                    "steps",
+                    "Steps",
+                    "A usual step of each rank, and the longest window of its newest one.",
+                    *_table(*words.rank_rows(profile)),
+                ),
+                (
+                    "windows",
+                    "Windows",
+                    "What each rank waited for in its newest step. Counted on: what every coming step is predicted to have at least.",
+                    *_table(*words.kind_rows(profile)),
+                ),
+                (
+                    "snapshots",
+                    "Snapshots in memory",
+                    _SNAPSHOTS,
+                    *_table(*words.snapshot_rows(profile)),
+                ),
+            ],
+        )
+    )
+
+
+def _table(head: Sequence[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]], int]:
+    """Return a table's head as a page writes it, its first rows, and how many are left out."""
+    return [name.capitalize() for name in head], rows[:MOST_ROWS], len(rows[MOST_ROWS:])

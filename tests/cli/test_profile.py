@@ -1,0 +1,120 @@
+"""`holdfast profile`: what it prints, draws and refuses."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.history.store import History
+from tests.cli.conftest import Command
+from tests.cli.written_history import Author
+from tests.report import told
+from tests.report.test_layout import recorded
+
+HEADS = ("RANK  NODE    STEP", "RANK  KIND       WINDOWS", "RANK  TAKEN  GIVEN UP")
+
+
+@pytest.fixture
+def job(book: History, tmp_path: Path) -> Author:
+    """Give a job whose checkpoints lie in ``checkpoints``."""
+    author = Author(book, "gpt", told.BEGAN - 100)
+    author.job.spec = {"name": "gpt", "script": "x.py", "directory": str(tmp_path), "checkpoint": {"directory": "checkpoints"}}
+    with book.session() as session:
+        session.merge(author.job)
+    return author
+
+
+@pytest.fixture
+def files(job: Author, tmp_path: Path) -> list[dict[str, Any]]:
+    """Write what the ranks of its pipeline told."""
+    found = told.pipeline_files(recorded("interleaved", 4, 8))
+    told.write(tmp_path / "checkpoints", *found)
+    return found
+
+
+def test_a_person_reads_layout_windows_and_costs(here: Command, files: list[dict[str, Any]]) -> None:
+    """In lines that fit an ordinary terminal."""
+    done = here("profile", "gpt")
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("gpt  step 120 at ")
+    assert "  schedule  interleaved 1F1B, 8 micro-batches, 2 chunks of the model on each" in lines
+    for head in HEADS:
+        assert any(line.startswith(head) for line in lines)
+    rows = [line.split() for line in lines]
+    for row in (
+        "2 node-1 200 ms 50 ms 25.0% 40 ms pipeline, at 11.0% of the step",
+        "0 pipeline 1 40 ms 20.0% 40 ms 20 ms 30 ms",
+        "1 100 2 5.0 ms 90.0% 0.0% 0.3%",
+    ):
+        assert row.split() in rows
+    assert "All ranks: all of it fits into 1 of 2 windows of the step." in lines
+    assert sum(line[1:7] == " stage" for line in lines) == 4
+
+
+def test_a_program_reads_the_same(here: Command, files: list[dict[str, Any]]) -> None:
+    """All figures, and the picture that was drawn."""
+    found = json.loads(here("profile", "--json", "-o", "p.svg").stdout)
+    assert (found["job"], found["layout"]["schedule"], found["layout"]["microbatches"]) == ("gpt", "interleaved", 8)
+    assert [one["stage"] for one in found["ranks"]] == [0, 1, 2, 3]
+    assert found["ranks"][1]["copies"][1] == {"begin": 0.17, "end": 0.18, "hidden": False}
+    assert Path(found["picture"]).read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("ending", ["html", "png"])
+def test_a_picture_is_drawn(ending: str, here: Command, files: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Its path is the last line."""
+    done = here("profile", "gpt", "-o", f"p.{ending}")
+    assert done.stdout.splitlines()[-1] == str(tmp_path / f"p.{ending}")
+    assert (tmp_path / f"p.{ending}").stat().st_size > 5000
+
+
+def test_many_ranks_are_not_all_printed(here: Command, job: Author, tmp_path: Path) -> None:
+    """The first ones are, and how many are not."""
+    told.write(tmp_path / "checkpoints", *(told.rank_file(rank, 100) for rank in range(100)))
+    text = here("profile").stdout
+    assert len(text.splitlines()) < 180
+    assert text.count("and 76 ranks more") == 3
+
+
+def test_what_is_left_aside_is_told_beside_the_result(here: Command, files: list[dict[str, Any]], tmp_path: Path) -> None:
+    """A later world of two: the notes go to stderr."""
+    told.write(tmp_path / "checkpoints", told.rank_file(0, 2, generation=2, time=told.BEGAN + 50))
+    done = here("profile", "gpt")
+    assert "1 rank of 2" in done.stdout
+    assert done.stderr.splitlines() == [
+        "note: not told yet in generation 2: rank 1",
+        "note: 3 files of other generations or worlds left aside",
+    ]
+
+
+def test_without_a_profile_the_cure_is_named(here: Command, job: Author) -> None:
+    """Status 2: what the script and the job file need."""
+    done = here("profile", "gpt")
+    assert (done.returncode, done.stdout) == (2, "")
+    for words in ("no profile of job 'gpt' yet", "holdfast.session", "checkpoint.memory.every", "let the job run longer"):
+        assert words in done.stderr
+
+
+def test_a_spec_of_another_version_is_looked_for_in_the_usual_place(here: Command, book: History, holdfast_home: Path) -> None:
+    """Its checkpoints lie where those lie that name no place."""
+    Author(book, "odd", time.time())
+    told.write(holdfast_home / "jobs" / "odd" / "checkpoints", told.rank_file(0, 1))
+    done = here("profile", "odd")
+    assert done.returncode == 0
+    assert "of an earlier run" in done.stderr or time.time() < told.BEGAN
+
+
+@pytest.mark.parametrize("name", ["p.pdf", "p", "p.html.gz"])
+def test_a_picture_of_another_kind_is_refused(name: str, here: Command, files: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Status 2, the option by its name, before anything is read."""
+    done = here("profile", "gpt", "-o", name)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'--output': '" in done.stderr
+    assert ".html, .png and .svg" in done.stderr
+    assert not (tmp_path / name).exists()
