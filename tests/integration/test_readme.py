@@ -54,10 +54,14 @@ def run(args: list[str], place: Path) -> str:
     return done.stdout
 
 
+NOT_HERE = {"stop", "profile"}
+"""Commands of the README for a job that still runs, or whose script has a session: this one has ended, and has none."""
+
+
 def test_the_quick_start_does_what_the_readme_says(place: Path) -> None:
     """Validate, run through a killed rank, then read what happened, with the words of the README."""
-    said = {args[1]: run(args, place) for args in [*commands("holdfast run"), *commands("holdfast status")] if args[1] != "stop"}
-    assert list(said) == ["validate", "run", "status", "history", "show", "report", "advise", "checkpoints", "profile"]
+    said = {args[1]: run(args, place) for args in [*commands("holdfast run"), *commands("holdfast status")] if args[1] not in NOT_HERE}
+    assert list(said) == ["validate", "run", "status", "history", "show", "report", "advise", "checkpoints"]
     assert "COMPLETED" in said["status"].upper()
     assert "worker-sigkill" in said["show"]
     assert (place / "report.html").stat().st_size > 0
