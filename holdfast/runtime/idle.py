@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 LEAST: Final = 50e-6
 """Seconds; a shorter wait is none: it passes before anybody could use it."""
 MOST: Final = 2000
-"""Windows that one step keeps; beyond that only their sum is kept."""
+"""Windows that one step keeps."""
 
 _KINDS: Final = {
     "recv": "pipeline",

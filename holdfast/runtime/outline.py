@@ -7,18 +7,13 @@ only looked at whether every tensor is still where it was.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast.runtime import tree
+from holdfast.runtime.groups.transfer import local_of
 from holdfast.runtime.state import Training, state_of
-
-
-def local(tensor: Any) -> Tensor:  # noqa: ANN401 (a tensor, or a shard of one)
-    """Return what this rank holds of *tensor*."""
-    return getattr(tensor, "_local_tensor", tensor)  # type: ignore[no-any-return]
 
 
 class Outline:
@@ -44,10 +39,10 @@ class Outline:
         ]
         self._counts = [len(one.state) for one in training.optimizers]
         self._held = [(state, name, value) for state, name, value in self._places if isinstance(value, Tensor)]
-        self._locals = [local(one) for one in self.tensors.values()]
+        self._locals = [local_of(one) for one in self.tensors.values()]
         self._pointers = self._where()
         plain = {name: None if isinstance(value, Tensor) else value for name, value in model.items()}
-        on_host = sorted(key for key, value in held.items() if local(value).device.type == "cpu")
+        on_host = sorted(key for key, value in held.items() if local_of(value).device.type == "cpu")
         self.static = tree.pickled({"model": plain, "optimizers": optimizers, "host": on_host})
 
     def _where(self) -> list[int]:
@@ -68,8 +63,8 @@ class Outline:
             [{key: value for key, value in group.items() if key != "params"} for group in one.param_groups] for one in training.optimizers
         ]
         # Numbers that an optimizer keeps beside its tensors. Which parameter they belong to is told by their order.
-        numbers = [[state[name] for state, name, value in self._places if not isinstance(value, Tensor)]]
-        rest = {key: local(small.get(key, one)).detach().cpu().contiguous() for key, one in self._rest.items()}
+        numbers = [state[name] for state, name, value in self._places if not isinstance(value, Tensor)]
+        rest = {key: local_of(small.get(key, one)).detach().cpu().contiguous() for key, one in self._rest.items()}
         return tree.pickled(
             {
                 "settings": settings,
@@ -82,7 +77,7 @@ class Outline:
 
 
 def _whole(tensor: Tensor) -> bool:
-    one = local(tensor)
+    one = local_of(tensor)
     return one.is_contiguous() and one.numel() > 0
 
 
@@ -92,10 +87,10 @@ def settle(training: Training, static: bytes, dynamic: bytes, found: Mapping[str
     on_host = set(whole["host"])
     here = {key: one.cpu() if key in on_host and one.device.type != "cpu" else one for key, one in found.items()}
     here |= {key: one.to(device) if key.startswith("optimizer.") and key not in on_host else one for key, one in told["rest"].items()}
-    numbers = iter(told["numbers"][0])
+    numbers = iter(told["numbers"])
     for optimizer, settings in zip(whole["optimizers"], told["settings"], strict=True):
         for group, values in zip(optimizer["param_groups"], settings, strict=True):
             group.update(values)
         for state in optimizer["state"].values():
-            state.update({name: next(numbers) for name, value in state.items() if not isinstance(value, dict)})
+            state.update({name: next(numbers) for name, value in state.items() if not tree.is_mark(value)})
     training.settle_tree({**whole, "schedulers": told["schedulers"], "extra": told["extra"]}, here)

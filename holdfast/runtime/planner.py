@@ -125,6 +125,11 @@ class Plan:
     checkpoint: bool = False
     """Everybody reads the checkpoint of the step, pieces and light states; nothing goes from rank to rank."""
 
+    @property
+    def from_memory(self) -> bool:
+        """Whether any piece is taken from the memory of nodes."""
+        return any(fetch.parts for fetch in self.fetches)
+
 
 @dataclass(frozen=True, slots=True)
 class NoPlan:

@@ -190,7 +190,8 @@ class Session(AbstractContextManager["Session"]):
                 taker.sit(Place.of(world.rank, world.size, keeper.facts["pieces"]), keeper.lineage)
             keeper.taker, taker.every = taker, keeper.agreed.every
             self._tell_profile()
-            taker.take(self.step, keeper.light_now, keeper.buffers)
+            if taker.due(self.step):
+                taker.take(self.step, keeper.light_now, keeper.buffers)
             return
         if self.step and (taker.counts.steps == 1 or self.step % AGREE == PROFILE):
             told = world.gather((self._training.sample(), taker.planning.wanted))
@@ -198,14 +199,14 @@ class Session(AbstractContextManager["Session"]):
             taker.sit(Place.of(world.rank, world.size, self._pieces), self._lineage)
             taker.every = max(every for _, every in told)
             self._tell_profile()
-        data = self._training.data
-        light = tree.pickled({"rng": rng.capture(), "data": None if data is None else data.state_dict()})
-        taker.take(self.step, light, {f"model.{name}": one.detach().clone() for name, one in self._training.model.named_buffers()})
+        if taker.due(self.step):
+            buffers = {f"model.{name}": one.detach().clone() for name, one in self._training.model.named_buffers()}
+            taker.take(self.step, self._training.light(), buffers)
 
     def _tell_profile(self, *, at_once: bool = False) -> None:
         """Leave on disk what steps look like and what snapshots cost, now and then."""
         taker, keeper, world = self._taker, self._keeper, World.present()
-        if taker is None:
+        if taker is None or not (at_once or self._told.due()):
             return
         pieces = keeper.facts.get("pieces", {}) if keeper is not None else self._pieces
         roles = keeper.facts.get("roles", {}) if keeper is not None else self._pieces
@@ -219,7 +220,7 @@ class Session(AbstractContextManager["Session"]):
             "sharded": self._is_sharded(),
         }
         facts = {"rank": world.rank, "world": world.size, "generation": link().generation, "step": self.step, "layout": layout}
-        self._told.tell(taker, facts, at_once=at_once)
+        self._told.tell(taker, facts)
 
     def section(self, name: str, limit: float | timedelta | None = None) -> AbstractContextManager[None]:
         """Declare a long section: `holdfast.section`."""

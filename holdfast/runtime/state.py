@@ -84,6 +84,10 @@ class Training:
         }  # as `dcp_to_torch_save` gives it back
         return {"model": nested, **tensors, _tree_of(rank): tree.to_bytes(whole)}
 
+    def light(self) -> bytes:
+        """Return what each rank has of its own: generators, and the position in the data."""
+        return tree.pickled({"rng": rng.capture(), "data": None if self.data is None else self.data.state_dict()})
+
     def moving(self) -> tuple[dict[str, Tensor], bytes]:
         """Return what a rank hands to one that takes its place: the tensors themselves by key, and all that is no tensor as bytes."""
         tensors: dict[str, Tensor] = {}

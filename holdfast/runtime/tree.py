@@ -35,10 +35,15 @@ def pack(value: object, key: str, tensors: dict[str, Tensor], *, scalars: bool =
     return value
 
 
+def is_mark(value: object) -> bool:
+    """Tell whether *value* stands for a tensor in a tree."""
+    return isinstance(value, dict) and value.keys() == {_TENSOR}
+
+
 def unpack(tree: object, tensor: Callable[[str], Tensor]) -> Any:  # noqa: ANN401 (as above)
     """Return *tree* with every mark replaced by what *tensor* gives for its key."""
     if isinstance(tree, dict):
-        if tree.keys() == {_TENSOR}:
+        if is_mark(tree):
             return tensor(tree[_TENSOR])
         return {name: unpack(part, tensor) for name, part in tree.items()}
     if type(tree) in (list, tuple):

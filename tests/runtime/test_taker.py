@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holdfast.runtime import rng, tree
 from holdfast.runtime.idle import Idle
 from holdfast.runtime.planner import Fetch, Stored
 from holdfast.runtime.snapshots.bubbles import PROFILE, Terms
@@ -68,8 +67,9 @@ class Trainer:
     def begin(self) -> None:
         """Begin a step: a snapshot of the one before."""
         self.taker.begin_step()
-        light = tree.pickled({"rng": rng.capture(), "data": None})
-        self.taker.take(self.step, light, {f"model.{name}": one.detach().clone() for name, one in self.net.named_buffers()})
+        if self.taker.due(self.step):
+            buffers = {f"model.{name}": one.detach().clone() for name, one in self.net.named_buffers()}
+            self.taker.take(self.step, self.training.light(), buffers)
 
     def end(self) -> None:
         """Do all of the step that was begun."""
@@ -233,3 +233,52 @@ def test_a_spoiled_part_leaves_nothing_taken_for_whole(tmp_path: Path) -> None:
     with pytest.raises(Spoiled, match="was changed in memory"):
         Restorer(Trainer(tmp_path).training, memory).take(Fetch(target=0, parts=(one,), light=one), lambda _light: None)
     assert memory.usable([memory.listed(1)]) == {other for steps in stored(tmp_path).values() for other in steps} - {one}
+
+
+def test_an_error_in_copying_costs_a_snapshot_and_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training stands in the optimizer's step when the rest is copied: it must not hear of it."""
+    trainer = Trainer(tmp_path)
+    trainer.to(FIRST + 2)
+
+    def fails(*_: object) -> int:
+        raise RuntimeError("the device says no")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(trainer.taker._copier._mover, "copy", fails)
+        trainer.to(FIRST + 4)
+    assert trainer.taker.counts.given_up == 2
+    trainer.to(FIRST + 6)
+    assert max(stored(tmp_path)) == FIRST + 5
+
+
+class Counting(torch.optim.SGD):
+    """Keeps numbers and a mapping beside its tensors."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Apply a step, and count."""
+        told = super().step(closure)
+        for number, parameter in enumerate(one for group in self.param_groups for one in group["params"]):
+            state = self.state[parameter]
+            state["notes"] = {"last": state.get("count", 0)}
+            state["count"] = state.get("count", 0) + 1 + number
+        return told
+
+
+def test_whatever_an_optimizer_keeps_comes_back_to_its_parameter(tmp_path: Path) -> None:
+    """Numbers and mappings are told from tensors by what they are."""
+    trainers = []
+    for _ in range(2):
+        trainer = Trainer(tmp_path)
+        trainer.optimizer = Counting(trainer.net.parameters(), lr=0.01, momentum=0.9)  # type: ignore[assignment]
+        trainer.scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 2, 0.5)
+        trainer.training = Training(model=trainer.net, optimizers=[trainer.optimizer], schedulers=[trainer.scheduler], extra=trainer.extra)
+        trainer.taker = Taker(trainer.training, Config(vault=tmp_path, limit=0, terms=Terms()), windows=trainer.idle)
+        _open.append(trainer.taker)
+        trainer.taker.sit(Place(0, 1, "net"), 1)
+        trainers.append(trainer)
+    trainers[0].to(FIRST + 2)
+    wanted = trainers[0].state()
+    trainers[0].begin()
+    trainers[0].end()
+    restore(trainers[1], tmp_path, FIRST + 2)
+    assert same(trainers[1].state()["optimizer"], wanted["optimizer"])

@@ -139,8 +139,7 @@ class Keeper:
 
     def light(self) -> bytes:
         """Return this rank's own state: generators, and the position in the data."""
-        data = self.training.data
-        return tree.pickled({"rng": rng.capture(), "data": None if data is None else data.state_dict()})
+        return self.training.light()
 
     def _give_light(self, light: bytes) -> None:
         told = tree.unpickled(light)
@@ -395,7 +394,8 @@ class Keeper:
             self.take_facts(generation, facts)
         told = assembly.council.gather(self._holding(generation))  # now under the names that a newcomer's groups have here
         checkpoints = set.intersection(*(set(one["checkpoints"]) for one in told.values()))  # of those that every rank can see
-        stored = self._stored(generation, told)
+        lowest, gather = generation.rank == min(told), assembly.council.gather
+        stored = self.memory.reached(list(told.values()), generation.world, lowest=lowest, gather=lambda found: gather(found).values())
         found = plan(_holdings(told, self.facts, stored), checkpoints, stored)
         clock.lap("meet")
         if isinstance(found, NoPlan):
@@ -418,23 +418,9 @@ class Keeper:
             "groups": self.assembly.status(generation),
             "lights": {str(rank): sorted(kept) for rank, kept in self._lights.items()},
             "checkpoints": self._checkpoints(),
-            "node": self.memory.node,
             "lineage": self.lineage,
-            "stored": self.memory.listed(generation.world),
-            "spoiled": sorted(self.memory.spoiled),
-            "servers": self.memory.servers,
+            **self.memory.told(generation.world),
         }
-
-    def _stored(self, generation: Generation, told: dict[int, dict[str, Any]]) -> set[Stored]:
-        """Return the snapshots in the memory of all nodes that can be reached, the same on every rank."""
-        listed = [one["stored"] for one in told.values()]
-        nodes = {str(one["node"]) for one in told.values()}
-        if {node for one in told.values() for node in one["servers"]} - nodes:
-            assert self.assembly.council is not None
-            lowest = generation.rank == min(told)
-            elsewhere = self.assembly.council.gather(self.memory.listed_elsewhere(generation.world, nodes) if lowest else [])
-            listed += elsewhere.values()
-        return self.memory.usable(listed, [item for one in told.values() for item in one["spoiled"]])
 
     def _finish(self, meeting: Meeting) -> Verdict:
         generation, clock, assembly = meeting.generation, meeting.clock, self.assembly
@@ -498,7 +484,7 @@ class Keeper:
 
     def _go_on(self, plan: Plan, generation: Generation) -> None:
         """Begin a new lineage where steps were given up; forget snapshots of those."""
-        if plan.checkpoint or plan.roll_back or any(fetch.parts for fetch in plan.fetches):
+        if plan.checkpoint or plan.roll_back or plan.from_memory:
             self.lineage = generation.number
             self.memory.forget_newer(plan.step, generation.number)
         else:
@@ -605,7 +591,7 @@ def _source(plan: Plan) -> str:
     """Return where the state came from that all go on with."""
     if plan.checkpoint:
         return "checkpoint"
-    return "memory" if any(fetch.parts for fetch in plan.fetches) else "live"
+    return "memory" if plan.from_memory else "live"
 
 
 def _of_groups(error: RuntimeError) -> bool:

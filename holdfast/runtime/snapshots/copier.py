@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ class Copier:
     """Copies one snapshot at a time."""
 
     def __init__(self, idle: Idle, *, device: torch.device) -> None:
-        self._idle, self._device = idle, device
+        self._idle = idle
         self._wake = threading.Event()
         self._lock = threading.Lock()
         """Held for the length of one slice: who holds it takes the next one."""
@@ -127,13 +127,8 @@ class Copier:
         while True:
             self._wake.wait()
             work = self._work
-            try:
-                if work is None or not self._turn(work):
-                    self._rest(work)
-            except Exception:  # noqa: BLE001 (whatever it is, training goes on without this snapshot)
-                _log.exception("a snapshot in memory is given up")
-                if work is not None:
-                    work.given_up = True
+            if work is None or not self._turn(work):
+                self._rest(work)
 
     def _turn(self, work: Work) -> bool:
         """Copy one slice if there is leave to; tell whether there may be leave for another one."""
@@ -166,6 +161,14 @@ class Copier:
         if work.done or work.given_up:
             return
         begin, used = time.perf_counter(), time.thread_time()
+        try:
+            self._copy_next(work)
+        except Exception:  # noqa: BLE001 (whatever it is, training goes on without this snapshot)
+            _log.exception("a snapshot in memory is given up")
+            work.given_up, work.done = True, False
+        self._account(work, begin, time.thread_time() - used, hidden=hidden)
+
+    def _copy_next(self, work: Work) -> None:
         if work.next < len(work.tasks):
             task = work.tasks[work.next]
             work.sums.append(self._mover.copy(task, work.target))
@@ -176,7 +179,6 @@ class Copier:
         if work.next >= len(work.tasks):
             work.done = True
             work.ended(work)
-        self._account(work, begin, time.thread_time() - used, hidden=hidden)
 
     def _account(self, work: Work, begin: float, used: float, *, hidden: bool) -> None:
         """Note what a slice has cost, and whether training waited meanwhile."""
@@ -263,9 +265,3 @@ def sum_of(part: Tensor) -> int:
 def slot_tensor(data: memoryview) -> Tensor:
     """Return the bytes of a slot as a tensor over the same memory."""
     return torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
-
-
-def flat(tensor: Any) -> Tensor:  # noqa: ANN401 (a tensor, or a shard of one)
-    """Return what this rank holds of *tensor* as a flat view of its bytes."""
-    local: Tensor = getattr(tensor, "_local_tensor", tensor).detach()
-    return local.view(-1).view(torch.uint8) if local.dim() else local.reshape(1).view(torch.uint8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from holdfast.runtime.planner import Holding, NoPlan, Plan, Stored, plan
 from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled, pieces_of, tell
@@ -20,13 +19,8 @@ def from_memory(training: Training, memory: Memory, world: World, newest: int, g
     Called by all ranks together. A snapshot that turns out to be spoiled is told of and left out, and the next one is tried.
     """
     while True:
-        told: list[dict[str, Any]] = world.gather(
-            {"node": memory.node, "stored": memory.listed(world.size), "spoiled": sorted(memory.spoiled), "servers": memory.servers}
-        )
-        listed, nodes = [one["stored"] for one in told], {str(one["node"]) for one in told}
-        if {node for one in told for node in one["servers"]} - nodes:
-            listed += world.gather(memory.listed_elsewhere(world.size, nodes) if world.rank == 0 else [])
-        stored = memory.usable(listed, [item for one in told for item in one["spoiled"]])
+        told = world.gather(memory.told(world.size))
+        stored = memory.reached(told, world.size, lowest=world.rank == 0, gather=world.gather)
         found = plan(_holdings(stored, [str(one["node"]) for one in told]), (), stored)
         if isinstance(found, NoPlan) or found.step <= newest:
             return None

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from holdfast import vault, vault_client
-from holdfast.runtime.outline import Outline, local, settle
+from holdfast.runtime.groups.transfer import bytes_of, local_of
+from holdfast.runtime.outline import Outline, settle
 from holdfast.runtime.planner import Fetch, Stored
-from holdfast.runtime.snapshots.copier import flat, sum_of
+from holdfast.runtime.snapshots.copier import sum_of
 from holdfast.runtime.state import Training
 from holdfast.runtime.trouble import Teller, Trouble
 from holdfast.vault import Label, Snapshot
@@ -79,15 +80,26 @@ class Memory:
         """Return what lies in the vaults of nodes other than *nodes*: those that hold no rank now. One that does not answer has nothing."""
         found = []
         for node in self._servers.keys() - set(nodes):
-            with suppress(OSError):
+            with suppress(OSError, vault.Unusable):
                 told = vault_client.labels(self._servers[node], self._token, seconds=1.0)
                 found += [_item(node, name, one) for name, one in told.items() if one.world == world]
         return found
 
-    @property
-    def servers(self) -> list[str]:
-        """Return the nodes whose memory can be asked for."""
-        return sorted(self._servers)
+    def told(self, world: int) -> dict[str, Any]:
+        """Return what this process tells the others of the memory that it can reach, as JSON holds it."""
+        return {"node": self.node, "stored": self.listed(world), "spoiled": sorted(self.spoiled), "servers": sorted(self._servers)}
+
+    def reached(
+        self, told: Sequence[Mapping[str, Any]], world: int, *, lowest: bool, gather: Callable[[list[dict[str, Any]]], Iterable[Any]]
+    ) -> set[Stored]:
+        """Return the snapshots in the memory of all nodes that can be reached, the same on every rank; all ranks together.
+
+        *told*: what each rank has `told`. Nodes that hold no rank are asked by the *lowest* one, and *gather* gives its answer to all.
+        """
+        listed, nodes = [one["stored"] for one in told], {str(one["node"]) for one in told}
+        if {node for one in told for node in one["servers"]} - nodes:
+            listed += gather(self.listed_elsewhere(world, nodes) if lowest else [])
+        return self.usable(listed, [item for one in told for item in one["spoiled"]])
 
     def usable(self, told: Iterable[Iterable[Mapping[str, Any]]], spoiled: Iterable[Sequence[Any]] = ()) -> set[Stored]:
         """Return all that was listed, each once, less what somebody found spoiled."""
@@ -183,7 +195,7 @@ class Restorer:
         own = Outline(self._training).tensors
         device = next((one.device for one in self._training.model.parameters()), torch.device("cpu"))
         found = {entry.key: _place(own.get(entry.key), entry, device) for entry in first.entries}
-        flats = [flat(one) for one in found.values()]
+        flats = [bytes_of(one) for one in found.values()]
         size = sum(self._copy(stored, one, flats) for stored, one in parts)
         small = (light if light is not None else first).blobs
         settle(self._training, small["static"], small["dynamic"], found, device)
@@ -206,7 +218,7 @@ class Restorer:
 def _place(present: Tensor | None, entry: vault.Entry, device: torch.device) -> Tensor:
     """Return the training's own tensor where it fits, else a fresh one."""
     if present is not None:
-        one = local(present)
+        one = local_of(present)
         if tuple(one.shape) == entry.shape and str(one.dtype).removeprefix("torch.") == entry.dtype and one.is_contiguous():
             return present
     return torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device=device)

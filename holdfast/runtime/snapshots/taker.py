@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from holdfast import vault
+from holdfast.runtime.groups.transfer import bytes_of, local_of
 from holdfast.runtime.idle import Idle, Window, idle
-from holdfast.runtime.outline import Outline, local
+from holdfast.runtime.outline import Outline
 from holdfast.runtime.snapshots import bubbles
 from holdfast.runtime.snapshots.bubbles import Terms
-from holdfast.runtime.snapshots.copier import Copier, Task, Work, flat, slot_tensor
+from holdfast.runtime.snapshots.copier import Copier, Task, Work, slot_tensor
 from holdfast.runtime.snapshots.planning import Planning
 from holdfast.runtime.state import Training
 from holdfast.runtime.trouble import Teller, Trouble
@@ -219,12 +220,14 @@ class Taker:
             copies = [(begin - began, end - began, waited) for begin, end, waited in self.spans if end > began]
             self.newest = Lived(began=time.time() - took, took=took, windows=windows, operations=operations[:OPERATIONS], copies=copies)
 
-    def take(self, step: int, light: bytes, small: Mapping[str, Tensor]) -> None:
-        """Begin a snapshot of the state after *step*, if it is time; *small*: tensors that may change before the next step is applied."""
+    def due(self, step: int) -> bool:
+        """Tell whether it is time for a snapshot of the state after *step*."""
         if self._place is None or not self.enabled or step % self.every or step < max(self._not_before, bubbles.PROFILE):
-            return
-        if (step, self.lineage) in self._sealed.values():  # an attempt that did not count begins the same step again
-            return
+            return False
+        return (step, self.lineage) not in self._sealed.values()  # an attempt that did not count begins the same step again
+
+    def take(self, step: int, light: bytes, small: Mapping[str, Tensor]) -> None:
+        """Begin a snapshot of the state after *step*, which is `due`; *small*: tensors that may change before the next step is applied."""
         begin = time.perf_counter()
         try:
             self._begin(step, light, small)
@@ -276,9 +279,9 @@ class Taker:
         if self._outline is not None and self._outline.fits():
             return self._tasks
         self._outline = Outline(self._training)
-        flats = [flat(one) for one in self._outline.tensors.values()]
+        flats = [bytes_of(one) for one in self._outline.tensors.values()]
         self._entries = [
-            Entry(key, tuple(local(one).shape), str(one.dtype).removeprefix("torch."), data.numel())
+            Entry(key, tuple(local_of(one).shape), str(one.dtype).removeprefix("torch."), data.numel())
             for (key, one), data in zip(self._outline.tensors.items(), flats, strict=True)
         ]
         tasks, there = [], 0
@@ -299,7 +302,8 @@ class Taker:
         limit = self._config.limit
         if not limit or all(len(slot.data) for slot in self._slots):
             return
-        missing = sum(size - len(slot.data) for slot in self._slots if not len(slot.data))
+        # What a process before has left in these files is part of what is used.
+        missing = sum(max(0, size - slot.path.stat().st_size) for slot in self._slots if not len(slot.data))
         used = vault.usage(self._config.vault)
         if used + missing > limit:
             raise OSError(

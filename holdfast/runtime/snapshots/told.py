@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from contextlib import suppress
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.runtime.snapshots.taker import Taker
-
-_log = logging.getLogger("holdfast.runtime")
 
 FORMAT: Final = 1
 PAUSE: Final = 5.0
@@ -27,12 +24,15 @@ class Told:
         self._folder = None if checkpoints is None else checkpoints / "profile"
         self._next = 0.0
 
-    def tell(self, taker: Taker, facts: dict[str, Any], *, at_once: bool = False) -> None:
-        """Write the file, if it is time; *facts*: rank, world, generation, and the layout."""
-        now = time.monotonic()
-        if self._folder is None or taker.newest is None or (now < self._next and not at_once) or not len(taker.planning.profile):
+    def due(self) -> bool:
+        """Tell whether it is time for another file."""
+        return self._folder is not None and time.monotonic() >= self._next
+
+    def tell(self, taker: Taker, facts: dict[str, Any]) -> None:
+        """Write the file; *facts*: rank, world, generation, and the layout."""
+        if self._folder is None or taker.newest is None or not len(taker.planning.profile):
             return
-        self._next = now + PAUSE
+        self._next = time.monotonic() + PAUSE
         path = self._folder / f"rank-{facts['rank']:05d}.json"
         beside = path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):  # a checkpoint that cannot be written is told of; this is not worth a second word
