@@ -42,6 +42,12 @@ _KINDS: Final[tuple[tuple[str, str, Level, str], ...]] = (
         "see the reason; training goes on and the next save tries again",
     ),
     (
+        "checkpoint-late",
+        "A checkpoint is left out: the one before is still being written",
+        Level.WATCH,
+        "make checkpoints rarer (`checkpoint.every`), or the storage faster; training does not wait for it",
+    ),
+    (
         "snapshot-no-memory",
         "A rank has no snapshots in memory: there is no room for them",
         Level.WATCH,

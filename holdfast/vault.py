@@ -99,24 +99,38 @@ class Entry(NamedTuple):
     size: int
 
 
+GRAIN: Final = 16
+"""Bytes: no element of any type is cut in two where the share of one part ends and that of the next begins."""
+
+
 def deal(sizes: Sequence[int], part: int, parts: int, cut: int = CUT) -> list[tuple[Slice, ...]]:
     """Return the slices of *part* out of *parts* of tensors of these *sizes* in bytes, in the order in which they lie in the file.
 
-    The tensors are taken for one long row of bytes, cut every *cut* bytes; a slice goes through as many tensors as it meets. Copies of one
-    state share the work, slice by slice in turn.
+    The tensors are taken for one long row of bytes, of which each part is a stretch, cut every *cut* bytes; a slice goes through as many
+    tensors as it meets. Copies of one state share the work so, and still each has most tensors in one piece, as a checkpoint on disk wants.
     """
     row = list(accumulate(sizes, initial=0))
+    first, last = _bound(row, part, parts, cut), _bound(row, part + 1, parts, cut)
     dealt = []
-    for begin in range(part * cut, row[-1], parts * cut):
-        end, met = min(begin + cut, row[-1]), []
+    for begin in range(first, last, cut):
+        end, met = min(begin + cut, last), []
         tensor = bisect_right(row, begin) - 1
         while tensor < len(sizes) and row[tensor] < end:
-            first, last = max(begin, row[tensor]), min(end, row[tensor + 1])
-            if last > first:
-                met.append(Slice(tensor, first - row[tensor], last - first))
+            low, high = max(begin, row[tensor]), min(end, row[tensor + 1])
+            if high > low:
+                met.append(Slice(tensor, low - row[tensor], high - low))
             tensor += 1
         dealt.append(tuple(met))
     return dealt
+
+
+def _bound(row: Sequence[int], part: int, parts: int, cut: int) -> int:
+    """Return where in the row of bytes the stretch of *part* begins, and that of the part before ends."""
+    if part == parts:
+        return row[-1]
+    wanted = min(-(-row[-1] // cut) * part // parts * cut, row[-1])
+    tensor = bisect_right(row, wanted) - 1
+    return row[tensor] + (wanted - row[tensor]) // GRAIN * GRAIN
 
 
 def word_sum(data: bytes | bytearray | memoryview) -> int:
@@ -336,6 +350,20 @@ class Snapshot:
         lengths = [sum(one.length for one in met) for met in dealt]
         for met, length, end, told in zip(dealt, lengths, accumulate(lengths), self.sums, strict=True):
             yield met, self.data[end - length : end], told
+
+    def stretches(self) -> list[tuple[int, int, int, int]]:
+        """Return what this file has of each tensor: its number, from which byte to which, and where in the data."""
+        found: list[tuple[int, int, int, int]] = []
+        place = 0
+        for met in deal([entry.size for entry in self.entries], self.label.part, self.label.parts, self.label.cut):
+            for one in met:
+                if found and found[-1][0] == one.tensor:
+                    tensor, begin, _, there = found.pop()
+                    found.append((tensor, begin, one.begin + one.length, there))
+                else:
+                    found.append((one.tensor, one.begin, one.begin + one.length, place))
+                place += one.length
+        return found
 
     def verify(self) -> None:
         """Read everything; raise `Unusable` when a byte is not as it was written."""

@@ -123,12 +123,16 @@ class Births:
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
-    def begin(self, ticket: int, places: dict[str, str], output: Path, *, cold: bool = True) -> None:
-        """Have a process started, *cold* too if it must be; `born` or `failed` is called, now or later."""
+    def begin(self, ticket: int, places: dict[str, str], output: Path, *, cold: bool = True, program: tuple[str, ...] = ()) -> None:
+        """Have a process started, *cold* too if it must be; `born` or `failed` is called, now or later.
+
+        It runs the job's script, or *program*: an interpreter and a script with its arguments.
+        """
         plan = self._plan
         assert plan is not None
         environment = {**os.environ, **plan.environment, **places, **self.local, **self._me.marks()}
-        launch = Launch(argv=plan.argv, environment=environment, directory=plan.directory, log=output, cold=cold)
+        argv = (program if not plan.warm else program[1:]) if program else plan.argv
+        launch = Launch(argv=argv, environment=environment, directory="/" if program else plan.directory, log=output, cold=cold)
         if self._starter is None:
             self._start_cold(ticket, launch)
             return

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any, Final
 
 from holdfast.agent.births import Births, Plan
@@ -46,6 +47,9 @@ class Crew:
         self._births.born, self._births.failed = self._born, self._failed
         self._tickets = count()
         self._expected: dict[int, Worker] = {}
+        self._expected_helpers: dict[int, tuple[Callable[[int], None], Callable[[str], None]]] = {}
+        self.buried: Callable[[int], None] = lambda _pid: None
+        """Called with the pid of every helper that has ended."""
         self._reaping = False
         self._stopping: int | None = None
         self.may_save = False
@@ -130,7 +134,29 @@ class Crew:
         else:
             self._births.begin(worker.ticket, environment, worker.log, cold=worker.standby is None)
 
+    def launch_helper(  # noqa: PLR0913, PLR0917 (what a process is)
+        self,
+        program: tuple[str, ...],
+        python: str,
+        places: dict[str, str],
+        log: Path,
+        born: Callable[[int], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Have *program* run as a helper: a fork of the starter, or cold by *python*; it is told by *born* (its pid) or *failed* (why)."""
+        ticket = next(self._tickets)
+        self._expected_helpers[ticket] = born, failed
+        self._births.begin(ticket, places, log, program=(python, *program))
+
+    def hear_births(self) -> None:
+        """Learn of processes that have come to life by now."""
+        self._births.hear()
+
     def _born(self, ticket: int, pid: int) -> None:
+        if ticket in self._expected_helpers:
+            self.helpers.add(pid)
+            self._expected_helpers.pop(ticket)[0](pid)
+            return
         worker = self._expected.pop(ticket)
         worker.pid, worker.started = pid, time.time()
         worker.advance()
@@ -142,6 +168,9 @@ class Crew:
             _signal(worker, signal.SIGKILL)
 
     def _failed(self, ticket: int, why: str, errno: int | None) -> None:
+        if ticket in self._expected_helpers:
+            self._expected_helpers.pop(ticket)[1](why)
+            return
         worker = self._expected.pop(ticket)
         worker.gone = True
         if worker.standby is not None:
@@ -234,7 +263,9 @@ class Crew:
             if worker is not None:
                 self._changed(worker, found)
             if found.si_code in _ENDED:
-                self.helpers.discard(found.si_pid)  # its number may be another's from now on
+                if found.si_pid in self.helpers:
+                    self.helpers.discard(found.si_pid)  # its number may be another's from now on
+                    self.buried(found.si_pid)
                 os.waitid(os.P_PID, found.si_pid, os.WEXITED)
         return changed
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from holdfast.agent import fields
 from holdfast.agent.crew import Crew
+from holdfast.agent.flushing import Flushing
 from holdfast.agent.line import Peer
 from holdfast.agent.worker import Worker
 from holdfast.log import note
@@ -63,8 +64,10 @@ class Steps:
 class Reports:
     """Takes in what workers say."""
 
-    def __init__(self, crew: Crew, steps: Steps, emit: Callable[..., None], tell: Callable[[Worker, Message], bool]) -> None:
-        self._crew, self._steps, self._send, self._tell = crew, steps, emit, tell
+    def __init__(
+        self, crew: Crew, steps: Steps, emit: Callable[..., None], tell: Callable[[Worker, Message], bool], flushing: Flushing
+    ) -> None:
+        self._crew, self._steps, self._send, self._tell, self._flushing = crew, steps, emit, tell, flushing
         self._verbs: dict[str, Callable[[Worker, Message], None]] = {
             "mark": self._on_mark,
             "resumed": self._on_resumed,
@@ -72,6 +75,7 @@ class Reports:
             "section": self._on_section,
             "saved": self._on_saved,
             "trouble": self._on_trouble,
+            "flush": self._on_flush,
             "exception": self._on_exception,
             "bye": self._on_bye,
             "groups": self._on_groups,
@@ -89,6 +93,8 @@ class Reports:
 
     def take(self, peer: Peer, message: Message) -> Message | None:
         """Take in *message* and return the answer, if it asks for one; what cannot be understood is noted and left."""
+        if self._flushing.speaks(peer):
+            return self._flushing.take(peer, message)
         word, worker = message.get("t"), self.speaker(peer)
         if worker is not None and worker.is_ahead and word in HELD:
             worker.held.append((peer, message))
@@ -239,6 +245,11 @@ class Reports:
         kind, why = fields.text(message, "kind"), fields.text(message, "why")
         step, path = fields.maybe(fields.whole, message, "step"), fields.maybe(fields.text, message, "path")
         self._emit("trouble", worker, kind=kind, step=step, path=path or "", why=why)
+
+    def _on_flush(self, worker: Worker, message: Message) -> None:
+        """Have a snapshot written to disk that this worker has just ended."""
+        worker.advance()
+        self._flushing.want(fields.path(message, "python"))
 
     def _on_exception(self, worker: Worker, message: Message) -> None:
         worker.raised = {

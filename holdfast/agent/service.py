@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.agent.crew import Crew
+from holdfast.agent.flushing import Flushing
 from holdfast.agent.identity import Identity
 from holdfast.agent.journal import Journal
 from holdfast.agent.line import ENOUGH, Peer
@@ -63,10 +64,12 @@ class Service:
         self._selector = selectors.DefaultSelector()
         self.crew = Crew(me, self._selector, self.emit, OutOfMemory(kernel_log))
         self.crew.last_words = self._last_words
-        self.vaults = Vaults(me, self._selector, self.emit, self.crew)
+        self.flushing = Flushing(me, self.crew, self.emit, self._send)
+        self.crew.buried = self.flushing.buried
+        self.vaults = Vaults(me, self._selector, self.emit, self.crew, self.flushing)
         self._wipe = False
         self._steps = Steps(self.emit)
-        self._orders, self._reports = Orders(self), Reports(self.crew, self._steps, self.emit, self.tell)
+        self._orders, self._reports = Orders(self), Reports(self.crew, self._steps, self.emit, self.tell, self.flushing)
         self._server = listen(me.socket)
         self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._write_facts()
@@ -144,7 +147,13 @@ class Service:
         self.journal.begin_generation()
 
     def _patience(self) -> float:
-        times = [self.crew.due(), self._steps.due(), self.vaults.due(), self._next_beat if self.crew.living() else None]
+        times = [
+            self.crew.due(),
+            self._steps.due(),
+            self.vaults.due(),
+            self.flushing.due(),
+            self._next_beat if self.crew.living() else None,
+        ]
         nearest = min([at for at in times if at is not None], default=self._lease_end)
         return min(LONGEST_NAP, max(0.0, min(nearest, self._lease_end) - time.monotonic()))
 
@@ -153,6 +162,7 @@ class Service:
         self._steps.tick(now)
         self.crew.tick(now)
         self.vaults.tick(now)
+        self.flushing.tick(now)
         if now >= self._next_beat and self.crew.living():
             self._next_beat = now + BEAT
             self._beat()
@@ -167,6 +177,7 @@ class Service:
     def end(self, *, wipe: bool = True) -> None:
         """Kill the workers and standbys, and leave the loop once they are gone; *wipe* what is kept in memory, as nobody needs it."""
         self.ending, self._wipe = True, self._wipe or wipe
+        self.flushing.end()
         self.crew.end()
 
     def _close(self) -> None:

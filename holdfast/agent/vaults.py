@@ -26,6 +26,7 @@ from holdfast.wire import Message
 
 if TYPE_CHECKING:
     from holdfast.agent.crew import Crew
+    from holdfast.agent.flushing import Flushing
 
 log = logging.getLogger("holdfast.agent")
 
@@ -36,7 +37,8 @@ MEMORY: Final = Path("/proc/meminfo")
 class Vaults:
     """Keeps the vault of the job that this agent serves."""
 
-    def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], crew: Crew) -> None:
+    def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], crew: Crew, flushing: Flushing) -> None:
+        self.flushing = flushing
         self._me, self._emit, self._crew = me, emit, crew
         self._mark = mark_of(me.directory)
         self._server = VaultServer(me, selector, emit, crew.helpers)
@@ -59,6 +61,7 @@ class Vaults:
             self._open(place, plan.memory)
         if self.vault is not None and plan.memory is not None:
             self._serve(self.vault, plan.memory, plan.environment.get("HOLDFAST_TOKEN", ""))
+        self.flushing.vault = self.vault
         self._crew.tell_of_node(self._environment())
 
     def _open(self, place: Path, plan: MemoryPlan) -> None:
@@ -86,7 +89,9 @@ class Vaults:
         self._emit("memory.none", what=what, why=why)
 
     def _environment(self) -> dict[str, str]:
-        return {} if self.vault is None else {"HOLDFAST_VAULT": str(self.vault), "HOLDFAST_VAULT_LIMIT": str(self.limit)}
+        if self.vault is None:
+            return {}
+        return {"HOLDFAST_VAULT": str(self.vault), "HOLDFAST_VAULT_LIMIT": str(self.limit), "HOLDFAST_FLUSHER": "1"}
 
     def about(self) -> dict[str, Any] | None:
         """Return what a flow must know of this node's memory, if it keeps anything there."""

@@ -120,7 +120,7 @@ class Board:
         if event.get("generation", self.generation) != self.generation and not self._ends_before_it_is_kept(event):
             return
         self._now = now
-        if event["event"] in _PROGRESS:
+        if event["event"] in _PROGRESS and not event.get("beside"):
             self.ranks[event["rank"]].progress_at = now
         handler = getattr(self, "_on_" + str(event["event"]).replace(".", "_"), None)
         if handler is not None:

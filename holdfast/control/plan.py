@@ -69,6 +69,8 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
         "HOLDFAST_MEMORY_POLICY": memory.policy,
         "HOLDFAST_MEMORY_PAUSE": str(memory.pause.total_seconds()),
     }
+    if spec.checkpoint.bandwidth is not None:
+        environment["HOLDFAST_SAVE_BANDWIDTH"] = str(spec.checkpoint.bandwidth)
     if spec.nodes.ranks > 1:
         environment["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks of one node must not fight for its cores
     if (ROOT / "pyproject.toml").exists():

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import shutil
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.runtime import manifest
 from holdfast.runtime.link import link
-from holdfast.runtime.manifest import Manifest, Written
+from holdfast.runtime.manifest import Written
+from holdfast.runtime.placing import clear, put_in_place, retire
 from holdfast.runtime.storage import StorageTrouble, write
 from holdfast.runtime.trouble import Teller, Trouble
 from holdfast.runtime.world import World
@@ -94,10 +93,14 @@ class Saver:
             if trouble is None:
                 files = {name: file for part in parts for name, file in part.files.items()}
                 whole = manifest.manifest(step, self._generation, self._world.size, files)
-                if self._commit(whole, partial, place):
+                leave = put_in_place(whole, partial, place, lambda: link().may_commit(step))
+                if leave.ok:
+                    self._wish = leave.every
+                    self.corrupt.discard(place)
                     link().saved(step, place, time.monotonic() - start, whole.size)
-                    self._retire()
+                    retire(self._keeping.directory, self._keeping.keep, self._generation, unusable=self.corrupt)
                     return True
+                _log.warning("the checkpoint of step %d is not put in place: %s", step, leave.why)
         except OSError as error:
             trouble = Trouble.of(error)
         if trouble is not None:
@@ -105,48 +108,12 @@ class Saver:
         shutil.rmtree(partial, ignore_errors=True)
         return False
 
-    def _commit(self, whole: Manifest, partial: Path, place: Path) -> bool:
-        """Write the manifest, ask for leave, and rename; say whether the checkpoint now stands."""
-        for name, file in whole.files.items():
-            if not (partial / name).exists() or (partial / name).stat().st_size != file.size:
-                raise OSError(errno.EIO, f"rank 0 does not see {name} as it was written: is the checkpoint directory shared by all nodes?")
-        for path in partial.iterdir():
-            if path.name not in whole.files:  # an earlier try with more ranks, ended by kill -9
-                path.unlink()
-        (partial / manifest.MANIFEST).write_text(whole.text())
-        manifest.sync(partial / manifest.MANIFEST)
-        manifest.sync(partial)
-        leave = link().may_commit(whole.step)
-        if not leave.ok:
-            _log.warning("the checkpoint of step %d is not put in place: %s", whole.step, leave.why)
-            return False
-        self._wish = leave.every
-        if place.exists():  # found unusable, else training would have gone on after it
-            place.rename(place.with_name(f"{place.name}.unusable-{time.time_ns()}"))
-            self.corrupt.discard(place)
-        partial.rename(place)
-        manifest.sync(place.parent)
-        return True
-
-    def _retire(self) -> None:
-        """Remove whole checkpoints beyond the newest *keep*; what cannot be removed stays."""
-        directory = self._keeping.directory
-        with suppress(OSError):
-            sound = [path for path in manifest.candidates(directory) if path not in self.corrupt and manifest.looks_whole(path)]
-            for path in sound[self._keeping.keep :]:
-                step = int(path.name.removeprefix("step-"))
-                away = manifest.beside(directory, step, "removing", self._generation)
-                path.rename(away)  # first, so that a kill in the middle leaves no torn checkpoint
-                shutil.rmtree(away)
-
     def clear(self) -> None:
         """Remove what earlier generations left half written or half removed; rank 0 only, before the first save.
 
         Left by this very generation counts too: it is what a killed process of the same number left, when there is no agent to count.
         """
-        with suppress(OSError):
-            for path in manifest.leftovers(self._keeping.directory, below=self._generation + 1):
-                shutil.rmtree(path, ignore_errors=True)
+        clear(self._keeping.directory, self._generation + 1)
 
 
 def _first(parts: list[_Part]) -> Trouble | None:

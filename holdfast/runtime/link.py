@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -92,13 +93,17 @@ class Link:
         """Tell that a declared long section begins or ends."""
         self._send({"t": "section", "name": name, "limit_s": limit_s, "begin": begin})
 
-    def saved(self, step: int, path: Path, seconds: float, size: int) -> None:
-        """Tell that a checkpoint of *size* bytes stands at *path*."""
-        self._send({"t": "saved", "step": step, "path": str(path), "seconds": seconds, "size": size})
+    def saved(self, step: int, path: Path, seconds: float, size: int, **more: float) -> None:
+        """Tell that a checkpoint of *size* bytes stands at *path*, for which training stood still for *seconds*.
 
-    def trouble(self, kind: str, step: int | None, path: Path, why: str) -> None:
-        """Report something wrong with a checkpoint."""
-        self._send({"t": "trouble", "kind": kind, "step": step, "path": str(path), "why": why})
+        *more*: ``beside``, the seconds for which it was written beside training, and its ``generation``, of who is no rank.
+        """
+        self._send({"t": "saved", "step": step, "path": str(path), "seconds": seconds, "size": size, **more})
+
+    def trouble(self, kind: str, step: int | None, path: Path, why: str, *, rank: int | None = None) -> None:
+        """Report something wrong with a checkpoint, or with the part of that *rank*."""
+        told = {"t": "trouble", "kind": kind, "step": step, "path": str(path), "why": why}
+        self._send(told if rank is None else {**told, "rank": rank})
 
     def exception(self, error: BaseException, step: int | None = None) -> None:
         """Report the exception that ends this worker, once, and wait a moment until it has left."""
@@ -113,14 +118,19 @@ class Link:
         self._send({"t": "bye", "step": step})
         self.flush(FAREWELL_SECONDS)
 
-    def may_commit(self, step: int, seconds: float = ANSWER_SECONDS) -> Leave:
-        """Ask whether this generation may still put its checkpoint of *step* in place; without an agent it may."""
+    def want_flushed(self) -> None:
+        """Tell that a snapshot is to be put on disk, by whom the agent has for that, else by a process of this interpreter."""
+        self._send({"t": "flush", "python": sys.executable})
+
+    def may_commit(self, step: int, seconds: float = ANSWER_SECONDS, *, generation: int | None = None) -> Leave:
+        """Ask whether this generation (or that one) may still put its checkpoint of *step* in place; without an agent it may."""
         if self._path is None:
             return Leave(ok=True, why="no agent")
         with self._asking:
             self._asked += 1
             number = self._asked
-            self._send({"t": "commit?", "id": number, "step": step})
+            asked = {"t": "commit?", "id": number, "step": step}
+            self._send(asked if generation is None else {**asked, "generation": generation})
             return self._answer(number, time.monotonic() + seconds)
 
     def report(self, word: str, **facts: object) -> None:

@@ -7,6 +7,7 @@ only looked at whether every tensor is still where it was.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,8 @@ class Outline:
         self._pointers = self._where()
         plain = {name: None if isinstance(value, Tensor) else value for name, value in model.items()}
         on_host = sorted(key for key, value in held.items() if local_of(value).device.type == "cpu")
-        self.static = tree.pickled({"model": plain, "optimizers": optimizers, "host": on_host})
+        shards = {key: shard for key, one in (*self.tensors.items(), *self._rest.items()) if (shard := shard_of(one)) is not None}
+        self.static = tree.pickled({"model": plain, "optimizers": optimizers, "host": on_host, "shards": shards})
 
     def _where(self) -> list[int]:
         return list(map(Tensor.data_ptr, self._locals))
@@ -81,16 +83,33 @@ def _whole(tensor: Tensor) -> bool:
     return one.is_contiguous() and one.numel() > 0
 
 
-def settle(training: Training, static: bytes, dynamic: bytes, found: Mapping[str, Tensor], device: torch.device) -> None:
-    """Put a snapshot's state into *training*: *found* has the tensors of its outline, this process's own where they could be filled."""
-    whole, told = tree.unpickled(static), tree.unpickled(dynamic)
-    on_host = set(whole["host"])
-    here = {key: one.cpu() if key in on_host and one.device.type != "cpu" else one for key, one in found.items()}
-    here |= {key: one.to(device) if key.startswith("optimizer.") and key not in on_host else one for key, one in told["rest"].items()}
-    numbers = iter(told["numbers"])
-    for optimizer, settings in zip(whole["optimizers"], told["settings"], strict=True):
+def shard_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the shape of the whole and where in it this rank's part begins; nothing for a tensor that is no shard."""
+    if not hasattr(tensor, "device_mesh"):
+        return None
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: PLC0415 (as checkpoints do)
+
+    one: Any = tensor
+    _, offset = compute_local_shape_and_global_offset(one.shape, one.device_mesh, one.placements)
+    return tuple(one.shape), tuple(offset)
+
+
+def whole_tree(static: Mapping[str, Any], dynamic: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the one tree of a snapshot's two, with the optimizers' numbers where they belong; tensors are named by their keys."""
+    numbers = iter(dynamic["numbers"])
+    for optimizer, settings in zip(static["optimizers"], dynamic["settings"], strict=True):
         for group, values in zip(optimizer["param_groups"], settings, strict=True):
             group.update(values)
         for state in optimizer["state"].values():
             state.update({name: next(numbers) for name, value in state.items() if not tree.is_mark(value)})
-    training.settle_tree({**whole, "schedulers": told["schedulers"], "extra": told["extra"]}, here)
+    shared = {"model": static["model"], "optimizers": static["optimizers"]}
+    return {**shared, "schedulers": dynamic["schedulers"], "extra": dynamic["extra"]}
+
+
+def settle(training: Training, static: bytes, dynamic: bytes, found: Mapping[str, Tensor], device: torch.device) -> None:
+    """Put a snapshot's state into *training*: *found* has the tensors of its outline, this process's own where they could be filled."""
+    stays, told = tree.unpickled(static), tree.unpickled(dynamic)
+    on_host = set(stays["host"])
+    here = {key: one.cpu() if key in on_host and one.device.type != "cpu" else one for key, one in found.items()}
+    here |= {key: one.to(device) if key.startswith("optimizer.") and key not in on_host else one for key, one in told["rest"].items()}
+    training.settle_tree(whole_tree(stays, told), here)

@@ -36,10 +36,11 @@ from holdfast.runtime.sections import section
 from holdfast.runtime.snapshots.bubbles import PROFILE
 from holdfast.runtime.snapshots.restart import from_memory
 from holdfast.runtime.snapshots.stored import Memory
-from holdfast.runtime.snapshots.taker import Config, Place, Taker
+from holdfast.runtime.snapshots.taker import Config, Place, Taker, Wish
 from holdfast.runtime.snapshots.told import Told
 from holdfast.runtime.state import Stateful, Training, unwrapped
 from holdfast.runtime.threads import let_go
+from holdfast.runtime.trouble import Teller, Trouble
 from holdfast.runtime.world import World, join
 
 EVERY: Final = 100
@@ -89,6 +90,7 @@ class Session(AbstractContextManager["Session"]):
         self._taker: Taker | None = None
         self._pieces: dict[str, str] = {}
         """What ranks whose groups are not managed have told of their states: copies of one have the same name."""
+        self._behind = Teller()
         self._told = Told(None if keeping is None else keeping.directory)
         self._lineage = 0
         """The generation that last went back to an earlier step."""
@@ -148,8 +150,8 @@ class Session(AbstractContextManager["Session"]):
         """After a clean end save the last step, unless it is saved, and say goodbye."""
         if kind is not None:
             return
-        if self._saver is not None and self.step > self._tried and self._keeping is not None and self._keeping.every > 0:
-            self._save()
+        if self._saver is not None and self._is_unsaved() and self._keeping is not None and self._keeping.every > 0:
+            self._save(at_once=True)
         if self._taker is not None:
             self._tell_profile(at_once=True)
             self._taker.close()
@@ -240,7 +242,7 @@ class Session(AbstractContextManager["Session"]):
         self.step, self.loss = number, loss if loss is not None or self._keeper is None else math.nan
         link().beat(number, loss, seconds, self._until)
         if self._keeping is not None and (self._keeping.due(number) or (number == self._until and self._keeping.every > 0)):
-            self._save()
+            self._save(at_once=number == self._until)
         self._end_if_told()
 
     def _end_if_told(self) -> None:
@@ -249,15 +251,19 @@ class Session(AbstractContextManager["Session"]):
         told = self._farewell.told if keeper is None else keeper.agreed.stop and not keeper.trouble
         if not told or (keeper is None and World.present().size > 1):  # without a vote nobody knows at which step the others hear of it
             return
-        if self.step > self._tried:
-            self._save()
+        if self._is_unsaved():
+            self._save(at_once=True)
         if keeper is None or not keeper.trouble:
             _log.warning("told to end: %s", f"step {self.step} is saved" if self.saved == self.step else f"step {self.step} is not saved")
             link().flush(FAREWELL_SECONDS)
             raise SystemExit(STATUS)
 
-    def _save(self) -> None:
-        """Save the present state, in a section of its own."""
+    def _is_unsaved(self) -> bool:
+        """Tell whether the present state was not tried to be saved, or is only about to be."""
+        return self.step > self._tried or (self._taker is not None and self._taker.owes)
+
+    def _save(self, *, at_once: bool) -> None:
+        """Save the present state, in a section of its own: here and *at_once*, or out of its snapshot where that can be."""
         self._tried = self.step
         if self._saver is None or self._world is None:
             return
@@ -265,8 +271,10 @@ class Session(AbstractContextManager["Session"]):
             _log.warning("step %d is not saved: the process group is not the one the session began with; end the session first", self.step)
             return
         with section("checkpoint"):
-            state = self._training.collect({"step": self.step, "loss": self.loss}, self._world.rank)
             try:
+                if not at_once and self._taker is not None and self._left_to_flusher(self._taker, self._world):
+                    return
+                state = self._training.collect({"step": self.step, "loss": self.loss}, self._world.rank)
                 if self._saver.save(state, self.step, lowest=self._training.buffers()):
                     self.saved = self.step
                     if self._keeping is not None:
@@ -275,6 +283,30 @@ class Session(AbstractContextManager["Session"]):
                 if self._keeper is None or not self._keeper.lost_peer(error):
                     raise
                 self._tried = self.saved or 0  # the same step is saved again, or a later one, when the ranks are whole again
+
+    def _left_to_flusher(self, taker: Taker, world: World) -> bool:
+        """Leave the checkpoint of this step to the flushers, which write it beside training; tell whether all ranks can.
+
+        While one of them is still at the checkpoint before, this one is left out: training waits for no disk.
+        """
+        assert self._keeping is not None
+        begin = time.perf_counter()
+        mine: dict[str, Any] = {"ready": taker.readiness(self.step)}
+        if world.rank == 0:
+            mine |= {"every": link().may_commit(self.step).every, "saved": max(self._whole_steps(), default=self.saved)}
+        told = world.gather(mine)
+        if any(one["ready"] == "unable" for one in told):
+            return False
+        self._keeping, self.saved = self._keeping.following(told[0]["every"]), told[0]["saved"]
+        if any(one["ready"] == "busy" for one in told):
+            if world.rank == 0:
+                why = "the checkpoint before is still being written: the disk takes longer for one than lies between two"
+                self._behind.tell(Trouble("checkpoint-late", why), self.step, self._keeping.directory)
+            return True
+        self._behind.forget()
+        stood = time.perf_counter() - begin
+        taker.wish(Wish(step=self.step, directory=self._keeping.directory, keep=self._keeping.keep, loss=self.loss, stood=stood))
+        return True
 
     def _goes_on(self, until: int | None) -> bool:
         """Come to a whole set of ranks first, if it is not; tell whether there is another step to do."""

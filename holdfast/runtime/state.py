@@ -82,7 +82,7 @@ class Training:
         nested = {
             name: value.detach() for name, value in model.items() if isinstance(value, Tensor)
         }  # as `dcp_to_torch_save` gives it back
-        return {"model": nested, **tensors, _tree_of(rank): tree.to_bytes(whole)}
+        return {"model": nested, **tensors, tree_of(rank): tree.to_bytes(whole)}
 
     def light(self) -> bytes:
         """Return what each rank has of its own: generators, and the position in the data."""
@@ -195,8 +195,8 @@ class Training:
 
     def _trees(self, reader: Reader, rank: int) -> tuple[dict[str, Any], bool]:
         """Return this rank's tree, or that of rank 0 for a rank that is new; say which."""
-        own = reader.has(_tree_of(rank))
-        key = _tree_of(rank if own else 0)
+        own = reader.has(tree_of(rank))
+        key = tree_of(rank if own else 0)
         stored = {key: reader.empty(key)}
         reader.fill(stored)
         return tree.from_bytes(stored[key]), own
@@ -266,7 +266,7 @@ class Training:
                 self.extra[name] = state
 
 
-def _tree_of(rank: int) -> str:
+def tree_of(rank: int) -> str:
     """Return the key of the tree of *rank*."""
     return f"tree.{rank:05d}"
 

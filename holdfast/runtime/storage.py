@@ -10,37 +10,67 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import threading
+import time
 import warnings
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
 
 from holdfast.runtime.manifest import Written
+
+if TYPE_CHECKING:
+    from holdfast.runtime.flusher.portion import Item
 
 METADATA: Final = ".metadata"
 """The file in which DCP says which tensor lies where."""
 
 
+class Pace:
+    """Lets so many bytes a second pass, whoever of several threads writes them."""
+
+    def __init__(self, bandwidth: int | None) -> None:
+        self._bandwidth, self._lock, self._free_at = bandwidth, threading.Lock(), 0.0
+
+    def wait(self, size: int) -> None:
+        """Wait until *size* bytes may be written."""
+        if self._bandwidth is None:
+            return
+        with self._lock:
+            begin = max(time.monotonic(), self._free_at)
+            self._free_at = begin + size / self._bandwidth
+        time.sleep(max(0.0, begin - time.monotonic()))
+
+
 class _DigestingStream:
     """A file being written, whose digest grows with it: the bytes are judged as they were meant, not as the disk returns them."""
 
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw, self._digest, self._size = raw, hashlib.sha256(), 0
+    def __init__(self, raw: IO[bytes], pace: Pace) -> None:
+        self._raw, self._pace, self._digest, self._size = raw, pace, hashlib.sha256(), 0
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all of *data*."""
+        self._pace.wait(len(data))
         written = self._raw.write(data)
         self._digest.update(data)
         self._size += written
@@ -57,7 +87,8 @@ class _DigestingStream:
 class _DigestingFiles(FileSystem):
     """DCP's file system, keeping the digest of every file and the first error of the world, which torch may hide."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
         self.written: dict[str, Written] = {}
         self.error: OSError | None = None
 
@@ -65,7 +96,7 @@ class _DigestingFiles(FileSystem):
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
         """Open *path*; remember its digest when it is closed."""
         with self._remembering(), super().create_stream(path, mode) as raw:
-            stream = _DigestingStream(cast("IO[bytes]", raw))
+            stream = _DigestingStream(cast("IO[bytes]", raw), self._pace)
             yield stream
             if not stream.closed:
                 stream.flush()
@@ -94,9 +125,9 @@ class _DigestingFiles(FileSystem):
 class _Writer(FileSystemWriter):
     """DCP's writer over files that digest."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bandwidth: Pace | None = None) -> None:
         super().__init__(folder, sync_files=True)
-        self.files = _DigestingFiles()
+        self.files = _DigestingFiles(bandwidth or Pace(None))
         self.fs = self.files
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[Any]]:
@@ -159,6 +190,91 @@ def _first_words(failed: CheckpointException) -> str:
     """Return what the first failing rank said."""
     rank, (error, _) = min(failed.failures.items())
     return f"rank {rank}: {type(error).__name__}: {error}"
+
+
+# -- one rank alone -----------------------------------------------------------------------------------------------------
+
+
+class Chunk(NamedTuple):
+    """A box of a tensor in a file, in values that JSON can hold: shape of the whole, where the box begins, its sizes, and where it lies."""
+
+    key: str
+    dtype: str
+    shape: Sequence[int]
+    offsets: Sequence[int]
+    sizes: Sequence[int]
+    file: str
+    begin: int
+    length: int
+
+    def named(self) -> MetadataIndex:
+        """Return what DCP calls it."""
+        return MetadataIndex(self.key, torch.Size(self.offsets))
+
+
+class _Given(DefaultSavePlanner):
+    """DCP's planner for tensors that are at hand."""
+
+    def __init__(self, data: Mapping[MetadataIndex, Tensor]) -> None:
+        super().__init__()
+        self._data = data
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        """Return what is to be written."""
+        return self._data[write_item.index]
+
+
+def write_alone(items: Iterable[Item], folder: Path, rank: int, pace: Pace) -> tuple[dict[str, Written], list[Chunk]]:
+    """Write *rank*'s *items* below *folder*, no word with other ranks; return the files and what lies where in them.
+
+    Raises `StorageTrouble`. What the ranks have written becomes a checkpoint by `write_metadata`.
+    """
+    writer = _Writer(folder, pace)
+    writer.set_up_storage_writer(is_coordinator=False, rank=rank, use_collectives=False)
+    wanted, data = {}, {}
+    for item in items:
+        index = MetadataIndex(item.key, torch.Size(item.box.offsets))
+        part = ChunkStorageMetadata(torch.Size(item.box.offsets), torch.Size(item.box.sizes))
+        told = TensorWriteData(part, TensorProperties(dtype=item.data.dtype), torch.Size(item.shape))
+        wanted[index], data[index] = WriteItem(index, WriteItemType.SHARD, tensor_data=told), item.data
+    try:
+        plan = writer.prepare_local_plan(SavePlan(list(wanted.values())))
+        results = writer.write_data(plan, _Given(data)).wait()
+    except (OSError, RuntimeError) as failed:
+        raise StorageTrouble(str(failed), writer.files.error) from failed
+    chunks = []
+    for result in results:
+        written, place = wanted[result.index].tensor_data, result.storage_data
+        assert written is not None
+        dtype = str(written.properties.dtype).removeprefix("torch.")
+        shapes = tuple(written.size), tuple(written.chunk.offsets), tuple(written.chunk.sizes)
+        chunks.append(Chunk(result.index.fqn, dtype, *shapes, place.relative_path, place.offset, place.length))
+    return writer.files.written, chunks
+
+
+def write_metadata(chunks: Iterable[Chunk], folder: Path) -> dict[str, Written]:
+    """Say in *folder* what lies where, as DCP wants it; raise `StorageTrouble` when a tensor is not there as a whole."""
+    tensors: dict[str, TensorStorageMetadata] = {}
+    results = []
+    for one in chunks:
+        shape, dtype = torch.Size(one.shape), getattr(torch, one.dtype)
+        found = tensors.setdefault(one.key, TensorStorageMetadata(TensorProperties(dtype=dtype), shape, []))
+        if (found.size, found.properties.dtype) != (shape, dtype):
+            raise StorageTrouble(f"the ranks do not agree on the shape or type of '{one.key}'", None)
+        found.chunks.append(ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)))
+        results.append(WriteResult(one.named(), one.length, _StorageInfo(one.file, one.begin, one.length)))
+    for key, tensor in tensors.items():
+        there = sum(chunk.sizes.numel() for chunk in tensor.chunks)
+        if there != tensor.size.numel():
+            raise StorageTrouble(f"of '{key}' {there} of {tensor.size.numel()} elements were written", None)
+    writer = _Writer(folder)
+    # As `dcp_to_torch_save` gives it back: the model's tensors in a dict of their own.
+    places = {key: tuple(key.split(".", 1)) if key.startswith("model.") else (key,) for key in tensors}
+    try:
+        writer.finish(Metadata(dict(tensors), planner_data=places), [results])
+    except OSError as failed:
+        raise StorageTrouble(str(failed), writer.files.error) from failed
+    return {METADATA: writer.files.written[METADATA]}
 
 
 class _Unpickler(pickle.Unpickler):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.runtime.link import link
+from holdfast.runtime.link import Link, link
 
 _log = logging.getLogger("holdfast.runtime")
 
@@ -37,15 +37,17 @@ class Trouble:
 class Teller:
     """Report troubles to the agent and on standard error: each cause once, until a save has succeeded."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: Link | None = None) -> None:
+        """*line*: over which the agent hears it; the process's own unless another one is given."""
+        self._line = line
         self._told: set[Trouble] = set()
 
-    def tell(self, trouble: Trouble, step: int | None, path: Path) -> None:
-        """Report *trouble* with the checkpoint of *step* at *path*, unless this cause is known already."""
+    def tell(self, trouble: Trouble, step: int | None, path: Path, *, rank: int | None = None) -> None:
+        """Report *trouble* with the checkpoint of *step* at *path* (of *rank*, if not this one), unless the cause is known."""
         if trouble in self._told:
             return
         self._told.add(trouble)
-        link().trouble(trouble.kind, step, path, trouble.why)
+        (self._line or link()).trouble(trouble.kind, step, path, trouble.why, rank=rank)
         _log.warning("%s: %s: %s", trouble.kind, path, trouble.why)
 
     def forget(self) -> None:

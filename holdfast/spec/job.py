@@ -120,6 +120,10 @@ class CheckpointPlan(Part):
     every_least: StrictInt = Field(default=10, ge=1, description="Fewest steps between two checkpoints that `every: auto` may choose.")
     every_most: StrictInt = Field(default=10_000, ge=1, description="Most steps between two checkpoints that `every: auto` may choose.")
     keep: StrictInt = Field(default=2, ge=2, description="Checkpoints kept; at least 2, so that a corrupt one never is the last.")
+    bandwidth: Size | None = Field(
+        default=None,
+        description="Bytes a second that each node may write for checkpoints beside training, e.g. `500MB`; empty: as many as it can.",
+    )
     memory: MemoryPlan = Field(default=MemoryPlan(), description="Copies of the state in the nodes' memory, between checkpoints.")
 
     @field_validator("every", mode="before")

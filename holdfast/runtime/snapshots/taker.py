@@ -17,14 +17,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
-from holdfast import vault
+from holdfast import flush, vault
+from holdfast.flush import FlushOrder
 from holdfast.runtime.groups.transfer import bytes_of, local_of
 from holdfast.runtime.idle import Idle, Window, idle
+from holdfast.runtime.link import link
 from holdfast.runtime.outline import Outline
 from holdfast.runtime.snapshots import bubbles
 from holdfast.runtime.snapshots.bubbles import Terms
@@ -35,6 +37,7 @@ from holdfast.runtime.trouble import Teller, Trouble
 from holdfast.vault import Entry, Label, Slot
 
 SLOTS: Final = 3
+"""Files of a rank; there is one more while one of them is being written to disk."""
 AGAIN: Final = 100
 """Steps after which it is tried again when there was no memory."""
 NOTICEABLE: Final = 3e-4
@@ -51,6 +54,10 @@ class Config:
     limit: int
     """Bytes for all snapshots of the node; 0: no limit."""
     terms: Terms
+    bandwidth: int | None = None
+    """Bytes a second that the node may write to disk beside training."""
+    flushes: bool = False
+    """The agent has whom to write snapshots to disk."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> Config | None:
@@ -65,7 +72,13 @@ class Config:
             policy=environment.get("HOLDFAST_MEMORY_POLICY") or "skip",
             pause=float(environment.get("HOLDFAST_MEMORY_PAUSE") or 0.1),
         )
-        return cls(vault=Path(place), limit=int(environment.get("HOLDFAST_VAULT_LIMIT") or 0), terms=terms)
+        return cls(
+            vault=Path(place),
+            limit=int(environment.get("HOLDFAST_VAULT_LIMIT") or 0),
+            terms=terms,
+            bandwidth=int(environment.get("HOLDFAST_SAVE_BANDWIDTH") or 0) or None,
+            flushes=environment.get("HOLDFAST_FLUSHER") == "1",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +137,21 @@ class Lived:
     """When was copied: begin, end, and whether training waited."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A checkpoint that is wanted: of which step, where, how many whole ones stay."""
+
+    step: int
+    directory: Path
+    keep: int
+    loss: float | None
+    stood: float
+    """Seconds for which training stood still to agree on it."""
+
+
+Readiness = Literal["ready", "busy", "unable"]
+
+
 @dataclass(slots=True)
 class _Draft:
     """A snapshot in work."""
@@ -133,6 +161,8 @@ class _Draft:
     entries: list[Entry]
     blobs: dict[str, bytes]
     work: Work
+    wish: Wish | None
+    """It is to be put on disk."""
 
 
 class Taker:
@@ -155,6 +185,7 @@ class Taker:
         self._bell.setblocking(False)  # noqa: FBT003 (its only argument)
         self._teller = Teller()
         self._not_before = 0
+        self._wish: Wish | None = None
         self.planning = Planning(replace(config.terms, beside=device.type == "cuda"))
         self.every = max(1, config.terms.every)
         """Steps between two snapshots, as the ranks have agreed."""
@@ -201,11 +232,18 @@ class Taker:
     def _open_slots(self, place: Place) -> None:
         """Open this rank's files; what a process before has left whole in them stays until its turn comes."""
         known = vault.labels(self._config.vault)
-        for number in range(SLOTS):
-            path = self._config.vault / f"rank-{place.rank:05d}.{number}{vault.SUFFIX}"
-            self._slots.append(Slot(path))
+        while len(self._slots) < SLOTS or self._path_of(place, len(self._slots)) in known:
+            path = self._open_slot(place)
             if path in known:
-                self._sealed[number] = known[path].moment
+                self._sealed[len(self._slots) - 1] = known[path].moment
+
+    def _open_slot(self, place: Place) -> Path:
+        path = self._path_of(place, len(self._slots))
+        self._slots.append(Slot(path))
+        return path
+
+    def _path_of(self, place: Place, number: int) -> Path:
+        return self._config.vault / f"rank-{place.rank:05d}.{number}{vault.SUFFIX}"
 
     # -- a step ---------------------------------------------------------------------------------------------------------
 
@@ -222,9 +260,33 @@ class Taker:
 
     def due(self, step: int) -> bool:
         """Tell whether it is time for a snapshot of the state after *step*."""
-        if self._place is None or not self.enabled or step % self.every or step < max(self._not_before, bubbles.PROFILE):
+        wished = self._wish is not None and self._wish.step == step
+        if self._place is None or not self.enabled or (step % self.every and not wished) or step < self._first:
             return False
         return (step, self.lineage) not in self._sealed.values()  # an attempt that did not count begins the same step again
+
+    @property
+    def _first(self) -> int:
+        return max(self._not_before, bubbles.PROFILE)
+
+    def readiness(self, step: int) -> Readiness:
+        """Tell whether the snapshot of *step* could be written to disk out of memory: not while the one before still is."""
+        if not self._config.flushes or not link().attached or self._place is None or not self.enabled or step < self._first:
+            return "unable"
+        if any(flush.is_wanted(slot.path) for slot in self._slots):
+            return "busy"
+        limit, size = self._config.limit, len(self._slots[0].data) if self._slots else 0
+        roomy = len(self._slots) > SLOTS or not limit or vault.usage(self._config.vault) + size <= limit
+        return "ready" if size and roomy else "unable"
+
+    def wish(self, wish: Wish) -> None:
+        """Have the next snapshot, which is the one of the wish's step, put on disk."""
+        self._wish = wish
+
+    @property
+    def owes(self) -> bool:
+        """Tell whether a snapshot that is wanted on disk is not whole yet."""
+        return self._wish is not None or (self._draft is not None and self._draft.wish is not None)
 
     def take(self, step: int, light: bytes, small: Mapping[str, Tensor]) -> None:
         """Begin a snapshot of the state after *step*, which is `due`; *small*: tensors that may change before the next step is applied."""
@@ -269,9 +331,10 @@ class Taker:
         vault.ring(self._config.vault, self._bell)
         assert self._outline is not None
         blobs = {"static": self._outline.static, "dynamic": self._outline.dynamic(small), "light": light}
+        wish, self._wish = self._wish, None
         plan = self.planning.plan_for([task.size for task in tasks])
         work = Work(tasks, slot_tensor(slot.data), self._news, self._ended, gate=plan.gate, beside=plan.beside)
-        self._draft = _Draft(number, label, self._entries, blobs, work)
+        self._draft = _Draft(number, label, self._entries, blobs, work, wish if wish is not None and wish.step == step else None)
         self._copier.begin(work)
 
     def _laid_out(self, place: Place) -> list[Task]:
@@ -293,9 +356,16 @@ class Taker:
         return tasks
 
     def _free_slot(self) -> int | None:
-        """Return a slot that holds neither of the newest two whole snapshots and that nobody reads."""
+        """Return a slot that holds neither of the newest two whole snapshots, and that nobody reads or is still to read."""
         newest = sorted(self._sealed, key=lambda number: self._sealed[number])[-2:]
-        return next((number for number in range(SLOTS) if number not in newest and not self._slots[number].busy()), None)
+        kept = [number for number, slot in enumerate(self._slots) if number not in newest and flush.is_wanted(slot.path)]
+        free = (number for number, slot in enumerate(self._slots) if number not in (*newest, *kept) and not slot.busy())
+        found = next(free, None)
+        if found is None and kept and len(self._slots) == SLOTS:
+            assert self._place is not None
+            self._open_slot(self._place)
+            return SLOTS
+        return found
 
     def _check_limit(self, size: int) -> None:
         """Refuse to take more memory than the node may give."""
@@ -320,7 +390,7 @@ class Taker:
         begin = time.perf_counter()
         terms = self._config.terms
         seconds = terms.pause if terms.policy == "pause" else None
-        whole = self._copier.finish(seconds)
+        whole = self._copier.finish(seconds if draft.wish is None else None)
         self._tail, self._tail_copied = time.perf_counter() - begin, draft.work.tail
         self.counts.paused += self._tail
         self._draft = None
@@ -330,6 +400,31 @@ class Taker:
             return
         self._account(draft.work)
         self.planning.pauses.append(self._tail)
+        if draft.wish is not None:
+            self._order(draft, draft.wish)
+
+    def _order(self, draft: _Draft, wish: Wish) -> None:
+        """Have a whole snapshot put on disk; what was to be copied beyond the idle time is part of what that costs."""
+        label, slot = draft.label, self._slots[draft.slot]
+        order = FlushOrder(
+            snapshot=slot.path.name,
+            step=label.step,
+            lineage=label.lineage,
+            rank=label.rank,
+            world=label.world,
+            generation=link().generation,
+            directory=str(wish.directory),
+            keep=wish.keep,
+            loss=wish.loss,
+            stood=wish.stood + self._tail,
+            bandwidth=self._config.bandwidth,
+        )
+        try:
+            order.write(self._config.vault)
+        except OSError as error:
+            self._teller.tell(Trouble("snapshot-no-memory", f"no checkpoint out of memory: {error.strerror}"), label.step, wish.directory)
+        else:
+            link().want_flushed()
 
     def waited(self, seconds: float) -> None:
         """Learn how long this rank waited for the others after `finish`: if it did, what it copied last has kept nobody waiting."""

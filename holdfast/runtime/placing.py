@@ -1,0 +1,55 @@
+"""The last acts of a checkpoint: put in place as a whole, and older ones removed."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+from holdfast.runtime import manifest
+from holdfast.runtime.link import Leave
+from holdfast.runtime.manifest import Manifest
+
+
+def put_in_place(whole: Manifest, partial: Path, place: Path, ask: Callable[[], Leave]) -> Leave:
+    """Write the manifest into *partial*, *ask* for leave, and if it is given rename the folder to *place*; return the answer.
+
+    Raise ``OSError`` when a file is not as it was written, or when the disk does not do as it is told.
+    """
+    for name, file in whole.files.items():
+        if not (partial / name).exists() or (partial / name).stat().st_size != file.size:
+            raise OSError(errno.EIO, f"rank 0 does not see {name} as it was written: is the checkpoint directory shared by all nodes?")
+    for path in partial.iterdir():
+        if path.name not in whole.files:  # an earlier try with more ranks, ended by kill -9
+            path.unlink()
+    (partial / manifest.MANIFEST).write_text(whole.text())
+    manifest.sync(partial / manifest.MANIFEST)
+    manifest.sync(partial)
+    leave = ask()
+    if leave.ok:
+        if place.exists():  # found unusable, else training would have gone on after it
+            place.rename(place.with_name(f"{place.name}.unusable-{time.time_ns()}"))
+        partial.rename(place)
+        manifest.sync(place.parent)
+    return leave
+
+
+def retire(directory: Path, keep: int, generation: int, *, unusable: Collection[Path] = ()) -> None:
+    """Remove whole checkpoints beyond the newest *keep*, those known to be *unusable* not counted; what cannot be removed stays."""
+    with suppress(OSError):
+        sound = [path for path in manifest.candidates(directory) if path not in unusable and manifest.looks_whole(path)]
+        for path in sound[keep:]:
+            step = int(path.name.removeprefix("step-"))
+            away = manifest.beside(directory, step, "removing", generation)
+            path.rename(away)  # first, so that a kill in the middle leaves no torn checkpoint
+            shutil.rmtree(away)
+
+
+def clear(directory: Path, below: int) -> None:
+    """Remove what generations before *below* left half written or half removed."""
+    with suppress(OSError):
+        for path in manifest.leftovers(directory, below=below):
+            shutil.rmtree(path, ignore_errors=True)
