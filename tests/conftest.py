@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,14 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory, nothing_left_
     yield
     base = tmp_path_factory.getbasetemp()
     wait_until(lambda: not leftovers(base), seconds=10, explain=lambda: "Left running:\n" + "\n".join(leftovers(base)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_hangup_ignored() -> Iterator[None]:
+    """Take back what `nohup` does to its command: what a test starts ends when its terminal goes away, as for anybody else."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="session", autouse=True)

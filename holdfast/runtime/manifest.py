@@ -23,7 +23,7 @@ FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 
 _WHOLE: Final = re.compile(r"step-(\d{8,})")
-_BESIDE: Final = re.compile(r"\.step-\d{8,}\.(?P<what>partial|removing)-(?P<generation>\d+)")
+_BESIDE: Final = re.compile(r"\.step-(?P<step>\d{8,})\.(?P<what>partial|removing)-(?P<generation>\d+)")
 
 Flaw = Literal["checkpoint-torn", "checkpoint-corrupt"]
 
@@ -95,6 +95,13 @@ def leftovers(directory: Path, *, below: int) -> list[Path]:
     """Return what generations before *below* left half written or half removed."""
     found = ((_BESIDE.fullmatch(path.name), path) for path in directory.iterdir())
     return [path for match, path in found if match and int(match["generation"]) < below]
+
+
+def step_of(leftover: Path) -> int:
+    """Return the step of which something was left in a folder `beside` its checkpoint."""
+    match = _BESIDE.fullmatch(leftover.name)
+    assert match is not None
+    return int(match["step"])
 
 
 def read(folder: Path) -> Manifest:

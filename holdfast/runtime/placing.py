@@ -48,8 +48,9 @@ def retire(directory: Path, keep: int, generation: int, *, unusable: Collection[
             shutil.rmtree(away)
 
 
-def clear(directory: Path, below: int) -> None:
-    """Remove what generations before *below* left half written or half removed."""
+def clear(directory: Path, below: int, *, before: int | None = None) -> None:
+    """Remove what generations before *below* left half written or half removed; only of steps *before* that one, where it is named."""
     with suppress(OSError):
         for path in manifest.leftovers(directory, below=below):
-            shutil.rmtree(path, ignore_errors=True)
+            if before is None or manifest.step_of(path) < before:
+                shutil.rmtree(path, ignore_errors=True)

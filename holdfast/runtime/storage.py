@@ -13,8 +13,8 @@ import pickle
 import threading
 import time
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -65,13 +65,14 @@ class Pace:
 class _DigestingStream:
     """A file being written, whose digest grows with it: the bytes are judged as they were meant, not as the disk returns them."""
 
-    def __init__(self, raw: IO[bytes], pace: Pace) -> None:
-        self._raw, self._pace, self._digest, self._size = raw, pace, hashlib.sha256(), 0
+    def __init__(self, raw: IO[bytes], pace: Pace, remembering: Callable[[], AbstractContextManager[None]]) -> None:
+        self._raw, self._pace, self._remembering, self._digest, self._size = raw, pace, remembering, hashlib.sha256(), 0
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all of *data*."""
         self._pace.wait(len(data))
-        written = self._raw.write(data)
+        with self._remembering():  # torch makes words of its own of an error
+            written = self._raw.write(data)
         self._digest.update(data)
         self._size += written
         return written
@@ -96,7 +97,7 @@ class _DigestingFiles(FileSystem):
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
         """Open *path*; remember its digest when it is closed."""
         with self._remembering(), super().create_stream(path, mode) as raw:
-            stream = _DigestingStream(cast("IO[bytes]", raw), self._pace)
+            stream = _DigestingStream(cast("IO[bytes]", raw), self._pace, self._remembering)
             yield stream
             if not stream.closed:
                 stream.flush()

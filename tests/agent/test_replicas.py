@@ -86,6 +86,7 @@ def test_a_draft_that_is_given_up_leaves_no_replica(make: MakeNode) -> None:
     second.slots[0], second.slots[1] = second.slots[1], second.slots[0]
     second.snapshot(6, noise(1000), lineage=2)
     there.keeps(6)
+    wait_until(lambda: not second.slots[0].busy(), seconds=SECONDS)  # the server has seen that nothing more comes of the draft
     second.slots[0].begin(label_of(7, b"again", lineage=2))
     second.slots[0].discard()
     second.snapshot(8, noise(2000), lineage=2)

@@ -62,6 +62,7 @@ class Job:
             portion = Portion(snapshot, self.order)
             if self._meeting.leads:
                 clear(Path(self.order.directory), self.order.generation)
+                clear(Path(self.order.directory), self.order.generation + 1, before=self.order.step)
             self._meeting.claim(portion)
             owners = self._meeting.owners()
             files, chunks = write_alone(portion.items(owners), self._meeting.folder, self.order.rank, self._pace)

@@ -95,10 +95,11 @@ class Meeting:
         return files, [Chunk(*one) for part in told.values() for one in part["chunks"]]
 
     def give_up(self, trouble: Trouble | None = None) -> None:
-        """Let all know that nothing comes of it, and clear away what there is."""
-        with suppress(OSError):
-            if self.folder.exists():
-                self._leave(_OVER, {"why": trouble.why if trouble else ""})
+        """Let all know of a *trouble* by which nothing comes of it; the leader clears away what there is."""
+        if trouble is not None:
+            with suppress(OSError):
+                self.folder.mkdir(parents=True, exist_ok=True)  # whoever comes later waits for nobody
+                self._leave(_OVER, {"why": trouble.why})
         if self.leads:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -131,7 +132,7 @@ class Meeting:
             now = self._grown()
             if now != seen:
                 seen, since = now, time.monotonic()
-            elif time.monotonic() - since > STALL:
+            elif time.monotonic() - since > (STALL if self.leads else 2 * STALL):  # the leader says it, if there is one
                 raise Stalled(missing())
             time.sleep(pause)
             pause = min(pause * 1.5, PAUSES[1])
@@ -140,6 +141,8 @@ class Meeting:
         """Raise `Over` when nothing comes of it any more."""
         if (given_up := self._read(_OVER)) is not None:
             raise Over(str(given_up.get("why", "")))
+        if not self.leads and not self.folder.exists():
+            raise Over("rank 0 has given it up")
         if time.monotonic() - self._asked >= ASK:
             self._asked = time.monotonic()
             if why := self._refused():

@@ -1,0 +1,290 @@
+"""Checkpoints written to disk out of snapshots: the same as ranks write themselves, as a whole or not at all, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from holdfast import flush
+from holdfast.flush import FlushOrder
+from holdfast.runtime import manifest
+from holdfast.runtime.checkpoint import Keeping, Saver
+from holdfast.runtime.flusher import meeting
+from holdfast.runtime.flusher.boxes import boxes
+from holdfast.runtime.flusher.job import Job
+from holdfast.runtime.link import Leave, Link
+from holdfast.runtime.snapshots.taker import Place
+from holdfast.runtime.storage import Pace, Reader
+from holdfast.runtime.trouble import Teller
+from holdfast.runtime.world import World
+from holdfast.vault import PAGE, labels
+from tests.runtime.trainer import FIRST, Trainer, opened, same
+
+STEP = FIRST + 2
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    """Close what takes snapshots when a test has ended."""
+    yield
+    while opened:
+        opened.pop().close()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Give a real file system of 8 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts a disk")
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place], check=True)
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+class Told(Link):
+    """A line to no agent, which remembers what was said and gives leave until told otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.saves: list[int] = []
+        self.troubles: list[tuple[str, str]] = []
+        self.over = False
+
+    def saved(self, step: int, path: Path, seconds: float, size: int, **more: float) -> None:
+        """Take note."""
+        assert path.is_dir()
+        assert size > 0
+        self.saves.append(step)
+
+    def trouble(self, kind: str, step: int | None, path: Path, why: str, *, rank: int | None = None) -> None:
+        """Take note."""
+        self.troubles.append((kind, why))
+
+    def may_commit(self, step: int, seconds: float = 1.0, *, generation: int | None = None) -> Leave:
+        """Answer as the agent would."""
+        return Leave(ok=not self.over, why="generation 1 is over" if self.over else "")
+
+
+def trained(folder: Path, places: list[Place], step: int = STEP) -> list[Trainer]:
+    """Return a trainer for each place, all equal, which have done *step* steps and hold a snapshot of that."""
+    trainers = []
+    for place in places:
+        trainers.append(Trainer(vault_of(folder, place.rank), place=place))  # sets the generators
+        trainers[-1].to(step)
+    return trainers
+
+
+def vault_of(folder: Path, rank: int) -> Path:
+    """Return the vault of *rank*, which has a node of its own."""
+    place = folder / f"vault-{rank}"
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def order_for(trainer: Trainer, vault: Path, directory: Path, rank: int, world: int, *, step: int = STEP, keep: int = 2) -> FlushOrder:
+    """Have the newest snapshot ended, as the next step does, and order it written."""
+    trainer.begin()
+    trainer.end()
+    (path,) = [path for path, label in labels(vault).items() if label.step == step]
+    more: dict[str, Any] = {"lineage": 1, "generation": 1, "loss": 0.5, "directory": str(directory), "keep": keep}
+    order = FlushOrder(snapshot=path.name, step=step, rank=rank, world=world, **more)
+    order.write(vault)
+    assert flush.orders(vault) == [order]
+    return order
+
+
+def carried_out(folder: Path, orders: list[FlushOrder]) -> Told:
+    """Carry *orders* out, each as if on its own node; return what was told."""
+    told = Told()
+    jobs = [Job(order, vault_of(folder, order.rank), told, Pace(None), Teller(told)) for order in orders]
+    threads = [threading.Thread(target=job.run) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for order in orders:
+        assert not flush.orders(vault_of(folder, order.rank))  # whatever came of it, the slot is free
+    return told
+
+
+def leftovers(directory: Path) -> list[str]:
+    """Return what there is beside whole checkpoints."""
+    return sorted(path.name for path in directory.iterdir() if not manifest.looks_whole(path))
+
+
+@given(st.lists(st.integers(1, 5), max_size=4), st.data())
+def test_boxes_are_all_elements_once_and_in_order(shape: list[int], data: st.DataObject) -> None:
+    """Of any stretch of any tensor, in no more boxes than there must be."""
+    size = math.prod(shape)
+    begin = data.draw(st.integers(0, size))
+    end = data.draw(st.integers(begin, size))
+    whole = torch.arange(size).view(shape)
+    found = list(boxes(shape, begin, end))
+    parts = [whole[tuple(slice(at, at + length) for at, length in zip(*box, strict=True))].reshape(-1) for box in found]
+    assert torch.cat([torch.empty(0, dtype=torch.long), *parts]).tolist() == list(range(begin, end))
+    assert len(found) <= max(1, 2 * len(shape) - 1)
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_it_is_the_checkpoint_that_ranks_write_themselves(tmp_path: Path, copies: int) -> None:
+    """To the bit, for Holdfast and for plain PyTorch, whoever of the copies wrote which part of it."""
+    trainers = trained(tmp_path, [Place(rank, copies, "net", rank, copies) for rank in range(copies)])
+    wanted = trainers[0].state()
+    torch.manual_seed(1)  # the generators are part of the state
+    by_ranks = tmp_path / "by-ranks"
+    saver = Saver(Keeping(directory=by_ranks, every=1, keep=2), World(0, 1, "none"), 1)
+    state = trainers[0].training.collect({"step": STEP, "loss": 0.5}, 0)
+    assert saver.save(state, STEP, lowest=trainers[0].training.buffers())
+    ours = tmp_path / "ours"
+    orders = [order_for(one, vault_of(tmp_path, rank), ours, rank, copies) for rank, one in enumerate(trainers)]
+    told = carried_out(tmp_path, orders)
+    assert (told.saves, told.troubles) == ([STEP], [])
+    assert manifest.read(ours / f"step-{STEP:08d}").world_size == copies
+    assert not leftovers(ours)
+
+    found = []
+    for rank, place in enumerate((by_ranks, *[ours] * copies)):
+        other = Trainer(tmp_path / "none")
+        progress = other.training.load(Reader(manifest.folder_of(place, STEP)), max(0, rank - 1))
+        assert (progress["step"], progress["loss"]) == (STEP, 0.5)
+        assert same(other.state(), wanted)
+        found.append(progress["rng"])
+    assert same(found[1].keys(), found[0].keys())
+    plain = []
+    for place in (by_ranks, ours):
+        dcp_to_torch_save(manifest.folder_of(place, STEP), tmp_path / "plain.pt")
+        plain.append(torch.load(tmp_path / "plain.pt", weights_only=True))
+    assert same(plain[0]["model"], plain[1]["model"])
+    moments = [key for key in plain[0] if "exp_avg" in key]
+    assert moments
+    assert all(torch.equal(plain[0][key], plain[1][key]) for key in moments)
+
+
+def test_what_several_pieces_have_is_written_once(tmp_path: Path) -> None:
+    """Ranks with the same model and states of their own: as where an optimizer is split over them."""
+    trainers = trained(tmp_path, [Place(0, 2, "a"), Place(1, 2, "b")])
+    wanted = trainers[0].state()
+    ours = tmp_path / "ours"
+    told = carried_out(tmp_path, [order_for(one, vault_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)])
+    assert told.saves == [STEP]
+    sizes = {name: file.size for name, file in manifest.read(ours / f"step-{STEP:08d}").files.items()}
+    assert sizes["__1_0.distcp"] < sizes["__0_0.distcp"] / 10
+    other = Trainer(tmp_path / "none")
+    other.training.load(Reader(manifest.folder_of(ours, STEP)), 1)
+    assert same(other.state(), wanted)
+
+
+def test_only_the_newest_whole_ones_stay(tmp_path: Path) -> None:
+    """As many as were asked for."""
+    (trainer,) = trained(tmp_path, [Place(0, 1, "net")])
+    ours = tmp_path / "ours"
+    for step in range(STEP, STEP + 4):
+        assert carried_out(tmp_path, [order_for(trainer, vault_of(tmp_path, 0), ours, 0, 1, step=step, keep=2)]).saves == [step]
+    assert [path.name for path in manifest.candidates(ours)] == [f"step-{STEP + 3:08d}", f"step-{STEP + 2:08d}"]
+
+
+def test_a_flipped_bit_in_memory_never_gets_a_digest(tmp_path: Path) -> None:
+    """It is found before anything is written, by the rank that has it; the other gives up, and nothing is left."""
+    trainers = trained(tmp_path, [Place(rank, 2, "net", rank, 2) for rank in range(2)])
+    ours = tmp_path / "ours"
+    orders = [order_for(one, vault_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)]
+    with (vault_of(tmp_path, 1) / orders[1].snapshot).open("r+b") as file:
+        file.seek(PAGE + 1000)
+        byte = file.read(1)[0]
+        file.seek(PAGE + 1000)
+        file.write(bytes([byte ^ 4]))
+    told = carried_out(tmp_path, orders)
+    assert not told.saves
+    ((kind, why),) = told.troubles
+    assert kind == "snapshot-spoiled"
+    assert "was changed in memory" in why
+    assert not ours.exists() or not list(ours.iterdir())
+
+
+def test_another_snapshot_in_its_place_is_not_taken(tmp_path: Path) -> None:
+    """Whatever happened meanwhile: a checkpoint is of one step."""
+    trainers = trained(tmp_path, [Place(rank, 2, "net", rank, 2) for rank in range(2)])
+    ours = tmp_path / "ours"
+    orders = [order_for(one, vault_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)]
+    (newer,) = [path for path, label in labels(vault_of(tmp_path, 1)).items() if label.step == STEP - 1]
+    newer.replace(vault_of(tmp_path, 1) / orders[1].snapshot)
+    told = carried_out(tmp_path, orders)
+    assert not told.saves
+    assert [kind for kind, _ in told.troubles] == ["snapshot-spoiled"]
+
+
+def test_nothing_is_put_in_place_for_a_generation_that_is_over(tmp_path: Path) -> None:
+    """And nobody hears of a fault, as there is none."""
+    (trainer,) = trained(tmp_path, [Place(0, 1, "net")])
+    ours = tmp_path / "ours"
+    order, told = order_for(trainer, vault_of(tmp_path, 0), ours, 0, 1), Told()
+    told.over = True
+    Job(order, vault_of(tmp_path, 0), told, Pace(None), Teller(told)).run()
+    assert (told.saves, told.troubles, list(ours.iterdir())) == ([], [], [])
+
+
+def test_a_rank_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others do not wait for it for ever."""
+    monkeypatch.setattr(meeting, "STALL", 0.2)
+    trainers = trained(tmp_path, [Place(rank, 3, "net", rank, 3) for rank in range(3)])
+    ours = tmp_path / "ours"
+    orders = [order_for(one, vault_of(tmp_path, rank), ours, rank, 3) for rank, one in enumerate(trainers)]
+    orders[1].remove(vault_of(tmp_path, 1))
+    told = carried_out(tmp_path, [orders[0], orders[2]])
+    assert not told.saves
+    assert any("rank 1 has written nothing" in why for _, why in told.troubles)
+    assert not list(ours.iterdir())
+
+
+def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, disk: Path) -> None:
+    """It is told as what it is, everything is cleared away, and with room again the next one stands."""
+    (trainer,) = trained(tmp_path, [Place(0, 1, "net")])
+    filler = disk / "filler"
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+    filler.write_bytes(bytes(free - 500_000))
+    told = carried_out(tmp_path, [order_for(trainer, vault_of(tmp_path, 0), disk / "c", 0, 1)])
+    assert [kind for kind, _ in told.troubles] == ["checkpoint-disk-full"]
+    assert not list((disk / "c").iterdir())
+    filler.unlink()
+    told = carried_out(tmp_path, [order_for(trainer, vault_of(tmp_path, 0), disk / "c", 0, 1, step=STEP + 1)])
+    assert (told.saves, told.troubles) == ([STEP + 1], [])
+
+
+def test_a_place_that_may_not_be_written_is_told_as_that(tmp_path: Path) -> None:
+    """A file where the folder should be, a folder of no one."""
+    (trainer,) = trained(tmp_path, [Place(0, 1, "net")])
+    (tmp_path / "file").write_text("")
+    told = carried_out(tmp_path, [order_for(trainer, vault_of(tmp_path, 0), tmp_path / "file" / "c", 0, 1)])
+    assert [kind for kind, _ in told.troubles] == ["checkpoint-write-failed"]
+    assert "Not a directory" in told.troubles[0][1]
+
+
+def test_a_flusher_killed_anywhere_leaves_whole_checkpoints_alone(tmp_path: Path) -> None:
+    """At every file that it opens, renames or removes in turn: what stood stands, and the next flusher ends what this one began."""
+    (trainer,) = trained(tmp_path, [Place(0, 1, "net")])
+    ours, vault = tmp_path / "ours", vault_of(tmp_path, 0)
+    assert carried_out(tmp_path, [order_for(trainer, vault, ours, 0, 1, keep=1)]).saves == [STEP]
+    order_for(trainer, vault, ours, 0, 1, step=STEP + 1, keep=1)
+    done = subprocess.run([sys.executable, "-m", "tests.runtime.killed_flusher", vault, ours], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rounds = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rounds) > 30
+    assert all(one["killed"] for one in rounds[:-1])
+    assert all(one["whole"] for one in rounds)  # after the kill, before anybody mends
+    assert all(one["after"] == [STEP + 1] for one in rounds)
+    assert not rounds[-1]["killed"]

@@ -1,0 +1,93 @@
+"""A training in this process whose snapshots are taken, for tests that look at them."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.runtime.idle import Idle
+from holdfast.runtime.snapshots.bubbles import PROFILE, Terms
+from holdfast.runtime.snapshots.taker import Config, Place, Taker
+from holdfast.runtime.state import Training
+
+FIRST = PROFILE
+"""The first step of which a snapshot is taken."""
+
+
+class Net(nn.Module):
+    """Weights that lie in pieces, buffers that change in a forward pass, and some plain layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.norm = nn.BatchNorm2d(4)
+        self.rest = nn.Sequential(nn.Flatten(), nn.Linear(4 * 6 * 6, 3000), nn.Linear(3000, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pass *x* on."""
+        out: Tensor = self.rest(self.norm(self.image(x)))
+        return out
+
+
+opened: list[Taker] = []
+"""What is to be closed when a test has ended."""
+
+
+class Trainer:
+    """A training and what takes its snapshots."""
+
+    def __init__(self, vault: Path, *, limit: int = 0, place: Place | None = None) -> None:
+        torch.manual_seed(3)
+        self.net = Net()
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+        self.extra: dict[str, Any] = {"seen": 0, "mean": torch.zeros(5)}
+        self.training = Training(model=self.net, optimizers=[self.optimizer], schedulers=[self.scheduler], extra=self.extra)
+        self.idle = Idle()
+        self.taker = Taker(self.training, Config(vault=vault, limit=limit, terms=Terms()), windows=self.idle)
+        opened.append(self.taker)
+        self.taker.sit(place or Place(0, 1, "net"), 1)
+        self.step = 0
+
+    def begin(self) -> None:
+        """Begin a step: a snapshot of the one before."""
+        self.taker.begin_step()
+        if self.taker.due(self.step):
+            buffers = {f"model.{name}": one.detach().clone() for name, one in self.net.named_buffers()}
+            self.taker.take(self.step, self.training.light(), buffers)
+
+    def end(self) -> None:
+        """Do all of the step that was begun."""
+        self.net(torch.randn(8, 3, 8, 8)).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        self.extra["seen"] += 1
+        self.extra["mean"] += 1
+        self.step += 1
+
+    def to(self, step: int) -> None:
+        """Train up to *step*."""
+        while self.step < step:
+            self.begin()
+            self.end()
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy of everything."""
+        state = {"net": self.net.state_dict(), "optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+        return copy.deepcopy(state | {"extra": self.extra})
+
+
+def same(one: Any, other: Any) -> bool:
+    """Say whether two states are equal, tensors to the bit."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
