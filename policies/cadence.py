@@ -27,6 +27,8 @@ CONFIDENCE: Final = 0.9
 """How sure the interval of a rate is."""
 RECOVERY_S: Final = 60.0
 """Downtime of one fault where none was seen yet. The best cadence hardly depends on it; the waste does."""
+ROOM: Final = 1.25
+"""A save gets so many times what the median one took: the disk has its bad moments."""
 MOST: Final = 500.0
 """Beyond so many mean times between faults an interval is never finished; `math.exp` ends not far above."""
 
@@ -111,6 +113,13 @@ class Case:
     """Share of the faults that send it back to a checkpoint; the others are recovered from living ranks, and lose a step at most."""
     recovery_s: float = RECOVERY_S
     """Downtime of one fault, the rollback not counted."""
+    beside_s: float = 0.0
+    """Time for which a save is written while training goes on: the next one cannot begin before."""
+
+    @property
+    def fewest(self) -> int:
+        """Return the fewest steps between two saves of which the disk leaves none out."""
+        return max(1, math.ceil(ROOM * self.beside_s / self.step_s))
 
     @property
     def back_s(self) -> float:
@@ -144,12 +153,14 @@ def advise(case: Case, limits: Limits) -> Advice:
     """Return the interval of *case* that loses least, in whole steps within *limits*."""
     best = daly(case.save_s, case.back_s)
     below = max(1, math.floor(best / case.step_s))
-    wanted = min((below, below + 1), key=lambda steps: waste(case, steps).total)
+    wanted = max(case.fewest, min((below, below + 1), key=lambda steps: waste(case, steps).total))
     steps = limits.within(wanted)
     because = (
         f"a save costs {_time(case.save_s)}, a step {_time(case.step_s)}, and a fault sends the job back to a checkpoint about every "
         f"{_time(case.back_s)}: training {_time(best)} between two saves loses least"
     )
+    if wanted == case.fewest > below:
+        because += f", but each is written for {_time(case.beside_s)} beside training, and the next waits for that"
     if steps != wanted:
         name, limit = ("least", limits.least) if steps > wanted else ("most", limits.most)
         because += f"; {wanted:,} steps would be best, but the {name} allowed is {limit:,}"

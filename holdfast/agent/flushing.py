@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast import flush
 from holdfast.agent import fields
+from holdfast.flush import FlushOrder
 from holdfast.log import note
 from holdfast.process import kill
 from holdfast.wire import Message
@@ -40,17 +43,28 @@ class Flushing:
         self._python = ""
         self._peer: Peer | None = None
         self._lost = 0
+        self._last: int | None = None
+        """The generation whose last snapshots are to be written, whatever became of it."""
         self._again_at: float | None = None
         self.vault: Path | None = None
         """Where orders lie."""
 
     def want(self, python: str) -> None:
         """Have what is ordered written, by a process forked from the starter, or one of the interpreter *python*."""
-        self._python = python or self._python
+        self._python = self._python or python
         if self._peer is not None:
             self._send(self._peer, {"do": "flush"})
         elif self._pid is None and not self._starting and self._again_at is None and self._lost < MOST_FLUSHERS:
             self._start()
+
+    def last_word(self, generation: int, orders: list[FlushOrder]) -> None:
+        """Carry *orders* out, the last of *generation*, be it given up or not; raise ``OSError`` when they cannot be written down."""
+        if self.vault is None:
+            raise OSError(errno.ENOENT, "this node keeps nothing in memory")
+        self._last = generation
+        for order in orders:
+            order.write(self.vault)
+        self.want(sys.executable)
 
     def _start(self) -> None:
         if self.vault is None or self._crew.plan is None:
@@ -137,7 +151,7 @@ class Flushing:
 
     def _leave(self, message: Message) -> Message:
         generation = fields.whole(message, "generation")
-        over = generation != self._crew.generation or generation == self._crew.abandoned
+        over = generation != self._crew.generation or (generation == self._crew.abandoned and generation != self._last)
         return {"ok": not over, "why": f"generation {generation} is over" if over else ""}
 
     def _on_saved(self, message: Message) -> None:

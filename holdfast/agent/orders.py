@@ -14,6 +14,7 @@ from holdfast.agent.recovery import Recovery
 from holdfast.agent.refused import Refused
 from holdfast.agent.vaults import replicate_of
 from holdfast.agent.worker import Worker
+from holdfast.flush import BadOrder, FlushOrder
 from holdfast.log import note
 from holdfast.ports import free_port
 from holdfast.wire import PROTOCOL, Message
@@ -41,6 +42,8 @@ class Orders:
             "start": self._start,
             "stop": self._stop,
             "replicate": self._replicate,
+            "stored": self._stored,
+            "flush": self._flush,
             **Recovery(service).verbs,
             "end": self._end,
         }
@@ -167,10 +170,34 @@ class Orders:
         self._service.vaults.replicate(homes, bandwidth)
         return {}
 
+    def _stored(self, _peer: Peer, _order: Message) -> Message:
+        """Say which snapshots lie whole in this node's memory: its ranks', and what others keep here."""
+        return {"snapshots": self._service.vaults.stored()}
+
+    def _flush(self, _peer: Peer, order: Message) -> Message:
+        """Put snapshots on disk, of workers that have ended: the last of a generation, which is over then."""
+        service = self._service
+        generation, living = fields.whole(order, "generation"), [str(worker.rank) for worker in service.crew.living()]
+        if living:
+            raise Refused(f"rank {', '.join(living)} still lives, and takes snapshots of its own")
+        facts = {"generation": generation, "world": fields.whole(order, "world", least=1), "keep": fields.whole(order, "keep", least=1)}
+        place = fields.path(order, "directory")
+        service.flushing.last_word(generation, [_wanted(one, place, facts) for one in fields.objects(order, "snapshots")])
+        return {}
+
     def _end(self, _peer: Peer, _order: Message) -> Message:
         note(log, "agent.told-to-end")
         self._service.end()
         return {}
+
+
+def _wanted(item: Message, directory: str, facts: Message) -> FlushOrder:
+    """Return the order for one snapshot; raise `BadField` when it cannot be one."""
+    own = {name: fields.whole(item, name) for name in ("rank", "step", "lineage")}
+    try:
+        return FlushOrder.of({"snapshot": fields.text(item, "name"), "directory": directory, **own, **facts})
+    except BadOrder as error:
+        raise fields.BadField("snapshots", "a list of snapshots", item) from error
 
 
 def _view(standby: Worker) -> Message:

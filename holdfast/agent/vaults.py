@@ -99,6 +99,13 @@ class Vaults:
             return None
         return {"port": self._server.port, "limit": self.limit, "to": [list(home) for home in self._server.homes]}
 
+    def stored(self) -> list[dict[str, Any]]:
+        """Return what lies whole in the vault, as JSON holds it."""
+        if self.vault is None:
+            return []
+        names = ("rank", "world", "step", "lineage")
+        return [{"name": path.name, **{name: getattr(label, name) for name in names}} for path, label in vault.labels(self.vault).items()]
+
     def replicate(self, homes: list[tuple[str, int]], bandwidth: int | None) -> None:
         """Have the snapshots of this node's ranks copied to *homes* (host and port each), at *bandwidth* bytes a second at most."""
         self._server.replicate(homes, bandwidth)

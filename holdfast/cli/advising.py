@@ -168,7 +168,8 @@ def _wrapped(text: str, indent: int) -> str:
 
 def _facts(found: Figures) -> Iterator[tuple[str, str]]:
     work, fleet, rate = found.work, found.fleet, found.rate
-    yield "one save", f"{duration(work.save_s)}, median of {plural(work.saves, 'save')}" if work.saves else "none was measured yet"
+    beside = f", and is written for {duration(work.beside_s)} beside training" if work.beside_s else ""
+    yield "one save", f"{duration(work.save_s)}{beside}, median of {plural(work.saves, 'save')}" if work.saves else "none was measured yet"
     yield "one step", f"{duration(work.step_s)}, median of {plural(work.steps, 'step')}" if work.steps else "none was measured yet"
     yield "faults", f"{plural(fleet.faults, 'fault')} in {fleet.node_hours:,.3g} node-hours of {plural(fleet.jobs, 'job')}"
     yield "of one node", f"a fault every {_hours(1 / rate.per_node_hour)}{_range(rate)}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Final
 
 from holdfast.history import models
-from holdfast.history.figures import SAVES, Fleet, Work, went_back
+from holdfast.history.figures import SAVES, Fleet, Save, Work, costs_of, went_back
 from holdfast.report.phases import kind_of
 from holdfast.spec.job import CheckpointPlan
 from policies.cadence import RECOVERY_S, Case, Limits, Rate, advise, differs, rate_of, rollback_share
@@ -51,6 +51,7 @@ def case_of(fleet: Fleet, work: Work, nodes: int) -> tuple[Case | None, Rate]:
         between_s=rate.between_s(nodes),
         rollback=rollback_share(fleet.back, fleet.recoveries),
         recovery_s=recovery_of(fleet),
+        beside_s=work.beside_s or 0.0,
     )
     return case, rate
 
@@ -79,13 +80,13 @@ class Cadence:
     answered: Collection[str] = frozenset()
     """Incidents that the figures of the fleet have in them."""
     began: float = field(default_factory=time.time)
-    _saves: deque[float] = field(default_factory=lambda: deque(maxlen=SAVES))
+    _saves: deque[Save] = field(default_factory=lambda: deque(maxlen=SAVES))
     _rungs: dict[str, int] = field(default_factory=dict)
     _back: int = 0
 
-    def note_saved(self, seconds: float) -> None:
-        """Learn what a save took."""
-        self._saves.append(seconds)
+    def note_saved(self, seconds: float, beside: float | None) -> None:
+        """Learn what a save took: for how long training stood still, and how long it was written *beside* it."""
+        self._saves.append(Save(seconds, beside))
 
     def note_recovered(self, incident: models.Incident) -> None:
         """Learn how a recovery went."""
@@ -113,7 +114,7 @@ class Cadence:
         """Return what the job's work costs: as this flow saw it, else as the history has it from before."""
         known = self.work
         if self._saves and (len(self._saves) >= ENOUGH or known.save_s is None):
-            known = replace(known, saves=len(self._saves), save_s=median(self._saves))
+            known = replace(known, **asdict(costs_of(self._saves)))
         return replace(known, steps=len(steps), step_s=median(steps)) if steps else known
 
     def _fleet(self, nodes: int, incidents: Collection[str]) -> Fleet:

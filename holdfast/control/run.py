@@ -256,9 +256,10 @@ class Run:
             return
         self._saved = event["step"]
         facts = {name: event[name] for name in ("at", "step", "path", "seconds", "size")}
-        self.recorder.add(models.Checkpoint(job_id=self.job.id, generation=self.generation, **facts))
+        beside = event.get("beside") or None
+        self.recorder.add(models.Checkpoint(job_id=self.job.id, generation=self.generation, beside=beside, **facts))
         if self.cadence is not None:
-            self.cadence.note_saved(event["seconds"])
+            self.cadence.note_saved(event["seconds"], beside)
             self.pace()
 
     def _on_trouble(self, node: str, event: Message) -> None:

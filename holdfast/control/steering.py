@@ -14,6 +14,7 @@ from holdfast.cluster import open_cluster
 from holdfast.control import runs
 from holdfast.control.adoption import adopt
 from holdfast.control.cadence import Cadence
+from holdfast.control.farewell import save_what_lives
 from holdfast.control.fleet import Fleet
 from holdfast.control.plan import how_to_run, log_directory
 from holdfast.control.requests import Requests
@@ -160,6 +161,8 @@ def _end(run: Run) -> None:
             _doubt(run)
         if run.state is State.CANCELLED:
             _stop_gently(run)
+        if run.state is not State.COMPLETED:
+            save_what_lives(run)
         if run.incident is not None:
             run.close_incident("stopped" if run.state is State.CANCELLED else "gave-up")
         run.end_generation()

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import func
 from sqlmodel import Session, col, select
@@ -63,11 +63,42 @@ class Work:
     """Saves that were measured."""
     save_s: float | None = None
     """Median seconds that training stood for one."""
+    beside_s: float | None = None
+    """Median seconds for which one was written beside training; empty where the ranks write themselves."""
     steps: int = 0
     step_s: float | None = None
     """Median seconds of a step, the save after it not counted."""
     spacing: int | None = None
     """Steps between saves as they were really made, in the newest generation with two."""
+
+
+class Save(NamedTuple):
+    """What one save took."""
+
+    seconds: float
+    """For which training stood still."""
+    beside: float | None
+    """For which it was written while training went on; nothing where training stood for all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What saves usually take."""
+
+    saves: int
+    save_s: float | None
+    beside_s: float | None
+
+
+def costs_of(saves: Collection[Save]) -> Costs:
+    """Return the medians. Where some were written beside training these count alone: the others were a job's first or last."""
+    beside = [one for one in saves if one.beside is not None]
+    seconds = [one.seconds for one in beside or saves]
+    return Costs(
+        saves=len(seconds),
+        save_s=median(seconds) if seconds else None,
+        beside_s=median(one.beside or 0.0 for one in beside) if beside else None,
+    )
 
 
 def fleet(history: History, *, now: float | None = None) -> Fleet:
@@ -90,10 +121,8 @@ def work(history: History, name: str) -> Work:
         runs = list(session.exec(select(Job.id).where(col(Job.name) == name).order_by(col(Job.id).desc()).limit(RUNS)))
         saved = _saved(session, runs)
         steps = [seconds for job in runs for seconds in _step_seconds(session, job)][:STEPS]
-    seconds = [one.seconds for one in saved if one.seconds is not None]
     return Work(
-        saves=len(seconds),
-        save_s=median(seconds) if seconds else None,
+        **asdict(costs_of([Save(one.seconds, one.beside) for one in saved if one.seconds is not None])),
         steps=len(steps),
         step_s=median(steps) if steps else None,
         spacing=_spacing(saved),

@@ -235,6 +235,8 @@ class Checkpoint(SQLModel, table=True):
     seconds: float | None = None
     size: int | None = Field(default=None, sa_type=BigInteger)
     """Bytes: more than 32 bits hold."""
+    beside: float | None = None
+    """Seconds for which it was written while training went on; empty where training stood for all of it, which `seconds` says."""
     trouble: str | None = None
     """Catalogue kind of what is wrong with it; empty for a whole one."""
     because: str = ""

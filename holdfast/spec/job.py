@@ -158,6 +158,10 @@ class Limits(Part):
         "30m", description="A declared long section (compile, save, evaluation) that states no limit of its own."
     )
     stop_grace: Duration = lasting("10s", description="From SIGTERM to SIGKILL when a person stops the job.")
+    last_save: Duration = lasting(
+        "30s",
+        description="When a job ends before its goal, what its nodes hold in memory is put on disk for so long at most; 0 lets it go.",
+    )
     stopped_grace: Duration = lasting("1s", description="A worker stopped by a signal for longer is a fault.")
     agent_silence: PositiveDuration = lasting("5s", description="An agent that says nothing for so long is asked about.")
     lease: PositiveDuration = lasting("30m", description="Agents end their workers when no flow has spoken to them for so long.")

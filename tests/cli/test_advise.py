@@ -56,7 +56,8 @@ def test_the_figures_are_those_of_the_history(here: Command, long: Author) -> No
     assert told["rate"]["per_node_hour"] == pytest.approx(4.5 / 100)
     assert told["rate"]["between_s"] == pytest.approx(3600 / 0.045 / 2)
     case = Case(save_s=3.0, step_s=2.0, between_s=rate.between_s(2), rollback=4.5 / 5, recovery_s=DOWN)
-    assert told["case"] == pytest.approx({"save_s": 3.0, "step_s": 2.0, "between_s": 40_000, "rollback": 0.9, "recovery_s": DOWN})
+    known = {"save_s": 3.0, "step_s": 2.0, "between_s": 40_000, "rollback": 0.9, "recovery_s": DOWN, "beside_s": 0}
+    assert told["case"] == pytest.approx(known)
     best = advise(case, Limits(least=10, most=10_000))
     assert told["advised"]["steps"] == best.steps == pytest.approx(daly(3.0, 40_000 / 0.9) / 2, abs=1)
     now, then = waste(case, 50), waste(case, best.steps)

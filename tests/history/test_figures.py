@@ -27,9 +27,9 @@ def a_generation(job: str, number: int, begin: float, end: float | None, nodes: 
     )
 
 
-def saved(job: str, step: int, seconds: float | None, *, generation: int = 1, trouble: str | None = None) -> Checkpoint:
+def saved(job: str, step: int, seconds: float | None, **more: Any) -> Checkpoint:
     """Return a checkpoint."""
-    return Checkpoint(job_id=job, at=float(step), step=step, generation=generation, path=f"/c/{step}", seconds=seconds, trouble=trouble)
+    return Checkpoint(**{"job_id": job, "at": float(step), "step": step, "generation": 1, "path": f"/c/{step}", "seconds": seconds, **more})
 
 
 def recovered(job: str, number: int, rung: str, phases: dict[str, float], **fields: Any) -> list[Any]:
@@ -108,6 +108,14 @@ def test_the_work_of_a_job_is_that_of_its_newest_runs(history: History) -> None:
     found = figures.work(history, "gpt")
     assert (found.saves, found.save_s) == (3, 2.0)
     assert (found.steps, found.step_s) == (4, 2.5)
+
+
+def test_saves_written_beside_training_speak_for_themselves(history: History) -> None:
+    """The first and the last of a job are written while it stands: they say nothing about those in between."""
+    write(history, a_job("gpt", id="r"), saved("r", 1, 9.0), saved("r", 4, 7.0))
+    write(history, saved("r", 2, 0.2, beside=30.0), saved("r", 3, 0.4, beside=50.0))
+    found = figures.work(history, "gpt")
+    assert (found.saves, found.save_s, found.beside_s) == (2, pytest.approx(0.3), 40.0)
 
 
 def test_the_spacing_of_saves_is_what_the_newest_generation_did(history: History) -> None:

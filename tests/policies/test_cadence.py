@@ -235,6 +235,17 @@ def test_a_fault_loses_half_an_interval_and_what_its_recovery_takes() -> None:
     assert loss(case, 100, {}).communication is None
 
 
+def test_no_save_is_advised_before_the_one_before_is_written() -> None:
+    """Training hardly stands still for one that is written beside it; the disk sets the pace then."""
+    cheap = Case(save_s=0.01, step_s=1, between_s=20_000)
+    limits = Limits(least=1, most=10_000)
+    assert advise(cheap, limits).steps == 20
+    slow = replace(cheap, beside_s=100)
+    assert advise(slow, limits).steps == 125
+    assert "written for 100 s beside training" in advise(slow, limits).because
+    assert advise(replace(cheap, beside_s=1), limits).steps == 20
+
+
 def test_the_table_shows_the_advice_shorter_and_longer_ones_and_those_asked_for() -> None:
     """In order, each once, none beyond the limits but those that a person asks about."""
     case, limits = Case(save_s=2, step_s=1, between_s=20_000), Limits(least=100, most=500)
