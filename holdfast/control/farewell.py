@@ -75,11 +75,9 @@ def save_what_lives(run: Run) -> None:
         run.pump(0.05)
     if newest_on_disk(run) >= step:
         run.remark(f"step {step} was saved out of the nodes' memory before they were let go")
-    else:
-        why = "; ".join(troubles) or f"it took longer than {limit:g} s (`limits.last_save`)"
-        run.remark(
-            f"step {step}, which the nodes hold in memory, could not be saved: {why}; the newest checkpoint is that of step {on_disk}"
-        )
+        return
+    why = "; ".join(troubles) or f"it took longer than {limit:g} s (`limits.last_save`)"
+    run.remark(f"step {step}, which the nodes held in memory, is not saved: {why}. The newest checkpoint is that of step {on_disk}")
 
 
 def newest_on_disk(run: Run) -> int:

@@ -53,7 +53,7 @@ def test_before_enough_saves_the_cadence_stays_as_it_is() -> None:
     assert first is not None
     assert (first.every, first.because) == (100, f"0 save(s) have been measured, {ENOUGH} are needed to judge what they cost")
     for number in range(1, ENOUGH):
-        fresh.note_saved(2.0)
+        fresh.note_saved(2.0, None)
         again = fresh.choose(70, nodes=2, incidents=(), steps=[0.5])
         assert again is not None
         assert (again.every, again.because[0]) == (70, str(number))
@@ -75,7 +75,7 @@ def test_what_the_flow_sees_itself_counts_from_the_first_few_saves_on() -> None:
     cadence = a_cadence(CheckpointPlan(every="auto", every_most=10**6))
     before = cadence.choose(None, nodes=4, incidents=(), steps=())
     for _ in range(ENOUGH):
-        cadence.note_saved(200.0)
+        cadence.note_saved(200.0, None)
     after = cadence.choose(None, nodes=4, incidents=(), steps=[0.5])
     assert before is not None
     assert after is not None

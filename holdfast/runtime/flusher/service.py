@@ -16,6 +16,8 @@ from holdfast.runtime.storage import Pace
 from holdfast.runtime.trouble import Teller
 from holdfast.wire import Message
 
+NAME: Final = "holdfast-flush"
+"""What the kernel calls the process, for whoever looks at a list of them."""
 LOOK: Final = 1.0
 """Seconds between two looks into the vault when nobody calls."""
 NICE: Final = 19
@@ -66,6 +68,7 @@ def main() -> None:
     """Be the flusher that the environment describes."""
     import torch  # noqa: PLC0415 (after the environment is set: no GPU is touched)
 
+    Path("/proc/self/comm").write_text(NAME)
     os.nice(NICE)
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

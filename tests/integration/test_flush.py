@@ -1,0 +1,128 @@
+"""Checkpoints that are written out of the nodes' memory, under a real flow: beside training, and when a job ends before its goal."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from holdfast.history import Checkpoint, queries
+from holdfast.process import NODE_MARK, mark_of, marked
+from holdfast.runtime import manifest
+from holdfast.runtime.flusher.service import NAME
+from tests.integration.stage import Play, Stage
+from tests.waiting import wait_until
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+COPIES = str(Path(__file__).with_name("copies.py"))
+SMALL = ["--heads", "2", "--width", "16", "--context", "16", "--bytes", "50000", "--layers", "2"]
+MEMORY = {"policy": "pause", "pause": "10s"}
+NODES = {"wanted": 2, "ranks": 1}
+
+
+def checkpoints(play: Play) -> Path:
+    """Return the folder of a job's checkpoints."""
+    return play.stage.home / "jobs" / play.name / "checkpoints"
+
+
+def saved(play: Play) -> list[Checkpoint]:
+    """Return the checkpoints that were written beside training, as the history has them."""
+    return [one for one in queries.checkpoints(play.stage.history, play.job.id) if one.beside and not one.trouble]
+
+
+def told(play: Play, kind: str) -> int:
+    """Return how often a trouble was told."""
+    return sum(one.trouble == kind for one in queries.checkpoints(play.stage.history, play.job.id))
+
+
+def result(place: Path) -> Any:
+    """Return what a job has written at its end."""
+    return json.loads(place.read_text())
+
+
+def flushers(stage: Stage) -> list[int]:
+    """Return the processes that write checkpoints, on all nodes."""
+    marks = [mark_of(stage.nodes.folder(node)) for node in stage.nodes.names()]
+    return [pid for mark in marks for pid in marked(NODE_MARK, mark) if _comm_of(pid) == NAME]
+
+
+def _comm_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+@pytest.mark.timeout(240)  # two runs of an example
+def test_shards_become_checkpoints_that_plain_torch_reads_and_a_run_goes_on_from(stage: Stage) -> None:
+    """Written by nobody who trains; going on from one leads to the same parameters, to the bit."""
+    place = stage.home / "result.json"
+    fields: dict[str, Any] = {
+        "script": str(EXAMPLES / "fsdp2.py"),
+        "args": [*SMALL, "--steps", "40", "--result", str(place)],
+        "nodes": NODES,
+        "checkpoint": {"every": 10, "memory": MEMORY, "keep": 3},
+    }
+    play = stage.play("sharded", **fields)
+    assert play.ends() == 0, play.log()
+    whole, steps = result(place), [one.step for one in saved(play)]
+    assert 30 in steps, play.log()
+    found = checkpoints(play)
+    dcp_to_torch_save(found / "step-00000030", stage.home / "plain.pt")
+    plain = torch.load(stage.home / "plain.pt", weights_only=True)
+    assert all(value.isfinite().all() for value in plain["model"].values())
+    shutil.rmtree(found / "step-00000040")
+    place.unlink()
+    again = stage.again("sharded", play.spec)
+    assert again.ends() == 0, again.log()
+    assert queries.steps(stage.history, again.job.id)[0].step == 31
+    assert result(place) == whole
+
+
+def test_a_job_that_is_stopped_keeps_its_newest_step(stage: Stage) -> None:
+    """Under torch's own groups nobody votes, and the workers die of the signal: what their nodes hold is saved, and led on from."""
+    results = [stage.home / "whole.json", stage.home / "stopped.json"]
+    fields: dict[str, Any] = {"script": COPIES, "nodes": NODES, "checkpoint": {"every": 1000, "memory": MEMORY}}
+    whole = stage.play("whole", args=["150", str(results[0])], **fields)
+    assert whole.ends() == 0, whole.log()
+    play = stage.play("stopped", args=["150", str(results[1])], **fields)
+    play.steps_to(30)
+    os.kill(play.process.pid, signal.SIGTERM)
+    assert play.ends() == 3, play.log()
+    (newest,) = manifest.candidates(checkpoints(play))
+    assert manifest.looks_whole(newest)
+    step = int(newest.name.removeprefix("step-"))
+    assert step >= play.chaos.step() - 1, play.log()
+    remarks = [one.text for one in queries.remarks(stage.history, play.job.id)]
+    assert any(f"step {step} was saved out of the nodes' memory" in one for one in remarks), remarks
+    assert stage.kept() == []
+    again = stage.again("stopped", play.spec)
+    assert again.ends() == 0, again.log()
+    assert result(results[0]) == result(results[1])
+
+
+def test_a_slow_disk_and_a_killed_flusher_hold_up_nobody(stage: Stage) -> None:
+    """Checkpoints are left out, which is told once; who is killed over one is replaced, and in the end one stands."""
+    limited = {"every": 5, "bandwidth": "8KB", "memory": MEMORY}
+    play = stage.play("slow", script=COPIES, args=["2000", str(stage.home / "slow.json")], nodes=NODES, checkpoint=limited)
+    wait_until(lambda: told(play, "checkpoint-late") > 0, seconds=60, explain=play.log)
+    first = flushers(stage)
+    assert first
+    for pid in first:
+        os.kill(pid, signal.SIGKILL)
+    before = play.chaos.step()
+    wait_until(lambda: set(flushers(stage)) - set(first), seconds=30, explain=play.log)
+    wait_until(lambda: saved(play), seconds=60, explain=play.log)
+    play.steps_to(before + 20)
+    assert told(play, "checkpoint-late") == 1
+    assert not play.incidents()
+    os.kill(play.process.pid, signal.SIGTERM)
+    assert play.ends() == 3, play.log()
+    assert stage.kept() == []
