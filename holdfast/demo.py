@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from holdfast.chaos import Chaos
 from holdfast.cli.flow_process import FlowProcess, Turn, write_spec
+from holdfast.cli.outlook import look
 from holdfast.cli.output import say
 from holdfast.cli.screens import screen_for
 from holdfast.cli.watching import Watch, counted_taps
@@ -165,7 +166,8 @@ def _play(stage: Path, json_file: Path | None, *, browser: bool) -> int:
         report = write_report(history, broken, stage / "report.html")
         told = _told(history, broken, acts)
         snapshots = [row for row in queries.snapshots(history, broken.id) if row.step is not None]
-        _tell(told, snapshots, proof, report, stage)
+        _tell(told, snapshots, look(history, broken).no_snapshots, proof)
+        _tell_where(report, stage)
         if json_file:
             _write(json_file, told, snapshots, proof, report)
         if browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
@@ -287,19 +289,22 @@ def _in_steps(one: Told) -> str:
     return lost if one.snapshot_age is None else f"{lost}; the newest snapshot was {plural(one.snapshot_age, 'step')} old"
 
 
-def _tell(told: list[Told], snapshots: list[models.Snapshots], proof: Proof, report: Path, stage: Path) -> None:
+def _tell(told: list[Told], snapshots: list[models.Snapshots], no_snapshots: str, proof: Proof) -> None:
     say("\n3. What happened")
     for number, one in enumerate(told, 1):
         say(f"   {number}. {one.injected}: {one.kind}, found after {duration(one.detect_s)}, {one.rung},")
-        say(f"      training again after {duration(one.downtime_s)} with state from {one.source}, {_in_steps(one)}")
+        source = f" with state from {one.source}" if one.source else ""
+        say(f"      training again after {duration(one.downtime_s)}{source}, {_in_steps(one)}")
         say(f"      because {one.because}")
         say("      " + ", ".join(f"{name} {duration(seconds)}" for name, seconds in one.phases.items()))
-    if snapshots:
-        say(f"   Snapshots in memory: {memory.upkeep(snapshots)}.")
+    say(f"   Snapshots in memory: {memory.upkeep(snapshots) if snapshots else no_snapshots or 'none'}.")
     yes = {True: "equal", False: "NOT EQUAL"}
     say("\n4. The proof")
     say(f"   loss at each of {proof.steps} steps: {yes[proof.losses]}")
     say(f"   parameters at the end: {yes[proof.parameters]} (sha256 {proof.digest[:16]}...)")
+
+
+def _tell_where(report: Path, stage: Path) -> None:
     say(f"\nReport: {report}")
     say(f"History: HOLDFAST_HOME={stage} holdfast history {BROKEN}")
     if (stage / "prefect").exists():

@@ -108,7 +108,7 @@ class Frame:
         if saved := outlook.checkpoint:
             parts.append(f"saved {count(saved.step)}, {duration(max(0.0, outlook.at - saved.at))} ago")
         memory = outlook.snapshots
-        if memory is not None and memory.step is not None:
+        if memory is not None and memory.step is not None and not outlook.ended:
             parts.append(f"in memory {count(memory.step)}, {plural(memory.age_steps or 0, 'step')} old")
         text = Text("   ".join(parts), no_wrap=True, overflow="ellipsis")
         losses = [step.loss for step in outlook.steps]

@@ -100,7 +100,7 @@ def _memory(outlook: Outlook) -> list[str]:
     row = outlook.snapshots
     if row is None or row.step is None:
         return [outlook.no_snapshots] if outlook.no_snapshots else []
-    newest = memory.newest(row, outlook.memory_fault, outlook.job.spec, outlook.at)
+    newest = memory.last(row) if outlook.ended else memory.newest(row, outlook.memory_fault, outlook.job.spec, outlook.at)
     return [f"{newest}\nsnapshots {memory.upkeep([row])}"]
 
 

@@ -19,16 +19,16 @@ STALE: Final = 5.0
 """Seconds after which it is said how long ago the ranks told."""
 
 
-def age(row: Snapshots) -> str:
-    """Say how old the newest snapshot was: ``1 step (38 ms)``."""
-    seconds = f" ({duration(row.age_s)})" if row.age_s is not None else ""
-    return f"{plural(row.age_steps or 0, 'step')}{seconds}"
+def last(row: Snapshots) -> str:
+    """Say which snapshot was the newest of a job that has ended: nodes give the memory back."""
+    return f"given back; at the end step {count(row.step)}, {plural(row.age_steps or 0, 'step')} old"
 
 
 def newest(row: Snapshots, fault: Fault | None, spec: Mapping[str, Any], now: float) -> str:
     """Say which snapshot is the newest, how old it is, and whether another node has it; *fault* is the newest of `FAULTS`."""
     told = f", as told {duration(now - row.at)} ago" if now - row.at > STALE else ""
-    return f"step {count(row.step)}, {age(row)} old{told}; {_elsewhere(row, fault, spec)}"
+    age = f"{plural(row.age_steps or 0, 'step')} ({duration(row.age_s)}) old"
+    return f"step {count(row.step)}, {age}{told}; {_elsewhere(row, fault, spec)}"
 
 
 def _elsewhere(row: Snapshots, fault: Fault | None, spec: Mapping[str, Any]) -> str:
