@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from holdfast.chaos import Chaos
 from holdfast.cli.flow_process import FlowProcess, Turn, write_spec
+from holdfast.cli.outlook import look
 from holdfast.cli.output import say
 from holdfast.cli.screens import screen_for
 from holdfast.cli.watching import Watch, counted_taps
@@ -24,8 +25,8 @@ from holdfast.errors import HoldfastError, NotWritable, OperatorError
 from holdfast.history import History, Job, models, queries
 from holdfast.places import home
 from holdfast.prefect_server import TemporaryServer, is_configured
-from holdfast.report import write_report
-from holdfast.report.wording import duration
+from holdfast.report import memory, wording, write_report
+from holdfast.report.wording import duration, plural
 from holdfast.spec import LocalCluster, TrainingJob
 
 STEPS: Final = 100
@@ -164,9 +165,11 @@ def _play(stage: Path, json_file: Path | None, *, browser: bool) -> int:
         proof = _prove(history, calm, broken, stage)
         report = write_report(history, broken, stage / "report.html")
         told = _told(history, broken, acts)
-        _tell(told, proof, report, stage)
+        snapshots = [row for row in queries.snapshots(history, broken.id) if row.step is not None]
+        _tell(told, snapshots, look(history, broken).no_snapshots, proof)
+        _tell_where(report, stage)
         if json_file:
-            _write(json_file, told, proof, report)
+            _write(json_file, told, snapshots, proof, report)
         if browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             webbrowser.open(report.as_uri())
         return 0 if proof.bit_equal and len(told) == len(acts) == 3 else 1  # noqa: PLR2004 (the three faults of the demo)
@@ -254,6 +257,10 @@ class Told:
     detect_s: float
     downtime_s: float
     steps_lost: int
+    source: str
+    """Where the state came from that all went on with."""
+    snapshot_age: int | None
+    """Steps by which the newest snapshot in memory was older than the job at the fault."""
     because: str
     phases: dict[str, float]
 
@@ -270,22 +277,34 @@ def _one(history: History, row: models.Incident, act: Act) -> Told:
         detect_s=round(row.detected_at - act.at, 4),
         downtime_s=round(row.fault_at + (row.downtime_s or 0.0) - act.at, 4),
         steps_lost=row.steps_lost or 0,
+        source=wording.source(row.facts),
+        snapshot_age=(row.facts or {}).get("snapshot_age"),
         because=row.because,
         phases={phase.name: round(phase.seconds, 4) for phase in queries.phases(history, row.id)},
     )
 
 
-def _tell(told: list[Told], proof: Proof, report: Path, stage: Path) -> None:
+def _in_steps(one: Told) -> str:
+    lost = f"{plural(one.steps_lost, 'step')} computed again"
+    return lost if one.snapshot_age is None else f"{lost}; the newest snapshot was {plural(one.snapshot_age, 'step')} old"
+
+
+def _tell(told: list[Told], snapshots: list[models.Snapshots], no_snapshots: str, proof: Proof) -> None:
     say("\n3. What happened")
     for number, one in enumerate(told, 1):
         say(f"   {number}. {one.injected}: {one.kind}, found after {duration(one.detect_s)}, {one.rung},")
-        say(f"      training again after {duration(one.downtime_s)}, {one.steps_lost} step(s) computed again")
+        source = f" with state from {one.source}" if one.source else ""
+        say(f"      training again after {duration(one.downtime_s)}{source}, {_in_steps(one)}")
         say(f"      because {one.because}")
         say("      " + ", ".join(f"{name} {duration(seconds)}" for name, seconds in one.phases.items()))
+    say(f"   Snapshots in memory: {memory.upkeep(snapshots) if snapshots else no_snapshots or 'none'}.")
     yes = {True: "equal", False: "NOT EQUAL"}
     say("\n4. The proof")
     say(f"   loss at each of {proof.steps} steps: {yes[proof.losses]}")
     say(f"   parameters at the end: {yes[proof.parameters]} (sha256 {proof.digest[:16]}...)")
+
+
+def _tell_where(report: Path, stage: Path) -> None:
     say(f"\nReport: {report}")
     say(f"History: HOLDFAST_HOME={stage} holdfast history {BROKEN}")
     if (stage / "prefect").exists():
@@ -294,10 +313,12 @@ def _tell(told: list[Told], proof: Proof, report: Path, stage: Path) -> None:
         say("Prefect UI: the flow runs are on the server you have configured.")
 
 
-def _write(path: Path, told: list[Told], proof: Proof, report: Path) -> None:
+def _write(path: Path, told: list[Told], snapshots: list[models.Snapshots], proof: Proof, report: Path) -> None:
+    whole = memory.total(snapshots) if snapshots else None
     facts: dict[str, Any] = {
         "bit_equal": proof.bit_equal,
         "incidents": [asdict(one) for one in told],
+        "snapshots": {"every": whole.every, "hidden": whole.hidden, "cost": whole.cost} if whole else None,
         "steps": proof.steps,
         "report": str(report),
         "parameters_sha256": proof.digest,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from holdfast.agent import fields
+from holdfast.agent import fields, snapshots
 from holdfast.agent.crew import Crew
 from holdfast.agent.flushing import Flushing
 from holdfast.agent.line import Peer
@@ -209,11 +209,12 @@ class Reports:
         if _meant(worker, message) < worker.generation:
             return  # it has been kept for another one meanwhile
         worker.step, worker.former = step, None
-        self._emit("resumed", worker, step=step, path=path)
+        self._emit("resumed", worker, step=step, path=path, replica=message.get("replica") is True)
 
     def _on_beat(self, worker: Worker, message: Message) -> None:
         step, seconds = fields.whole(message, "step", most=LARGEST_STEP), fields.seconds(message, "seconds")
         until, loss = fields.maybe(fields.whole, message, "until"), fields.maybe(fields.number, message, "loss")
+        of_snapshots = snapshots.said(message)
         worker.step, now = step, time.time()
         worker.managed = True
         worker.advance()
@@ -221,6 +222,8 @@ class Reports:
         if worker.first_step is None and generation == worker.generation:
             worker.first_step = now
             self._emit("worker.stepped", worker, step=step, until=until)
+        if generation == worker.generation:
+            worker.snapshot |= of_snapshots
         if worker.rank == 0:
             self._steps.add(generation, (step, now, seconds, loss))
 

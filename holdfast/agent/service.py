@@ -218,7 +218,7 @@ class Service:
 
     def _beat(self) -> None:
         """Tell how far every worker is. Beats are not journaled, and skip a reader that is behind: an old one is worth nothing."""
-        ranks = {str(worker.rank): worker.view() for worker in self.crew.living()}
+        ranks = {str(worker.rank): worker.view() | {"replica": self.vaults.replica(worker.rank)} for worker in self.crew.living()}
         beat = {"event": "beats", "at": time.time(), "generation": self.crew.generation, "ranks": ranks}
         for peer in [peer for peer in self._peers if peer.told == self.journal.seq and not peer.unsent]:
             self._send(peer, beat)

@@ -45,6 +45,8 @@ class VaultServer:
         self._me, self._selector, self._emit, self._helpers = me, selector, emit, helpers
         self.homes: list[tuple[str, int]] = []
         """Where the snapshots of this node's ranks are copied to."""
+        self.replicas: dict[str, int] = {}
+        """Rank to the newest step of which one of them is known to have a whole replica."""
         self._orders: Message = {}
         self._facts: Message = {}
         self._listening: socket.socket | None = None
@@ -92,7 +94,8 @@ class VaultServer:
 
     def replicate(self, homes: list[tuple[str, int]], bandwidth: int | None) -> None:
         """Tell the server where to copy the snapshots of this node's ranks."""
-        self.homes = homes
+        if homes != self.homes:
+            self.homes, self.replicas = homes, {}
         self._order({"replicate": [list(home) for home in homes], "bandwidth": bandwidth})
 
     def own(self, ranks: list[int]) -> None:
@@ -140,6 +143,9 @@ class VaultServer:
         if event in TOLD:
             facts: dict[str, Any] = {name: fields.text(message, name) for name in ("why", "peer") if message.get(name) is not None}
             self._emit(event, **facts)
+        elif event == "replicas":
+            ranks = fields.mapping(message, "ranks")
+            self.replicas = {rank: fields.whole(ranks, rank) for rank in ranks}
 
     def _gone(self, line: Line) -> None:
         """Start another server in a moment, unless too many have died."""
@@ -155,6 +161,7 @@ class VaultServer:
         self._emit("memory.none", what="server", why=f"its server died {self._lost} times; see {self._me.directory / 'memory.log'}")
 
     def _hang_up(self) -> None:
+        self.replicas = {}
         if self._line is not None:
             self._selector.unregister(self._line.socket)
             self._line.socket.close()

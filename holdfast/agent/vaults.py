@@ -110,6 +110,10 @@ class Vaults:
         """Have the snapshots of this node's ranks copied to *homes* (host and port each), at *bandwidth* bytes a second at most."""
         self._server.replicate(homes, bandwidth)
 
+    def replica(self, rank: int) -> int | None:
+        """Return the newest step of which another node is known to keep a whole replica of a rank's snapshot."""
+        return self._server.replicas.get(str(rank))
+
     def serves(self) -> bool:
         """Tell whether other nodes can be served."""
         return self.vault is not None and self._server.port is not None

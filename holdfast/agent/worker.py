@@ -45,6 +45,8 @@ class Worker:
     first_step: float | None = None
     progress: float = field(default_factory=time.monotonic)
     """When it last showed progress (monotonic)."""
+    snapshot: Message = field(default_factory=dict)
+    """What it has said of its snapshots in memory in this generation; see `holdfast.agent.snapshots`."""
     section: str | None = None
     section_limit: float | None = None
     raised: dict[str, Any] | None = None
@@ -86,6 +88,7 @@ class Worker:
         """Go on into a new generation, in which it has done no step yet."""
         self.generation, self.first_step = generation, None
         self.section, self.section_limit = None, None
+        self.snapshot = {}
         self.advance()
 
     def promote(self, rank: int, generation: int, log: Path) -> None:
@@ -107,7 +110,14 @@ class Worker:
             "wait": wait_of(self.pid) if self.pid else "",
             "output_age": self._output_age(),
             "pid": self.pid,
+            "snapshot": self._of_snapshots(),
         }
+
+    def _of_snapshots(self) -> Message:
+        """Return what is known of its snapshots, with the newest one's age in seconds by the clock of this node."""
+        told = dict(self.snapshot)
+        begun = told.pop("at", None)
+        return told if begun is None else told | {"age": round(max(0.0, time.time() - begun), 3)}
 
     def _output_age(self) -> float | None:
         try:

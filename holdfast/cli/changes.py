@@ -91,6 +91,7 @@ class Follower:
             generation=generations[-1] if generations else None,
             until=until_of(generations),
             checkpoint=newest_whole(checkpoints),
+            snapshots=queries.newest_snapshots(self._history, self._job.id),
             incidents=incidents,
             holder=holder_of(self._history, self._job.id),
         )

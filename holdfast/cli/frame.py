@@ -107,6 +107,9 @@ class Frame:
         parts = [f"{name} {fact}".strip() for name, fact in facts.items() if fact != NOTHING]
         if saved := outlook.checkpoint:
             parts.append(f"saved {count(saved.step)}, {duration(max(0.0, outlook.at - saved.at))} ago")
+        memory = outlook.snapshots
+        if memory is not None and memory.step is not None and not outlook.ended:
+            parts.append(f"in memory {count(memory.step)}, {plural(memory.age_steps or 0, 'step')} old")
         text = Text("   ".join(parts), no_wrap=True, overflow="ellipsis")
         losses = [step.loss for step in outlook.steps]
         room = width - 4 - len(text) - 3

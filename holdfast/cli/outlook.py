@@ -12,8 +12,9 @@ from sqlmodel import col, select
 from holdfast.errors import UnknownJob
 from holdfast.history import queries
 from holdfast.history.lease import holder_of
-from holdfast.history.models import Checkpoint, Generation, Incident, Job, Lease, Move, Step
+from holdfast.history.models import Checkpoint, Fault, Generation, Incident, Job, Lease, Move, Snapshots, Step
 from holdfast.history.store import History
+from holdfast.report import memory
 from holdfast.report.wording import ranks
 
 SHORTEST_ID: Final = 6
@@ -35,6 +36,10 @@ class Outlook:
     """The newest steps, oldest first."""
     checkpoint: Checkpoint | None = None
     """The newest whole one."""
+    snapshots: Snapshots | None = None
+    """What the newest generation has in the memory of nodes."""
+    memory_fault: Fault | None = None
+    """The newest fault that keeps state out of the memory of nodes."""
     incidents: Sequence[Incident] = ()
     holder: Lease | None = None
 
@@ -87,6 +92,11 @@ class Outlook:
         return next((one for one in reversed(self.incidents) if one.closed_at is None), None)
 
     @property
+    def no_snapshots(self) -> str:
+        """Return why there is no snapshot in memory; empty where there is one, or where nobody knows."""
+        return memory.why_none(self.snapshots, self.memory_fault, self.job.spec, ended=self.ended)
+
+    @property
     def members(self) -> dict[str, list[int]]:
         """Return the ranks of each node."""
         return {str(node): list(held) for node, held in (self.generation.ranks if self.generation else {}).items()}
@@ -110,11 +120,21 @@ class Outlook:
             "rate": self.rate,
             "eta_s": self.eta,
             "checkpoint": {"step": checkpoint.step, "path": checkpoint.path, "at": checkpoint.at} if checkpoint else None,
+            "snapshots": _as_record(self.snapshots),
+            "no_snapshots": self.no_snapshots or None,
             "incidents": len(self.incidents),
             "incident": incident.model_dump() if incident else None,
             "flow": {"holder": self.holder.holder, "host": self.holder.host, "pid": self.holder.pid} if self.holder else None,
             "directory": self.job.directory,
         }
+
+
+def _as_record(row: Snapshots | None) -> dict[str, Any] | None:
+    """Return the snapshots in memory as a program reads them: the newest one, and what they cost as shares."""
+    if row is None or row.step is None:
+        return None
+    names = {"generation", "at", "step", "age_steps", "age_s", "replica_step", "every", "size"}
+    return row.model_dump(include=names) | {"hidden": row.hidden, "cost": row.cost}
 
 
 def look(history: History, job: Job) -> Outlook:
@@ -129,6 +149,8 @@ def look(history: History, job: Job) -> Outlook:
         until=until_of(queries.generations(history, job.id)),
         steps=recent,
         checkpoint=newest_whole(queries.checkpoints(history, job.id)),
+        snapshots=queries.newest_snapshots(history, job.id),
+        memory_fault=queries.newest_fault(history, job.id, memory.FAULTS),
         incidents=queries.incidents(history, job.id),
         holder=holder_of(history, job.id),
     )

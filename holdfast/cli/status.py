@@ -6,6 +6,7 @@ from holdfast.cli.outlook import Outlook, find_job, live_jobs, look, placed
 from holdfast.cli.output import clock, heading, hint, say_facts, say_json, say_rows
 from holdfast.history.queries import losses
 from holdfast.history.store import History
+from holdfast.report import memory
 from holdfast.report.wording import NOTHING, count, duration, plural, share
 
 
@@ -88,9 +89,19 @@ def _facts(outlook: Outlook) -> list[tuple[str, str]]:
     if outlook.generation:
         size = plural(outlook.generation.world_size, "rank")
         facts += [("generation", f"{outlook.generation.number}: {size} on {placed(outlook.members)}")]
+    facts += [("memory", words) for words in _memory(outlook)]
     if saved := outlook.checkpoint:
         facts += [("checkpoint", f"step {count(saved.step)}, {duration(max(0.0, outlook.at - saved.at))} ago, {saved.path}")]
     return facts
+
+
+def _memory(outlook: Outlook) -> list[str]:
+    """Say what there is in memory, and what that costs; or why there is nothing."""
+    row = outlook.snapshots
+    if row is None or row.step is None:
+        return [outlook.no_snapshots] if outlook.no_snapshots else []
+    newest = memory.last(row) if outlook.ended else memory.newest(row, outlook.memory_fault, outlook.job.spec, outlook.at)
+    return [f"{newest}\nsnapshots {memory.upkeep([row])}"]
 
 
 def _troubles(history: History, outlook: Outlook) -> list[tuple[str, str]]:

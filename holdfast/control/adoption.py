@@ -94,6 +94,7 @@ def _remember(run: Run) -> None:
     known = queries.incidents(run.history, run.job.id)
     run.incidents = max((one.number for one in known), default=0)
     faults = queries.faults(run.history, run.job.id)
+    run.snapshots.adopt(queries.newest_snapshots(run.history, run.job.id))
     run.replicas.remember((one.kind, one.node, one.at) for one in faults)
     for decision in queries.decisions(run.history, run.job.id):
         if decision.rung == Rung.GIVE_UP:

@@ -51,6 +51,8 @@ class RankView:
     resumed: int | None = None
     resumed_from: str | None = None
     """The checkpoint that it resumed from; none where the state came from memory, or there was none."""
+    resumed_replica: bool = False
+    """Its state came from a replica that another node had kept."""
     marks: dict[str, float] = field(default_factory=dict)
     beat: dict[str, Any] = field(default_factory=dict)
     beat_at: float = 0.0
@@ -186,7 +188,7 @@ class Board:
     def _on_resumed(self, _node: str, event: Message) -> None:
         view = self.ranks[event["rank"]]
         view.managed, view.resumed, view.step = True, event["step"], event["step"]
-        view.resumed_from = event.get("path")
+        view.resumed_from, view.resumed_replica = event.get("path"), bool(event.get("replica"))
         self.step_before = max(self.step_before, event["step"])
 
     def _on_worker_stepped(self, _node: str, event: Message) -> None:

@@ -23,6 +23,7 @@ from holdfast.control.plan import roles_environment, seat_environment
 from holdfast.control.rebuilt import came_back, facts_of
 from holdfast.control.replicas import Replicas
 from holdfast.control.requests import Requests
+from holdfast.control.snapshots import Snapshots, age_of
 from holdfast.control.standbys import Pool, Wanted, places_for
 from holdfast.errors import LeaseLost
 from holdfast.history import History, LeaseKeeper, Recorder, models
@@ -74,6 +75,7 @@ class Run:
     pool: Pool = field(init=False)
     requests: Requests = field(init=False)
     replicas: Replicas = field(init=False)
+    snapshots: Snapshots = field(init=False)
     state: State = State.LAUNCHING
     generation: int = 0
     members: tuple[str, ...] = ()
@@ -116,6 +118,7 @@ class Run:
     def __post_init__(self) -> None:
         self.pool = Pool(self.fleet, self.remark)
         self.replicas = Replicas(self.fleet, self.spec.checkpoint.memory)
+        self.snapshots = Snapshots(self.recorder, self.job.id)
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -193,6 +196,7 @@ class Run:
             self.drop_dead_spares()
             if self.state in STARTED:
                 self.replicas.keep_up(self.members)
+            self.snapshots.look(self.board, time.time(), training=self.state is State.RUNNING)
         if now >= self._next_fill and self.state is State.RUNNING and self.incident is None:
             self._next_fill = now + FILL
             self.fill_pool()
@@ -426,7 +430,9 @@ class Run:
     def end_generation(self) -> None:
         """Record the end of the current generation, if there is one."""
         if self.generation:
-            self.recorder.amend(models.Generation, self.generation_id(), ended_at=time.time())
+            now = time.time()
+            self.snapshots.record(self.board, now)
+            self.recorder.amend(models.Generation, self.generation_id(), ended_at=now)
 
     def begin_generation(self, number: int, membership: dict[str, list[int]], *, lineup: Lineup) -> None:
         """Start a new generation with an empty board; of processes that live on it knows what was known of them."""
@@ -512,10 +518,12 @@ class Run:
         row.outcome, row.closed_at, row.generation_after = outcome, now, self.generation
         if outcome == "recovered":
             self._account(incident, now)
-            back = came_back((view.resumed, view.resumed_from) for view in self.board.ranks.values())
-            row.facts = facts_of(self.board.regrouped, self.board.covered) or back
+            row.facts = facts_of(self.board.regrouped, self.board.covered) or came_back(self.board.ranks.values())
             if self.cadence is not None:
                 self.cadence.note_recovered(row)
+        age = age_of(incident.board)
+        if age is not None:
+            row.facts = {**(row.facts or {}), "snapshot_age": age}
         for phase in incident.rows():
             self.recorder.add(phase)
         fields = ("rung", "outcome", "closed_at", "generation_after", "resumed_step", "steps_lost", "downtime_s", "because", "facts")

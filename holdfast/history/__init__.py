@@ -17,6 +17,7 @@ from holdfast.history.models import (
     Phase,
     Remark,
     Request,
+    Snapshots,
     Step,
     new_id,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "Recorder",
     "Remark",
     "Request",
+    "Snapshots",
     "Step",
     "absorb",
     "holder_of",

@@ -159,7 +159,7 @@ class Incident(SQLModel, table=True):
     """From *fault_at* to the first new step (first start of all workers for scripts that report no steps)."""
     because: str = ""
     facts: dict[str, Any] | None = _maybe_json()
-    """What a take-over did inside the workers; see `holdfast.control.rebuilt`."""
+    """What the recovery did inside the workers (see `holdfast.control.rebuilt`), and how old the newest snapshot in memory was in steps."""
 
 
 class Fault(SQLModel, table=True):
@@ -242,6 +242,52 @@ class Checkpoint(SQLModel, table=True):
     because: str = ""
 
 
+class Snapshots(SQLModel, table=True):
+    """What the snapshots in memory of one generation were like, and cost, as its ranks last told; sums are over its ranks.
+
+    Written anew now and then while the generation lives: one row says how old the newest was, and stays when the memory is gone.
+    """
+
+    job_id: str = Field(primary_key=True)
+    generation: int = Field(primary_key=True)
+    at: float
+    """When the ranks last told."""
+    step: int | None = Field(default=None, sa_type=BigInteger)
+    """The newest step of which every rank had a whole snapshot; empty before the first."""
+    age_steps: int | None = Field(default=None, sa_type=BigInteger)
+    """Steps that had been done since."""
+    age_s: float | None = None
+    """Seconds for which it had not been the present state."""
+    replica_step: int | None = Field(default=None, sa_type=BigInteger)
+    """The newest step of which other nodes were known to have whole replicas of all ranks; empty where that is not known."""
+    every: int | None = None
+    """Steps between two snapshots, as the ranks had agreed."""
+    size: int | None = Field(default=None, sa_type=BigInteger)
+    """Bytes of one snapshot of all ranks."""
+    copied_s: float = 0.0
+    """Seconds of copying."""
+    hidden_s: float = 0.0
+    """Seconds of it while training waited anyway."""
+    cost_s: float = 0.0
+    """Seconds of training threads: to begin snapshots, and in pauses for them."""
+    trained_s: float = 0.0
+    """Seconds of all steps."""
+    ages: dict[str, Any] = _json()
+    """How often the newest was how many steps old, by looks at equal distances."""
+    because: str = ""
+    """Why ranks take none, where they said so."""
+
+    @property
+    def hidden(self) -> float | None:
+        """Return the share of the copying that took place while training waited anyway."""
+        return min(1.0, self.hidden_s / self.copied_s) if self.copied_s else None
+
+    @property
+    def cost(self) -> float | None:
+        """Return the share of the training time that snapshots cost."""
+        return self.cost_s / self.trained_s if self.trained_s else None
+
+
 class Request(SQLModel, table=True):
     """What a person asked of a running job (``stop``, ``migrate``)."""
 
@@ -270,6 +316,6 @@ class Remark(SQLModel, table=True):
 
 TABLES: Final = [
     SQLModel.metadata.tables[str(model.__tablename__)]
-    for model in (Job, Lease, Move, Generation, NodeMove, Incident, Fault, Decision, Phase, Step, Checkpoint, Request, Remark)
+    for model in (Job, Lease, Move, Generation, NodeMove, Incident, Fault, Decision, Phase, Step, Checkpoint, Snapshots, Request, Remark)
 ]
 """Every table of the history; a program around us may have SQLModel tables of its own."""

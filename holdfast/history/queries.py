@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -23,6 +24,7 @@ from holdfast.history.models import (
     Phase,
     Remark,
     Request,
+    Snapshots,
     Step,
 )
 from holdfast.history.store import History
@@ -135,6 +137,11 @@ def faults(history: History, job_id: str | None = None, *, incident_id: str | No
     return _rows(history, Fault, *_of(Fault, job_id, incident_id))
 
 
+def newest_fault(history: History, job_id: str, kinds: Collection[str]) -> Fault | None:
+    """Return the job's newest fault of one of these *kinds*."""
+    return _newest(history, Fault, col(Fault.job_id) == job_id, col(Fault.kind).in_(kinds))
+
+
 def decisions(history: History, job_id: str | None = None, *, incident_id: str | None = None) -> list[Decision]:
     """Return the decisions of a job, or of one incident, in the order they were made."""
     return _rows(history, Decision, *_of(Decision, job_id, incident_id))
@@ -187,6 +194,17 @@ def node_standings(history: History, cluster: str) -> dict[str, NodeMove]:
 def checkpoints(history: History, job_id: str) -> list[Checkpoint]:
     """Return the job's checkpoints, and troubles with them, in the order they were recorded."""
     return _rows(history, Checkpoint, col(Checkpoint.job_id) == job_id)
+
+
+def snapshots(history: History, job_id: str) -> list[Snapshots]:
+    """Return what is on record of the job's snapshots in memory, a row for each generation that told of any."""
+    return _rows(history, Snapshots, col(Snapshots.job_id) == job_id, order=col(Snapshots.generation))
+
+
+def newest_snapshots(history: History, job_id: str) -> Snapshots | None:
+    """Return what the newest generation that told of its snapshots in memory said."""
+    found = _rows(history, Snapshots, col(Snapshots.job_id) == job_id, order=col(Snapshots.generation), newest_first=True, limit=1)
+    return found[0] if found else None
 
 
 def pending_requests(history: History, job_id: str) -> list[Request]:

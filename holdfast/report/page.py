@@ -13,7 +13,7 @@ from markupsafe import Markup
 import detectors.catalogue
 import detectors.diagnosis  # enters every kind into the catalogue
 from holdfast.history.models import Checkpoint, Generation, NodeMove
-from holdfast.report import evidence, facts, loss, phases, recoveries, timeline, wording
+from holdfast.report import evidence, facts, loss, memory, phases, recoveries, timeline, wording
 from holdfast.report.ink import Box, pens
 from holdfast.report.story import Case, Story
 from holdfast.report.surroundings import surroundings
@@ -72,12 +72,14 @@ def page(story: Story) -> str:
         generations=_memberships(story),
         nodes=_standings(story),
         checkpoints=_checkpoints(story),
+        memory=_memory(story),
         most_rows=MOST_ROWS,
         titles={kind: entry.title for kind, entry in detectors.catalogue.CATALOGUE.items()},
         acted=lambda act: list(evidence.pieces(wording.act(act), longest=longest)),
         pieces=lambda found: list(evidence.pieces(found, longest=longest)),
         parts=phases.parts,
         taken_over=wording.taken_over,
+        source=wording.source,
         open_case=_open_case(story),
     )
 
@@ -182,6 +184,16 @@ def _checkpoints(story: Story) -> dict[str, Any]:
     troubled = [one for one in rows[:-30] if one.trouble is not None][-MOST_ROWS:]
     shown: list[Checkpoint] = [*troubled, *newest]
     return {"rows": shown, "more": len(rows) - len(shown)}
+
+
+def _memory(story: Story) -> dict[str, Any]:
+    """Return the generations that had snapshots in memory, the newest ones, and the job's in words; or why there were none."""
+    rows = [row for row in story.snapshots if row.step is not None]
+    if rows:
+        return {"rows": rows[-MOST_ROWS:], "upkeep": memory.upkeep(rows), "usual_age": memory.usual_age(memory.total(rows))}
+    newest = story.snapshots[-1] if story.snapshots else None
+    fault = next((one for one in reversed(story.loose_faults) if one.kind in memory.FAULTS), None)
+    return {"rows": [], "none": memory.why_none(newest, fault, story.job.spec, ended=story.ended)}
 
 
 def _open_case(story: Story) -> str | None:

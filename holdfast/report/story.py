@@ -13,7 +13,7 @@ import sqlalchemy
 from sqlmodel import col, select
 
 from holdfast.history import queries
-from holdfast.history.models import Checkpoint, Decision, Fault, Generation, Incident, Job, Move, NodeMove, Phase, Remark, Step
+from holdfast.history.models import Checkpoint, Decision, Fault, Generation, Incident, Job, Move, NodeMove, Phase, Remark, Snapshots, Step
 from holdfast.history.queries import TERMINAL, Losses
 from holdfast.history.store import History
 from holdfast.report.thinning import Floats, Places
@@ -84,6 +84,8 @@ class Story:
     """Faults that no incident answers."""
     node_moves: Sequence[NodeMove]
     checkpoints: Sequence[Checkpoint]
+    snapshots: Sequence[Snapshots]
+    """What each generation had in the memory of nodes."""
     remarks: Sequence[Remark]
     steps: Steps
 
@@ -142,6 +144,7 @@ def gather(history: History, job: Job, *, now: float) -> Story:
         loose_faults=faults[None],
         node_moves=_node_moves(history, job, moves[-1].at + 1 if moves and moves[-1].after in TERMINAL else now),
         checkpoints=queries.checkpoints(history, job.id),
+        snapshots=queries.snapshots(history, job.id),
         remarks=queries.remarks(history, job.id),
         steps=_steps(history, job, generations),
     )

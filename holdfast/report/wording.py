@@ -124,21 +124,20 @@ def _all(names: Iterable[str] | None) -> str:
 
 
 def taken_over(facts: Mapping[str, Any] | None) -> list[str]:
-    """Say what a take-over did inside the workers, a sentence each; empty when it was none."""
+    """Say what a recovery did inside the workers, a sentence each; empty where nothing is known of that."""
     if not facts:
         return []
+    age = [f"the newest snapshot in memory was {plural(facts['snapshot_age'], 'step')} old"] if "snapshot_age" in facts else []
     if "rebuilt" not in facts:  # all processes were started anew
-        where = "the memory of nodes" if facts.get("source") == "memory" else "a checkpoint"
-        return [f"all ranks went on from {where}"]
+        return [*([f"all ranks went on from {_source(facts)}"] if "source" in facts else []), *age]
     said = [f"{plural(facts.get('rebuilt') or 0, 'group')} built anew, {facts.get('kept') or 0} kept"]
     if facts.get("bytes"):
         speed = f" at {size(round(facts['bandwidth']))}/s" if facts.get("bandwidth") else ""
-        where = (
-            f"the memory of nodes{speed}" if facts.get("source") == "memory" else f"living ranks{speed}, over {_all(facts['interfaces'])}"
-        )
-        said.append(f"{size(facts['bytes'])} of state taken from {where}")
+        over = "" if facts.get("source") == "memory" else f", over {_all(facts['interfaces'])}"
+        said.append(f"{size(facts['bytes'])} of state taken from {_source(facts)}{speed}{over}")
     elif facts.get("source") == "checkpoint":
         said.append("no living rank held the state: all went on from a checkpoint")
+    said += age
     phases = {name: seconds for name, seconds in (facts.get("seconds") or {}).items() if seconds}
     if phases:
         said.append(
@@ -149,6 +148,21 @@ def taken_over(facts: Mapping[str, Any] | None) -> list[str]:
         met = f"; first met after the promotion: {', '.join(map(str, new))}" if new else ""
         said.append(f"rank {rank}: the warm-up had foreseen {one.get('foreseen')} of {one.get('calls')} calls of the first step{met}")
     return said
+
+
+def source(facts: Mapping[str, Any] | None) -> str:
+    """Say where the state came from that a recovery went on with; empty where that is not known."""
+    return _source(facts) if facts and facts.get("source") else ""
+
+
+def _source(facts: Mapping[str, Any]) -> str:
+    match facts.get("source"):
+        case "memory":
+            replicas = facts.get("replicas")
+            return "the memory of nodes" + (f" (replicas for {plural(replicas, 'rank')})" if replicas else "")
+        case "checkpoint":
+            return "a checkpoint"
+    return "living ranks"
 
 
 def visible(text: str) -> str:

@@ -80,14 +80,15 @@ class Link:
         """Tell how long a part of the start took: ``group`` or ``load``."""
         self._send({"t": "mark", "name": name, "seconds": seconds, "generation": self.generation})
 
-    def resumed(self, step: int, path: Path | None) -> None:
-        """Tell the step after which training goes on (0: from scratch), and the checkpoint it came from."""
-        self._send({"t": "resumed", "step": step, "path": None if path is None else str(path), "generation": self.generation})
+    def resumed(self, step: int, path: Path | None, *, replica: bool = False) -> None:
+        """Tell the step after which training goes on (0: from scratch), and the checkpoint, or *replica* in memory, it came from."""
+        told = {"t": "resumed", "step": step, "path": None if path is None else str(path), "generation": self.generation}
+        self._send(told | ({"replica": True} if replica else {}))
 
-    def beat(self, step: int, loss: float | None, seconds: float, until: int | None) -> None:
-        """Tell that *step* is committed; may be dropped when the agent does not read."""
+    def beat(self, step: int, loss: float | None, seconds: float, until: int | None, snapshot: Mapping[str, object] | None = None) -> None:
+        """Tell that *step* is committed, and what there is to say of snapshots; may be dropped when the agent does not read."""
         told = {"t": "beat", "step": step, "loss": loss, "seconds": seconds, "until": until, "generation": self.generation}
-        self._send(told, droppable=True)
+        self._send(told | ({"snapshot": dict(snapshot)} if snapshot else {}), droppable=True)
 
     def section(self, name: str, limit_s: float | None, *, begin: bool) -> None:
         """Tell that a declared long section begins or ends."""

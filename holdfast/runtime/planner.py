@@ -30,6 +30,8 @@ Moment = tuple[int, int]
 
 MOST_SOURCES: Final = 8
 """Ranks that one rank takes its piece from: so many fill any link, and more are only more connections to make."""
+REPLICA: Final = "copy-"
+"""What names of replicas begin with."""
 _NAMED: Final = 4
 """Ranks that a sentence lists."""
 
@@ -54,6 +56,11 @@ class Stored:
     def moment(self) -> Moment:
         """Return what must agree among states that are used together."""
         return self.step, self.lineage
+
+    @property
+    def is_replica(self) -> bool:
+        """Tell whether it is a copy that another node sent to its home."""
+        return self.name.startswith(REPLICA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +136,10 @@ class Plan:
     def from_memory(self) -> bool:
         """Whether any piece is taken from the memory of nodes."""
         return any(fetch.parts for fetch in self.fetches)
+
+    def takes_replica(self, rank: int) -> bool:
+        """Tell whether *rank* takes any of its piece from a replica: a copy that another node kept."""
+        return any(part.is_replica for fetch in self.fetches if fetch.target == rank for part in fetch.parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from holdfast.runtime.promoted import Again
 from holdfast.runtime.restore import load, newest_whole
 from holdfast.runtime.sections import section
 from holdfast.runtime.snapshots.bubbles import PROFILE
+from holdfast.runtime.snapshots.ledger import Ledger
 from holdfast.runtime.snapshots.restart import from_memory
 from holdfast.runtime.snapshots.stored import Memory
 from holdfast.runtime.snapshots.taker import Config, Place, Taker, Wish
@@ -92,6 +93,9 @@ class Session(AbstractContextManager["Session"]):
         """What ranks whose groups are not managed have told of their states: copies of one have the same name."""
         self._behind = Teller()
         self._told = Told(None if keeping is None else keeping.directory)
+        self._ledger = Ledger()
+        self._from_replica = False
+        """Whether this rank goes on from a replica of its snapshot."""
         self._lineage = 0
         """The generation that last went back to an earlier step."""
         self.step = 0
@@ -118,6 +122,8 @@ class Session(AbstractContextManager["Session"]):
         config = Config.of()
         if config is not None and self._training.optimizers:  # else nobody says when the state changes
             self._taker = Taker(self._training, config)
+        elif config is not None:
+            self._ledger.why = "the session has no optimizer, so nothing tells when the state changes"
         managed = assembly()
         if managed is not None:
             self._keeper = Keeper(self._training, managed, self._whole_steps)
@@ -133,7 +139,7 @@ class Session(AbstractContextManager["Session"]):
         if self._keeper is not None:
             self._keeper.live = self.step
         link().mark("load", time.monotonic() - start)
-        link().resumed(self.step, self.resumed_from)
+        link().resumed(self.step, self.resumed_from, replica=self._from_replica)
         return self
 
     @property
@@ -240,7 +246,7 @@ class Session(AbstractContextManager["Session"]):
             loss = None if self._keeper.damaged else loss  # summed up after the vote, without a peer that was lost meanwhile
             self._keeper.last = loss, seconds
         self.step, self.loss = number, loss if loss is not None or self._keeper is None else math.nan
-        link().beat(number, loss, seconds, self._until)
+        link().beat(number, loss, seconds, self._until, self._ledger.said(self._taker, link().generation))
         if self._keeping is not None and (self._keeping.due(number) or (number == self._until and self._keeping.every > 0)):
             self._save(at_once=number == self._until)
         self._end_if_told()
@@ -431,6 +437,7 @@ class Session(AbstractContextManager["Session"]):
         self.step, self._lineage = found.step, link().generation
         if self._keeper is not None:
             self._keeper.lineage = self._lineage
+        self._from_replica = found.takes_replica(world.rank)
         self._memory.forget_newer(found.step, self._lineage)
         _log.info("%s", found.because)
         return True

@@ -169,6 +169,41 @@ time.sleep(600)
     assert "worker.unknown-word rank=0 word=dance" in log
 
 
+def test_what_a_worker_says_of_its_snapshots_goes_with_the_beats_to_the_flow(node: Node, flow: Flow) -> None:
+    """Costs, which are told now and then, stay beside the newest step; the age is by this node's clock; nothing of it is journaled."""
+    code = """
+hello()
+say(t="beat", step=8, seconds=0.1, snapshot={"step": 7, "at": time.time() - 100, "every": 1, "copied": 2.0, "hidden": 1.5, "colour": "red"})
+say(t="beat", step=9, seconds=0.1, snapshot={"step": 8, "at": time.time() - 50})
+say(t="beat", step=10, seconds=0.1, snapshot={"step": -1})
+time.sleep(600)
+"""
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.start(1)
+    beat = flow.until(lambda: next((one for one in flow.beats if one["ranks"]["0"]["snapshot"].get("step") == 8), None))
+    told = beat["ranks"]["0"]
+    age = told["snapshot"].pop("age")
+    assert told["snapshot"] == {"step": 8, "every": 1, "copied": 2.0, "hidden": 1.5}
+    assert 50 <= age < 100
+    assert told["step"] == 9
+    assert told["replica"] is None
+    wait_until(lambda: "field 'step' must be a whole number of at least 0, but it is '-1'" in node.log.read_text(), seconds=10)
+    assert not any("snapshot" in json.dumps(event) for event in flow.events)
+
+
+def test_a_generation_begins_with_no_word_of_snapshots(node: Node, flow: Flow) -> None:
+    """What a process said before it was kept for another generation is not that one's."""
+    code = 'hello()\nsay(t="beat", step=8, seconds=0.1, snapshot={"step": 7, "at": 1.0})\ntime.sleep(600)'
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+    flow.start(1)
+    flow.until(lambda: any(one["ranks"]["0"]["snapshot"].get("step") == 7 for one in flow.beats))
+    flow.stop(1)
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + "hello(); time.sleep(600)")])
+    flow.start(2)
+    beat = flow.until(lambda: next((one for one in flow.beats if one["generation"] == 2), None))
+    assert beat["ranks"]["0"]["snapshot"] == {}
+
+
 def test_a_worker_of_another_protocol_is_told_of_and_not_listened_to(node: Node, flow: Flow) -> None:
     """The answer to its question names the cure."""
     code = 'say(t="hello", protocol=2)\nsay(t="beat", step=1, seconds=1)\nprint(json.dumps(ask(step=1)), flush=True)'

@@ -56,6 +56,23 @@ def test_a_replica_grows_with_the_snapshot_and_is_whole_right_after_it(make: Mak
     writer.close()
 
 
+def test_the_agent_is_told_which_step_is_whole_on_another_node(make: MakeNode) -> None:
+    """For each rank the newest, as news of snapshots come."""
+    here, there = make("here"), make("there")
+    here.replicate(there)
+    writer = Writer(here)
+    for step in (7, 8):
+        writer.snapshot(step, noise(5000, step))
+        there.keeps(step)
+
+        def told(step: int = step) -> bool:
+            here.ring()
+            return [one["ranks"] for one in here.told("replicas")][-1:] == [{"3": step}]
+
+        wait_until(told, seconds=SECONDS)
+    writer.close()
+
+
 def test_the_two_newest_whole_ones_stay_while_the_next_is_written(make: MakeNode) -> None:
     """At every moment there is one to go back to, of a step that others have too."""
     here, there = make("here"), make("there")
@@ -351,6 +368,12 @@ def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> N
             ]
 
         wait_until(lambda: len(copies(ports[0], 1)) >= 2 and len(copies(ports[1], 0)) >= 2, seconds=SECONDS)
+        for rank, flow in enumerate(flows):  # a flow hears of it with the beats
+
+            def known(flow: Flow = flow, rank: str = str(rank)) -> bool:
+                return any((one["ranks"][rank]["replica"] or 0) >= 2 for one in flow.beats)
+
+            flow.until(known, "a word on replicas")
         server = servers_of(nodes[1])[0]
         assert os.sched_getscheduler(server) == os.SCHED_IDLE
         assert TOKEN.encode() not in Path(f"/proc/{server}/cmdline").read_bytes() + Path(f"/proc/{server}/environ").read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -57,6 +58,23 @@ def test_a_migration_that_fails_leaves_nothing(history_url: str, monkeypatch: py
     assert inspect(engine).get_table_names() == []
     engine.dispose()
     History.open(history_url).close()
+
+
+def test_a_history_from_before_snapshots_opens_with_all_its_jobs(history_url: str) -> None:
+    """It is migrated, and its jobs have no snapshots on record."""
+    engine = create_engine(history_url.replace("postgresql:", "postgresql+psycopg:"))
+    config = schema.alembic_config()
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+        columns = {"id": "'j1'", "name": "'old'", "spec": "'{}'", "cluster": "'{}'", "directory": "'/'", "at": "1.0"}
+        connection.execute(text(f"INSERT INTO job ({', '.join(columns)}) VALUES ({', '.join(columns.values())})"))  # noqa: S608 (constants)
+    engine.dispose()
+    history = History.open(history_url)
+    assert queries.newest_job(history, "old").id == "j1"
+    assert queries.snapshots(history, "j1") == []
+    assert queries.newest_snapshots(history, "j1") is None
+    history.close()
 
 
 def test_tables_without_a_revision_are_refused(history_url: str) -> None:

@@ -198,7 +198,7 @@ def _bare(text: str) -> Story:
     remark = Remark(job_id=job.id, at=1.0, text=text)
     return Story(
         job=job, now=filled.BEGAN, moves=[move], generations=[], cases=[case], loose_faults=[fault], node_moves=[], checkpoints=[],
-        remarks=[remark], steps=empty,
+        snapshots=[], remarks=[remark], steps=empty,
     )  # fmt: skip
 
 

@@ -54,6 +54,8 @@ def test_every_message_arrives_as_it_was_said(line_to: Lines, agent: AgentDouble
     line.resumed(0, None)
     line.beat(9, 0.1 + 0.2, 0.5, 10)
     line.beat(10, math.nan, 0.5, None)
+    line.beat(10, None, 0.5, None, {"step": 9})
+    line.resumed(8, None, replica=True)
     line.section("evaluation", 60.0, begin=True)
     line.saved(10, Path("/c/step-00000010"), 0.1, 77)
     line.trouble("checkpoint-torn", None, Path("/c"), "why")
@@ -66,6 +68,8 @@ def test_every_message_arrives_as_it_was_said(line_to: Lines, agent: AgentDouble
         {"t": "resumed", "step": 8, "path": "/c/step-00000008", "generation": 5},
         {"t": "resumed", "step": 0, "path": None, "generation": 5},
         {"t": "beat", "step": 9, "loss": 0.30000000000000004, "seconds": 0.5, "until": 10, "generation": 5},
+        {"t": "beat", "step": 10, "loss": None, "seconds": 0.5, "until": None, "generation": 5, "snapshot": {"step": 9}},
+        {"t": "resumed", "step": 8, "path": None, "generation": 5, "replica": True},
         {"t": "section", "name": "evaluation", "limit_s": 60.0, "begin": True},
         {"t": "saved", "step": 10, "path": "/c/step-00000010", "seconds": 0.1, "size": 77},
         {"t": "trouble", "kind": "checkpoint-torn", "step": None, "path": "/c", "why": "why"},

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ from holdfast.vault import SUFFIX
 from holdfast.wire import LineBuffer, Message, encode
 
 SMALL_STACK: Final = 256 * 1024
+TELL: Final = 1.0
+"""Seconds between two words to the agent about how far replicas are."""
 
 
 class Server:
@@ -41,6 +44,8 @@ class Server:
         self._homes: dict[tuple[str, int], Home] = {}
         self._pushers: dict[tuple[int, tuple[str, int]], Pusher] = {}
         self._changing = threading.Lock()
+        self._told: dict[str, int] = {}
+        self._next_word = 0.0
 
     def tell(self, event: str, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
         """Tell the flow something, through the agent; an agent that is gone ends us anyway."""
@@ -67,6 +72,7 @@ class Server:
         homes = [(str(host), int(port)) for host, port in message["replicate"]]
         self._bucket.limit(message["bandwidth"])
         with self._changing:
+            self._told = {}  # the agent knows nothing of what these homes keep
             self._homes = {address: self._homes.get(address) or Home(address=address, tell=self.tell) for address in homes}
 
     def look(self) -> None:
@@ -94,7 +100,23 @@ class Server:
                 if now != changed:
                     changed = now
                     self.look()
+            self._tell_replicas()
             self.news.wait(count)
+
+    def _tell_replicas(self) -> None:
+        """Tell the agent, now and then, the newest step of each rank that is whole on another node."""
+        now = time.monotonic()
+        if now < self._next_word:
+            return
+        self._next_word = now + TELL
+        with self._changing:
+            whole = [(str(rank), pusher.whole) for (rank, _), pusher in self._pushers.items() if pusher.whole is not None]
+        told: dict[str, int] = {}
+        for rank, step in whole:
+            told[rank] = max(step, told.get(rank, 0))
+        if told != self._told:
+            self._told = told
+            self.tell("replicas", ranks=told)
 
 
 def main() -> int:

@@ -82,6 +82,8 @@ class Pusher(threading.Thread):
         """The newest snapshot that this connection has dealt with."""
         self.pushed = 0
         """Bytes of data sent."""
+        self.whole: int | None = None
+        """The step of the newest snapshot that is known to be whole there."""
 
     def stop(self) -> None:
         """End it, whatever it waits for."""
@@ -131,7 +133,7 @@ class Pusher(threading.Thread):
         else:
             self._last = order_of(reading.label)
             if answer.get("have"):
-                self._home.kept()
+                self._note_whole(reading)
 
     def _stream(self, line: Line, reading: Reading) -> None:
         """Send a snapshot as its bytes come to be there; give it up when it is given up."""
@@ -177,7 +179,11 @@ class Pusher(threading.Thread):
         answer = line.hear()
         self._last = order_of(reading.label)
         if answer.get("ok") is True:
-            self._home.kept()
+            self._note_whole(reading)
+
+    def _note_whole(self, reading: Reading) -> None:
+        self.whole = reading.label.step
+        self._home.kept()
 
 
 def _granted(line: Line) -> None:

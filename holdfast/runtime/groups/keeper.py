@@ -461,6 +461,7 @@ class Keeper:
             rebuilt=made,
             kept=kept,
             source=_source(meeting.plan),
+            replica=meeting.plan.takes_replica(generation.rank),
             because=meeting.plan.because,
             bytes=size,
             bandwidth=size / took if took else 0.0,

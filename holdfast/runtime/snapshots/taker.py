@@ -122,6 +122,8 @@ class Counts:
     """Bytes of the newest."""
     newest: int | None = None
     """The step of the newest whole one."""
+    newest_at: float | None = None
+    """When it was begun, and so its state was the present one (wall clock)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,5 +478,5 @@ class Taker:
             return
         self._sealed[draft.slot] = draft.label.moment
         self.counts.taken += 1
-        self.counts.newest = draft.label.step
+        self.counts.newest, self.counts.newest_at = draft.label.step, draft.label.time
         vault.ring(self._config.vault, self._bell)

@@ -1,0 +1,99 @@
+"""What status and report say of the snapshots in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.history.models import Fault, Snapshots
+from holdfast.report import memory, wording
+
+REPLICATED: dict[str, Any] = {"checkpoint": {"memory": {"every": 1, "replicas": 1}}}
+
+
+def a_row(**fields: Any) -> Snapshots:
+    """Return what a generation told at time 100."""
+    known: dict[str, Any] = {"job_id": "j", "generation": 2, "at": 100.0, "step": 57, "age_steps": 1, "age_s": 0.038, "replica_step": 57}
+    return Snapshots(**known | {"every": 1, "copied_s": 4.0, "hidden_s": 3.9, "cost_s": 0.3, "trained_s": 100.0} | fields)
+
+
+def a_fault(kind: str, generation: int = 2) -> Fault:
+    """Return a fault with a reason."""
+    quoted = {"quote": "no room"}
+    return Fault(job_id="j", at=1.0, kind=kind, level="watch", subject="node n1", blame="storage", generation=generation, evidence=quoted)
+
+
+@pytest.mark.parametrize(
+    ("row", "fault", "spec", "words"),
+    [
+        (a_row(), None, REPLICATED, "step 57, 1 step (38 ms) old; also on another node"),
+        (a_row(replica_step=55), None, REPLICATED, "step 57, 1 step (38 ms) old; on another node up to step 55"),
+        (a_row(replica_step=None), None, REPLICATED, "step 57, 1 step (38 ms) old; on no other node yet"),
+        (
+            a_row(replica_step=None),
+            a_fault("memory-limit"),
+            REPLICATED,
+            "step 57, 1 step (38 ms) old; on no other node: memory-limit on node n1 (no room)",
+        ),
+        (a_row(replica_step=None), a_fault("memory-limit", 1), REPLICATED, "step 57, 1 step (38 ms) old; on no other node yet"),
+        (
+            a_row(replica_step=None),
+            None,
+            {"checkpoint": {"memory": {"replicas": 0}}},
+            "step 57, 1 step (38 ms) old; on no other node (`checkpoint.memory.replicas` is 0)",
+        ),
+        (a_row(at=40.0, age_steps=3), None, {}, "step 57, 3 steps (38 ms) old, as told 1 min 00 s ago; also on another node"),
+    ],
+)
+def test_the_newest_snapshot_is_said_with_its_age_and_whether_another_node_has_it(
+    row: Snapshots, fault: Fault | None, spec: dict[str, Any], words: str
+) -> None:
+    """A word that is old is called so."""
+    assert memory.newest(row, fault, spec, 100.0) == words
+
+
+@pytest.mark.parametrize(
+    ("row", "fault", "spec", "ended", "words"),
+    [
+        (a_row(), None, REPLICATED, False, ""),
+        (None, None, {"checkpoint": {"memory": {"every": 0}}}, False, "none: `checkpoint.memory.every` is 0"),
+        (a_row(step=None, because="no optimizer"), None, REPLICATED, False, "none: no optimizer"),
+        (None, a_fault("memory-none"), REPLICATED, False, "none: memory-none on node n1 (no room)"),
+        (a_row(step=None), a_fault("snapshot-no-memory"), REPLICATED, True, "none: snapshot-no-memory on node n1 (no room)"),
+        (None, a_fault("replica-lost"), REPLICATED, False, "none yet: they begin a few steps after `holdfast.session` does"),
+        (None, None, {"checkpoint": "what another version wrote"}, True, ""),
+    ],
+)
+def test_why_there_is_none_is_said_where_it_is_known(
+    row: Snapshots | None, fault: Fault | None, spec: dict[str, Any], *, ended: bool, words: str
+) -> None:
+    """Of a job of the time before snapshots nothing is said."""
+    assert memory.why_none(row, fault, spec, ended=ended) == words
+
+
+def test_the_upkeep_is_that_of_all_generations_together() -> None:
+    """Seconds are added up before they are divided; the cadence is the newest."""
+    rows = [
+        a_row(ages={"1": 3}),
+        a_row(generation=3, every=4, copied_s=12.0, hidden_s=0.1, trained_s=200.0, cost_s=2.7, ages={"1": 1, "6": 2}),
+    ]
+    assert memory.upkeep(rows) == "every 4 steps, 25.0% of the copying hidden in waits, 1.0% of the training time"
+    assert memory.upkeep([a_row(copied_s=0.0, trained_s=0.0)]) == "every step"
+    assert memory.usual_age(memory.total(rows)) == "1 step in the median, 6 at most"
+    assert memory.usual_age(a_row(ages={"2": 7})) == "2 steps in the median"
+    assert memory.usual_age(a_row()) == ""
+
+
+def test_where_a_recovery_took_its_state_from_is_said() -> None:
+    """Living ranks, memory, replicas in it, or a checkpoint; nothing of what older versions did not record."""
+    assert wording.source(None) == wording.source({"snapshot_age": 1}) == ""
+    assert wording.source({"source": "live"}) == "living ranks"
+    assert wording.source({"source": "memory"}) == "the memory of nodes"
+    assert wording.source({"source": "memory", "replicas": 2}) == "the memory of nodes (replicas for 2 ranks)"
+    assert wording.source({"source": "checkpoint", "replicas": 0}) == "a checkpoint"
+    assert wording.taken_over({"source": "memory", "replicas": 1, "snapshot_age": 1}) == [
+        "all ranks went on from the memory of nodes (replicas for 1 rank)",
+        "the newest snapshot in memory was 1 step old",
+    ]
+    assert wording.taken_over({"snapshot_age": 2}) == ["the newest snapshot in memory was 2 steps old"]
