@@ -277,9 +277,11 @@ class Taker:
             return "unable"
         if any(flush.is_wanted(slot.path) for slot in self._slots):
             return "busy"
-        limit, size = self._config.limit, len(self._slots[0].data) if self._slots else 0
+        if not self._slots:
+            return "unable"
+        limit, size = self._config.limit, max(len(slot.data) for slot in self._slots)
         roomy = len(self._slots) > SLOTS or not limit or vault.usage(self._config.vault) + size <= limit
-        return "ready" if size and roomy else "unable"
+        return "ready" if roomy else "unable"
 
     def wish(self, wish: Wish) -> None:
         """Have the next snapshot, which is the one of the wish's step, put on disk."""
