@@ -42,6 +42,8 @@ def watch(run: Run, *, seconds: float, until: Callable[[], bool] | None = None) 
 
 def look(run: Run) -> Turn | None:
     """Return what the flow has to turn for now, if anything."""
+    if run.nowhere:
+        return Turn(Event.STOP_ASKED, "every node of the job was told to go, and no other one is free: what they hold is saved")
     symptom = run.symptom()
     if symptom:
         return Turn(Event.FAULTED, symptom)

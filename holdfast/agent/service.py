@@ -39,6 +39,9 @@ MOST_PEERS: Final = 256
 """Connections at once; a node has some ten workers and one flow."""
 A_TURN: Final = 100
 """Messages of one peer that are answered before the others have their turn."""
+LEAVE_SECONDS: Final = 25.0
+"""How long an agent whose node is about to go waits for the flow to make use of what is there. A spot instance's notice comes two minutes
+before its end, or half a minute (AWS, Google Cloud); Slurm leaves 30 s between SIGTERM and SIGKILL (KillWait)."""
 END_SECONDS: Final = 5.0
 """How long an ending agent waits for what its workers had forked; its guardian waits on."""
 FREQUENT: Final = frozenset({"steps", "saved", "trouble"})
@@ -58,6 +61,8 @@ class Service:
         self.epoch = 0
         """Epoch of the newest flow that gave an order for the job."""
         self.ending = False
+        self._parent = os.getppid()
+        self._leave_at: float | None = None
         self._lease, self._lease_end = FIRST_LEASE, time.monotonic() + FIRST_LEASE
         self._next_beat = 0.0
         self._peers: set[Peer] = set()
@@ -109,10 +114,22 @@ class Service:
             with suppress(BlockingIOError):
                 while data := wake.recv(4096):
                     if signal.SIGTERM in data:
-                        self.end(wipe=False)  # of this process, not of the job: another agent may follow
+                        self._told_to_go()
 
         self._selector.register(wake, selectors.EVENT_READ, heard)
         self._waker = waker  # kept open
+
+    def _told_to_go(self) -> None:
+        """Give the flow some time, the first time: the node is about to go, and its ranks and what it has in memory with it.
+
+        Without a flow or workers there is nothing to wait for, nor when it was the guardian's end that told us.
+        """
+        listened_to = any(peer.told is not None for peer in self._peers)
+        if self._leave_at is None and self.crew.living() and listened_to and os.getppid() == self._parent:
+            self._leave_at = time.monotonic() + LEAVE_SECONDS
+            self.emit("agent.leaving", seconds=LEAVE_SECONDS)
+        else:
+            self.end(wipe=False)  # of this process, not of the job: another agent may follow
 
     def hold(self, job: str, epoch: int, lease: float) -> None:
         """Serve *job* from now on; raise ``OSError`` when that cannot be put on record."""
@@ -152,6 +169,7 @@ class Service:
             self._steps.due(),
             self.vaults.due(),
             self.flushing.due(),
+            self._leave_at,
             self._next_beat if self.crew.living() else None,
         ]
         nearest = min([at for at in times if at is not None], default=self._lease_end)
@@ -166,6 +184,8 @@ class Service:
         if now >= self._next_beat and self.crew.living():
             self._next_beat = now + BEAT
             self._beat()
+        if self._leave_at is not None and now >= self._leave_at and not self.ending:
+            self.end(wipe=False)
         if now >= self._lease_end and not self.ending:
             self.emit("lease.ended", seconds=self._lease)
             self.end()

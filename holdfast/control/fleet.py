@@ -37,6 +37,8 @@ class Fleet:
         """Nodes that should have an agent of this job and, when looked for, had none."""
         self.memory: dict[str, tuple[str, int]] = {}
         """Node to host and port of the server of what it keeps in memory."""
+        self.leaving: set[str] = set()
+        """Nodes that were told to go, and will be gone in a moment."""
         self._begun: set[str] = set()
         """Nodes on which an agent may have been started that has no channel here (yet)."""
         self._hands = ThreadPoolExecutor(HANDS, thread_name_prefix="fleet")
@@ -199,7 +201,7 @@ class Fleet:
             old.close()
         self.memory.pop(node, None)
         self.unreached.setdefault(node, "no agent since a second look")
-        if not self.source.answers(node):
+        if node in self.leaving or not self.source.answers(node):
             return False
         self.fence(node)
         try:
@@ -211,7 +213,8 @@ class Fleet:
 
     def free(self) -> list[str]:
         """Return the nodes of the cluster that answer and are held by nobody, in the cluster's order."""
-        return [view.name for view in self.source.survey() if view.standing == "idle" or (view.standing == "up" and view.job is None)]
+        idle = [view.name for view in self.source.survey() if view.standing == "idle" or (view.standing == "up" and view.job is None)]
+        return [node for node in idle if node not in self.leaving]
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

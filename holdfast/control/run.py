@@ -255,6 +255,21 @@ class Run:
     def _on_standby_gone(self, _node: str, event: Message) -> None:
         self.pool.note_gone(event)
 
+    def _on_agent_leaving(self, node: str, event: Message) -> None:
+        """Have the ranks of a node that is about to go moved away while there is time; one that cannot be is a lost node in a moment."""
+        if node in self.fleet.leaving:
+            return
+        self.fleet.leaving.add(node)
+        self.remark(f"{node} was told to go, and will be gone in {event['seconds']:.0f} s")
+        if node in self.members:
+            facts = {"from": node}
+            self.recorder.add(models.Request(job_id=self.job.id, at=time.time(), kind="migrate", by=f"the agent of {node}", facts=facts))
+
+    @property
+    def nowhere(self) -> bool:
+        """Tell whether all nodes of the job were told to go, and there is none to go on with."""
+        return bool(self.members) and set(self.members) <= self.fleet.leaving and not self.fleet.free()
+
     def _on_saved(self, _node: str, event: Message) -> None:
         if event["step"] <= self._saved:
             return

@@ -129,3 +129,35 @@ def test_a_slow_disk_and_a_killed_flusher_hold_up_nobody(stage: Stage) -> None:
     play.ends()
     assert play.state() == "CANCELLED", play.log()
     assert stage.kept() == []
+
+
+def test_when_the_last_nodes_are_told_to_go_what_they_hold_is_saved(stage: Stage) -> None:
+    """A spot notice or a shutdown is SIGTERM to the agents: no other node is free, so the job ends with its newest step on disk."""
+    stage.count = 2
+    fields: dict[str, Any] = {"script": COPIES, "nodes": NODES, "checkpoint": {"every": 1000, "memory": MEMORY}}
+    play = stage.play("spot", args=["2000", str(stage.home / "spot.json")], **fields)
+    play.steps_to(30)
+    for node in ("node-0", "node-1"):
+        os.kill(play.chaos.ask(node)["pid"], signal.SIGTERM)
+    play.ends()
+    assert play.state() == "CANCELLED", play.log()
+    assert "every node of the job was told to go" in play.because()
+    (newest,) = manifest.candidates(checkpoints(play))
+    assert int(newest.name.removeprefix("step-")) >= play.chaos.step() - 1, play.log()
+    assert stage.kept() == []
+
+
+def test_a_node_that_is_told_to_go_is_left_in_time(stage: Stage) -> None:
+    """Its rank moves to a spare node while training goes on; nothing is computed twice."""
+    script, nodes = str(EXAMPLES / "byte_gpt.py"), {"wanted": 2, "ranks": 1, "spare": 1}
+    args = [*SMALL, "--steps", "20000"]
+    play = stage.play("moves", script=script, args=args, nodes=nodes, checkpoint={"every": 0, "memory": MEMORY})
+    play.steps_to(10)
+    wait_until(play.chaos.parked, seconds=60, explain=play.log)
+    os.kill(play.chaos.ask("node-1")["pid"], signal.SIGTERM)
+    wait_until(lambda: "node-1" not in queries.generations(stage.history, play.job.id)[-1].ranks, seconds=60, explain=play.log)
+    play.steps_to(play.chaos.step() + 5)
+    assert not play.incidents(), play.log()
+    os.kill(play.process.pid, signal.SIGTERM)
+    play.ends()
+    assert stage.kept() == []

@@ -10,7 +10,7 @@ import pytest
 from holdfast.runtime.snapshots import ledger
 from holdfast.runtime.snapshots.ledger import SUMS, Ledger
 from holdfast.vault import labels
-from tests.runtime.test_taker import FIRST, Trainer
+from tests.runtime.trainer import FIRST, Trainer
 
 
 @pytest.fixture(autouse=True)
