@@ -99,7 +99,7 @@ def test_the_page_tells_what_snapshots_in_memory_were_worth(parsed: Parsed) -> N
     """The job's age and cost in a sentence, each generation in a row, the newest first; nothing of them in an old job."""
     (card,) = [one for one in parsed("three_incidents").find("section") if one.attributes.get("aria-labelledby") == "memory"]
     assert "Snapshots every step, 97.5% of the copying hidden in waits, 0.5% of the training time." in card.words
-    assert "The newest whole one was 1 step in the median, 2 at most old" in card.words
+    assert "The newest whole one was in the median 1 step old, at most 2: so many" in card.words
     assert [row.words for row in card.find("tbody")[0].find("tr")] == [
         "4 599 1 598 1 13.7 MB 97.5% 0.5%",
         "2 286 1 285 1 13.7 MB 97.5% 0.5%",
