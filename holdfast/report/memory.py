@@ -63,13 +63,13 @@ def total(rows: Sequence[Snapshots]) -> Snapshots:
 
 
 def usual_age(row: Snapshots) -> str:
-    """Say how old the newest snapshot was for the most part: ``1 step in the median, 3 at most``; empty when nobody has looked."""
+    """Say how old the newest snapshot was for the most part: ``in the median 1 step old, at most 3``; empty when nobody has looked."""
     ages = sorted((int(age), int(number)) for age, number in row.ages.items())
     seen = list(accumulate(number for _, number in ages))
     if not seen or not seen[-1]:
         return ""
     usual = next(age for (age, _), sofar in zip(ages, seen, strict=True) if 2 * sofar >= seen[-1])
-    return f"{plural(usual, 'step')} in the median" + (f", {ages[-1][0]:,} at most" if ages[-1][0] > usual else "")
+    return f"in the median {plural(usual, 'step')} old" + (f", at most {ages[-1][0]:,}" if ages[-1][0] > usual else "")
 
 
 def why_none(row: Snapshots | None, fault: Fault | None, spec: Mapping[str, Any], *, ended: bool) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.history import take
+from holdfast.history import Fault, take
 from holdfast.history.store import History
 from tests.cli.conftest import Command
 from tests.cli.written_history import TRACEBACK, Author
@@ -51,6 +52,46 @@ def test_status_of_a_job_tells_where_it_stands(here: Command, running: Author, b
         "the flow of this test",
     ):
         assert words in text
+
+
+def test_status_tells_how_old_the_newest_snapshot_is_and_what_snapshots_cost(here: Command, running: Author) -> None:
+    """To people in words, to programs in numbers: as the ranks of the newest generation told."""
+    assert "memory      none yet" in here("status", "gpt-small").stdout
+    assert json.loads(here("status", "gpt-small", "--json").stdout)["snapshots"] is None
+    running.snapshots(2, step=149)
+    running.snapshots(3, step=399, replica_step=398)
+    text = here("status", "gpt-small").stdout
+    assert "memory      step 399, 1 step (100 ms) old; on another node up to step 398" in text
+    assert "snapshots every step, 95.0% of the copying hidden in waits, 0.5% of the training time" in text
+    told = json.loads(here("status", "gpt-small", "--json").stdout)
+    assert told["no_snapshots"] is None
+    assert {name: told["snapshots"][name] for name in ("step", "age_steps", "age_s", "replica_step", "every", "hidden", "cost")} == {
+        "step": 399, "age_steps": 1, "age_s": 0.1, "replica_step": 398, "every": 1, "hidden": 0.95, "cost": pytest.approx(0.005),
+    }  # fmt: skip
+    running.move("COMPLETED", "all ended well", seconds=44)
+    assert "memory      given back; at the end step 399, 1 step old" in here("status", "gpt-small").stdout
+
+
+def test_status_says_why_there_is_no_snapshot(here: Command, running: Author) -> None:
+    """The fault that keeps state out of memory, with its evidence; of an old job that has ended, nothing."""
+    quote = {"quote": "no vault can be made in /dev/shm: No space left on device"}
+    known: dict[str, Any] = {"level": "watch", "blame": "storage", "generation": 3, "evidence": quote}
+    running.write(Fault(job_id=running.job.id, at=running.zero, kind="memory-none", subject="node n0", **known))
+    why = f"none: memory-none on node n0 ({quote['quote']})"
+    assert f"memory      {why}" in here("status", "gpt-small").stdout
+    assert json.loads(here("status", "gpt-small", "--json").stdout)["no_snapshots"] == why
+
+
+def test_a_job_from_before_snapshots_says_nothing_of_them(here: Command, book: History) -> None:
+    """It has ended, and nobody has kept a record."""
+    old = Author(book, "old", time.time() - 100)
+    old.generation(1, {"n0": [0, 1]}, seconds=0.5)
+    old.steps(1, 10, generation=1, seconds=1)
+    old.move("COMPLETED", "all ended well", seconds=50)
+    done = here("status", "old")
+    assert done.returncode == 0
+    assert "memory" not in done.stdout
+    assert json.loads(here("status", "old", "--json").stdout)["no_snapshots"] is None
 
 
 def test_status_says_so_when_no_flow_steers(here: Command, running: Author) -> None:

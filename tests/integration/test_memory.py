@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 from holdfast import vault
+from holdfast.cli.outlook import look
 from holdfast.history import queries
 from holdfast.process import mark_of
 from holdfast.vault import Label
@@ -116,4 +117,7 @@ def test_a_node_without_memory_is_told_and_trains_on(stage: Stage) -> None:
     assert play.ends() == 0, play.log()
     faults = queries.faults(stage.history, play.job.id)
     assert sorted((fault.kind, fault.node) for fault in faults) == [("memory-none", "node-0"), ("memory-none", "node-1")]
+    outlook = look(stage.history, play.job)
+    assert outlook.snapshots is None
+    assert outlook.no_snapshots.startswith("none: memory-none on node"), outlook.no_snapshots
     assert sum("no state in memory" in remark.text for remark in queries.remarks(stage.history, play.job.id)) == 1

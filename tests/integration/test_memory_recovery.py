@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.history import Snapshots, queries
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
@@ -49,6 +50,12 @@ def kill_all(play: Play) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def replicated(play: Play) -> Snapshots | None:
+    """Return what a generation after the first has on record of its snapshots, once other nodes are known to have replicas of all ranks."""
+    row = queries.newest_snapshots(play.stage.history, play.job.id)
+    return row if row is not None and row.generation > 1 and row.replica_step is not None else None
+
+
 @pytest.mark.timeout(240)  # two runs of an example
 def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage) -> None:
     """Shards that lived on the lost node alone come from their replica; what all processes held comes from the memory of their nodes."""
@@ -61,8 +68,17 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage) -> None
     assert play.kinds() == ["node-lost"], play.log()
     assert 0 <= lost(play) <= 1, play.log()
     facts = play.incidents()[0].facts
-    assert facts is None or facts["source"] == "memory", play.log()
+    assert facts is not None, play.log()
+    assert facts["source"] == "memory", play.log()
+    assert facts["replicas"] >= 1, play.log()
+    assert facts["snapshot_age"] == 1, play.log()
     play.steps_to(45)
+    row = wait_until(lambda: replicated(play), seconds=60, explain=play.log)
+    assert row is not None
+    assert row.age_steps == 1, play.log()
+    assert row.every == 1
+    assert row.copied_s >= row.hidden_s > 0
+    assert row.trained_s > row.cost_s > 0
     kill_all(play)
     wait_until(lambda: play.saw(2) and play.incidents()[1].outcome, seconds=60, explain=play.log)
     assert 0 <= lost(play) <= 1, play.log()

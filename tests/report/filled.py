@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from sqlmodel import SQLModel
 
-from holdfast.history.models import Checkpoint, Decision, Fault, Generation, Incident, Job, Move, NodeMove, Phase, Remark, Step
+from holdfast.history.models import Checkpoint, Decision, Fault, Generation, Incident, Job, Move, NodeMove, Phase, Remark, Snapshots, Step
 from holdfast.history.store import History
 
 BEGAN = 1_790_000_000.0
@@ -101,6 +101,15 @@ class Script:
             Checkpoint(
                 job_id=self.job.id, at=self.clock, step=self.step, generation=self.generation, path=f"/srv/step-{self.step:08d}",
                 seconds=seconds, size=13_654_021, trouble=trouble, because=because,
+            )
+        )  # fmt: skip
+
+    def snapshots(self, generation: int, *, step: int, ages: dict[str, int]) -> None:
+        """Write what a generation told of its snapshots in memory."""
+        self.add(
+            Snapshots(
+                job_id=self.job.id, generation=generation, at=self.clock, step=step, age_steps=1, age_s=0.09, replica_step=step - 1,
+                every=1, size=13_654_021, copied_s=4.0, hidden_s=3.9, cost_s=0.2, trained_s=40.0, ages=ages,
             )
         )  # fmt: skip
 
@@ -235,6 +244,7 @@ def lost_node(on: Script, number: int = 3) -> None:
         incident, {"node-0": [0, 1], "node-2": [2, 3]}, back_to=max(0, on.step - 12), because="node-2 for node-1",
         times=(0.034, 0.006, 0.141, 0.902, 0.33, 0.121, 0.47),
     )  # fmt: skip
+    incident.facts = {"source": "memory", "replicas": 2, "snapshot_age": 12}
 
 
 def three_incidents(history: History) -> Job:
@@ -249,6 +259,8 @@ def three_incidents(history: History) -> Job:
     on.train(412)
     lost_node(on)
     on.train(600)
+    on.snapshots(2, step=286, ages={"1": 14})
+    on.snapshots(4, step=599, ages={"1": 16, "2": 1})
     on.move("finished", "COMPLETED", "every worker said that all its steps are done", seconds=0.2)
     return on.write()
 

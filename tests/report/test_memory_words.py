@@ -80,8 +80,8 @@ def test_the_upkeep_is_that_of_all_generations_together() -> None:
     ]
     assert memory.upkeep(rows) == "every 4 steps, 25.0% of the copying hidden in waits, 1.0% of the training time"
     assert memory.upkeep([a_row(copied_s=0.0, trained_s=0.0)]) == "every step"
-    assert memory.usual_age(memory.total(rows)) == "1 step in the median, 6 at most"
-    assert memory.usual_age(a_row(ages={"2": 7})) == "2 steps in the median"
+    assert memory.usual_age(memory.total(rows)) == "in the median 1 step old, at most 6"
+    assert memory.usual_age(a_row(ages={"2": 7})) == "in the median 2 steps old"
     assert memory.usual_age(a_row()) == ""
 
 

@@ -90,6 +90,21 @@ def test_the_page_tells_of_every_incident(parsed: Parsed) -> None:
     ):
         assert claim in words
     assert "node-2 takes the place of node-1" in found[2].text
+    assert "from the memory of nodes (replicas for 2 ranks)" in found[2].words
+    assert "state all ranks went on from the memory of nodes (replicas for 2 ranks)" in found[2].words
+    assert "the newest snapshot in memory was 12 steps old" in found[2].words
+
+
+def test_the_page_tells_what_snapshots_in_memory_were_worth(parsed: Parsed) -> None:
+    """The job's age and cost in a sentence, each generation in a row, the newest first; nothing of them in an old job."""
+    (card,) = [one for one in parsed("three_incidents").find("section") if one.attributes.get("aria-labelledby") == "memory"]
+    assert "Snapshots every step, 97.5% of the copying hidden in waits, 0.5% of the training time." in card.words
+    assert "The newest whole one was in the median 1 step old, at most 2: so many" in card.words
+    assert [row.words for row in card.find("tbody")[0].find("tr")] == [
+        "4 599 1 598 1 13.7 MB 97.5% 0.5%",
+        "2 286 1 285 1 13.7 MB 97.5% 0.5%",
+    ]
+    assert "State in memory" not in [one.text for one in parsed("failed").find("h2")]
 
 
 def test_the_page_has_the_headline_and_every_section(parsed: Parsed) -> None:
@@ -105,6 +120,7 @@ def test_the_page_has_the_headline_and_every_section(parsed: Parsed) -> None:
         "Generations",
         "Nodes",
         "Checkpoints",
+        "State in memory",
         "Remarks",
     ]
     tiles = {one.find("dt")[0].text: one.find("dd", class_="value")[0].text for one in root.find("div", class_="tile")}
