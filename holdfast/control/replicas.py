@@ -34,8 +34,12 @@ class Replicas:
 
     def environment(self) -> dict[str, str]:
         """Return what workers must know to fetch snapshots from any node of the job, those without ranks among them."""
-        servers = {node: list(address) for node, address in sorted(self._fleet.memory.items())}
+        servers = self.servers()
         return {"HOLDFAST_MEMORY_SERVERS": json.dumps(servers)} if servers else {}
+
+    def servers(self) -> dict[str, list[Any]]:
+        """Return host and port of every server there is now, by its node."""
+        return {node: list(address) for node, address in sorted(self._fleet.memory.items())}
 
     # -- homes --------------------------------------------------------------------------------------------------------
 

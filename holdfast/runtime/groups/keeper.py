@@ -375,6 +375,7 @@ class Keeper:
 
     def _gathered(self, generation: Generation) -> Meeting | None:
         assembly, clock = self.assembly, Clock()
+        self.learn_of(generation)
         if assembly.council is not None:
             assembly.council.leftovers(self._keep)
         assembly.connect(generation)
@@ -403,6 +404,11 @@ class Keeper:
             assembly.enter(generation)
             return None
         return Meeting(generation, told, found, clock)
+
+    def learn_of(self, generation: Generation) -> None:
+        """Know from now on where the memory of nodes is served: some are lost since this process was started, others have come."""
+        if generation.memory is not None:
+            self.memory.servers = generation.memory
 
     def take_facts(self, generation: Generation, facts: dict[str, Any]) -> None:
         """Take the facts that the others gathered long ago; they name the groups of the rank that this process becomes."""
