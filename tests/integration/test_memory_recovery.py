@@ -23,13 +23,8 @@ from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ["--heads", "2", "--width", "16", "--context", "16", "--bytes", "50000", "--layers", "2"]
-ALWAYS = {"every": 0, "memory": {"policy": "pause", "pause": "10s"}}
+ALWAYS: dict[str, Any] = {"every": 0, "memory": {"policy": "pause", "pause": "10s"}}
 """No checkpoint on disk, and a snapshot at every step, whatever a busy machine makes of the idle time."""
-TWO: dict[str, Any] = {
-    "nodes": {"wanted": 2, "ranks": 1, "standbys": 0},
-    "environment": {"OMP_NUM_THREADS": "1"},
-    "checkpoint": ALWAYS,
-}
 STEPS = 70
 RACKS = {"node-0": "left", "node-1": "left", "node-2": "right", "node-3": "right"}
 """Ranks run in the left rack, spare nodes of the right one keep their replicas."""
@@ -48,14 +43,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def sharded(stage: Stage, name: str, gates: tuple[int, ...], **checkpoint: Any) -> Play:
-    """Start the example on the left rack, with gates before some steps; the right rack keeps the replicas."""
-    stage.widen(RACKS)
+def gated(stage: Stage, name: str, *gates: int, spare: int = 1, **checkpoint: Any) -> Play:
+    """Start the sharded example with gates before some steps."""
     gate = [str(stage.home), ",".join(map(str, gates)), "fsdp2.py"]
     args = [*gate, *SMALL, "--steps", str(STEPS), "--result", str(stage.home / f"{name}.json")]
-    script, limits = str(Path(__file__).with_name("gated.py")), {"hang_least": "60s"}  # a gate is no hang
-    fields = {**TWO, "nodes": {**TWO["nodes"], "spare": 2}, "checkpoint": {**ALWAYS, **checkpoint}}
-    return stage.play(name, script=script, args=args, limits=limits, **fields)
+    return stage.play(
+        name,
+        script=str(Path(__file__).with_name("gated.py")),
+        args=args,
+        nodes={"wanted": 2, "ranks": 1, "spare": spare, "standbys": 0},
+        environment={"OMP_NUM_THREADS": "1"},  # as the undisturbed run
+        checkpoint={**ALWAYS, **checkpoint},
+        limits={"hang_least": "60s"},  # a gate is no hang
+    )
 
 
 def opens(play: Play, step: int) -> None:
@@ -65,7 +65,8 @@ def opens(play: Play, step: int) -> None:
 
 def home_of(play: Play, node: str) -> str:
     """Return the node that keeps the replicas of *node*; nothing while that is one which is gone."""
-    told = {one: play.chaos.ask(one)["memory"] for one in RACKS if play.stage.nodes.answers(one)}
+    up = [view.name for view in play.stage.nodes.survey() if view.standing == "up"]
+    told = {one: play.chaos.ask(one)["memory"] for one in up}
     (home,) = told[node]["to"]
     return next((one for one, memory in told.items() if memory["port"] == home[1]), "")
 
@@ -134,12 +135,11 @@ def kill_all(play: Play) -> None:
 @pytest.mark.timeout(240)
 def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Shards that lived on the lost node alone come from their replica; what all processes held comes from the memory of their nodes."""
-    args = [*SMALL, "--steps", str(STEPS), "--result", str(stage.home / "broken.json")]
-    play = stage.play("broken", script=str(EXAMPLES / "fsdp2.py"), args=args, **{**TWO, "nodes": {**TWO["nodes"], "spare": 1}})
+    play = gated(stage, "broken", 21)
     play.steps_to(20)
-    play.chaos.power_off(0)
-    wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
-    assert play.kinds() == ["node-lost"], play.log()
+    cut_off(play, replicated(play, 0, 19))
+    opens(play, 21)
+    recovered(play, 1)
     assert 0 <= lost(play) <= 1, play.log()
     facts = play.incidents()[0].facts
     assert facts is None or facts["source"] == "memory", play.log()
@@ -174,7 +174,8 @@ def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage) -> N
 @pytest.mark.timeout(240)  # two recoveries, of the last everything is new
 def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """A node is lost together with the one that has its replica, then all nodes that hold anything: each time to the newest checkpoint."""
-    play = sharded(stage, "disk", (26, 46), every=10)
+    stage.widen(RACKS)
+    play = gated(stage, "disk", 26, 46, spare=2, every=10)
     play.steps_to(25)
     node, survivor = replicated(play, 0, 24), play.pids()[1]
     home = home_of(play, node)
@@ -209,7 +210,8 @@ def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: d
 @pytest.mark.timeout(240)
 def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Training goes on as if nothing had been; soon the node that lost its replica can be lost itself, for a step at most."""
-    play = sharded(stage, "replica", (21, 41))
+    stage.widen(RACKS)
+    play = gated(stage, "replica", 21, 41, spare=2)
     play.steps_to(20)
     node = replicated(play, 0, 19)
     home, before = home_of(play, node), play.pids()
