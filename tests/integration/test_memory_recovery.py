@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,9 +14,11 @@ import pytest
 
 from holdfast import vault
 from holdfast.history import queries
+from holdfast.ports import free_port
 from holdfast.process import mark_of
 from holdfast.runtime import manifest
 from tests.integration.stage import Play, Stage
+from tests.runtime.flow_double import Workers
 from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -33,13 +33,17 @@ RACKS = {"node-0": "left", "node-1": "left", "node-2": "right", "node-3": "right
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Give what two ranks of the sharded example end with when nothing of Holdfast's is around them."""
-    path = tmp_path_factory.mktemp("u") / "result.json"
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLES / "fsdp2.py")]
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-    words += [*SMALL, "--steps", str(STEPS), "--result", str(path)]
-    done = subprocess.run(words, env=bare | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=100)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(path.read_text())
+    folder, workers = tmp_path_factory.mktemp("u"), Workers()
+    argv = [str(EXAMPLES / "fsdp2.py"), *SMALL, "--steps", str(STEPS), "--result", str(folder / "result.json")]
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    try:
+        pids = {workers.fork(argv, {**world, "RANK": rank, "LOCAL_RANK": rank}, folder / f"rank-{rank}.log") for rank in ("0", "1")}
+        explain = lambda: "\n".join(path.read_text() for path in folder.glob("*.log"))  # noqa: E731
+        wait_until(lambda: workers.ended().keys() >= pids, seconds=60, explain=explain)
+        assert set(workers.ended().values()) == {0}, explain()
+    finally:
+        workers.close()
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return found
 
 
