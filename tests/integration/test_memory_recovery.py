@@ -38,9 +38,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     try:
         pids = {workers.fork(argv, {**world, "RANK": rank, "LOCAL_RANK": rank}, folder / f"rank-{rank}.log") for rank in ("0", "1")}
-        explain = lambda: "\n".join(path.read_text() for path in folder.glob("*.log"))  # noqa: E731
-        wait_until(lambda: workers.ended().keys() >= pids, seconds=60, explain=explain)
-        assert set(workers.ended().values()) == {0}, explain()
+        wait_until(lambda: workers.ended().keys() >= pids, seconds=60)
+        assert set(workers.ended().values()) == {0}, [path.read_text() for path in folder.glob("*.log")]
     finally:
         workers.close()
     found: dict[str, Any] = json.loads((folder / "result.json").read_text())
@@ -83,12 +82,13 @@ def place(play: Play, node: str) -> Path:
 def replicated(play: Play, rank: int, step: int) -> str:
     """Wait until *step* of *rank* has a whole replica; return the node on which the rank runs."""
     node = play.chaos.ranks()[rank].node
+    home = place(play, wait_until(lambda: home_of(play, node), seconds=30, explain=play.log))
 
-    def copied() -> bool:
-        copies = {path: label for path, label in vault.labels(place(play, home_of(play, node))).items() if path.name.startswith("copy-")}
-        return any(label.rank == rank and label.step >= step for label in copies.values())
+    def steps(place: Path) -> list[int]:
+        return sorted(label.step for label in vault.labels(place).values() if label.rank == rank)
 
-    wait_until(copied, seconds=30, explain=play.log)
+    told = lambda: f"steps {steps(home)} of {steps(place(play, node))} are copied\n{play.log()}"  # noqa: E731
+    wait_until(lambda: max(steps(home), default=0) >= step, seconds=60, explain=told)  # a memory server lets all others go first
     return node
 
 
