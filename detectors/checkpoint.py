@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
-from detectors.evidence import CheckpointTrouble, HangLimits, Sample, WorkerExit
+from detectors.catalogue import Fault, Level
+from detectors.evidence import CheckpointTrouble, HangLimits
+from detectors.reported import Row, enter
 
-_WHOLE: Final = Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
-
-# Kind, title, level, action.
-_KINDS: Final[tuple[tuple[str, str, Level, str], ...]] = (
+_KINDS: Final[tuple[Row, ...]] = (
     (
         "checkpoint-corrupt",
         "A checkpoint's bytes are not those that were written",
@@ -61,33 +59,20 @@ _KINDS: Final[tuple[tuple[str, str, Level, str], ...]] = (
     ),
 )
 
-for _id, _title, _level, _action in _KINDS:
-    kind(
-        FaultKind(
-            id=_id,
-            title=_title,
-            component="checkpoint",
-            source="worker's report",
-            level=_level,
-            blame=Blame.STORAGE,
-            action=_action,
-            reference="docs/architecture.md",
-            sick=Sample(
-                evidence=CheckpointTrouble(node="n0", rank=0, at=0.0, kind=_id, path="/ckpt/step-00000100", why="sample", step=100)
-            ),
-            healthy=_WHOLE,
-            weight=30,
-        )
-    )
+_KNOWN: Final = enter(
+    _KINDS,
+    component="checkpoint",
+    source="worker's report",
+    reports=lambda name: CheckpointTrouble(node="n0", rank=0, at=0.0, kind=name, path="/ckpt/step-00000100", why="sample", step=100),
+)
 
 UNKNOWN_TROUBLE: Final = "checkpoint-write-failed"
 
 
 def see_trouble(seen: CheckpointTrouble, _limits: HangLimits) -> Fault:
     """Name a checkpoint's trouble; a word we do not know is a failed write, never nothing."""
-    known = {entry[0] for entry in _KINDS}
     return Fault(
-        kind=seen.kind if seen.kind in known else UNKNOWN_TROUBLE,
+        kind=seen.kind if seen.kind in _KNOWN else UNKNOWN_TROUBLE,
         at=seen.at,
         node=seen.node,
         rank=seen.rank,

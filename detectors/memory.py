@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
-from detectors.evidence import HangLimits, MemoryTrouble, Sample, WorkerExit
+from detectors.catalogue import Fault, Level
+from detectors.evidence import HangLimits, MemoryTrouble
+from detectors.reported import Row, enter
 
-_WELL: Final = Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
-
-# Kind, title, level, action.
-_KINDS: Final[tuple[tuple[str, str, Level, str], ...]] = (
+_KINDS: Final[tuple[Row, ...]] = (
     (
         "memory-none",
         "A node keeps no state in memory",
@@ -31,22 +29,12 @@ _KINDS: Final[tuple[tuple[str, str, Level, str], ...]] = (
     ),
 )
 
-for _id, _title, _level, _action in _KINDS:
-    kind(
-        FaultKind(
-            id=_id,
-            title=_title,
-            component="memory",
-            source="agent's report",
-            level=_level,
-            blame=Blame.STORAGE,
-            action=_action,
-            reference="docs/architecture.md",
-            sick=Sample(evidence=MemoryTrouble(node="n0", at=0.0, kind=_id, why="sample")),
-            healthy=_WELL,
-            weight=30,
-        )
-    )
+enter(
+    _KINDS,
+    component="memory",
+    source="agent's report",
+    reports=lambda name: MemoryTrouble(node="n0", at=0.0, kind=name, why="sample"),
+)
 
 
 def see_memory(seen: MemoryTrouble, _limits: HangLimits) -> Fault:

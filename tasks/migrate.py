@@ -16,7 +16,7 @@ from holdfast.control import runs
 from holdfast.control.fleet import failures
 from holdfast.control.lineup import Lineup
 from holdfast.control.move import MoveInWork
-from holdfast.control.plan import log_directory, token_of
+from holdfast.control.plan import log_directory
 from holdfast.control.requests import MoveAsked
 from holdfast.control.run import TICK, Run
 from holdfast.errors import WorldError
@@ -184,7 +184,7 @@ class Move:
         shared = {
             "do": "prepare",
             "generation": moving.generation,
-            **facts_of(lineup, token_of(run.job)),
+            **facts_of(run, lineup),
             "leavers": sorted(moving.leavers),
             "joiners": {str(rank): {"node": target, "standby": number} for rank, number in moving.joiners.items()},
         }

@@ -92,7 +92,7 @@ def store_without(run: Run, leaving: frozenset[int], membership: Membership) -> 
 def regroup(run: Run, decision: Decision) -> None:
     """Give every node the next generation at once; one that refuses is evidence."""
     by_rank = {seat.rank: seat for seat in decision.seats}
-    facts = facts_of(run.lineup, token_of(run.job))
+    facts = facts_of(run, run.lineup)
     orders = {node: [worker_of(run, rank, by_rank.get(rank)) for rank in ranks] for node, ranks in run.board.membership.items()}
     answers = run.fleet.each(
         orders,
@@ -111,17 +111,18 @@ def regroup(run: Run, decision: Decision) -> None:
     _note(run, {node: str(error) for node, error in wrong.items()})
 
 
-def facts_of(lineup: Lineup, token: str) -> dict[str, Any]:
-    """Return what every process must know of a generation."""
+def facts_of(run: Run, lineup: Lineup) -> dict[str, Any]:
+    """Return what every process must know of the generation of *lineup*, those that live on included."""
     return {
         "world": len(lineup.incarnations),
         "incarnations": {str(rank): number for rank, number in lineup.incarnations.items()},
         "store": list(lineup.store),
         "serve": lineup.serve,
-        "token": token,
+        "token": token_of(run.job),
         "changed": lineup.changed,
         "since": lineup.since,
         "every": lineup.every,
+        "memory": run.replicas.servers(),
     }
 
 

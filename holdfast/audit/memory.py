@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from holdfast.audit.vaults import Memory
+from holdfast.audit.vaults import HANDS, Memory
 from holdfast.runtime.planner import Holding, NoPlan, Plan, Stored, plan
 from holdfast.vault import Label, Unusable
 
@@ -88,13 +89,16 @@ class Moment:
 
 def listed(memory: Mapping[str, Memory], away: dict[str, str]) -> list[Kept]:
     """Return all snapshots of all nodes; a node that does not answer goes into *away* with the reason."""
-    found = []
-    for node, one in memory.items():
+
+    def ask(node: str) -> list[Kept]:
         try:
-            found += [Kept(node, name, label) for name, label in one.labels().items()]
+            return [Kept(node, name, label) for name, label in memory[node].labels().items()]
         except (OSError, Unusable) as error:
             away[node] = str(error) or type(error).__name__
-    return sorted(found)
+            return []
+
+    with ThreadPoolExecutor(HANDS, thread_name_prefix="audit") as hands:  # each may take its time
+        return sorted(one for kept in hands.map(ask, memory) for one in kept)
 
 
 def moments(kept: Iterable[Kept], world: int) -> list[Moment]:

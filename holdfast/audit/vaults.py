@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import queue
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast import vault, vault_client
 from holdfast.cluster.local import LocalNodes
@@ -22,6 +23,9 @@ from holdfast.vault import Label, Snapshot, Unusable
 if TYPE_CHECKING:
     from holdfast.cluster import NodeSource
     from holdfast.history import Job
+
+HANDS: Final = 32
+"""Nodes that are asked at once."""
 
 
 class Memory(Protocol):
@@ -103,26 +107,45 @@ class Reached:
     """Nodes whose memory cannot be reached, and why."""
 
 
-def reach(source: NodeSource, job: Job) -> Reached:
-    """Find the memory of all nodes that keep something of *job*: on this machine by itself, else through their agents."""
+def reach(source: NodeSource, job: Job, members: Iterable[str] = ()) -> Reached:
+    """Find the memory of all nodes that keep something of *job*: on this machine by itself, else through their agents.
+
+    *members* hold its ranks, so that one of them which cannot be asked is worth telling.
+    """
+    if isinstance(source, LocalNodes):
+        return _here(source, job)
+    return _there(source, job, {*members, *(view.name for view in source.survey() if view.job == job.id)})
+
+
+def _here(source: LocalNodes, job: Job) -> Reached:
     found = Reached()
     for node in source.names():
-        if isinstance(source, LocalNodes):
-            place = vault.vault_of(mark_of(source.folder(node)), job.id)
-            if not place.exists():
-                continue
-            if os.access(place, os.R_OK | os.X_OK):
-                found.memory[node] = Here(place)
-            else:
-                found.away[node] = f"{place} cannot be read"
+        place = vault.vault_of(mark_of(source.folder(node)), job.id)
+        if not place.exists():
             continue
-        try:
-            there = _asked(source, node, job)
-        except (OSError, WorldError) as error:
-            found.away[node] = str(error)
+        if os.access(place, os.R_OK | os.X_OK):
+            found.memory[node] = Here(place)
         else:
-            if there is not None:
-                found.memory[node] = there
+            found.away[node] = f"{place} cannot be read"
+    return found
+
+
+def _there(source: NodeSource, job: Job, nodes: Collection[str]) -> Reached:
+    """Ask the agents of *nodes*, all at once: each may take its time."""
+
+    def ask(node: str) -> There | str | None:
+        try:
+            return _asked(source, node, job)
+        except (OSError, WorldError) as error:
+            return str(error)
+
+    found = Reached()
+    with ThreadPoolExecutor(HANDS, thread_name_prefix="audit") as hands:
+        for node, answer in zip(sorted(nodes), hands.map(ask, sorted(nodes)), strict=True):
+            if isinstance(answer, str):
+                found.away[node] = answer
+            elif answer is not None:
+                found.memory[node] = answer
     return found
 
 

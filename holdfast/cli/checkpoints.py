@@ -92,8 +92,8 @@ def gather(outlook: Outlook, *, verify: bool) -> Account:
     directory, python = _where(outlook)
     disk = on_disk(directory, verify=verify)
     cluster = LocalCluster.model_validate(outlook.job.cluster)
-    reached = reach(open_cluster(cluster), outlook.job)
     generation = outlook.generation
+    reached = reach(open_cluster(cluster), outlook.job, generation.ranks if generation and not outlook.ended else ())
     kept = listed(reached.memory, reached.away)
     world = generation.world_size if generation else max((one.label.world for one in kept), default=0)
     account = Account(outlook, directory, world, disk, verify, away=reached.away)

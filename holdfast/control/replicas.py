@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from detectors.evidence import MemoryTrouble
 from holdfast.control.fleet import Fleet
@@ -18,6 +18,9 @@ from policies.replicas import replica_homes
 KINDS: Final = {"memory.none": "memory-none", "memory.full": "memory-limit", "replica.lost": "replica-lost"}
 """What a node's event is in the catalogue."""
 
+News: TypeAlias = tuple[MemoryTrouble | None, str]
+"""A trouble for the record, if it is one, and what a person should read."""
+
 
 class Replicas:
     """The replicas of one job's snapshots."""
@@ -27,6 +30,7 @@ class Replicas:
         """Kind, node and time of what is on record already: a flow that adopts a job hears of it again."""
         self._fleet, self._plan = fleet, plan
         self._homes: Mapping[str, Sequence[str]] = {}
+        self._members: frozenset[str] = frozenset()
         self._ordered: dict[str, tuple[object, list[list[Any]]]] = {}
         self._asked: dict[str, Future[Message]] = {}
         self._open: set[tuple[str, str]] = set()
@@ -34,8 +38,13 @@ class Replicas:
 
     def environment(self) -> dict[str, str]:
         """Return what workers must know to fetch snapshots from any node of the job, those without ranks among them."""
-        servers = {node: list(address) for node, address in sorted(self._fleet.memory.items())}
+        servers = self.servers()
         return {"HOLDFAST_MEMORY_SERVERS": json.dumps(servers)} if servers else {}
+
+    def servers(self) -> dict[str, list[Any]]:
+        """Return host and port of every server that can be asked now, by its node."""
+        gone = self._fleet.gone()
+        return {node: list(address) for node, address in sorted(self._fleet.memory.items()) if node not in gone}
 
     # -- homes --------------------------------------------------------------------------------------------------------
 
@@ -45,19 +54,36 @@ class Replicas:
         homes = {node: [tuple(address) for address in (one.get("memory") or {}).get("to") or ()] for node, one in told.items()}
         self._homes = {node: [nodes[address] for address in held if address in nodes] for node, held in homes.items()}
 
-    def keep_up(self, members: Sequence[str]) -> None:
-        """See to it that the snapshots of each of *members* go where they should; wait for nothing."""
-        if not self._plan.replicas:
-            return
+    def keep_up(self, members: Sequence[str]) -> list[News]:
+        """See to it that the snapshots of each of *members* go where they should; wait for nothing. Return what there is to tell."""
+        if not self._plan.replicas or not self._fleet.gone().keys().isdisjoint(members):  # an incident comes, and changes the members
+            return []
         self._settle()
         alive = [node for node in self._fleet.alive() if node in self._fleet.memory]
-        nodes = [node for node in members if node in alive]
-        self._homes = replica_homes(self._with_spares(nodes, alive), self._fleet.source.domain, self._plan.replicas, before=self._homes)
+        nodes, before, held = [node for node in members if node in alive], self._homes, self._members
+        self._homes = replica_homes(self._with_spares(nodes, alive), self._fleet.source.domain, self._plan.replicas, before=before)
+        self._members = frozenset(members)
         for node in nodes:
             order = (self._fleet.channels.get(node), [list(self._fleet.memory[home]) for home in self._homes[node]])
             if self._ordered.get(node) != order:
                 self._ordered[node] = order
                 self._asked[node] = self._fleet.later(node, "replicate", to=order[1], bandwidth=self._plan.bandwidth)
+        return [news for node in nodes for news in self._moved(node, before.get(node, ()), alive, held)]
+
+    def _moved(self, node: str, before: Sequence[str], alive: Sequence[str], held: frozenset[str]) -> Iterator[News]:
+        """Yield what to tell when a node's homes are others than *before*: of one that *held* ranks an incident tells already."""
+        after, lost = self._homes[node], (node, "replica-lost")
+        if tuple(after) == tuple(before):
+            return
+        gone, now = [home for home in before if home not in alive], f"go to {' and '.join(after)} from now on"
+        for home in [home for home in gone if not after or home not in held]:
+            rest = f"they {now}" if after else "no other node can keep them"
+            news = self._news(node, lost[1], time.time(), f"{home}, which kept its snapshots, is gone; {rest}")
+            yield from [] if news is None else [news]
+        if after:
+            if lost in self._open and not gone:
+                yield None, f"the snapshots of {node} {now}"
+            self._open.discard(lost)
 
     def _with_spares(self, nodes: list[str], alive: list[str]) -> list[str]:
         """Return who can be a home: those with ranks; spare ones only where these would leave a node without a home that is apart."""
@@ -85,13 +111,18 @@ class Replicas:
             self._open.discard((node, "replica-lost"))
             return None, f"the snapshots of {node} are kept on {peer} again" if again else ""
         kind, why = KINDS[event["event"]], str(event.get("why", "it did not say why"))
-        if (kind, node, event["at"]) in self.known or (node, kind) in self._open:
-            self._open.add((node, kind))
-            return None, ""
-        first = not any(seen == kind for _, seen in self._open)
-        self._open.add((node, kind))
+        if kind == "replica-lost" and peer not in self._homes.get(node, (peer,)):
+            return None, ""  # its snapshots go elsewhere since
         words = f"{peer} cannot be reached: {why}" if kind == "replica-lost" else why
-        return MemoryTrouble(node=node, at=event["at"], kind=kind, why=words), f"{node}: {words}" if first or kind == "replica-lost" else ""
+        return self._news(node, kind, event["at"], words) or (None, "")
+
+    def _news(self, node: str, kind: str, at: float, words: str) -> News | None:
+        """Return a trouble and what a person should read, unless it is on record or told already."""
+        first, known = not any(seen == kind for _, seen in self._open), (kind, node, at) in self.known or (node, kind) in self._open
+        self._open.add((node, kind))
+        if known:
+            return None
+        return MemoryTrouble(node=node, at=at, kind=kind, why=words), f"{node}: {words}" if first or kind == "replica-lost" else ""
 
     def _name_of(self, peer: str) -> str:
         return next((node for node, (host, port) in self._fleet.memory.items() if f"{host}:{port}" == peer), peer)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from detectors.catalogue import Fault, Level
 from detectors.diagnosis import Before, see
-from detectors.evidence import Evidence
+from detectors.evidence import Evidence, MemoryTrouble
 from holdfast.control.board import Board, limits_of
 from holdfast.control.cadence import Cadence
 from holdfast.control.fleet import Fleet
@@ -195,7 +195,8 @@ class Run:
             self.fleet.ping()
             self.drop_dead_spares()
             if self.state in STARTED:
-                self.replicas.keep_up(self.members)
+                for evidence, words in self.replicas.keep_up(self.members):
+                    self._tell_of_memory(evidence, words)
             self.snapshots.look(self.board, time.time(), training=self.state is State.RUNNING)
         if now >= self._next_fill and self.state is State.RUNNING and self.incident is None:
             self._next_fill = now + FILL
@@ -295,8 +296,11 @@ class Run:
             self.remark(f"{fault.entry.title}: {fault.quote}. Cure: {fault.entry.action}")
 
     def _of_memory(self, node: str, event: Message) -> None:
+        """Take in what an agent tells of the state in memory."""
+        self._tell_of_memory(*self.replicas.take(node, event))
+
+    def _tell_of_memory(self, evidence: MemoryTrouble | None, words: str) -> None:
         """Record a trouble with the state in memory; training goes on through it."""
-        evidence, words = self.replicas.take(node, event)
         for fault in see([evidence], limits_of(self.spec.limits)) if evidence is not None else ():
             self.record_fault(fault, incident=None)
             words = words and f"{fault.entry.title}: {words}. Cure: {fault.entry.action}"

@@ -208,8 +208,7 @@ class Session(AbstractContextManager["Session"]):
             taker.every = max(every for _, every in told)
             self._tell_profile()
         if taker.due(self.step):
-            buffers = {f"model.{name}": one.detach().clone() for name, one in self._training.model.named_buffers()}
-            taker.take(self.step, self._training.light(), buffers)
+            taker.take(self.step, self._training.light(), self._training.copied_buffers())
 
     def _tell_profile(self, *, at_once: bool = False) -> None:
         """Leave on disk what steps look like and what snapshots cost, now and then."""

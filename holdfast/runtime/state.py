@@ -174,6 +174,10 @@ class Training:
         """Return the keys of the model's buffers, which only rank 0 has right."""
         return frozenset(f"model.{name}" for name, _ in self.model.named_buffers())
 
+    def copied_buffers(self) -> dict[str, Tensor]:
+        """Return copies of the model's buffers as they are now, by their keys."""
+        return {f"model.{name}": one.detach().clone() for name, one in self.model.named_buffers()}
+
     def load(self, reader: Reader, rank: int) -> dict[str, Any]:
         """Take everything from *reader*; return the session's own progress and this rank's generators.
 

@@ -37,8 +37,8 @@ def make() -> Iterator[Callable[..., MemoryNode]]:
     """Give a way to make nodes."""
     made: list[MemoryNode] = []
 
-    def begin(name: str, **how: int) -> MemoryNode:
-        made.append(MemoryNode(name, **how))
+    def begin(name: str, *, limit: int = 2**33) -> MemoryNode:
+        made.append(MemoryNode(name, limit=limit))
         return made[-1].begin()
 
     yield begin

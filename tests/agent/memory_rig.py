@@ -27,8 +27,8 @@ SECONDS: Final = 15.0
 class MemoryNode:
     """A vault and the process that serves it; the test is its agent."""
 
-    def __init__(self, name: str, *, limit: int = 2**33) -> None:
-        self.name, self.limit = name, limit
+    def __init__(self, name: str, *, limit: int = 2**33, token: str = TOKEN) -> None:
+        self.name, self.limit, self.token = name, limit, token
         self.vault = vault.vault_of(name, "job")
         vault.make(self.vault)
         self.listening = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -45,8 +45,8 @@ class MemoryNode:
             fds = [theirs.fileno(), self.listening.fileno()]
             command = [sys.executable, "-m", "holdfast.agent.memory_server", *map(str, fds)]
             self.process = subprocess.Popen(command, pass_fds=fds, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd="/")
-        facts = {"vault": str(self.vault), "limit": self.limit, "token": TOKEN, "node": vault.key_of(self.name), "address": "127.0.0.1"}
-        self.control.sendall(encode(facts))
+        facts = {"vault": str(self.vault), "limit": self.limit, "token": self.token, "address": "127.0.0.1"}
+        self.control.sendall(encode({**facts, "node": vault.key_of(self.name)}))
         return self
 
     def replicate(self, *homes: MemoryNode, ranks: Iterable[int] = (3,), bandwidth: int | None = None) -> None:

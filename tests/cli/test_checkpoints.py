@@ -15,11 +15,15 @@ import pytest
 
 from holdfast import vault
 from holdfast.audit.proof import Prover
-from holdfast.audit.vaults import There
+from holdfast.audit.vaults import There, reach
 from holdfast.audit.verify import MemoryAudit
+from holdfast.cli import checkpoints
+from holdfast.cluster.local import LocalNodes
+from holdfast.control.fleet import Fleet
+from holdfast.control.plan import token_of
 from holdfast.history.models import Generation, Move, Step
 from holdfast.history.store import History
-from holdfast.places import cluster_directory
+from holdfast.places import cluster_directory, job_directory
 from holdfast.process import mark_of
 from holdfast.report.wording import NOTHING
 from tests.agent.memory_rig import TOKEN, MemoryNode
@@ -275,6 +279,66 @@ def test_memory_of_other_machines_is_read_through_its_server(original: Made) -> 
     finally:
         for node in nodes:
             node.end()
+
+
+class Elsewhere:
+    """Nodes that nothing is known of but what every kind of cluster can tell: as good as other machines."""
+
+    def __init__(self, nodes: LocalNodes) -> None:
+        self._nodes = nodes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._nodes, name)
+
+
+@pytest.fixture
+def elsewhere(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhere]:
+    """Have the job's two nodes, of four, served by real agents; a third one serves another job, the fourth nobody."""
+    source, job = Elsewhere(LocalNodes("local", cluster_directory("local"), 4)), scene.author.job
+    monkeypatch.setattr(checkpoints, "open_cluster", lambda _cluster: source)
+    folder = str(scene.made.directory)
+    how = {"warm": False, "python": sys.executable, "preload": [], "argv": ["true"], "directory": folder, "log_directory": folder}
+    plan = {"lease": 60.0, **how, "environment": {"HOLDFAST_TOKEN": token_of(job)}, "memory": {"limit": None}}
+    mine, other = (Fleet(source, {**plan, "job": name}, epoch=1) for name in (job.id, "another"))
+    mine.each(["node-0", "node-1"], mine.bring_up)
+    other.bring_up("node-2")
+    yield source
+    for fleet in (mine, other):
+        fleet.close(end=True)
+
+
+def test_memory_of_other_machines_is_found_through_their_agents(here: Command, scene: Scene, elsewhere: Elsewhere) -> None:
+    """Listed, pulled and proven; of the nodes that cannot be reached those are named that hold ranks."""
+    scene.forget_disk()
+    told = record(here, "--verify")
+    assert isinstance(reach(elsewhere, scene.author.job).memory["node-0"], There)
+    assert [(one["step"], one["standing"]) for one in told["memory"]] == [(11, "whole"), (10, "whole"), (9, "whole")]
+    assert {(one["node"], one["rank"]) for one in told["memory"][0]["snapshots"]} == {("node-0", 0), ("node-1", 1)}
+    assert (told["sound"], told["away"]) == (True, {})
+    assert any("equal to the bit" in line for line in told["memory"][0]["proven"])
+    file = scene.file(0, 11)
+    flip_a_bit(file, (vault.PAGE + 100.5) / file.stat().st_size)
+    told = record(here, "--verify", status=1)
+    assert "was changed in memory" in told["memory"][0]["broken"][0]
+    elsewhere.power_off("node-1")
+    told = record(here, status=1)
+    assert list(told["away"]) == ["node-1"]
+    assert "switched off" in told["away"]["node-1"]
+    assert [one["standing"] for one in told["memory"]] == ["partial"] * 3
+    assert "memory of node-1 cannot be reached" in here("checkpoints", "gpt").stdout
+
+
+def test_without_the_jobs_token_memory_elsewhere_stays_shut(here: Command, scene: Scene, elsewhere: Elsewhere) -> None:
+    """It is said where to ask; once the job has ended nobody is missed."""
+    (job_directory("gpt") / "token").unlink()
+    told = record(here)
+    assert told["memory"] == []
+    assert sorted(told["away"]) == ["node-0", "node-1"]
+    assert all("ask on the one where its flow runs" in why for why in told["away"].values())
+    for node in ("node-0", "node-1"):
+        elsewhere.clear(node)
+    scene.end()
+    assert record(here)["away"] == {}
 
 
 def test_after_the_end_memory_is_gone_and_it_says_so(here: Command, scene: Scene) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.control.fleet import Fleet
 from holdfast.control.replicas import Replicas
 from holdfast.spec.job import MemoryPlan
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -61,3 +63,39 @@ def test_workers_are_told_where_all_servers_are(fleet: Fleet) -> None:
     assert replicas.environment() == {"HOLDFAST_MEMORY_SERVERS": '{"node-0": ["127.0.0.1", 1000], "node-1": ["127.0.0.1", 1001]}'}
     fleet.memory.clear()
     assert replicas.environment() == {}
+
+
+@pytest.fixture
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Give two nodes with agents that keep state in memory."""
+    folder = tmp_path_factory.mktemp("n")
+    how = {"warm": False, "python": sys.executable, "preload": [], "argv": ["true"], "directory": str(folder), "log_directory": str(folder)}
+    plan = {"job": "job", "lease": 60.0, **how, "environment": {"HOLDFAST_TOKEN": "secret"}, "memory": {"limit": None}}
+    fleet = Fleet(LocalNodes("pair", folder, 2), plan, epoch=1)
+    for node in fleet.source.names():
+        fleet.bring_up(node)
+    yield fleet
+    fleet.close(end=True)
+
+
+def test_a_node_without_any_home_is_told_once_and_gets_the_next_one(pair: Fleet) -> None:
+    """The only other node goes away with the replicas and comes back empty; what is heard of it late is no news."""
+    replicas, (host, port) = Replicas(pair, MemoryPlan()), pair.memory["node-1"]
+    assert replicas.keep_up(["node-0"]) == []
+    wait_until(lambda: pair.channels["node-0"].about()["memory"]["to"] == [[host, port]], seconds=10)
+    assert isinstance(pair.source, LocalNodes)
+    pair.source.power_off("node-1")
+    wait_until(pair.gone, seconds=10)
+    assert list(replicas.servers()) == ["node-0"]
+    ((evidence, words),) = replicas.keep_up(["node-0"])
+    assert evidence is not None
+    assert (evidence.kind, evidence.node) == ("replica-lost", "node-0")
+    assert words == "node-0: node-1, which kept its snapshots, is gone; no other node can keep them"
+    assert replicas.keep_up(["node-0"]) == []
+    pair.drop("node-1")
+    late = {"event": "replica.lost", "at": time.time(), "peer": f"{host}:{port}", "why": "refused"}
+    assert replicas.take("node-0", late) == (None, "")
+    pair.source.power_on("node-1")
+    pair.bring_up("node-1")
+    assert replicas.keep_up(["node-0"]) == [(None, "the snapshots of node-0 go to node-1 from now on")]
+    assert replicas.keep_up(["node-0"]) == []

@@ -96,11 +96,18 @@ class Stage:
     home: Path
     environment: dict[str, str]
     count: int = 3
+    domains: dict[str, str] = field(default_factory=dict)
+    """Failure domain of nodes; one that is not named fails by itself."""
     plays: list[Play] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.history = History.open(f"sqlite:///{self.home / 'history.db'}")
         self.nodes = LocalNodes("stage", self.home / "nodes", self.count)
+
+    def widen(self, domains: dict[str, str]) -> None:
+        """Have so many nodes as *domains* names, before the first job plays."""
+        self.count, self.domains = len(domains), domains
+        self.nodes = LocalNodes("stage", self.home / "nodes", self.count, domains)
 
     def play(self, name: str, **fields: Any) -> Play:
         """Start a flow for the job described by *fields*; the paced script unless they name another."""
@@ -109,7 +116,7 @@ class Stage:
         if "script" not in fields and "command" not in fields:
             fields["script"] = str(PACED)
         job = {"name": name, "directory": str(folder), **fields}
-        cluster = {"kind": "local", "name": "stage", "nodes": self.count, "directory": str(self.home / "nodes")}
+        cluster = {"kind": "local", "name": "stage", "nodes": self.count, "directory": str(self.home / "nodes"), "domains": self.domains}
         spec = folder / "spec.json"
         spec.write_text(json.dumps({"job": job, "cluster": cluster}))
         return self.again(name, spec)

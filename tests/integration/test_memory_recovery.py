@@ -5,28 +5,114 @@ from __future__ import annotations
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast import vault
 from holdfast.history import Snapshots, queries
+from holdfast.ports import free_port
+from holdfast.process import mark_of
+from holdfast.runtime import manifest
 from tests.integration.stage import Play, Stage
+from tests.runtime.flow_double import Workers
 from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ["--heads", "2", "--width", "16", "--context", "16", "--bytes", "50000", "--layers", "2"]
-ALWAYS = {"every": 0, "memory": {"policy": "pause", "pause": "10s"}}
+ALWAYS: dict[str, Any] = {"every": 0, "memory": {"policy": "pause", "pause": "10s"}}
 """No checkpoint on disk, and a snapshot at every step, whatever a busy machine makes of the idle time."""
+STEPS = 70
+RACKS = {"node-0": "left", "node-1": "left", "node-2": "right", "node-3": "right"}
+"""Ranks run in the left rack, spare nodes of the right one keep their replicas."""
 
 
-def begun(stage: Stage, name: str, steps: int, script: str, **fields: Any) -> Play:
-    """Start an example of two ranks on two nodes."""
-    result = stage.home / f"{name}.json"
-    args = [*SMALL, "--steps", str(steps), "--result", str(result)]
-    nodes = {"wanted": 2, "ranks": 1, "spare": 1, "standbys": 0}
-    return stage.play(name, script=str(EXAMPLES / script), args=args, nodes=nodes, checkpoint=ALWAYS, **fields)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Give what two ranks of the sharded example end with when nothing of Holdfast's is around them."""
+    folder, workers = tmp_path_factory.mktemp("u"), Workers()
+    argv = [str(EXAMPLES / "fsdp2.py"), *SMALL, "--steps", str(STEPS), "--result", str(folder / "result.json")]
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    try:
+        pids = {workers.fork(argv, {**world, "RANK": rank, "LOCAL_RANK": rank}, folder / f"rank-{rank}.log") for rank in ("0", "1")}
+        wait_until(lambda: workers.ended().keys() >= pids, seconds=60)
+        assert set(workers.ended().values()) == {0}, [path.read_text() for path in folder.glob("*.log")]
+    finally:
+        workers.close()
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+def gated(stage: Stage, name: str, *gates: int, spare: int = 1, **checkpoint: Any) -> Play:
+    """Start the sharded example with gates before some steps."""
+    gate = [str(stage.home), ",".join(map(str, gates)), "fsdp2.py"]
+    args = [*gate, *SMALL, "--steps", str(STEPS), "--result", str(stage.home / f"{name}.json")]
+    return stage.play(
+        name,
+        script=str(Path(__file__).with_name("gated.py")),
+        args=args,
+        nodes={"wanted": 2, "ranks": 1, "spare": spare, "standbys": 0},
+        environment={"OMP_NUM_THREADS": "1"},  # as the undisturbed run
+        checkpoint={**ALWAYS, **checkpoint},
+        limits={"hang_least": "60s"},  # a gate is no hang
+    )
+
+
+def opens(play: Play, step: int) -> None:
+    """Let *step* begin."""
+    (play.stage.home / f"gate-{step}").touch()
+
+
+def home_of(play: Play, node: str) -> str:
+    """Return the node that keeps the replicas of *node*; nothing while that is one which is gone."""
+    up = [view.name for view in play.stage.nodes.survey() if view.standing == "up"]
+    told = {one: play.chaos.ask(one)["memory"] for one in up}
+    (home,) = told[node]["to"]
+    return next((one for one, memory in told.items() if memory["port"] == home[1]), "")
+
+
+def place(play: Play, node: str) -> Path:
+    """Return the vault of a node."""
+    return vault.vault_of(mark_of(play.stage.nodes.folder(node)), play.job.id)
+
+
+def replicated(play: Play, rank: int, step: int) -> str:
+    """Wait until *step* of *rank* has a whole replica; return the node on which the rank runs."""
+    node = play.chaos.ranks()[rank].node
+    home = place(play, wait_until(lambda: home_of(play, node), seconds=30, explain=play.log))
+
+    def steps(place: Path) -> list[int]:
+        return sorted(label.step for label in vault.labels(place).values() if label.rank == rank)
+
+    told = lambda: f"steps {steps(home)} of {steps(place(play, node))} are copied\n{play.log()}"  # noqa: E731
+    wait_until(lambda: max(steps(home), default=0) >= step, seconds=60, explain=told)  # a memory server lets all others go first
+    return node
+
+
+def on_disk(play: Play) -> int:
+    """Return the step of the newest whole checkpoint; 0 while there is none."""
+    folder = play.stage.home / "jobs" / play.name / "checkpoints"
+    whole = [int(path.name.removeprefix("step-")) for path in manifest.candidates(folder) if manifest.looks_whole(path)]
+    return max(whole, default=0)
+
+
+def cut_off(play: Play, *nodes: str) -> None:
+    """Take nodes away, all at once, with all that is in their memory."""
+    before = [place(play, node) for node in nodes]
+    assert all(vault.labels(one) for one in before)
+    with ThreadPoolExecutor() as hands:
+        list(hands.map(play.stage.nodes.power_off, nodes))
+    assert not any(one.exists() for one in before)
+
+
+def recovered(play: Play, number: int) -> None:
+    """Wait until incident *number* is closed, and see that it was a lost node that the job recovered from."""
+    wait_until(lambda: play.saw(number) and play.incidents()[number - 1].outcome, seconds=60, explain=play.log)
+    one = play.incidents()[number - 1]
+    assert (one.kind, one.outcome) == ("node-lost", "recovered"), play.log()
 
 
 def result(stage: Stage, name: str) -> dict[str, Any]:
@@ -50,22 +136,20 @@ def kill_all(play: Play) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def replicated(play: Play) -> Snapshots | None:
+def on_record(play: Play) -> Snapshots | None:
     """Return what a generation after the first has on record of its snapshots, once other nodes are known to have replicas of all ranks."""
     row = queries.newest_snapshots(play.stage.history, play.job.id)
     return row if row is not None and row.generation > 1 and row.replica_step is not None else None
 
 
-@pytest.mark.timeout(240)  # two runs of an example
-def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage) -> None:
+@pytest.mark.timeout(240)
+def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Shards that lived on the lost node alone come from their replica; what all processes held comes from the memory of their nodes."""
-    whole = begun(stage, "whole", 70, "fsdp2.py")
-    assert whole.ends() == 0, whole.log()
-    play = begun(stage, "broken", 70, "fsdp2.py")
+    play = gated(stage, "broken", 21)
     play.steps_to(20)
-    play.chaos.power_off(0)
-    wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
-    assert play.kinds() == ["node-lost"], play.log()
+    cut_off(play, replicated(play, 0, 19))
+    opens(play, 21)
+    recovered(play, 1)
     assert 0 <= lost(play) <= 1, play.log()
     facts = play.incidents()[0].facts
     assert facts is not None, play.log()
@@ -73,7 +157,7 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage) -> None
     assert facts["replicas"] >= 1, play.log()
     assert facts["snapshot_age"] == 1, play.log()
     play.steps_to(45)
-    row = wait_until(lambda: replicated(play), seconds=60, explain=play.log)
+    row = wait_until(lambda: on_record(play), seconds=60, explain=play.log)
     assert row is not None
     assert row.age_steps == 1, play.log()
     assert row.every == 1
@@ -83,7 +167,7 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage) -> None
     wait_until(lambda: play.saw(2) and play.incidents()[1].outcome, seconds=60, explain=play.log)
     assert 0 <= lost(play) <= 1, play.log()
     assert play.ends() == 0, play.log()
-    assert result(stage, "broken") == result(stage, "whole")
+    assert result(stage, "broken") == undisturbed
     assert not list((stage.home / "jobs" / "broken" / "checkpoints").glob("step-*"))
     assert stage.kept() == []
 
@@ -104,3 +188,68 @@ def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage) -> N
         assert play.ends() == 0, play.log()
         results.append(json.loads(result.read_text()))
     assert results[0] == results[1]
+
+
+@pytest.mark.timeout(240)  # two recoveries, of the last everything is new
+def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: dict[str, Any]) -> None:
+    """A node is lost together with the one that has its replica, then all nodes that hold anything: each time to the newest checkpoint."""
+    stage.widen(RACKS)
+    play = gated(stage, "disk", 26, 46, spare=2, every=10)
+    play.steps_to(25)
+    node, survivor = replicated(play, 0, 24), play.pids()[1]
+    home = home_of(play, node)
+    assert home not in {placed.node for placed in play.chaos.ranks().values()}
+    wait_until(lambda: on_disk(play) >= 20, seconds=30, explain=play.log)
+    newest = on_disk(play)
+    cut_off(play, node, home)
+    opens(play, 26)
+    recovered(play, 1)
+    first = play.incidents()[0]
+    assert (first.rung, first.resumed_step, first.facts and first.facts["source"]) == ("take-over", newest, "checkpoint"), play.log()
+    assert lost(play) == 25 - newest <= 10
+    assert play.pids()[1] == survivor
+    play.steps_to(45)
+    wait_until(lambda: on_disk(play) >= 40, seconds=30, explain=play.log)
+    newest = on_disk(play)
+    left = [view.name for view in stage.nodes.survey() if view.standing == "up"]
+    assert len(left) == 2
+    cut_off(play, *left)
+    assert stage.kept() == []
+    for one in RACKS:
+        play.chaos.power_on(one)
+    opens(play, 46)
+    recovered(play, 2)
+    assert play.incidents()[1].resumed_step == newest, play.log()
+    assert lost(play) == 45 - newest <= 10
+    assert play.ends() == 0, play.log()
+    assert result(stage, "disk") == undisturbed
+    assert stage.kept() == []
+
+
+@pytest.mark.timeout(240)
+def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, undisturbed: dict[str, Any]) -> None:
+    """Training goes on as if nothing had been; soon the node that lost its replica can be lost itself, for a step at most."""
+    stage.widen(RACKS)
+    play = gated(stage, "replica", 21, 41, spare=2)
+    play.steps_to(20)
+    node = replicated(play, 0, 19)
+    home, before = home_of(play, node), play.pids()
+    cut_off(play, home)
+    wait_until(lambda: home_of(play, node) not in ("", home), seconds=30, explain=play.log)
+    opens(play, 21)
+    play.steps_to(40)
+    assert replicated(play, 0, 39) == node
+    assert play.incidents() == []
+    assert play.pids() == before
+    told = [fault for fault in queries.faults(stage.history, play.job.id) if fault.kind == "replica-lost"]
+    assert [(one.node, home in one.evidence["quote"]) for one in told] == [(node, True)], play.log()
+    cut_off(play, node)
+    opens(play, 41)
+    recovered(play, 1)
+    assert 0 <= lost(play) <= 1
+    one = play.incidents()[0]
+    assert (one.rung, one.facts and one.facts["source"]) == ("take-over", "memory"), play.log()
+    assert play.pids()[1] == before[1]
+    assert play.ends() == 0, play.log()
+    assert result(stage, "replica") == undisturbed
+    assert stage.kept() == []

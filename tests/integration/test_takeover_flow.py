@@ -51,6 +51,12 @@ def goes_on(play: Play) -> None:
     wait_until(lambda: play.chaos.step() > seen + 3, seconds=20, explain=play.log)
 
 
+def told(play: Play, word: str, who: str) -> list[list[str]]:
+    """Return what the process that was started as *who* has printed in the lines that begin with *word*."""
+    lines = (play.stage.home / "jobs" / play.name / "logs" / f"{who}.log").read_text().splitlines()
+    return [line.split()[1:] for line in lines if line.split()[:1] == [word]]
+
+
 def newest(play: Play) -> Generation:
     """Return the job's newest generation."""
     found = queries.newest_generation(play.stage.history, play.job.id)
@@ -67,8 +73,12 @@ def ended(play: Play) -> None:
 
 
 def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(stage: Stage) -> None:
-    """The standby waits on the spare node; the next one is started when training runs again. Then the node that got rank 1 is lost."""
-    play = begun(stage, "standby", nodes=SPARE)
+    """The standby waits on the spare node; the next one is started when training runs again. Then the node of rank 0 is lost.
+
+    With each generation those that live hear where memory is served now.
+    """
+    hears = "if order['do'] == 'regroup': print('servers', *order['memory'], flush=True)"
+    play = begun(stage, "standby", "--on", hears, nodes=SPARE)
     stands_by(play)
     before = play.pids()
     waiting = next(iter(standbys(play).values()))["pid"]
@@ -90,6 +100,8 @@ def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(
     goes_on(play)
     assert [(one.kind, one.rung) for one in play.incidents()][1:] == [("node-lost", "take-over")], play.log()
     assert set(newest(play).ranks) <= {"node-1", "node-2"}
+    assert told(play, "servers", "rank-0")[0] == ["node-0", "node-1", "node-2"]
+    assert told(play, "servers", "standby-0")[-1] == ["node-1", "node-2"]
     ended(play)
 
 

@@ -95,7 +95,8 @@ class FlowDouble:
         """Make a job of *script* on *ranks*.
 
         *more*: ``chaos`` (faults the script does to itself), ``save`` (steps between checkpoints), ``stride`` (ranks of a node), ``memory``
-        (every node has a vault; other than a job's own, one that takes every snapshot, however long that holds training up).
+        (every node has a vault; other than a job's own, one that takes every snapshot, however long that holds training up), ``servers``
+        (where the memory of nodes is served).
         """
         self.workers, self.folder, self.ranks = workers, folder, ranks
         self.argv = [str(SCRIPTS / f"{script}.py"), str(folder), *(str(one) for one in arguments)]
@@ -113,6 +114,10 @@ class FlowDouble:
         """Steps between checkpoints that the coming generation is told of."""
         self.pace: int | None = None
         """Steps between checkpoints that rank 0 is told of when it saves."""
+        self.servers: Mapping[str, tuple[str, int]] = more.get("servers", {})
+        """Where the memory of nodes is served from the coming generation on."""
+        self.places = {rank: f"node-{rank // self.stride}" for rank in range(ranks)}
+        """The node of each rank."""
         self.moving: tuple[int, str, Message]
         """The planned move in work: the rank, the standby it is to go on in, and what everybody was told."""
         self._store = ("127.0.0.1", free_port())
@@ -142,7 +147,7 @@ class FlowDouble:
 
     def vault(self, rank: int) -> Path:
         """Return where the node of *rank* keeps snapshots."""
-        return self.folder / "memory" / f"node-{rank // self.stride}"
+        return self.folder / "memory" / self.places[rank]
 
     def snapshots(self, rank: int) -> list[tuple[int, Path]]:
         """Return the whole snapshots that *rank* has taken on its node: their steps and files, oldest first."""
@@ -180,6 +185,7 @@ class FlowDouble:
             vault.mkdir(parents=True, exist_ok=True)
             job |= {"HOLDFAST_VAULT": str(vault), "HOLDFAST_NODE": vault.name}
             job |= {"HOLDFAST_MEMORY_POLICY": "pause", "HOLDFAST_MEMORY_PAUSE": "10"}
+            job |= {"HOLDFAST_MEMORY_SERVERS": json.dumps(self.servers)}
         self.pids[key] = self.workers.fork(self.argv, {**job, **self._given, **environment}, self.folder / f"{log}.log")
         self._all.append(self.pids[key])
         if isinstance(key, int):
@@ -306,6 +312,7 @@ class FlowDouble:
             "changed": list(changed),
             "since": since,
             "every": self.every,
+            "memory": dict(self.servers),
         }
 
     def _tell(self, rank: int, message: Message) -> None:

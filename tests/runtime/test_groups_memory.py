@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from holdfast.vault import PAGE, Snapshot, Unusable
+from holdfast.vault import PAGE, Snapshot, Unusable, key_of
+from tests.agent.memory_rig import MemoryNode
 from tests.runtime.chaos import fault
-from tests.runtime.flow_double import UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
-from tests.runtime.test_groups_bit_equality import INTERLEAVED, PIPELINE, SHARDED, taken_over
+from tests.runtime.flow_double import TOKEN, UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
+from tests.runtime.test_groups_bit_equality import INTERLEAVED, PIPELINE, SHARDED, parked, taken_over
 
 
 @pytest.fixture(scope="module")
@@ -111,4 +114,37 @@ def test_a_survivor_dies_while_it_goes_back(job: Job, runs: Callable[..., Ended]
     flow.until_dead(1)
     flow.regroup([1])
     assert taken_over(flow, 0)[0] == {"memory"}
+    assert_undisturbed(flow, whole)
+
+
+@pytest.fixture
+def newcomer() -> Iterator[MemoryNode]:
+    """Give a node that joins the job after its ranks were started, with a server of its memory."""
+    node = MemoryNode("node-2", token=TOKEN).begin()
+    yield node
+    node.end()
+
+
+@pytest.mark.parametrize("standby", [None, "s0"], ids=["fresh", "standby"])
+def test_a_generation_says_where_memory_is_served(job: Job, runs: Callable[..., Ended], newcomer: MemoryNode, standby: str | None) -> None:
+    """The shard of the lost rank lies with a node that came after the ranks were started; at the door of the lost one nobody knocks."""
+    whole = runs(*SHARDED, ranks=2, stride=1)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        servers = {"node-1": door.getsockname()}
+        flow = job(
+            *SHARDED, "gate-8", script="example", ranks=2, stride=1, memory=True, servers=servers, chaos=[fault(1, "vote", 10)]
+        )  # fmt: skip
+        if standby:
+            parked(flow)
+        flow.pass_gate("gate-8")
+        flow.until_dead(1)
+        kept = flow.snapshots(1)
+        for number, (_, path) in enumerate(kept):
+            shutil.copy(path, newcomer.vault / f"copy-{key_of('node-1')}-00001.{number}.snap")
+        shutil.rmtree(flow.vault(1))
+        flow.places[1], flow.servers = "node-3", {"node-2": newcomer.address}
+        assert taken_over(flow, 1, standby) == ({"memory"}, {kept[-1][0]})
+        door.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            door.accept()
     assert_undisturbed(flow, whole)

@@ -27,6 +27,7 @@ from holdfast.runtime.groups.managed import BACKEND, ManagedGroup
 from holdfast.runtime.groups.stores import Reached, Stores
 from holdfast.runtime.groups.tape import OnGroup, Recorder
 from holdfast.runtime.link import link
+from holdfast.runtime.snapshots.stored import servers_of
 from holdfast.wire import Message
 
 log = logging.getLogger("holdfast.runtime")
@@ -51,6 +52,8 @@ class Generation:
     since: int = 0
     every: int | None = None
     """Steps between two checkpoints from this generation on, for all its ranks alike; empty: as before."""
+    memory: Mapping[str, tuple[str, int]] | None = None
+    """Where the memory of the job's nodes is served now; None: where this process was told when it started."""
 
     @classmethod
     def of(cls, message: Message) -> Generation:
@@ -66,6 +69,7 @@ class Generation:
             changed=frozenset(int(rank) for rank in message["changed"]),
             since=int(message.get("since", 0)),
             every=None if message.get("every") is None else int(message["every"]),
+            memory=None if message.get("memory") is None else servers_of(message["memory"]),
         )
 
     @classmethod

@@ -123,7 +123,8 @@ class Keeper:
             "schedulers": [copy.deepcopy(one.state_dict()) for one in training.schedulers],
             "settings": [_settings(one) for one in training.optimizers],
             "extra": tree.pickled({name: one.state_dict() if hasattr(one, "state_dict") else one for name, one in training.extra.items()}),
-            "buffers": [(one, one.detach().clone()) for one in training.model.buffers()],
+            "places": list(training.model.buffers()),
+            "buffers": training.copied_buffers(),
         }
 
     @property
@@ -134,8 +135,7 @@ class Keeper:
     @property
     def buffers(self) -> dict[str, Tensor]:
         """Return copies of the model's buffers as they were when the step in work began."""
-        names = [f"model.{name}" for name, _ in self.training.model.named_buffers()]
-        return {name: value for name, (_, value) in zip(names, self._begin["buffers"], strict=True)}
+        return dict(self._begin["buffers"])
 
     def light(self) -> bytes:
         """Return this rank's own state: generators, and the position in the data."""
@@ -269,7 +269,7 @@ class Keeper:
             else:
                 training.extra[name] = state
         with torch.no_grad():
-            for one, value in self._begin["buffers"]:
+            for one, value in zip(self._begin["places"], self.buffers.values(), strict=True):
                 one.copy_(value)
         for parameter in training.model.parameters():
             parameter.grad = None
@@ -375,6 +375,7 @@ class Keeper:
 
     def _gathered(self, generation: Generation) -> Meeting | None:
         assembly, clock = self.assembly, Clock()
+        self.learn_of(generation)
         if assembly.council is not None:
             assembly.council.leftovers(self._keep)
         assembly.connect(generation)
@@ -403,6 +404,11 @@ class Keeper:
             assembly.enter(generation)
             return None
         return Meeting(generation, told, found, clock)
+
+    def learn_of(self, generation: Generation) -> None:
+        """Know from now on where the memory of nodes is served: some are lost since this process was started, others have come."""
+        if generation.memory is not None:
+            self.memory.servers = generation.memory
 
     def take_facts(self, generation: Generation, facts: dict[str, Any]) -> None:
         """Take the facts that the others gathered long ago; they name the groups of the rank that this process becomes."""

@@ -171,6 +171,7 @@ class Moves:
                 if before is not None:
                     before.close()
         assembly.enter(generation)
+        self._keeper.learn_of(generation)
         link().report("switched", generation=generation.number, step=self._keeper.live, seconds=time.monotonic() - begin)
 
     # -- come in ------------------------------------------------------------------------------------------------------
@@ -200,6 +201,7 @@ class Moves:
         for group in assembly.groups:
             group.give(inners[group.group_name], dict(generation.incarnations))
         assembly.enter(generation)
+        keeper.learn_of(generation)
         keeper.settle_in(int.from_bytes(light[:8], "big"), light[8:])
         took = time.monotonic() - begin
         link().report("switched", generation=generation.number, step=keeper.live, seconds=took, bytes=size, bandwidth=size / took)

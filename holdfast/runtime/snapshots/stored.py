@@ -52,7 +52,7 @@ class Memory:
     """The vaults that this process can reach: its own node's, and through their servers those of other nodes."""
 
     def __init__(self, own: Path | None, node: str, servers: Mapping[str, tuple[str, int]], token: str) -> None:
-        self.own, self.node, self._servers, self._token = own, node, servers, token
+        self.own, self.node, self.servers, self._token = own, node, servers, token
         self.spoiled: set[tuple[str, str, int, int]] = set()
         """Snapshots that were found unusable: node, name, step, lineage."""
 
@@ -62,10 +62,7 @@ class Memory:
         place = environment.get("HOLDFAST_VAULT")
         servers: dict[str, tuple[str, int]] = {}
         with suppress(ValueError, AttributeError):
-            servers = {
-                node: (str(host), int(port))
-                for node, (host, port) in json.loads(environment.get("HOLDFAST_MEMORY_SERVERS") or "{}").items()
-            }
+            servers = servers_of(json.loads(environment.get("HOLDFAST_MEMORY_SERVERS") or "{}"))
         return cls(Path(place) if place else None, environment.get("HOLDFAST_NODE", ""), servers, environment.get("HOLDFAST_TOKEN", ""))
 
     def listed(self, world: int) -> list[dict[str, Any]]:
@@ -79,15 +76,15 @@ class Memory:
     def listed_elsewhere(self, world: int, nodes: Iterable[str]) -> list[dict[str, Any]]:
         """Return what lies in the vaults of nodes other than *nodes*: those that hold no rank now. One that does not answer has nothing."""
         found = []
-        for node in self._servers.keys() - set(nodes):
+        for node in self.servers.keys() - set(nodes):
             with suppress(OSError, vault.Unusable):
-                told = vault_client.labels(self._servers[node], self._token, seconds=1.0)
+                told = vault_client.labels(self.servers[node], self._token, seconds=1.0)
                 found += [_item(node, name, one) for name, one in told.items() if one.world == world]
         return found
 
     def told(self, world: int) -> dict[str, Any]:
         """Return what this process tells the others of the memory that it can reach, as JSON holds it."""
-        return {"node": self.node, "stored": self.listed(world), "spoiled": sorted(self.spoiled), "servers": sorted(self._servers)}
+        return {"node": self.node, "stored": self.listed(world), "spoiled": sorted(self.spoiled), "servers": sorted(self.servers)}
 
     def reached(
         self, told: Sequence[Mapping[str, Any]], world: int, *, lowest: bool, gather: Callable[[list[dict[str, Any]]], Iterable[Any]]
@@ -129,11 +126,11 @@ class Memory:
 
     def _brought(self, stored: Stored) -> Snapshot:
         """Bring a snapshot over from another node, into this node's vault, or a file of this process's where there is none."""
-        if stored.node not in self._servers:
+        if stored.node not in self.servers:
             raise vault.Unusable(f"nobody has said where the memory of {stored.node} can be reached")
         folder = self.own if self.own is not None else Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 (opened by exclusive creation, mode 0600)
         into = folder / f"fetched-{os.getpid()}-{time.monotonic_ns()}{vault.SUFFIX}"
-        address = self._servers[stored.node]
+        address = self.servers[stored.node]
         label = vault_client.labels(address, self._token, seconds=FETCH_SECONDS).get(stored.name)
         if label is None or label.moment != stored.moment:
             raise vault.Unusable("another one has taken its place")
@@ -153,6 +150,11 @@ class Memory:
                     slot = vault.Slot(path)
                     slot.discard()
                     slot.close()
+
+
+def servers_of(told: Mapping[str, Sequence[Any]]) -> dict[str, tuple[str, int]]:
+    """Return host and port of each node's memory server, as JSON had them."""
+    return {node: (str(host), int(port)) for node, (host, port) in told.items()}
 
 
 def _item(node: str, name: str, label: Label) -> dict[str, Any]:

@@ -1,0 +1,37 @@
+"""Kinds of faults that come named: whoever meets one says which it is. Training goes on through all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from detectors.catalogue import Blame, FaultKind, Level, kind
+from detectors.evidence import Evidence, Sample, WorkerExit
+
+Row = tuple[str, str, Level, str]
+"""Kind, title, level, action."""
+
+_WELL: Final = Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
+
+
+def enter(rows: Iterable[Row], *, component: str, source: str, reports: Callable[[str], Evidence]) -> frozenset[str]:
+    """Enter *rows* into the catalogue, each with what *reports* it; return the kinds."""
+    known = set()
+    for name, title, level, action in rows:
+        kind(
+            FaultKind(
+                id=name,
+                title=title,
+                component=component,
+                source=source,
+                level=level,
+                blame=Blame.STORAGE,
+                action=action,
+                reference="docs/architecture.md",
+                sick=Sample(evidence=reports(name)),
+                healthy=_WELL,
+                weight=30,
+            )
+        )
+        known.add(name)
+    return frozenset(known)

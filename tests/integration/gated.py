@@ -1,0 +1,33 @@
+"""Run an example as it is, but begin certain steps only when the test lets it: what is to be broken can be looked at before.
+
+``gated.py FOLDER STEP,STEP EXAMPLE ARGUMENTS``: step 20 begins once there is a file ``FOLDER/gate-20``.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import time
+from pathlib import Path
+
+from holdfast.runtime.groups.keeper import Keeper
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+folder, gates, example = Path(sys.argv[1]), {int(one) for one in sys.argv[2].split(",")}, sys.argv[3]
+begin = Keeper.begin
+
+
+def held(self: Keeper, step: int) -> None:
+    """Wait at the gate of *step*, if there is one, and go on."""
+    while step in gates and not (folder / f"gate-{step}").exists():
+        time.sleep(0.005)
+    begin(self, step)
+
+
+Keeper.begin = held  # type: ignore[method-assign]
+sys.path.insert(0, str(EXAMPLES))
+sys.argv = [str(EXAMPLES / example), *sys.argv[4:]]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    Keeper.begin = begin  # type: ignore[method-assign]
