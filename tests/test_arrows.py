@@ -29,6 +29,7 @@ class Arrow:
 
 LEAVES = (
     "holdfast.errors",
+    "holdfast.flush",
     "holdfast.log",
     "holdfast.places",
     "holdfast.ports",
@@ -48,7 +49,7 @@ ARROWS = (
     Arrow(of="holdfast.agent", ours=("holdfast.agent", "detectors", *LEAVES)),
     Arrow(
         of="holdfast.runtime",
-        ours=("holdfast.runtime", "holdfast.process", "holdfast.vault", "holdfast.vault_client", "holdfast.wire"),
+        ours=("holdfast.runtime", "holdfast.flush", "holdfast.process", "holdfast.vault", "holdfast.vault_client", "holdfast.wire"),
         theirs=("torch",),
     ),
     *(Arrow(of=leaf, ours=LEAVES) for leaf in LEAVES),

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.service import LEAVE_SECONDS
 from holdfast.process import NODE_MARK, is_alive, mark_of
-from holdfast.wire import connect
+from holdfast.wire import PROTOCOL, connect
 from tests.agent.rig import ROOT, SPEAKING, Flow, Node
 from tests.waiting import wait_until
 
@@ -168,13 +169,32 @@ def test_refused_orders_do_not_renew_the_lease(node: Node) -> None:
         assert deposed.answers[7]["ok"] is False
 
 
-def test_a_termination_of_the_guardian_ends_the_node_gently(node: Node, flow: Flow) -> None:
-    """What systemd does to a unit."""
+@pytest.mark.parametrize("how", ["by the flow", "by a second signal"])
+def test_a_termination_of_the_guardian_gives_the_flow_time_to_leave(node: Node, flow: Flow, how: str) -> None:
+    """What systemd does to a unit, and a shutdown to a node: the flow hears of it while the workers still work."""
     flow.prepare(node, [sys.executable, node.script(SPEAKING + "hello(); time.sleep(600)")])
     flow.start(1)
     flow.wait("worker.hello")
     os.kill(node.guardian_pid, signal.SIGTERM)
+    assert flow.wait("agent.leaving")["seconds"] == LEAVE_SECONDS
+    assert flow.ok("about", protocol=PROTOCOL)["workers"]
+    if how == "by the flow":
+        flow.ok("end")
+    else:
+        os.kill(node.guardian_pid, signal.SIGTERM)
     flow.wait("agent.ended")
+    assert node.ended() == 0
+    assert not node.remains()
+
+
+def test_a_termination_ends_a_node_that_no_flow_listens_to(node: Node) -> None:
+    """There is nobody to wait for."""
+    with node.flow() as flow:
+        flow.attach(0)
+        flow.prepare(node, [sys.executable, node.script(SPEAKING + "hello(); time.sleep(600)")])
+        flow.start(1)
+        flow.wait("worker.hello")
+    os.kill(node.guardian_pid, signal.SIGTERM)
     assert node.ended() == 0
     assert not node.remains()
 

@@ -89,8 +89,8 @@ def test_an_agent_that_is_terminated_leaves_the_vault_to_the_next(unborn: Node) 
     node = unborn.begin()
     with node.flow() as flow:
         place = keeping(node, flow.attach(0))
-        os.kill(node.agent, signal.SIGTERM)
-        assert node.ended() == 0
+    os.kill(node.agent, signal.SIGTERM)
+    assert node.ended() == 0
     assert [label.step for label in vault.labels(place).values()] == [7]
 
 
