@@ -66,8 +66,7 @@ class FlushOrder:
 
     def remove(self, vault: Path) -> None:
         """Let go of the snapshot."""
-        with suppress(OSError):
-            place_of(vault / self.snapshot).unlink(missing_ok=True)
+        drop(vault / self.snapshot)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -86,6 +85,12 @@ class FlushOrder:
 def place_of(snapshot: Path) -> Path:
     """Return where the order for the snapshot at that path lies."""
     return snapshot.with_suffix(ORDER)
+
+
+def drop(snapshot: Path) -> None:
+    """Take back the order for the snapshot at that path, if there is one."""
+    with suppress(OSError):
+        place_of(snapshot).unlink(missing_ok=True)
 
 
 def is_wanted(snapshot: Path) -> bool:

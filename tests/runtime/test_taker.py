@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.runtime.planner import Fetch, Stored
+from holdfast.runtime.planner import Fetch
 from holdfast.runtime.snapshots.bubbles import Terms
 from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled
 from holdfast.runtime.snapshots.taker import SLOTS, Config, Place, Taker
 from holdfast.runtime.state import Training
 from holdfast.vault import Snapshot, labels
-from tests.runtime.trainer import FIRST, Trainer, opened, same
+from tests.runtime.trainer import FIRST, Trainer, opened, restore, same, stored
 
 
 @pytest.fixture(autouse=True)
@@ -25,22 +25,6 @@ def _closed() -> Iterator[None]:
     yield
     while opened:
         opened.pop().close()
-
-
-def stored(vault: Path) -> dict[int, list[Stored]]:
-    """Return what lies in *vault*, by step."""
-    found: dict[int, list[Stored]] = {}
-    for item in Memory(vault, "here", {}, "").listed(1):
-        found.setdefault(item["step"], []).append(Stored(**item))
-    return found
-
-
-def restore(trainer: Trainer, vault: Path, step: int) -> list[bytes]:
-    """Take *trainer* to *step*; return the light states that came with it."""
-    lights: list[bytes] = []
-    parts = sorted(stored(vault)[step], key=lambda one: one.part)
-    Restorer(trainer.training, Memory(vault, "here", {}, "")).take(Fetch(target=0, parts=tuple(parts), light=parts[0]), lights.append)
-    return lights
 
 
 def test_a_snapshot_is_the_step_it_names(tmp_path: Path) -> None:

@@ -40,9 +40,10 @@ opened: list[Taker] = []
 class Trainer:
     """A training and what takes its snapshots."""
 
-    def __init__(self, vault: Path, *, limit: int = 0, place: Place | None = None) -> None:
+    def __init__(self, vault: Path, *, limit: int = 0, place: Place | None = None, device: str = "cpu") -> None:
         torch.manual_seed(3)
-        self.net = Net()
+        self.net = Net().to(device)
+        self.device = device
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
         self.extra: dict[str, Any] = {"seen": 0, "mean": torch.zeros(5)}
@@ -62,7 +63,7 @@ class Trainer:
 
     def end(self) -> None:
         """Do all of the step that was begun."""
-        self.net(torch.randn(8, 3, 8, 8)).square().mean().backward()
+        self.net(torch.randn(8, 3, 8, 8, device=self.device)).square().mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.scheduler.step()
@@ -91,3 +92,19 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
+
+
+def stored(vault: Path) -> dict[int, list[Stored]]:
+    """Return what lies in *vault*, by step."""
+    found: dict[int, list[Stored]] = {}
+    for item in Memory(vault, "here", {}, "").listed(1):
+        found.setdefault(item["step"], []).append(Stored(**item))
+    return found
+
+
+def restore(trainer: Trainer, vault: Path, step: int) -> list[bytes]:
+    """Take *trainer* to *step*; return the light states that came with it."""
+    lights: list[bytes] = []
+    parts = sorted(stored(vault)[step], key=lambda one: one.part)
+    Restorer(trainer.training, Memory(vault, "here", {}, "")).take(Fetch(target=0, parts=tuple(parts), light=parts[0]), lights.append)
+    return lights

@@ -117,7 +117,7 @@ class Meeting:
 
         def missing() -> str:
             absent = [str(rank) for rank in range(self._order.world) if rank not in found]
-            return f"rank {', '.join(absent[:8])} has written nothing for {STALL:.0f} s: can its node write to the checkpoint directory?"
+            return f"rank {', '.join(absent[:8])} has written nothing for {STALL:.0f} s: is the checkpoint directory shared by all nodes?"
 
         return self._wait(there, missing)
 

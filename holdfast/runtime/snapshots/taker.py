@@ -242,6 +242,7 @@ class Taker:
     def _open_slot(self, place: Place) -> Path:
         path = self._path_of(place, len(self._slots))
         self._slots.append(Slot(path))
+        flush.drop(path)  # of a process before: who was to carry it out may never have heard of it
         return path
 
     def _path_of(self, place: Place, number: int) -> Path:
