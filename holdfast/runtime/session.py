@@ -103,7 +103,7 @@ class Session(AbstractContextManager["Session"]):
         self.loss: float | None = None
         """The loss committed with it."""
         self.saved: int | None = None
-        """The last step whose checkpoint stands, as far as this run knows: of one that is written beside training it learns with the next."""
+        """The last step whose checkpoint stands, as far as this run knows; of one written beside training it learns with the next."""
         self.resumed_from: Path | None = None
         """The checkpoint that this run goes on from."""
         self.extra = training.extra
