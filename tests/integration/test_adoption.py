@@ -31,7 +31,7 @@ def kill_flow(play: Play) -> None:
 
 def test_a_new_flow_adopts_the_job_and_no_worker_restarts(stage: Stage) -> None:
     """After kill -9 of the flow the same workers train on, and the next flow takes them up without losing a step."""
-    play = stage.play("adopt", args=["--steps", "160"], nodes=TWO | {"spare": 1})
+    play = stage.play("adopt", args=["--steps", "300"], nodes=TWO | {"spare": 1})  # enough for the next flow to come in time
     play.steps_to(10)
     before = play.pids()
     kill_flow(play)
@@ -41,7 +41,7 @@ def test_a_new_flow_adopts_the_job_and_no_worker_restarts(stage: Stage) -> None:
     assert again.ends() == 0, again.log()
     assert again.kinds() == []
     assert len(queries.generations(stage.history, again.job.id)) == 1
-    assert [step.step for step in queries.curve(stage.history, again.job.id)] == list(range(1, 161))
+    assert [step.step for step in queries.curve(stage.history, again.job.id)] == list(range(1, 301))
     assert any("adopted" in remark.text for remark in queries.remarks(stage.history, again.job.id))
 
 
