@@ -45,12 +45,13 @@ class Work:
     """One snapshot's copying, and what became of it."""
 
     tasks: Sequence[Task]
-    target: Tensor
-    """The data of the slot, as bytes."""
+    opened: Callable[[Work], Tensor | None]
+    """Called once, by whoever copies the first slice: gives the data of the slot as bytes, or nothing where none can be had."""
     told: Callable[[int], None]
     """Told now and then how many bytes are there."""
     ended: Callable[[Work], None]
     """Called once, by whoever copies the last slice."""
+    target: Tensor | None = None
     sums: list[int] = field(default_factory=list)
     hidden: float = 0.0
     """Seconds of copying inside of windows."""
@@ -169,6 +170,11 @@ class Copier:
         self._account(work, begin, time.thread_time() - used, hidden=hidden)
 
     def _copy_next(self, work: Work) -> None:
+        if work.target is None:
+            work.target = work.opened(work)
+        if work.target is None:
+            work.given_up = True
+            return
         if work.next < len(work.tasks):
             task = work.tasks[work.next]
             work.sums.append(self._mover.copy(task, work.target))
