@@ -53,7 +53,7 @@ Rounds = list[list[float]]
 """Ratios by round."""
 
 
-def run(place: Path, ranks: int, **options: Any) -> list[dict[str, Any]]:  # noqa: ANN401 (options of the script)
+def run(place: Path, ranks: int, *, policy: str = "skip", **options: Any) -> list[dict[str, Any]]:  # noqa: ANN401 (options of the script)
     """Run the stages; return what each has told."""
     place.mkdir()
     vault, out = place / "vault", place / "out"
@@ -63,7 +63,13 @@ def run(place: Path, ranks: int, **options: Any) -> list[dict[str, Any]]:  # noq
     for name, value in options.items():
         argv += [f"--{name}", *(map(str, value) if isinstance(value, list | tuple) else [str(value)])]
     starter = Starter(place)
-    given = {"HOLDFAST_VAULT": str(vault), "HOLDFAST_NODE": "node", "OMP_NUM_THREADS": "1", "HOLDFAST_SAVE_EVERY": "0"}
+    given = {
+        "HOLDFAST_VAULT": str(vault),
+        "HOLDFAST_NODE": "node",
+        "OMP_NUM_THREADS": "1",
+        "HOLDFAST_SAVE_EVERY": "0",
+        "HOLDFAST_MEMORY_POLICY": policy,
+    }
     driver = Driver(starter, place / "job", argv, ranks, given)
     try:
         told = [out / f"rank-{rank}.json" for rank in range(ranks)]
@@ -135,7 +141,7 @@ class Copies:
     """The speed of copies and the idle time of a step, measured once, and the state's size that follows from them."""
 
     def __init__(self, place: Path) -> None:
-        first = run(place / "first", 2, rounds=4, block=BLOCK, ballast=32 * MEGABYTE, modes=["none", "ours"])
+        first = run(place / "first", 2, policy="pause", rounds=4, block=BLOCK, ballast=32 * MEGABYTE, modes=["none", "ours"])
         blocks = [(rank, block) for rank in first for block in rank["blocks"]]
         self.speed = sum(rank["size"] * block["taken"] for rank, block in blocks) / sum(block["copied"] for _, block in blocks)
         self.idle = min(rank["idle"] for rank in first)

@@ -224,7 +224,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--block", type=int, default=5)
     parser.add_argument("--trace", type=int, default=0, help="1: tell when what was done in each step")
-    parser.add_argument("--warm", type=int, default=12)
+    parser.add_argument("--warm", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--modes", nargs="+", default=["none", "sync", "thread", "process", "ours"])
     return parser.parse_args()
