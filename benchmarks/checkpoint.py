@@ -35,6 +35,8 @@ from benchmarks.resuming import SAVE_EVERY, Resumes
 SCRIPT: Final = Path(__file__).with_name("train_stages.py")
 BLOCK: Final = 4
 RIVALS: Final = ("sync", "thread", "process")
+OFTEN: Final = ("none", "ours") * 2
+"""Blocks of a round that bound a small difference: more of them than of the rivals, whose cost nobody overlooks."""
 FITS: Final = ("0.25", "0.5")
 DOES_NOT: Final = "2.0"
 PARTS: Final = (*FITS, DOES_NOT, "stages", "load", "resume")
@@ -85,16 +87,18 @@ def run(place: Path, ranks: int, *, policy: str = "skip", **options: Any) -> lis
 
 
 def steps_of(told: Sequence[Mapping[str, Any]]) -> dict[str, Rounds]:
-    """Return the seconds of every step of the slowest rank, by mode and round."""
-    found: dict[str, Rounds] = {}
+    """Return the seconds of every step of the slowest rank, by mode and round; several blocks of a mode in one round count as one."""
+    found: dict[str, dict[int, list[float]]] = {}
     for blocks in zip(*(rank["blocks"] for rank in told), strict=True):
-        found.setdefault(blocks[0]["mode"], []).append([max(one) for one in zip(*(block["steps"] for block in blocks), strict=True)])
-    return found
+        steps = [max(one) for one in zip(*(block["steps"] for block in blocks), strict=True)]
+        found.setdefault(blocks[0]["mode"], {}).setdefault(blocks[0]["round"], []).extend(steps)
+    return {mode: [one for _, one in sorted(rounds.items())] for mode, rounds in found.items()}
 
 
 def overheads(steps: Mapping[str, Rounds], mode: str) -> Rounds:
-    """Return by how much each step of *mode* took longer than its like in the round's block without."""
-    return [[mine / bare - 1 for mine, bare in zip(one, none, strict=True)] for one, none in zip(steps[mode], steps["none"], strict=True)]
+    """Return by how much each step of *mode* took longer than its like among the round's steps without."""
+    pairs = zip(steps[mode], steps["none"], strict=True)
+    return [[mine / bare - 1 for mine, bare in zip(one, none, strict=False)] for one, none in pairs]
 
 
 def flat(rounds: Rounds) -> list[float]:
@@ -159,7 +163,7 @@ def at_ratio(place: Path, ratio: str, rounds: int, copies: Copies) -> list[Line]
     fits = ratio in FITS
     rivals = RIVALS if fits else ("thread",)
     ballast = copies.ballast(float(ratio) * copies.idle)
-    told = run(place / f"ratio-{ratio}", 2, rounds=rounds, block=BLOCK, ballast=ballast, modes=["none", *rivals, "ours"])
+    told = run(place / f"ratio-{ratio}", 2, rounds=rounds, block=BLOCK, ballast=ballast, modes=[*OFTEN, *rivals])
     steps = steps_of(told)
     by_mode = {mode: overheads(steps, mode) for mode in ("ours", *rivals)}
     middle = {mode: statistics.median(flat(one)) for mode, one in by_mode.items()}
