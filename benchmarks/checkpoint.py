@@ -10,7 +10,7 @@
 
 How overheads are told: the slowest rank counts in each step. The n-th step of a block is compared with the n-th step of the block of
 training alone of the same round; the figure is the median of these ratios, its interval (95 %) from drawing whole rounds anew, for steps of
-one block are not independent. ``whole`` beside it compares the sums of all steps: it shows what a median would hide.
+one block are not independent. ``whole`` beside it compares the means of all steps: it shows what a median would hide.
 
     python -m benchmarks.checkpoint --json FILE [--rounds N] [--only PART ...]
 """
@@ -167,7 +167,7 @@ def at_ratio(place: Path, ratio: str, rounds: int, copies: Copies) -> list[Line]
     steps = steps_of(told)
     by_mode = {mode: overheads(steps, mode) for mode in ("ours", *rivals)}
     middle = {mode: statistics.median(flat(one)) for mode, one in by_mode.items()}
-    whole = {mode: round(sum(flat(steps[mode])) / sum(flat(steps["none"])) - 1, 5) for mode in by_mode}
+    whole = {mode: round(statistics.mean(flat(steps[mode])) / statistics.mean(flat(steps["none"])) - 1, 5) for mode in by_mode}
     rival = min((mode for mode in rivals if mode != "sync"), key=middle.__getitem__)
     if fits:
         lines = [
@@ -203,7 +203,7 @@ def facts(told: Sequence[Mapping[str, Any]], ratio: str) -> Line:
 
 def of_stages(place: Path, rounds: int, copies: Copies) -> list[Line]:
     """Measure pipelines of sleeping stages beside the model, whose costs come from two stages without a snapshot."""
-    options = {"block": BLOCK, "sleep": FORWARD, "width": 16, "layers": 1, "rows": 2}
+    options: dict[str, Any] = {"block": BLOCK, "sleep": FORWARD, "width": 16, "layers": 1, "rows": 2}
     alone = run(place / "two", 2, rounds=rounds, modes=["none"], microbatches=8, trace=1, **options)
     costs = costs_of(alone)
     lines = []
