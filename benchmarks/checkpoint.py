@@ -158,7 +158,7 @@ class Copies:
 def at_ratio(place: Path, ratio: str, rounds: int, copies: Copies) -> list[Line]:
     """Measure all modes with a state whose copy takes *ratio* of the idle time of a step.
 
-    Where it does not fit only the better `async_save` stands beside: the others take most of an hour, and are no rivals.
+    Where it does not fit only the better `async_save` stands beside: the others take several times as long, and nobody would choose them.
     """
     fits = ratio in FITS
     rivals = RIVALS if fits else ("thread",)
