@@ -1,12 +1,18 @@
-"""What it costs to keep the state at every step: ours in idle windows, beside `torch.save` and `torch.distributed.checkpoint.async_save`.
+"""What it costs to keep the state at every step, and what it gains when it is needed.
 
-Two stages of a pipeline (1F1B, real matrices), each pinned to one core, so that a stage's bubble is idle time and not another rank's
-processor time. Modes take turns in blocks of steps, in an order drawn anew for every round; a block of each is compared with the block of
-training alone of the same round (paired). All modes write to memory, so that no disk is measured. Sizes of the state are chosen by the
-ratio of copy time to idle time, as a first run measures them. Nothing is simulated, except in the runs of 4 and 8 stages, where the compute
-of a stage is a timed sleep.
+- ``0.25``, ``0.5``, ``2.0``: ours in idle windows, beside `torch.save` and `torch.distributed.checkpoint.async_save`, with a state whose
+  copy takes that share of a step's idle time. Two stages of a pipeline (1F1B, real matrices), each pinned to one core, so that a stage's
+  bubble is idle time and not another rank's processor time. Modes take turns in blocks of steps, in an order drawn anew for every round.
+  All modes write to memory, so that no disk is measured.
+- ``stages``: the same for 4 and 8 stages whose compute is a timed sleep, and their step beside a model of it (pipeline_model.py).
+- ``load``: a rank's state loaded from its node's memory, another node's, and disk (loading.py).
+- ``resume``: steps lost and time to resume under a real flow, by where the state was (resuming.py).
 
-    python -m benchmarks.checkpoint --json FILE [--rounds N]
+How overheads are told: the slowest rank counts in each step. The n-th step of a block is compared with the n-th step of the block of
+training alone of the same round; the figure is the median of these ratios, its interval (95 %) from drawing whole rounds anew, for steps of
+one block are not independent. ``whole`` beside it compares the means of all steps: it shows what a median would hide.
+
+    python -m benchmarks.checkpoint --json FILE [--rounds N] [--only PART ...]
 """
 
 from __future__ import annotations
@@ -16,22 +22,40 @@ import json
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import loading
 from benchmarks.driver import Driver, Starter
-from benchmarks.measuring import wait_for
+from benchmarks.measuring import prefect, wait_for
+from benchmarks.pipeline_model import costs_of, step_seconds
+from benchmarks.resuming import SAVE_EVERY, Resumes
 
 SCRIPT: Final = Path(__file__).with_name("train_stages.py")
-BLOCK: Final = 5
+BLOCK: Final = 4
 RIVALS: Final = ("sync", "thread", "process")
-FITS: Final = (0.25, 0.5)
-DOES_NOT: Final = 2.0
+OFTEN: Final = ("none", "ours") * 2
+"""Blocks of a round that bound a small difference: more of them than of the rivals, whose cost nobody overlooks."""
+FITS: Final = ("0.25", "0.5")
+DOES_NOT: Final = "2.0"
+PARTS: Final = (*FITS, DOES_NOT, "stages", "load", "resume")
+STAGES: Final = (4, 8)
+FORWARD: Final = 0.01
+"""Seconds of a sleeping stage's forward; its backward takes twice as long."""
 MEGABYTE: Final = 2**20
+OVERHEAD: Final = 0.01
+HIDDEN: Final = 0.95
+TIMES_LESS: Final = 10
+WITHIN: Final = 0.1
+LOST: Final = 1
+
+Line = dict[str, Any]
+Rounds = list[list[float]]
+"""Ratios by round."""
 
 
-def run(place: Path, ranks: int, **options: Any) -> list[dict[str, Any]]:  # noqa: ANN401 (options of the script)
+def run(place: Path, ranks: int, *, policy: str = "skip", **options: Any) -> list[dict[str, Any]]:  # noqa: ANN401 (options of the script)
     """Run the stages; return what each has told."""
     place.mkdir()
     vault, out = place / "vault", place / "out"
@@ -41,117 +65,228 @@ def run(place: Path, ranks: int, **options: Any) -> list[dict[str, Any]]:  # noq
     for name, value in options.items():
         argv += [f"--{name}", *(map(str, value) if isinstance(value, list | tuple) else [str(value)])]
     starter = Starter(place)
-    given = {"HOLDFAST_VAULT": str(vault), "HOLDFAST_NODE": "node", "OMP_NUM_THREADS": "1", "HOLDFAST_SAVE_EVERY": "0"}
+    given = {
+        "HOLDFAST_VAULT": str(vault),
+        "HOLDFAST_NODE": "node",
+        "OMP_NUM_THREADS": "1",
+        "HOLDFAST_SAVE_EVERY": "0",
+        "HOLDFAST_MEMORY_POLICY": policy,
+    }
     driver = Driver(starter, place / "job", argv, ranks, given)
     try:
         told = [out / f"rank-{rank}.json" for rank in range(ranks)]
-        wait_for(lambda: all(path.exists() for path in told), f"the end of {ranks} stages", every=0.2)
+        wait_for(lambda: all(path.exists() for path in told), f"the end of {ranks} stages", every=0.2, seconds=600)
+        wait_for(lambda: len(driver.said("bye")) == ranks, f"the goodbyes of {ranks} stages", every=0.05)
         return [json.loads(path.read_text()) for path in told]
     finally:
         driver.close()
         starter.close()
 
 
-def overheads(told: list[dict[str, Any]], mode: str) -> list[float]:
-    """Return, for every round, by how much a block of *mode* took longer than the round's block without; the slowest rank counts."""
-    rounds: dict[int, dict[str, float]] = {}
-    for rank in told:
-        for block in rank["blocks"]:
-            times = rounds.setdefault(block["round"], {})
-            times[block["mode"]] = max(times.get(block["mode"], 0.0), block["seconds"])
-    return [times[mode] / times["none"] - 1 for times in rounds.values()]
+# -- figures ------------------------------------------------------------------------------------------------------------
 
 
-def interval(values: Sequence[float], draws: int = 4000) -> tuple[float, float]:
-    """Return the bootstrap interval (95 %) of the median of *values*."""
+def steps_of(told: Sequence[Mapping[str, Any]]) -> dict[str, Rounds]:
+    """Return the seconds of every step of the slowest rank, by mode and round; several blocks of a mode in one round count as one."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for blocks in zip(*(rank["blocks"] for rank in told), strict=True):
+        steps = [max(one) for one in zip(*(block["steps"] for block in blocks), strict=True)]
+        found.setdefault(blocks[0]["mode"], {}).setdefault(blocks[0]["round"], []).extend(steps)
+    return {mode: [one for _, one in sorted(rounds.items())] for mode, rounds in found.items()}
+
+
+def overheads(steps: Mapping[str, Rounds], mode: str) -> Rounds:
+    """Return by how much each step of *mode* took longer than its like among the round's steps without."""
+    pairs = zip(steps[mode], steps["none"], strict=True)
+    return [[mine / bare - 1 for mine, bare in zip(one, none, strict=False)] for one, none in pairs]
+
+
+def flat(rounds: Rounds) -> list[float]:
+    """Return all values of all rounds."""
+    return [value for one in rounds for value in one]
+
+
+def interval(rounds: Rounds, draws: int = 2000) -> tuple[float, float]:
+    """Return the bootstrap interval (95 %) of the median over all values of *rounds*, of which whole ones are drawn."""
     order = random.Random(7)  # noqa: S311 (resampling, the same every time)
-    medians = sorted(statistics.median(order.choices(values, k=len(values))) for _ in range(draws))
+    medians = sorted(statistics.median(flat(order.choices(rounds, k=len(rounds)))) for _ in range(draws))
     return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
-def key(name: str, values: Sequence[float], goal: str, met: bool | None, **details: Any) -> dict[str, Any]:  # noqa: ANN401, FBT001 (JSON)
-    """Return one line of the result."""
-    low, high = interval(values)
-    figures = {"median": round(statistics.median(values), 5), "interval": [round(low, 5), round(high, 5)], "n": len(values)}
-    return {"key": name, **figures, "goal": goal, "met": met, **details}
+def line(key: str, rounds: Rounds, goal: str, met: Callable[[float, float], bool] | None, **details: Any) -> Line:  # noqa: ANN401 (JSON)
+    """Return one line of the result; *met* judges the median and the upper end of its interval."""
+    low, high = interval(rounds)
+    middle = statistics.median(flat(rounds))
+    figures = {"median": round(middle, 5), "interval": [round(low, 5), round(high, 5)], "n": len(flat(rounds))}
+    return {"key": key, **figures, "goal": goal, "met": None if met is None else met(middle, high), **details}
 
 
-def hidden(told: list[dict[str, Any]]) -> list[float]:
+def singles(values: Sequence[float]) -> Rounds:
+    """Return *values*, each a round of its own."""
+    return [[one] for one in values]
+
+
+def hidden(told: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the share of copy seconds inside of idle windows, for every round, over all ranks."""
-    rounds: dict[int, list[float]] = {}
+    spent: dict[int, list[float]] = {}
     for rank in told:
         for block in rank["blocks"]:
             if block["mode"] == "ours" and block["copied"]:
-                one = rounds.setdefault(block["round"], [0.0, 0.0])
+                one = spent.setdefault(block["round"], [0.0, 0.0])
                 one[0] += block["hidden"]
                 one[1] += block["copied"]
-    return [inside / whole for inside, whole in rounds.values()]
+    return [inside / whole for inside, whole in spent.values()]
 
 
-def at_ratio(place: Path, ratio: float, rounds: int, speed: float, idle: float) -> list[dict[str, Any]]:
-    """Measure all modes with a state whose copy takes *ratio* of the idle time of a step."""
-    ballast = int(ratio * idle * speed) // MEGABYTE * MEGABYTE
-    told = run(place / f"ratio-{ratio}", 2, rounds=rounds, block=BLOCK, ballast=ballast)
-    ours = overheads(told, "ours")
+# -- parts --------------------------------------------------------------------------------------------------------------
+
+
+class Copies:
+    """The speed of copies and the idle time of a step, measured once, and the state's size that follows from them."""
+
+    def __init__(self, place: Path) -> None:
+        first = run(place / "first", 2, policy="pause", rounds=4, block=BLOCK, ballast=32 * MEGABYTE, modes=["none", "ours"])
+        blocks = [(rank, block) for rank in first for block in rank["blocks"]]
+        self.speed = sum(rank["size"] * block["taken"] for rank, block in blocks) / sum(block["copied"] for _, block in blocks)
+        self.idle = min(rank["idle"] for rank in first)
+
+    def ballast(self, seconds: float) -> int:
+        """Return the bytes that are copied in so many seconds."""
+        return int(seconds * self.speed) // MEGABYTE * MEGABYTE
+
+
+def at_ratio(place: Path, ratio: str, rounds: int, copies: Copies) -> list[Line]:
+    """Measure all modes with a state whose copy takes *ratio* of the idle time of a step.
+
+    Where it does not fit only the better `async_save` stands beside: the others take several times as long, and nobody would choose them.
+    """
     fits = ratio in FITS
+    rivals = RIVALS if fits else ("thread",)
+    ballast = copies.ballast(float(ratio) * copies.idle)
+    told = run(place / f"ratio-{ratio}", 2, rounds=rounds, block=BLOCK, ballast=ballast, modes=[*OFTEN, *rivals])
+    steps = steps_of(told)
+    by_mode = {mode: overheads(steps, mode) for mode in ("ours", *rivals)}
+    middle = {mode: statistics.median(flat(one)) for mode, one in by_mode.items()}
+    whole = {mode: round(statistics.mean(flat(steps[mode])) / statistics.mean(flat(steps["none"])) - 1, 5) for mode in by_mode}
+    rival = min((mode for mode in rivals if mode != "sync"), key=middle.__getitem__)
+    if fits:
+        lines = [
+            line(f"overhead_ours_{ratio}", by_mode["ours"], "interval <= 0.01", lambda _, high: high <= OVERHEAD, **facts(told, ratio))
+        ]
+        if inside := hidden(told):  # on a machine that is busy with something else there may be no room for a snapshot
+            lines.append(line(f"hidden_{ratio}", singles(inside), ">= 0.95", lambda share, _: share >= HIDDEN))
+        times = middle[rival] / max(middle["ours"], 1e-4)
+        judged = {"goal": f">= {TIMES_LESS}", "met": times >= TIMES_LESS}
+        lines.append(
+            {"key": f"async_over_ours_{ratio}", "median": round(times, 1), "interval": None, "n": len(flat(by_mode["ours"])), **judged}
+        )
+    else:
+        goal = "not above async_save"
+        lines = [line(f"overhead_ours_{ratio}", by_mode["ours"], goal, lambda *_: whole["ours"] <= whole[rival], **facts(told, ratio))]
+    lines += [line(f"overhead_{mode}_{ratio}", by_mode[mode], "beside ours", None) for mode in rivals]
+    return [one | ({"whole": whole[mode]} if (mode := one["key"].split("_")[1]) in whole else {}) for one in lines]
+
+
+def facts(told: Sequence[Mapping[str, Any]], ratio: str) -> Line:
+    """Return what a run of two stages was like."""
     blocks = [block for rank in told for block in rank["blocks"] if block["mode"] == "ours"]
-    taken = sum(block["taken"] for block in blocks) / (BLOCK * len(blocks))
-    facts = {
-        "ratio": ratio,
+    return {
+        "ratio": float(ratio),
         "state_MB": round(told[0]["size"] / 1e6, 1),
         "step_s": round(told[0]["step"], 4),
-        "steps_each": rounds * BLOCK,
-        "snapshots_per_step": round(taken, 3),
-        "predicted": [rank["plan"] and round(rank["plan"]["overhead"], 4) for rank in told],
+        "snapshots_per_step": round(sum(block["taken"] for block in blocks) / (BLOCK * len(blocks)), 3),
+        "prepared_s": round(sum(block["prepared"] for block in blocks) / (BLOCK * len(blocks)), 6),
+        "paused_s": round(sum(block["paused"] for block in blocks) / (BLOCK * len(blocks)), 6),
         "plan": [rank["plan"] and rank["plan"]["because"] for rank in told],
     }
-    rivals = {mode: overheads(told, mode) for mode in RIVALS}
-    best_async = min(statistics.median(rivals["thread"]), statistics.median(rivals["process"]))
-    high = interval(ours)[1]
-    goal = "interval <= 0.01" if fits else "not above async_save"
-    lines = [key(f"overhead_ours_{ratio}", ours, goal, high <= 0.01 if fits else statistics.median(ours) <= best_async, **facts)]  # noqa: PLR2004 (the goal)
-    lines += [key(f"overhead_{mode}_{ratio}", values, "beside ours", None) for mode, values in rivals.items()]
-    if fits:
-        inside = hidden(told)
-        lines.append(key(f"hidden_{ratio}", inside, ">= 0.95", statistics.median(inside) >= 0.95))  # noqa: PLR2004 (the goal)
-        gains = [min(one, other) / max(mine, 1e-4) for mine, one, other in zip(ours, rivals["thread"], rivals["process"], strict=True)]
-        lines.append(key(f"async_over_ours_{ratio}", gains, ">= 10", statistics.median(gains) >= 10))  # noqa: PLR2004 (the goal)
+
+
+def of_stages(place: Path, rounds: int, copies: Copies) -> list[Line]:
+    """Measure pipelines of sleeping stages beside the model, whose costs come from two stages without a snapshot."""
+    options: dict[str, Any] = {"block": BLOCK, "sleep": FORWARD, "width": 16, "layers": 1, "rows": 2}
+    alone = run(place / "two", 2, rounds=rounds, modes=["none"], microbatches=8, trace=1, **options)
+    costs = costs_of(alone)
+    lines = []
+    for stages in STAGES:
+        micro = 2 * stages
+        bare = (micro + stages - 1) * 3 * FORWARD
+        predicted = step_seconds(stages, micro, costs)
+        ballast = copies.ballast(0.25 * (stages - 1) * 3 * FORWARD / stages)
+        told = run(
+            place / f"stages-{stages}", stages, rounds=rounds, ballast=ballast, modes=["none", "ours"], microbatches=micro, **options
+        )
+        steps = steps_of(told)
+        ratios = [[one / predicted for one in block] for block in steps["ours"]]
+        more = {"simulated": "compute is a timed sleep", "model_s": round(predicted, 4), "bare_theory_s": round(bare, 4)}
+        lines.append(line(f"step_over_model_{stages}_stages", ratios, "within 10 %", lambda one, _: abs(one - 1) <= WITHIN, **more))
+        of_ours = overheads(steps, "ours")
+        lines.append(
+            line(f"overhead_ours_{stages}_stages", of_ours, "interval <= 0.01", lambda _, high: high <= OVERHEAD, **facts(told, "0.25"))
+        )
     return lines
 
 
-def of_stages(place: Path, stages: int, rounds: int, speed: float) -> dict[str, Any]:
-    """Measure a pipeline of sleeping stages against the model: idle time of a step by the theory of pipelines."""
-    forward, micro = 0.01, 2 * stages
-    predicted = (micro + stages - 1) * 3 * forward  # a backward takes twice a forward
-    ballast = int(0.25 * (stages - 1) * 3 * forward * speed / stages) // MEGABYTE * MEGABYTE
-    options = {"rounds": rounds, "block": 3, "sleep": forward, "microbatches": micro, "width": 16, "layers": 1, "rows": 2}
-    told = run(place / f"stages-{stages}", stages, ballast=ballast, modes=["none", "ours"], **options)
-    measured = [block["seconds"] / 3 for block in told[0]["blocks"] if block["mode"] == "ours"]
-    ratios = [one / predicted for one in measured]
-    within = abs(statistics.median(ratios) - 1) <= 0.1  # noqa: PLR2004 (the goal)
-    overhead = statistics.median(overheads(told, "ours"))
-    return key(
-        f"step_over_model_{stages}_stages", ratios, "within 10 %", within, simulated="compute is a timed sleep", overhead=round(overhead, 4)
-    )
+def loads(rounds: int, megabytes: int, disk: Path) -> list[Line]:
+    """Measure what loading a state takes, by where it lies."""
+    found, setting = loading.rounds(rounds, megabytes, disk)
+    seconds = {source: [one["seconds"] for one in found if one["source"] == source] for source in loading.SOURCES}
+    dropped = max(one["cached"] for one in found if one["source"] == "disk")
+    lines = [line(f"load_{source}_s", singles(values), "", None, **setting) for source, values in seconds.items()]
+    for source in ("memory", "replica"):
+        times = [disk / mine for disk, mine in zip(seconds["disk"], seconds[source], strict=True)]
+        met = (lambda one, _: one >= TIMES_LESS) if source == "memory" else None
+        goal = f">= {TIMES_LESS}" if met else "beside memory"
+        lines.append(line(f"disk_over_{source}", singles(times), goal, met, cached_after_eviction=dropped))
+    return lines
+
+
+def resumes(place: Path, megabytes: int, faults: int, environment: dict[str, str]) -> list[Line]:
+    """Measure what faults cost under a real flow, by where the state is."""
+    found = Resumes(place, environment, megabytes=megabytes, faults=faults).all()
+    lines = []
+    for source in dict.fromkeys(one["source"] for one in found):
+        mine = [one for one in found if one["source"] == source]
+        lost, most = [float(one["steps_lost"]) for one in mine], max(one["steps_lost"] for one in mine)
+        goal = f"at most {LOST}" if source != "disk" else f"a checkpoint every {SAVE_EVERY} steps"
+        rungs = sorted({str(one["rung"]) for one in mine})
+        judge = (lambda _, __, most=most: most <= LOST) if source != "disk" else None
+        lines.append(line(f"steps_lost_{source}", singles(lost), goal, judge, most=most, rungs=rungs))
+        lines.append(line(f"resume_{source}_s", singles([one["seconds"] for one in mine]), "", None, step_s=mine[0]["step"]))
+    return lines
 
 
 def main() -> None:
     """Measure and write one line a key."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, required=True, help="write the figures here, an object a line")
-    parser.add_argument("--rounds", type=int, default=40, help=f"rounds of blocks of {BLOCK} steps for each mode")
+    parser.add_argument("--rounds", type=int, default=50, help=f"rounds of blocks of {BLOCK} steps for each mode")
+    parser.add_argument("--loads", type=int, default=10, help="loads from each place")
+    parser.add_argument("--faults", type=int, default=6, help="faults under a real flow for each place of the state")
+    parser.add_argument("--megabytes", type=int, default=300, help="state of a rank that is loaded; under a flow a third of it")
+    parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()), help="a folder on the disk to load from")
+    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     given = parser.parse_args()
+    lines: list[Line] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-", dir="/dev/shm") as folder:
         place = Path(folder)
-        first = run(place / "first", 2, rounds=4, block=BLOCK, ballast=32 * MEGABYTE, modes=["none", "ours"])
-        copied = sum(block["copied"] for rank in first for block in rank["blocks"])
-        speed = sum(rank["size"] * block["taken"] for rank in first for block in rank["blocks"]) / copied
-        idle = min(rank["idle"] for rank in first)
-        lines = [line for ratio in (*FITS, DOES_NOT) for line in at_ratio(place, ratio, given.rounds, speed, idle)]
-        lines += [of_stages(place, stages, max(4, given.rounds // 4), speed) for stages in (4, 8)]
-    given.json.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for line in lines:
-        print(f"{line['key']:28} {line['median']:9.4f}  {line['interval']}  n={line['n']}  goal {line['goal']}: {line['met']}")
+        copies = Copies(place) if {*FITS, DOES_NOT, "stages"} & set(given.only) else None
+        if copies is not None:
+            for ratio in [one for one in (*FITS, DOES_NOT) if one in given.only]:
+                lines += at_ratio(place, ratio, given.rounds, copies)
+            if "stages" in given.only:
+                lines += of_stages(place, max(4, given.rounds // 6), copies)
+    if "load" in given.only:
+        lines += loads(given.loads, given.megabytes, given.disk)
+    if "resume" in given.only:
+        with (
+            tempfile.TemporaryDirectory(prefix="hf-bench-", dir=given.disk, ignore_cleanup_errors=True) as folder,
+            prefect(Path(folder)) as env,
+        ):
+            lines += resumes(Path(folder), given.megabytes // 3, given.faults, env)
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    given.json.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    for one in lines:
+        print(f"{one['key']:28} {one['median']:9.4f}  {one['interval']}  n={one['n']}  goal {one['goal']}: {one['met']}")
 
 
 if __name__ == "__main__":

@@ -154,6 +154,10 @@ class Driver:
                     elif message["t"] != "beat":
                         self._heard.append({**message, "pid": pid})
 
+    def said(self, word: str) -> list[Message]:
+        """Return all that ranks have said with *word*."""
+        return [one for one in list(self._heard) if one["t"] == word]
+
     def told(self, word: str, generation: int) -> list[Message]:
         """Return what ranks have said with *word* about *generation*."""
         return [one for one in list(self._heard) if one["t"] == word and one.get("generation") == generation]

@@ -16,12 +16,12 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PATIENCE: Final = 180.0
 
 
-def wait_for(condition: Callable[[], Any], what: str, *, every: float = 0.002) -> Any:  # noqa: ANN401 (whatever the condition returns)
+def wait_for(condition: Callable[[], Any], what: str, *, every: float = 0.002, seconds: float = PATIENCE) -> Any:  # noqa: ANN401 (whatever the condition returns)
     """Return the first true answer of *condition*; fail loudly, a benchmark that hangs measures nothing."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + seconds
     while not (answer := condition()):
         if time.monotonic() > until:
-            raise TimeoutError(f"{what} did not come within {PATIENCE:.0f} s")
+            raise TimeoutError(f"{what} did not come within {seconds:.0f} s")
         time.sleep(every)
     return answer
 

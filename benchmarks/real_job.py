@@ -8,7 +8,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -47,23 +47,30 @@ def fault(place: Path, rank: int, pid: int, how: str) -> float:
 
 
 class Job:
-    """2 nodes of 2 ranks and a spare node with a warm standby; with *stock* groups none, and a checkpoint from time to time."""
+    """2 nodes of 2 ranks and a spare node with a warm standby; with *stock* groups none, and a checkpoint from time to time.
 
-    def __init__(self, place: Path, environment: dict[str, str], *, stock: bool) -> None:
+    *given* replaces fields of the job: another script, other nodes, other places for the state.
+    """
+
+    def __init__(self, place: Path, environment: dict[str, str], *, stock: bool, **given: Any) -> None:  # noqa: ANN401 (JSON)
+        plan = {"wanted": 2, "ranks": 2, "spare": 1, "standbys": 0 if stock else 1, **given.pop("nodes", {})}
+        nodes = plan["wanted"] + plan["spare"]
         home = place / "home"
         home.mkdir(parents=True)
-        self.place, self.stock = place, stock
-        self._nodes = LocalNodes(place.name, home / "nodes", 3)
+        self.place, self.stock, self.checkpoints = place, stock, place / "checkpoints"
+        self._nodes = LocalNodes(place.name, home / "nodes", nodes)
         job = {
             "name": "bench",
             "script": str(SCRIPT),
             "args": ["--stock-groups"] if stock else [],
             "directory": str(place),
-            "nodes": {"wanted": 2, "ranks": 2, "spare": 1, "standbys": 0 if stock else 1},
-            "checkpoint": {"every": SAVE_EVERY if stock else 0, "directory": str(place / "checkpoints")},
+            "nodes": plan,
+            "checkpoint": {"every": SAVE_EVERY if stock else 0, "directory": str(self.checkpoints)},
             "budget": {"recoveries": 10_000, "in_place": 10_000, "fruitless": 1000},
+            **given,
         }
-        cluster = {"kind": "local", "name": place.name, "nodes": 3, "directory": str(home / "nodes")}
+        self._ranks, self._waits = plan["wanted"] * plan["ranks"], plan["standbys"] > 0
+        cluster = {"kind": "local", "name": place.name, "nodes": nodes, "directory": str(home / "nodes")}
         (place / "spec.json").write_text(json.dumps({"job": job, "cluster": cluster}))
         environment = environment | {"HOLDFAST_HOME": str(home), "PREFECT_LOGGING_LEVEL": "WARNING"}
         self.history = History.open(f"sqlite:///{home / 'history.db'}")
@@ -86,7 +93,7 @@ class Job:
 
     def done(self) -> dict[int, list[Done]]:
         """Return what every rank has done."""
-        return steps.read(self.place, RANKS)
+        return steps.read(self.place, self._ranks)
 
     def run(self, more: int) -> None:
         """Wait for so many more steps of every rank."""
@@ -112,7 +119,8 @@ class Job:
 
     def settle(self) -> None:
         """Wait until training runs with a parked standby, and some steps have gone by that nothing disturbed."""
-        self.until(lambda: self._state() == "RUNNING" and (self.stock or self._chaos.parked() >= 1), "a job that runs, and its standby")
+        standby = 1 if self._waits else 0
+        self.until(lambda: self._state() == "RUNNING" and self._chaos.parked() >= standby, "a job that runs, and its standby")
         self.run(QUIET)
 
     # -- acting -------------------------------------------------------------------------------------------------------
@@ -175,6 +183,27 @@ class Job:
             "preparing": statistics.median(preparing) / usual if preparing else 1.0,
             "seconds": told.handled_at - asked,
         }
+
+    def kill_all(self) -> float:
+        """Kill all ranks at once; return when that happened."""
+        at, pids = steps.now(), self.pids()
+        for pid in pids.values():
+            os.kill(pid, signal.SIGKILL)
+        return at
+
+    def take_node(self) -> float:
+        """Take the whole node of rank 0 away, for good; return when that happened."""
+        return self._chaos.power_off(0)[0]
+
+    def lose(self, how: Callable[[], float]) -> dict[str, Any]:
+        """Have *how* do it, wait until all train again, and return what that cost."""
+        known, before = len(queries.incidents(self.history, self.row.id)), self.pids()
+        at = how()
+        back: Recovered = self.until(lambda: steps.recovery(self.done(), 0, before[0]), "rank 0 again")
+        row = self.until(lambda: self._closed(known), "the incident's end")
+        if row.outcome != "recovered":
+            raise RuntimeError(f"the job did not recover: {row.because}")
+        return {"seconds": back.at - at, "steps_lost": row.steps_lost, "rung": row.rung, "resumed_step": row.resumed_step}
 
     def close(self) -> None:
         """End the job."""

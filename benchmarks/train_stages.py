@@ -14,18 +14,21 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, schedules
 from torch.nn import functional
 
 import holdfast
+from holdfast.runtime.snapshots.taker import Taker
 
 
 class Slow(torch.autograd.Function):
@@ -71,6 +74,29 @@ class Stage(PipelineStage):
         return torch.ones(1, dtype=torch.int32)
 
 
+class Trace:
+    """When this rank posted which messages, waited for them, and computed: what `benchmarks.pipeline_model` takes its costs from."""
+
+    def __init__(self, stage: PipelineStage) -> None:
+        self.events: list[tuple[str, float, float, int, int]] = []
+        """What (``post``, ``wait``, ``forward``, ``backward``, ``step``), begin, end; sends and receives that were posted."""
+        for name in ("forward", "backward"):
+            setattr(stage, f"{name}_one_chunk", self._timed(name, getattr(stage, f"{name}_one_chunk")))
+        schedules._batch_p2p = self._timed("post", schedules._batch_p2p)  # noqa: SLF001 (where its schedules call)
+        schedules._wait_batch_p2p = self._timed("wait", schedules._wait_batch_p2p)  # noqa: SLF001
+
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **more: Any) -> Any:  # noqa: ANN401 (torch's own)
+            begin = time.perf_counter()
+            try:
+                return call(*args, **more)
+            finally:
+                sends = sum(one.op is dist.isend for one in args[0]) if name == "post" else 0
+                self.events.append((name, begin, time.perf_counter(), sends, len(args[0]) - sends if name == "post" else 0))
+
+        return timed
+
+
 class Rivals:
     """Other ways to keep the state, each rank its own: what a step of theirs does, and what is still to be waited for."""
 
@@ -108,7 +134,7 @@ class Rivals:
             self._last = None
 
 
-def main() -> None:  # noqa: PLR0915 (a script: from the top to the bottom)
+def main() -> None:
     """Train in blocks; write how long each took."""
     given = _arguments()
     rank = int(os.environ["RANK"])
@@ -128,15 +154,18 @@ def main() -> None:  # noqa: PLR0915 (a script: from the top to the bottom)
     kind = ScheduleGPipe if given.schedule == "gpipe" else Schedule1F1B
     schedule = kind(stage, given.microbatches, loss_fn=lambda out, _: out.square().mean())
     batch, target = torch.randn(given.rows * given.microbatches, given.width), torch.zeros(given.rows * given.microbatches, 1)
+    trace = Trace(stage) if given.trace else None
     order = random.Random(given.seed)  # noqa: S311 (an order of blocks)
-    blocks = []
 
     with holdfast.session(model=part, optimizer=optimizer) as session:
         steps = iter(session.steps())
 
         def train(after: Callable[[], None]) -> None:
             step = next(steps)
+            begin = time.perf_counter()
             schedule.step(*([batch] if rank == 0 else []), target=target)
+            if trace is not None:
+                trace.events.append(("step", begin, time.perf_counter(), 0, 0))
             optimizer.step()
             optimizer.zero_grad()
             step.commit()
@@ -146,41 +175,40 @@ def main() -> None:  # noqa: PLR0915 (a script: from the top to the bottom)
         assert taker is not None
         for _ in range(given.warm):
             train(rivals.none)
-        for number in range(given.rounds):
-            modes = list(given.modes)
-            order.shuffle(modes)
-            for mode in modes:
-                taker.enabled = mode == "ours"
-                after = rivals.none if mode == "ours" else getattr(rivals, mode)
-                train(after)  # the first of a block is not counted: it carries what the block before left
-                rivals.wait()
-                dist.barrier()
-                counts = (taker.counts.copied, taker.counts.hidden, taker.counts.paused, taker.counts.taken, taker.counts.prepared)
-                begin = time.perf_counter()
-                for _ in range(given.block):
-                    train(after)
-                rivals.wait()
-                dist.barrier()
-                took = time.perf_counter() - begin
-                now = (taker.counts.copied, taker.counts.hidden, taker.counts.paused, taker.counts.taken, taker.counts.prepared)
-                spent = dict(
-                    zip(("copied", "hidden", "paused", "taken", "prepared"), (b - a for a, b in zip(counts, now, strict=True)), strict=True)
-                )
-                blocks.append({"round": number, "mode": mode, "seconds": took, **spent})
-        plan = taker.planning.plan
-        told = {
-            "rank": rank,
-            "blocks": blocks,
-            "size": taker.counts.size,
-            "step": taker.planning.profile.step,
-            "idle": taker.planning.profile.idle,
-            "plan": None
-            if plan is None
-            else {"overhead": plan.overhead, "copy": plan.copy, "hidden": plan.hidden, "every": plan.every, "because": plan.because},
-        }
-        (given.place / f"rank-{rank}.json").write_text(json.dumps(told))
+        blocks = [
+            {"round": number, "mode": mode, **_block(mode, given.block, train, taker, rivals)}
+            for number in range(given.rounds)
+            for mode in order.sample(given.modes, len(given.modes))
+        ]
+        (given.place / f"rank-{rank}.json").write_text(json.dumps({**_told(taker), "blocks": blocks, "trace": trace and trace.events}))
     shutil.rmtree(folder)
     sys.stdout.flush()
+
+
+COUNTS: Final = ("copied", "hidden", "paused", "taken", "prepared")
+
+
+def _block(mode: str, count: int, train: Callable[[Callable[[], None]], None], taker: Taker, rivals: Rivals) -> dict[str, Any]:
+    """Train a block of steps in *mode*; return how long each took, and what snapshots have cost in them."""
+    taker.enabled = mode == "ours"
+    after = rivals.none if mode == "ours" else getattr(rivals, mode)
+    train(after)  # the first of a block is not counted: it carries what the block before left
+    rivals.wait()
+    dist.barrier()
+    before, ends = asdict(taker.counts), [time.perf_counter()]
+    for number in range(count):
+        train(after)
+        if number == count - 1:
+            rivals.wait()
+        ends.append(time.perf_counter())
+    now = asdict(taker.counts)
+    return {"steps": [end - begin for begin, end in pairwise(ends)], **{name: now[name] - before[name] for name in COUNTS}}
+
+
+def _told(taker: Taker) -> dict[str, Any]:
+    plan, profile = taker.planning.plan, taker.planning.profile
+    because = None if plan is None else {"overhead": plan.overhead, "because": plan.because}
+    return {"size": taker.counts.size, "step": profile.step, "idle": profile.idle, "plan": because}
 
 
 def _arguments() -> argparse.Namespace:
@@ -195,7 +223,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--block", type=int, default=5)
-    parser.add_argument("--warm", type=int, default=12)
+    parser.add_argument("--trace", type=int, default=0, help="1: tell when what was done in each step")
+    parser.add_argument("--warm", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--modes", nargs="+", default=["none", "sync", "thread", "process", "ours"])
     return parser.parse_args()

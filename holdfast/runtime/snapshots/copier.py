@@ -45,12 +45,13 @@ class Work:
     """One snapshot's copying, and what became of it."""
 
     tasks: Sequence[Task]
-    target: Tensor
-    """The data of the slot, as bytes."""
+    opened: Callable[[Work], Tensor | None]
+    """Called once, by whoever copies the first slice: gives the data of the slot as bytes, or nothing where none can be had."""
     told: Callable[[int], None]
     """Told now and then how many bytes are there."""
     ended: Callable[[Work], None]
     """Called once, by whoever copies the last slice."""
+    target: Tensor | None = None
     sums: list[int] = field(default_factory=list)
     hidden: float = 0.0
     """Seconds of copying inside of windows."""
@@ -162,13 +163,19 @@ class Copier:
             return
         begin, used = time.perf_counter(), time.thread_time()
         try:
-            self._copy_next(work)
+            if work.target is None:
+                work.target = work.opened(work)
+                work.given_up = work.target is None
+                begin, used = time.perf_counter(), time.thread_time()  # memory that is mapped for the first time takes longer than any copy
+            if not work.given_up:
+                self._copy_next(work)
         except Exception:  # noqa: BLE001 (whatever it is, training goes on without this snapshot)
             _log.exception("a snapshot in memory is given up")
             work.given_up, work.done = True, False
         self._account(work, begin, time.thread_time() - used, hidden=hidden)
 
     def _copy_next(self, work: Work) -> None:
+        assert work.target is not None
         if work.next < len(work.tasks):
             task = work.tasks[work.next]
             work.sums.append(self._mover.copy(task, work.target))

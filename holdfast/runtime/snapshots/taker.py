@@ -158,13 +158,14 @@ Readiness = Literal["ready", "busy", "unable"]
 class _Draft:
     """A snapshot in work."""
 
-    slot: int
     label: Label
     entries: list[Entry]
     blobs: dict[str, bytes]
     work: Work
     wish: Wish | None
     """It is to be put on disk."""
+    slot: int | None = None
+    """The slot that it goes to, once that is open."""
 
 
 class Taker:
@@ -294,31 +295,15 @@ class Taker:
         return self._wish is not None or (self._draft is not None and self._draft.wish is not None)
 
     def take(self, step: int, light: bytes, small: Mapping[str, Tensor]) -> None:
-        """Begin a snapshot of the state after *step*, which is `due`; *small*: tensors that may change before the next step is applied."""
-        begin = time.perf_counter()
-        try:
-            self._begin(step, light, small)
-        except BlockingIOError:  # a reader came in this very moment
-            self.counts.given_up += 1
-        except OSError as error:
-            self._not_before = step + AGAIN
-            self._draft = None
-            self._teller.tell(Trouble("snapshot-no-memory", f"no snapshots in memory: {error.strerror or error}"), step, self._config.vault)
-        self.counts.prepared += time.perf_counter() - begin
+        """Begin a snapshot of the state after *step*, which is `due`; *small*: tensors that may change before the next step is applied.
 
-    def _begin(self, step: int, light: bytes, small: Mapping[str, Tensor]) -> None:
-        place = self._place
+        Training is kept from its work only for what may change at any moment. The slot is opened when the first slice is copied, which is
+        when training waits.
+        """
+        begin, place = time.perf_counter(), self._place
         assert place is not None
-        if not self._slots:
-            self._open_slots(place)
         tasks = self._laid_out(place)
-        size = sum(task.size for task in tasks)
-        number = self._free_slot()
-        if number is None:
-            self.counts.given_up += 1
-            return
-        self._check_limit(size)
-        slot = self._slots[number]
+        assert self._outline is not None
         label = Label(
             step=step,
             lineage=self.lineage,
@@ -327,20 +312,17 @@ class Taker:
             piece=place.piece,
             part=place.part,
             parts=place.parts,
-            size=size,
+            size=sum(task.size for task in tasks),
             cut=vault.CUT,
             time=time.time(),
         )
-        self._sealed.pop(number, None)
-        slot.begin(label)
-        vault.ring(self._config.vault, self._bell)
-        assert self._outline is not None
         blobs = {"static": self._outline.static, "dynamic": self._outline.dynamic(small), "light": light}
         wish, self._wish = self._wish, None
         plan = self.planning.plan_for([task.size for task in tasks])
-        work = Work(tasks, slot_tensor(slot.data), self._news, self._ended, gate=plan.gate, beside=plan.beside)
-        self._draft = _Draft(number, label, self._entries, blobs, work, wish if wish is not None and wish.step == step else None)
+        work = Work(tasks, self._opened, self._news, self._ended, gate=plan.gate, beside=plan.beside)
+        self._draft = _Draft(label, self._entries, blobs, work, wish if wish is not None and wish.step == step else None)
         self._copier.begin(work)
+        self.counts.prepared += time.perf_counter() - begin
 
     def _laid_out(self, place: Place) -> list[Task]:
         """Return the slices of this rank's part; the same as last time unless a tensor has moved."""
@@ -401,7 +383,7 @@ class Taker:
         self._draft = None
         if not whole:
             self.counts.given_up += 1
-            self._slots[draft.slot].discard()
+            self._discard(draft)
             return
         self._account(draft.work)
         self.planning.pauses.append(self._tail)
@@ -410,6 +392,7 @@ class Taker:
 
     def _order(self, draft: _Draft, wish: Wish) -> None:
         """Have a whole snapshot put on disk; what was to be copied beyond the idle time is part of what that costs."""
+        assert draft.slot is not None
         label, slot = draft.label, self._slots[draft.slot]
         order = FlushOrder(
             snapshot=slot.path.name,
@@ -448,7 +431,11 @@ class Taker:
             if draft.work.done:
                 self._account(draft.work)
             else:
-                self._slots[draft.slot].discard()
+                self._discard(draft)
+
+    def _discard(self, draft: _Draft) -> None:
+        if draft.slot is not None:
+            self._slots[draft.slot].discard()
 
     def _account(self, work: Work) -> None:
         counts, size = self.counts, sum(task.size for task in work.tasks)
@@ -460,24 +447,55 @@ class Taker:
 
     # -- in the copying thread ------------------------------------------------------------------------------------------
 
+    def _opened(self, work: Work) -> Tensor | None:
+        """Open a slot for the snapshot in work; return its data, or nothing where none can be had."""
+        draft = self._draft
+        if draft is None or draft.work is not work:
+            return None
+        try:
+            return self._open(draft)
+        except BlockingIOError:  # a reader came in this very moment
+            return None
+        except OSError as error:
+            self._no_memory(draft, error)
+            self._not_before = draft.label.step + AGAIN
+            return None
+
+    def _open(self, draft: _Draft) -> Tensor | None:
+        place = self._place
+        assert place is not None
+        if not self._slots:
+            self._open_slots(place)
+        number = self._free_slot()
+        if number is None:
+            return None
+        self._check_limit(draft.label.size)
+        self._sealed.pop(number, None)
+        self._slots[number].begin(draft.label)
+        draft.slot = number
+        vault.ring(self._config.vault, self._bell)
+        return slot_tensor(self._slots[number].data)
+
+    def _no_memory(self, draft: _Draft, error: OSError) -> None:
+        trouble = Trouble("snapshot-no-memory", f"no snapshots in memory: {error.strerror or error}")
+        self._teller.tell(trouble, draft.label.step, self._config.vault)
+
     def _news(self, size: int) -> None:
         draft = self._draft
-        if draft is not None:
+        if draft is not None and draft.slot is not None:
             self._slots[draft.slot].progress(size)
             vault.ring(self._config.vault, self._bell)
 
     def _ended(self, work: Work) -> None:
         """Seal the snapshot: all is copied."""
         draft = self._draft
-        if draft is None or draft.work is not work:
+        if draft is None or draft.slot is None or draft.work is not work:
             return
         try:
             self._slots[draft.slot].seal(draft.label, work.sums, draft.entries, draft.blobs)
         except OSError as error:
             work.given_up, work.done = True, False
-            self._teller.tell(
-                Trouble("snapshot-no-memory", f"no snapshots in memory: {error.strerror or error}"), draft.label.step, self._config.vault
-            )
+            self._no_memory(draft, error)
             return
         self._sealed[draft.slot] = draft.label.moment
         self.counts.taken += 1
