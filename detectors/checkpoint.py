@@ -46,6 +46,12 @@ _KINDS: Final[tuple[Row, ...]] = (
         "make checkpoints rarer (`checkpoint.every`), or the storage faster; training does not wait for it",
     ),
     (
+        "replica-behind",
+        "Snapshots are left out: replicas do not reach the other node as fast as snapshots are taken",
+        Level.WATCH,
+        "give the node an idle core, or raise `checkpoint.memory.bandwidth` or `checkpoint.memory.every`; a lost node costs more steps",
+    ),
+    (
         "snapshot-no-memory",
         "A rank has no snapshots in memory: there is no room for them",
         Level.WATCH,

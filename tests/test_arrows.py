@@ -34,6 +34,7 @@ LEAVES = (
     "holdfast.places",
     "holdfast.ports",
     "holdfast.process",
+    "holdfast.replicated",
     "holdfast.vault",
     "holdfast.vault_client",
     "holdfast.wire",
@@ -49,7 +50,7 @@ ARROWS = (
     Arrow(of="holdfast.agent", ours=("holdfast.agent", "detectors", *LEAVES)),
     Arrow(
         of="holdfast.runtime",
-        ours=("holdfast.runtime", "holdfast.flush", "holdfast.process", "holdfast.vault", "holdfast.vault_client", "holdfast.wire"),
+        ours=("holdfast.runtime", *(f"holdfast.{leaf}" for leaf in ("flush", "process", "replicated", "vault", "vault_client", "wire"))),
         theirs=("torch",),
     ),
     *(Arrow(of=leaf, ours=LEAVES) for leaf in LEAVES),

@@ -36,8 +36,9 @@ from holdfast.runtime.sections import section
 from holdfast.runtime.snapshots.bubbles import PROFILE
 from holdfast.runtime.snapshots.ledger import Ledger
 from holdfast.runtime.snapshots.restart import from_memory
+from holdfast.runtime.snapshots.setting import Config, Place, Wish
 from holdfast.runtime.snapshots.stored import Memory
-from holdfast.runtime.snapshots.taker import Config, Place, Taker, Wish
+from holdfast.runtime.snapshots.taker import Taker
 from holdfast.runtime.snapshots.told import Told
 from holdfast.runtime.state import Stateful, Training, unwrapped
 from holdfast.runtime.threads import let_go
@@ -196,7 +197,7 @@ class Session(AbstractContextManager["Session"]):
         if keeper is not None:
             if keeper.facts:
                 taker.sit(Place.of(world.rank, world.size, keeper.facts["pieces"]), keeper.lineage)
-            keeper.taker, taker.every = taker, keeper.agreed.every
+            keeper.taker, taker.every, taker.held = taker, keeper.agreed.every, keeper.agreed.behind
             self._tell_profile()
             if taker.due(self.step):
                 taker.take(self.step, keeper.light_now, keeper.buffers)

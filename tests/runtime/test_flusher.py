@@ -26,7 +26,7 @@ from holdfast.runtime.flusher import meeting
 from holdfast.runtime.flusher.boxes import boxes
 from holdfast.runtime.flusher.job import Job
 from holdfast.runtime.link import Leave, Link
-from holdfast.runtime.snapshots.taker import Place
+from holdfast.runtime.snapshots.setting import Place
 from holdfast.runtime.storage import Pace, Reader
 from holdfast.runtime.trouble import Teller
 from holdfast.runtime.world import World

@@ -12,8 +12,9 @@ import torch
 
 from holdfast.runtime.planner import Fetch
 from holdfast.runtime.snapshots.bubbles import Terms
+from holdfast.runtime.snapshots.setting import Config, Place
 from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled
-from holdfast.runtime.snapshots.taker import SLOTS, Config, Place, Taker
+from holdfast.runtime.snapshots.taker import SLOTS, Taker
 from holdfast.runtime.state import Training
 from holdfast.vault import Snapshot, labels
 from tests.runtime.trainer import FIRST, Trainer, opened, restore, same, stored

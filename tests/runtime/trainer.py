@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from holdfast.runtime.idle import Idle
 from holdfast.runtime.planner import Fetch, Stored
 from holdfast.runtime.snapshots.bubbles import PROFILE, Terms
+from holdfast.runtime.snapshots.setting import Config, Place
 from holdfast.runtime.snapshots.stored import Memory, Restorer
-from holdfast.runtime.snapshots.taker import Config, Place, Taker
+from holdfast.runtime.snapshots.taker import Taker
 from holdfast.runtime.state import Training
 
 FIRST = PROFILE

@@ -18,6 +18,7 @@ from holdfast.agent.memory_server.news import News
 from holdfast.agent.memory_server.reading import Reading, newest
 from holdfast.agent.memory_server.serving import ABANDON, DATA, FRAME, TAIL
 from holdfast.agent.memory_server.shelf import order_of
+from holdfast.replicated import Sender
 from holdfast.vault import Unusable
 from holdfast.vault_client import Line, connect
 
@@ -80,6 +81,7 @@ class Pusher(threading.Thread):
         self._over = threading.Event()
         self._last: tuple[int, int, float] | None = None
         """The newest snapshot that this connection has dealt with."""
+        self._sender = Sender(place, rank)
         self.pushed = 0
         """Bytes of data sent."""
         self.whole: int | None = None
@@ -88,6 +90,7 @@ class Pusher(threading.Thread):
     def stop(self) -> None:
         """End it, whatever it waits for."""
         self._over.set()
+        self._sender.end()
         self._news.ring()
         line = self._line
         if line is not None:
@@ -105,6 +108,7 @@ class Pusher(threading.Thread):
                     line.tell({"do": "puts", "source": self._source, "rank": self._rank})
                     _granted(line)
                     self._last, pause = None, FIRST_PAUSE
+                    self._sender.begin()
                     self._push_all(line)
             except (OSError, Unusable, ValueError, KeyError, TypeError) as error:
                 if not self._over.is_set():
@@ -169,6 +173,7 @@ class Pusher(threading.Thread):
         if done < size:  # it was cut off under us: the frame must be filled, the next look sees why
             line.socket.sendall(bytes(size - done))
         self.pushed += size
+        self._sender.moves()
         return size
 
     def _finish(self, line: Line, reading: Reading) -> None:
@@ -183,6 +188,8 @@ class Pusher(threading.Thread):
 
     def _note_whole(self, reading: Reading) -> None:
         self.whole = reading.label.step
+        if not self._over.is_set():
+            self._sender.whole(*reading.label.moment)
         self._home.kept()
 
 

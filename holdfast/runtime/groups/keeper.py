@@ -63,6 +63,8 @@ class Agreed:
     """Steps between two snapshots."""
     stop: bool = False
     """Some rank was told to end: all end after the step."""
+    behind: bool = False
+    """Some rank's replicas are behind: nobody begins another snapshot."""
 
 
 class Keeper:
@@ -186,9 +188,10 @@ class Keeper:
         ours = window.enter("vote")
         if self.taker is not None:
             self.taker.finish()  # before the vote: who sees that the step counts knows that the snapshot before it is whole everywhere
+        mine["behind"] = self.taker is not None and self.taker.behind()
         asked = time.perf_counter()
         try:
-            absent = {"ok": False, "switch": 0, "facts": True, "every": 1, "stop": False}
+            absent = {"ok": False, "switch": 0, "facts": True, "every": 1, "stop": False, "behind": False}
             told = assembly.council.vote(mine, _both, absent, self._packed(self._voted_light), self._keep)
         except (PeerGone, Abandoned) as error:
             attempt.fail(str(error) or "the flow has ended this generation")
@@ -204,7 +207,13 @@ class Keeper:
             self.taker.waited(time.perf_counter() - asked)
         if not told["ok"]:
             attempt.fail("another rank has lost a peer")
-        self.agreed = Agreed(switch=int(told["switch"]), facts=bool(told["facts"]), every=int(told["every"]), stop=bool(told["stop"]))
+        self.agreed = Agreed(
+            switch=int(told["switch"]),
+            facts=bool(told["facts"]),
+            every=int(told["every"]),
+            stop=bool(told["stop"]),
+            behind=bool(told["behind"]),
+        )
         return bool(told["ok"])
 
     def _await_device(self) -> None:
@@ -589,7 +598,7 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         merged["told"] = min((each["told"] for each in (one, other) if each["told"]), key=lambda told: told[0], default=None)
     if "switch" in one:
         merged |= {"switch": min(one["switch"], other["switch"]), "facts": one["facts"] and other["facts"]}
-        merged["stop"] = one["stop"] or other["stop"]
+        merged |= {name: one[name] or other[name] for name in ("stop", "behind")}
         merged |= {"every": max(one["every"], other["every"])}  # a snapshot that one rank leaves out is of no use to anybody
     return merged
 

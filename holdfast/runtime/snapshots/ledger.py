@@ -6,7 +6,8 @@ import time
 from dataclasses import replace
 from typing import Any, Final
 
-from holdfast.runtime.snapshots.taker import Counts, Taker
+from holdfast.runtime.snapshots.counts import Counts
+from holdfast.runtime.snapshots.taker import Taker
 
 PAUSE: Final = 1.0
 """Seconds between two words about what snapshots cost; which one is the newest is said at every step."""

@@ -11,7 +11,6 @@ heard from all others since they applied step k - 1.
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Mapping
@@ -24,131 +23,30 @@ from torch import Tensor
 
 from holdfast import flush, vault
 from holdfast.flush import FlushOrder
+from holdfast.replicated import replicated
 from holdfast.runtime.groups.transfer import bytes_of, local_of
-from holdfast.runtime.idle import Idle, Window, idle
+from holdfast.runtime.idle import Idle, idle
 from holdfast.runtime.link import link
 from holdfast.runtime.outline import Outline
 from holdfast.runtime.snapshots import bubbles
-from holdfast.runtime.snapshots.bubbles import Terms
 from holdfast.runtime.snapshots.copier import Copier, Task, Work, slot_tensor
+from holdfast.runtime.snapshots.counts import Counts, Lived
 from holdfast.runtime.snapshots.planning import Planning
+from holdfast.runtime.snapshots.setting import Config, Place, Wish
 from holdfast.runtime.state import Training
 from holdfast.runtime.trouble import Teller, Trouble
 from holdfast.vault import Entry, Label, Slot
 
 SLOTS: Final = 3
 """Files of a rank; there is one more while one of them is being written to disk."""
+HELD: Final = 10
+"""Snapshots left out for slow replicas from which on it is worth a word."""
 AGAIN: Final = 100
 """Steps after which it is tried again when there was no memory."""
 NOTICEABLE: Final = 3e-4
 """Seconds; who waits for so long for the others' votes was not the last to vote."""
 OPERATIONS: Final = 2000
 """Operations of a step that are kept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """What the agent and the job say about snapshots in memory."""
-
-    vault: Path
-    limit: int
-    """Bytes for all snapshots of the node; 0: no limit."""
-    terms: Terms
-    bandwidth: int | None = None
-    """Bytes a second that the node may write to disk beside training."""
-    flushes: bool = False
-    """The agent has whom to write snapshots to disk."""
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str] = os.environ) -> Config | None:
-        """Return what *environment* says; nothing where there is no vault, or no snapshots are wanted."""
-        place = environment.get("HOLDFAST_VAULT")
-        every = int(environment.get("HOLDFAST_MEMORY_EVERY") or 1)
-        if not place or every == 0:
-            return None
-        terms = Terms(
-            every=every,
-            overhead=float(environment.get("HOLDFAST_MEMORY_OVERHEAD") or 0.01),
-            policy=environment.get("HOLDFAST_MEMORY_POLICY") or "skip",
-            pause=float(environment.get("HOLDFAST_MEMORY_PAUSE") or 0.1),
-        )
-        return cls(
-            vault=Path(place),
-            limit=int(environment.get("HOLDFAST_VAULT_LIMIT") or 0),
-            terms=terms,
-            bandwidth=int(environment.get("HOLDFAST_SAVE_BANDWIDTH") or 0) or None,
-            flushes=environment.get("HOLDFAST_FLUSHER") == "1",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Which rank's state this is, and how the work on it is shared."""
-
-    rank: int
-    world: int
-    piece: str
-    part: int = 0
-    parts: int = 1
-
-    @classmethod
-    def of(cls, rank: int, world: int, pieces: Mapping[str, str]) -> Place:
-        """Return the place of *rank*; *pieces* names every rank's piece, by rank: ranks with the same one share the work."""
-        piece = pieces.get(str(rank))
-        if piece is None:
-            return cls(rank, world, f"of rank {rank}")
-        copies = sorted(int(other) for other, one in pieces.items() if one == piece)
-        return cls(rank, world, piece, copies.index(rank), len(copies))
-
-
-@dataclass(slots=True)
-class Counts:
-    """What snapshots have cost so far."""
-
-    steps: int = 0
-    taken: int = 0
-    given_up: int = 0
-    copied: float = 0.0
-    """Seconds of copying."""
-    hidden: float = 0.0
-    """Seconds of it while training waited."""
-    paused: float = 0.0
-    """Seconds for which training stood still."""
-    prepared: float = 0.0
-    """Seconds of the training thread to begin them."""
-    trained: float = 0.0
-    """Seconds of all steps."""
-    size: int = 0
-    """Bytes of the newest."""
-    newest: int | None = None
-    """The step of the newest whole one."""
-    newest_at: float | None = None
-    """When it was begun, and so its state was the present one (wall clock)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lived:
-    """A step as it was: when it began (wall clock), how long it took, and what happened, in seconds since its begin."""
-
-    began: float
-    took: float
-    windows: list[Window]
-    operations: list[tuple[str, int]]
-    """Point-to-point operations in their order, with the peer's rank."""
-    copies: list[tuple[float, float, bool]]
-    """When was copied: begin, end, and whether training waited."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """A checkpoint that is wanted: of which step, where, how many whole ones stay."""
-
-    step: int
-    directory: Path
-    keep: int
-    loss: float | None
-    stood: float
-    """Seconds for which training stood still to agree on it."""
 
 
 Readiness = Literal["ready", "busy", "unable"]
@@ -189,6 +87,8 @@ class Taker:
         self._teller = Teller()
         self._not_before = 0
         self._wish: Wish | None = None
+        self.held = False
+        """Some rank's replicas are behind: the snapshot that they have is not to be overwritten, so no other one is begun."""
         self.planning = Planning(replace(config.terms, beside=device.type == "cuda"))
         self.every = max(1, config.terms.every)
         """Steps between two snapshots, as the ranks have agreed."""
@@ -267,7 +167,30 @@ class Taker:
         wished = self._wish is not None and self._wish.step == step
         if self._place is None or not self.enabled or (step % self.every and not wished) or step < self._first:
             return False
-        return (step, self.lineage) not in self._sealed.values()  # an attempt that did not count begins the same step again
+        if (step, self.lineage) in self._sealed.values():  # an attempt that did not count begins the same step again
+            return False
+        if self.held and not wished:
+            self._hold(step)
+            return False
+        return True
+
+    def _hold(self, step: int) -> None:
+        self.counts.held += 1
+        if self.counts.held == HELD:
+            why = f"{HELD} snapshots were left out by step {step}: replicas do not reach the other node as fast as snapshots are taken"
+            self._teller.tell(Trouble("replica-behind", why), step, self._config.vault)
+
+    def behind(self) -> bool:
+        """Tell whether the next snapshot would take the place of the last one that is whole on another node.
+
+        The two newest whole ones stay while the next is written. If the older of them is replicated, a node that is lost and all that live
+        have a step in common. The same must hold on all ranks, so they ask this in their vote.
+        """
+        newest = sorted(self._sealed.values())[-2:]
+        if len(newest) < 2 or self._place is None:  # noqa: PLR2004 (two)
+            return False
+        there = replicated(self._config.vault, self._place.rank)
+        return there is not None and there < newest[0]
 
     @property
     def _first(self) -> int:
@@ -344,11 +267,11 @@ class Taker:
 
     def _free_slot(self) -> int | None:
         """Return a slot that holds neither of the newest two whole snapshots, and that nobody reads or is still to read."""
-        newest = sorted(self._sealed, key=lambda number: self._sealed[number])[-2:]
+        newest = sorted(self._sealed, key=lambda number: self._sealed[number])[-3 if self.held else -2 :]
         kept = [number for number, slot in enumerate(self._slots) if number not in newest and flush.is_wanted(slot.path)]
         free = (number for number, slot in enumerate(self._slots) if number not in (*newest, *kept) and not slot.busy())
         found = next(free, None)
-        if found is None and kept and len(self._slots) == SLOTS:
+        if found is None and (kept or self.held) and len(self._slots) == SLOTS:
             assert self._place is not None
             self._open_slot(self._place)
             return SLOTS
