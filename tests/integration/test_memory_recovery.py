@@ -79,8 +79,11 @@ def place(play: Play, node: str) -> Path:
     return vault.vault_of(mark_of(play.stage.nodes.folder(node)), play.job.id)
 
 
-def replicated(play: Play, rank: int, step: int) -> str:
-    """Wait until *step* of *rank* has a whole replica; return the node on which the rank runs."""
+def replicated(play: Play, rank: int) -> tuple[str, int]:
+    """Wait at a gate until the newest snapshot of *rank* has a whole replica; return the node on which the rank runs, and the step.
+
+    On a machine without an idle core that may be some steps before the gate: snapshots wait for replicas.
+    """
     node = play.chaos.ranks()[rank].node
     home = place(play, wait_until(lambda: home_of(play, node), seconds=30, explain=play.log))
 
@@ -88,8 +91,8 @@ def replicated(play: Play, rank: int, step: int) -> str:
         return sorted(label.step for label in vault.labels(place).values() if label.rank == rank)
 
     told = lambda: f"steps {steps(home)} of {steps(place(play, node))} are copied\n{play.log()}"  # noqa: E731
-    wait_until(lambda: max(steps(home), default=0) >= step, seconds=60, explain=told)  # a memory server lets all others go first
-    return node
+    wait_until(lambda: steps(home)[-1:] == steps(place(play, node))[-1:] != [], seconds=60, explain=told)
+    return node, steps(home)[-1]
 
 
 def on_disk(play: Play) -> int:
@@ -147,19 +150,21 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undistu
     """Shards that lived on the lost node alone come from their replica; what all processes held comes from the memory of their nodes."""
     play = gated(stage, "broken", 21)
     play.steps_to(20)
-    cut_off(play, replicated(play, 0, 19))
+    node, newest = replicated(play, 0)
+    cut_off(play, node)
     opens(play, 21)
     recovered(play, 1)
-    assert 0 <= lost(play) <= 1, play.log()
+    assert lost(play) in (0, 20 - newest), play.log()
     facts = play.incidents()[0].facts
     assert facts is not None, play.log()
     assert facts["source"] == "memory", play.log()
     assert facts["replicas"] >= 1, play.log()
-    assert facts["snapshot_age"] == 1, play.log()
+    assert facts["snapshot_age"] == 20 - newest, play.log()
     play.steps_to(45)
     row = wait_until(lambda: on_record(play), seconds=60, explain=play.log)
     assert row is not None
-    assert row.age_steps == 1, play.log()
+    assert row.age_steps is not None, play.log()
+    assert row.age_steps >= 1, play.log()
     assert row.every == 1
     assert row.copied_s >= row.hidden_s > 0
     assert row.trained_s > row.cost_s > 0
@@ -196,7 +201,7 @@ def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: d
     stage.widen(RACKS)
     play = gated(stage, "disk", 26, 46, spare=2, every=10)
     play.steps_to(25)
-    node, survivor = replicated(play, 0, 24), play.pids()[1]
+    (node, _), survivor = replicated(play, 0), play.pids()[1]
     home = home_of(play, node)
     assert home not in {placed.node for placed in play.chaos.ranks().values()}
     wait_until(lambda: on_disk(play) >= 20, seconds=30, explain=play.log)
@@ -232,13 +237,14 @@ def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, undisturbed: 
     stage.widen(RACKS)
     play = gated(stage, "replica", 21, 41, spare=2)
     play.steps_to(20)
-    node = replicated(play, 0, 19)
+    node, _ = replicated(play, 0)
     home, before = home_of(play, node), play.pids()
     cut_off(play, home)
     wait_until(lambda: home_of(play, node) not in ("", home), seconds=30, explain=play.log)
     opens(play, 21)
     play.steps_to(40)
-    assert replicated(play, 0, 39) == node
+    again, newest = replicated(play, 0)
+    assert again == node
     assert play.incidents() == []
     assert play.pids() == before
     told = [fault for fault in queries.faults(stage.history, play.job.id) if fault.kind == "replica-lost"]
@@ -246,10 +252,29 @@ def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, undisturbed: 
     cut_off(play, node)
     opens(play, 41)
     recovered(play, 1)
-    assert 0 <= lost(play) <= 1
+    assert lost(play) in (0, 40 - newest)
     one = play.incidents()[0]
     assert (one.rung, one.facts and one.facts["source"]) == ("take-over", "memory"), play.log()
     assert play.pids()[1] == before[1]
     assert play.ends() == 0, play.log()
     assert result(stage, "replica") == undisturbed
     assert stage.kept() == []
+
+
+@pytest.mark.timeout(240)
+def test_replicas_that_lag_cost_steps_and_not_the_job(stage: Stage, undisturbed: dict[str, Any]) -> None:
+    """Snapshots wait for them, so that those who live still have the step that is the newest replica of the lost node."""
+    memory = {**ALWAYS["memory"], "bandwidth": "200KB"}
+    play = gated(stage, "lags", 41, memory=memory)
+    play.steps_to(40)
+    node = play.chaos.ranks()[0].node
+    whole = sorted(label.step for label in vault.labels(place(play, node)).values() if label.rank == 0)
+    assert whole[-1] < 39 or whole[-1] - whole[-2] > 1, whole  # some were left out
+    cut_off(play, node)
+    opens(play, 41)
+    recovered(play, 1)
+    one = play.incidents()[0]
+    assert (one.rung, one.facts and one.facts["source"]) == ("take-over", "memory"), play.log()
+    assert lost(play) >= 40 - whole[-1], play.log()
+    assert play.ends() == 0, play.log()
+    assert result(stage, "lags") == undisturbed

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast.replicated import Sender
 from holdfast.runtime.planner import Fetch
 from holdfast.runtime.snapshots.bubbles import Terms
-from holdfast.runtime.snapshots.setting import Config, Place
+from holdfast.runtime.snapshots.setting import Config, Place, Wish
 from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled
 from holdfast.runtime.snapshots.taker import SLOTS, Taker
 from holdfast.runtime.state import Training
@@ -190,3 +191,27 @@ def test_whatever_an_optimizer_keeps_comes_back_to_its_parameter(tmp_path: Path)
     trainers[0].end()
     restore(trainers[1], tmp_path, FIRST + 2)
     assert same(trainers[1].state()["optimizer"], wanted["optimizer"])
+
+
+def test_no_snapshot_takes_the_place_of_the_last_one_that_is_replicated(tmp_path: Path) -> None:
+    """The older of the newest two must be on the other node before the next begins; where nothing is sent nobody waits."""
+    trainer, sender = Trainer(tmp_path), Sender(tmp_path, 0)
+    trainer.to(FIRST + 2)
+    assert not trainer.taker.behind()
+    sender.moves()  # something is on its way, and nothing whole there
+    assert trainer.taker.behind()
+    sender.whole(FIRST, 1)
+    assert not trainer.taker.behind()
+    trainer.begin()
+    trainer.end()
+    assert trainer.taker.behind()
+    trainer.taker.held = True  # so say all ranks
+    trainer.to(FIRST + 5)
+    assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2]
+    assert trainer.taker.counts.held == 2
+    trainer.taker.wish(Wish(step=FIRST + 5, directory=tmp_path, keep=2, loss=None, stood=0.0))
+    trainer.begin()
+    trainer.end()
+    assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2, FIRST + 5]  # what the other node has stays
+    sender.end()
+    assert not trainer.taker.behind()
