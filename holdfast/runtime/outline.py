@@ -38,9 +38,15 @@ class Outline:
         self._places = [
             (state, name, value) for one in training.optimizers for state in one.state.values() for name, value in state.items()
         ]
+        self._owners = [(number, owner, state) for number, one in enumerate(training.optimizers) for owner, state in one.state.items()]
+        self._homes = [(part._parameters, name, one) for part in training.model.modules() for name, one in part._parameters.items()]  # noqa: SLF001
+        """Where each parameter hangs: `load_state_dict` with ``assign`` puts another one there."""
         self._counts = [len(one.state) for one in training.optimizers]
         self._held = [(state, name, value) for state, name, value in self._places if isinstance(value, Tensor)]
-        self._locals = [local_of(one) for one in self.tensors.values()]
+        # The objects that train, not their `detach`: only these follow when their data are put elsewhere.
+        live = [one for _, _, one in self._homes if one is not None] + [value for _, _, value in self._held]
+        self._plain = [one for one in live if local_of(one) is one]
+        self._sharded = [one for one in live if local_of(one) is not one]
         self._pointers = self._where()
         plain = {name: None if isinstance(value, Tensor) else value for name, value in model.items()}
         on_host = sorted(key for key, value in held.items() if local_of(value).device.type == "cpu")
@@ -48,12 +54,15 @@ class Outline:
         self.static = tree.pickled({"model": plain, "optimizers": optimizers, "host": on_host, "shards": shards})
 
     def _where(self) -> list[int]:
-        return list(map(Tensor.data_ptr, self._locals))
+        return [*map(Tensor.data_ptr, self._plain), *(local_of(one).data_ptr() for one in self._sharded)]
 
     def fits(self) -> bool:
         """Tell whether every tensor is still the one that was found, in the same memory."""
+        states = [one.state for one in self._training.optimizers]  # `load_state_dict` leaves the old one as it was, and makes another
         return (
-            self._counts == [len(one.state) for one in self._training.optimizers]
+            self._counts == [len(state) for state in states]
+            and all([states[number].get(owner) is state for number, owner, state in self._owners])  # noqa: C419 (as below)
+            and all([place.get(name) is one for place, name, one in self._homes])  # noqa: C419 (as below)
             and all([state.get(name) is value for state, name, value in self._held])  # noqa: C419 (some ten times faster than step by step)
             and self._pointers == self._where()
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +77,36 @@ def _entries(vault: Path) -> Any:
         return snapshot.entries
 
 
-def test_state_that_moves_is_found_again(tmp_path: Path) -> None:
-    """A loaded optimizer has other tensors; so has a parameter whose data were replaced."""
-    trainer = Trainer(tmp_path)
-    trainer.to(FIRST + 2)
+def _loaded(trainer: Trainer) -> None:
+    """Have the optimizer load a state: it then has other tensors, in another dict."""
     trainer.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
+
+
+def _elsewhere(trainer: Trainer) -> None:
+    """Put a parameter's data into other memory."""
     weight = trainer.net.get_parameter("rest.1.weight")
     weight.data = weight.data.clone()
+
+
+def _assigned(trainer: Trainer) -> None:
+    """Have the model take other parameters in place of its own, as a model that was built on `meta` does."""
+    trainer.net.load_state_dict(copy.deepcopy(trainer.net.state_dict()), assign=True)
+    trainer.optimizer.param_groups[0]["params"] = list(trainer.net.parameters())
+    trainer.optimizer.state.clear()
+
+
+@pytest.mark.parametrize("move", [_loaded, _elsewhere, _assigned])
+def test_state_that_moves_is_found_again(tmp_path: Path, move: Callable[[Trainer], None]) -> None:
+    """What is copied is what trains, and not what did before."""
+    trainer = Trainer(tmp_path)
+    trainer.to(FIRST + 2)
+    move(trainer)
+    trainer.end()  # so that old and new differ; its snapshot was begun before the move, if at all
     wanted = trainer.state()
     trainer.begin()
     trainer.end()
     other = Trainer(tmp_path)
-    restore(other, tmp_path, FIRST + 2)
+    restore(other, tmp_path, FIRST + 3)
     assert same(other.state(), wanted)
 
 
