@@ -126,9 +126,10 @@ def deal(sizes: Sequence[int], part: int, parts: int, cut: int = CUT) -> list[tu
 
 def _bound(row: Sequence[int], part: int, parts: int, cut: int) -> int:
     """Return where in the row of bytes the stretch of *part* begins, and that of the part before ends."""
-    if part == parts:
-        return row[-1]
-    wanted = min(-(-row[-1] // cut) * part // parts * cut, row[-1])
+    unit = min(cut, PAGE)
+    wanted = min(-(-row[-1] * part // (parts * unit)) * unit, row[-1])
+    if wanted == row[-1]:
+        return wanted
     tensor = bisect_right(row, wanted) - 1
     return row[tensor] + (wanted - row[tensor]) // GRAIN * GRAIN
 

@@ -47,7 +47,7 @@ def test_a_new_flow_adopts_the_job_and_no_worker_restarts(stage: Stage) -> None:
 
 def test_a_fault_while_no_flow_lives_is_found_by_the_next_one(stage: Stage) -> None:
     """It is in the agent's journal."""
-    play = stage.play("between", args=["--steps", "80"], nodes=TWO)
+    play = stage.play("between", args=["--steps", "200"], nodes=TWO)
     play.steps_to(10)
     pid = play.pids()[1]
     kill_flow(play)
@@ -59,7 +59,7 @@ def test_a_fault_while_no_flow_lives_is_found_by_the_next_one(stage: Stage) -> N
 
 def test_a_node_lost_while_no_flow_lives_is_replaced_by_the_next_one(stage: Stage) -> None:
     """The history says where the ranks should be; the node does not answer."""
-    play = stage.play("nodeless", args=["--steps", "80"], nodes=TWO | {"spare": 1})
+    play = stage.play("nodeless", args=["--steps", "200"], nodes=TWO | {"spare": 1})
     play.steps_to(10)
     kill_flow(play)
     stage.nodes.power_off("node-1")
