@@ -15,7 +15,7 @@ BLIND: Final = "blind"
 T = TypeVar("T")
 
 
-class Misshapen(ValueError):  # noqa: N818 (named for what it is)
+class Misshapen(ValueError):
     """What should be evidence has another shape."""
 
 

@@ -188,6 +188,15 @@ class Xid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class XidEvent:
+    """An Xid of a GPU of *node*, told as it happened."""
+
+    node: str
+    at: float
+    xid: Xid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelLine:
     """One record of the kernel's log."""
 
@@ -407,3 +416,7 @@ class Growth:
 
     before: NodeReading
     now: NodeReading
+
+
+Reading = NodeReading | Growth | XidEvent
+"""Evidence about a node as a whole, beside that of jobs (`evidence.Evidence`)."""

@@ -32,7 +32,9 @@ def _packed() -> str:
 
 def sources() -> dict[str, str]:
     """Return each module that the readers need with its source; pynvml too, where it is installed here."""
-    readers = [f"holdfast.readers.{file.stem}" for file in sorted(Path(__file__).parent.glob("*.py")) if file.stem not in STAYS | {"__init__"}]
+    readers = [
+        f"holdfast.readers.{file.stem}" for file in sorted(Path(__file__).parent.glob("*.py")) if file.stem not in STAYS | {"__init__"}
+    ]
     ours = {name: (ROOT / name.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8") for name in (*EVIDENCE, *readers)}
     packages = dict.fromkeys(("detectors", "holdfast", "holdfast.readers"), "")
     found = importlib.util.find_spec("pynvml")

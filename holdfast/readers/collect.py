@@ -14,11 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from detectors.evidence import Blind
 from detectors.portable import packed
+from detectors.readings import Mount
 from holdfast.readers import clock, files, gpus, host, kernel, network, processes, services, storage
 
 Reader = Callable[[Path], Any]
@@ -50,10 +52,10 @@ def look(node: str, root: Path, seconds: float) -> dict[str, Any]:
     """Return a `NodeReading` of this node as JSON can hold it, within *seconds*."""
     until = time.monotonic() + seconds
     mounts = storage.mounted(root)
-    jobs: dict[str, Callable[[], Any]] = {name: _bound(reader, root) for name, reader in SOURCES.items()}
-    jobs["disks"] = lambda: storage.read_disks(root)
+    jobs: dict[str, Callable[[], Any]] = {name: partial(reader, root) for name, reader in SOURCES.items()}
+    jobs["disks"] = partial(storage.read_disks, root)
     targets = () if isinstance(mounts, Blind) else mounts
-    jobs |= {f"mount {number}": _bound(lambda root, mount=mount: storage.filled(mount, root), root) for number, mount in enumerate(targets)}
+    jobs |= {f"mount {number}": partial(storage.filled, mount, root) for number, mount in enumerate(targets)}
     found = gathered(jobs, until, f"no answer within {seconds:g} s")
     filled = [_mount(found.pop(f"mount {number}"), mount) for number, mount in enumerate(targets)]
     disks = found.pop("disks")
@@ -61,11 +63,7 @@ def look(node: str, root: Path, seconds: float) -> dict[str, Any]:
     return {"node": node, "at": time.time(), **found, "storage": told}
 
 
-def _bound(reader: Reader, root: Path) -> Callable[[], Any]:
-    return lambda: reader(root)
-
-
-def _mount(answer: Any, mount: storage.Mount) -> Any:  # noqa: ANN401 (JSON)
+def _mount(answer: Any, mount: Mount) -> Any:  # noqa: ANN401 (JSON)
     """Return what was found of a mount; what it is stays known when nothing was."""
     return packed(storage.emptied(mount, answer["blind"])) if set(answer) == {"blind"} else answer
 
@@ -125,7 +123,7 @@ def _tell(pipe: int, job: Callable[[], Any]) -> None:
         answer = packed(files.blind(Path(str(error.filename or "reading")), error))
     except Exception as error:  # noqa: BLE001 (what a node has that no reader foresaw is not seen; it must not end the look)
         answer = packed(Blind(f"{type(error).__name__}: {error}"))
-    with open(pipe, "wb") as out:  # noqa: PTH123 (a file that has a number and no name)
+    with open(pipe, "wb") as out:
         out.write(json.dumps(answer).encode())
 
 

@@ -110,7 +110,9 @@ def _pair(answer: Any) -> bool | Blind:  # noqa: ANN401
 
 def _ecc(device: Device) -> Ecc:
     def errors(kind: str, since: str) -> Any:  # noqa: ANN401
-        return device.ask("nvmlDeviceGetTotalEccErrors", device.constant(f"NVML_MEMORY_ERROR_TYPE_{kind}"), device.constant(f"NVML_{since}_ECC"))
+        return device.ask(
+            "nvmlDeviceGetTotalEccErrors", device.constant(f"NVML_MEMORY_ERROR_TYPE_{kind}"), device.constant(f"NVML_{since}_ECC")
+        )
 
     return Ecc(
         volatile_corrected=errors("CORRECTED", "VOLATILE"),
@@ -222,7 +224,9 @@ def _processes(device: Device, root: Path) -> tuple[GpuProcess, ...] | Blind:
         return answer
     unknown = Blind("the driver does not tell")
     return tuple(
-        GpuProcess(pid=int(one.pid), memory=unknown if one.usedGpuMemory is None else int(one.usedGpuMemory), job=job_of(root, int(one.pid)))
+        GpuProcess(
+            pid=int(one.pid), memory=unknown if one.usedGpuMemory is None else int(one.usedGpuMemory), job=job_of(root, int(one.pid))
+        )
         for one in answer
     )
 

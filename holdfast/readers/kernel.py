@@ -1,4 +1,7 @@
-"""The kernel's log, record by record, as `/dev/kmsg` gives it: https://docs.kernel.org/admin-guide/abi-testing.html#abi-file-testing-dev-kmsg"""
+"""The kernel's log, record by record, as `/dev/kmsg` gives it.
+
+Its form: https://docs.kernel.org/admin-guide/abi-testing-files.html#abi-file-testing-dev-kmsg
+"""
 
 from __future__ import annotations
 

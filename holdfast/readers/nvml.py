@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from detectors.evidence import Blind
@@ -15,7 +15,7 @@ RESET_REQUIRED: Final = 16
 """Return codes of NVML: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html"""
 
 NOT_THE_NODES: Final = frozenset({2, 3, 4, 12, 13, 20, 25})
-"""Codes that speak of the question or of who asks: wrong argument, not supported, no permission, no library, an older library, no memory."""
+"""Codes that speak of the question or of who asks: argument, support, permission, no library or an older one, memory."""
 
 
 class NoNvml(Exception):
@@ -44,10 +44,8 @@ def nvml() -> Iterator[Any]:
     try:
         yield pynvml
     finally:
-        try:
+        with suppress(pynvml.NVMLError):  # nothing is left to be asked
             pynvml.nvmlShutdown()
-        except pynvml.NVMLError:
-            pass  # nothing is left to be asked
 
 
 def bus_of(written: str) -> str:

@@ -41,9 +41,7 @@ def _process(place: Path) -> Process | None:
         return None
     before, _, after = told.rpartition(")")  # a name may have blanks and brackets
     words = after.split()
-    return Process(
-        pid=int(place.name), name=before.partition("(")[2], state=words[0], parent=int(words[1]), started=int(words[19])
-    )
+    return Process(pid=int(place.name), name=before.partition("(")[2], state=words[0], parent=int(words[1]), started=int(words[19]))
 
 
 def sees_the_whole_node(root: Path) -> bool | Blind:
@@ -55,8 +53,8 @@ def sees_the_whole_node(root: Path) -> bool | Blind:
 
 
 def read_processes(root: Path = Path("/")) -> ProcessReading:
-    """Return the processes that wait deaf to signals, and those that ended unnoticed."""
-    found = list(all_processes(root))
+    """Return the processes that wait deaf to signals, and those that ended unnoticed; none of the other readers beside this one."""
+    found = [one for one in all_processes(root) if one.parent != os.getppid()]
     up = files.text(root / "proc/uptime")
     uptime = 0.0 if isinstance(up, Blind) else float(up.split()[0])
     return ProcessReading(count=len(found), stuck=tuple(_stuck(one, uptime, root) for one in found if one.state in {"D", "Z"}))

@@ -14,8 +14,24 @@ from detectors.readings import Counters, Disk, Mount, StorageReading
 from holdfast.readers import files
 
 NO_FILES: Final = frozenset(
-    "autofs binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fuse.gvfsd-fuse fuse.lxcfs fusectl hugetlbfs iso9660 mqueue"
-    " nsfs proc pstore ramfs rpc_pipefs securityfs selinuxfs squashfs sysfs tracefs".split()
+    {
+        *(
+            "autofs",
+            "binfmt_misc",
+            "bpf",
+            "cgroup",
+            "cgroup2",
+            "configfs",
+            "debugfs",
+            "devpts",
+            "devtmpfs",
+            "efivarfs",
+            "fusectl",
+            "hugetlbfs",
+        ),
+        *("mqueue", "nsfs", "proc", "pstore", "ramfs", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs"),
+        *("fuse.gvfsd-fuse", "fuse.lxcfs", "iso9660", "squashfs"),
+    }
 )
 """File systems that keep no files of ours: views of the kernel, and images that are full and read-only by nature."""
 NO_DISKS: Final = re.compile(r"(loop|ram|zram|sr|fd|dm-|md)\d*")
@@ -28,7 +44,9 @@ NOT_COUNTED: Final = Blind("this file system does not count its errors")
 def read_storage(root: Path = Path("/")) -> StorageReading:
     """Return all mounts and disks. Waits for a mount that hangs: `mounted` and `filled` are for who must not."""
     mounts = mounted(root)
-    return StorageReading(mounts=mounts if isinstance(mounts, Blind) else tuple(filled(mount, root) for mount in mounts), disks=read_disks(root))
+    return StorageReading(
+        mounts=mounts if isinstance(mounts, Blind) else tuple(filled(mount, root) for mount in mounts), disks=read_disks(root)
+    )
 
 
 def mounted(root: Path = Path("/")) -> tuple[Mount, ...] | Blind:
@@ -96,7 +114,7 @@ def read_disks(root: Path = Path("/")) -> tuple[Disk, ...] | Blind:
 
 
 def _requests(path: Path) -> Counters | Blind:
-    """Return what a disk has done: https://docs.kernel.org/block/stat.html"""
+    """Return what a disk has done; its form: https://docs.kernel.org/block/stat.html ."""
     found = files.text(path)
     if isinstance(found, Blind):
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Self
 
 from detectors.evidence import Blind
@@ -61,10 +61,8 @@ class XidWatch:
         return "unknown" if isinstance(place, Blind) else bus_of(str(place.busId))
 
     def _free(self) -> None:
-        try:
+        with suppress(self._nvml.NVMLError):  # nothing is left to be freed
             self._nvml.nvmlEventSetFree(self._set)
-        except self._nvml.NVMLError:
-            pass  # nothing is left to be freed
 
 
 def _address(handle: Any) -> int | None:  # noqa: ANN401
