@@ -29,7 +29,7 @@ NO_FILES: Final = frozenset(
             "fusectl",
             "hugetlbfs",
         ),
-        *("mqueue", "nsfs", "proc", "pstore", "ramfs", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs"),
+        *("hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "ramfs", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs"),
         *("fuse.gvfsd-fuse", "fuse.lxcfs", "iso9660", "squashfs"),
     }
 )
