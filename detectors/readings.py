@@ -271,7 +271,7 @@ class Mount:
     options: tuple[str, ...]
     """As they were asked for; `ro` among them is somebody's wish."""
     own_options: tuple[str, ...]
-    """Of the file system itself; `ro` only here is the kernel's doing."""
+    """Of the file system itself; `ro` or `emergency_ro` only here is the kernel's doing."""
     failed: int = 0
     """The error (errno) by which it said that nothing on it can be reached; 0 is fine."""
     size: Number = NOT_ASKED

@@ -95,6 +95,8 @@ SLOW: Final = kind(
     )
 )
 
+NO_WRITES: Final = frozenset({"ro", "emergency_ro", "shutdown"})
+"""A file system's own options when it takes no writes; ext4 has words of its own for that since Linux 6.15."""
 KERNEL_LINE: Final = re.compile(
     r"(?:critical (?:medium|target) error|I/O error), dev (?P<a>[\w-]+)|Buffer I/O error on dev (?P<b>[\w-]+)"
     r"|EXT4-fs error \(device (?P<c>[\w-]+)\)"
@@ -121,7 +123,8 @@ def _mount(look: Look[Mount]) -> Iterator[Sighting]:
     if mount.failed:
         yield Sighting(kind=BROKEN.id, part=mount.path, quote=f"{mount.path}: {os.strerror(mount.failed)}")
     writable = "ro" not in mount.options
-    if "ro" in mount.own_options and (writable or (old is not None and "ro" not in old.own_options)):
+    shut = NO_WRITES & set(mount.own_options)
+    if shut and (writable or (old is not None and not NO_WRITES & set(old.own_options))):
         yield Sighting(kind=READ_ONLY.id, part=mount.path, quote=f"{mount.path} ({mount.source}): read-only, and was not to be")
     elif writable:
         yield from _space(mount, look.limits.disk_free)

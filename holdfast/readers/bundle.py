@@ -1,4 +1,4 @@
-"""The readers as one text that any `python3 -` runs: for nodes that have no Holdfast, over SSH or on the spot."""
+"""The readers as one text that any `python3 -I -` runs: for nodes that have no Holdfast, over SSH or on the spot."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parent.parent.parent
+OPTIONS: Final = ("-I", "-")
+"""How an interpreter is called that gets the program as its input: neither its folder nor its environment has a say in what is imported."""
 EVIDENCE: Final = ("detectors.evidence", "detectors.portable", "detectors.readings")
 """What readers need beside each other."""
 STAYS: Final = frozenset({"bundle", "local", "prelude"})

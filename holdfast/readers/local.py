@@ -12,7 +12,7 @@ from typing import Final
 from detectors.evidence import Blind
 from detectors.portable import Misshapen, unpacked
 from detectors.readings import NodeReading
-from holdfast.readers.bundle import program
+from holdfast.readers.bundle import OPTIONS, program
 
 START: Final = 20.0
 """Seconds that an interpreter may need to start and to end on a busy node, beyond the deadline of the look itself."""
@@ -22,7 +22,7 @@ def read_node(node: str, *, seconds: float = 10.0, root: Path = Path("/"), pytho
     """Return one look at this node within *seconds*; where none could be had, every part says why."""
     asked = program([f"--node={node}", f"--root={root}", f"--seconds={seconds}"])
     try:
-        done = subprocess.run([python, "-"], input=asked, capture_output=True, text=True, check=False, timeout=seconds + START)
+        done = subprocess.run([python, *OPTIONS], input=asked, capture_output=True, text=True, check=False, timeout=seconds + START)
     except (OSError, subprocess.TimeoutExpired) as error:
         return dark(node, f"the readers could not be run: {error}")
     return heard(node, done.stdout, done.stderr)

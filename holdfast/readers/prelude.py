@@ -46,7 +46,6 @@ def start(packed: str, arguments: list[str]) -> None:
     if sys.version_info[:2] < OLDEST:
         print(json.dumps({"blind": "its python3 is %d.%d; the readers need 3.10 or newer" % sys.version_info[:2]}))  # noqa: T201, UP031
         return
-    sys.path[:] = [place for place in sys.path if place]  # where the program happens to stand is no place to import from
     sources = json.loads(zlib.decompress(base64.b64decode(packed)))
     lent = {name: sources.pop(name) for name in ("pynvml",) if name in sources}
     sys.meta_path.insert(0, Carried(sources))

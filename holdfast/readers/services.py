@@ -66,8 +66,9 @@ def _service(known: Known, running: set[str], hardware: set[str], whole: bool | 
 
 
 def _enabled(root: Path, unit: str) -> bool:
-    """Say whether systemd starts *unit* by itself."""
-    return any(path.is_symlink() or path.exists() for place in UNITS for path in (root / place).glob(f"*.wants/{unit}"))
+    """Say whether systemd starts *unit* by itself; its link may lead out of what can be seen from here."""
+    wanted = (folder / unit for place in UNITS for folder in (root / place).glob("*.wants"))
+    return any(link.is_symlink() or link.exists() for link in wanted)
 
 
 def _hardware(root: Path) -> set[str]:

@@ -1,8 +1,7 @@
-"""GPUs through the real pynvml, over a stand-in of NVIDIA's library, read by the program that travels to nodes, and judged."""
+"""GPUs through the real pynvml, over a stand-in of NVIDIA's library, and judged."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -45,6 +44,12 @@ def test_a_healthy_gpu_is_read_whole_and_has_no_fault(stand_in: StandIn) -> None
     assert [link.link for link in first.links] == [0, 1, 2, 3]
     assert reading.driver_version == "550.54.15"
     assert judge(looked(reading)) == []
+
+
+def test_the_program_that_travels_sees_the_same(stand_in: StandIn) -> None:
+    """Started on its own, with nothing of ours to import."""
+    stand_in.say("gpu1.rows_failed 1")
+    assert stand_in.reading_of_the_program() == stand_in.reading()
 
 
 SICK = {
@@ -125,22 +130,28 @@ def test_a_lost_gpu_leaves_the_other_one_seen(stand_in: StandIn) -> None:
     assert blinds(other) == set()
 
 
-def test_an_older_library_lacks_functions_and_the_rest_is_read(stand_in: StandIn, old_nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pynvml says that a function is not found: that is blind too, never an end."""
+def test_an_older_library_lacks_functions_and_the_rest_is_read(
+    stand_in: StandIn, old_nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pynvml says that a function is not found: that is blind too, never an end."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(old_nvml_library))
-    gpu, _other = stand_in.gpus()
+    found = stand_in.reading_of_the_program().gpus
+    assert not isinstance(found, Blind)
+    gpu = found[0]
     assert blinds(gpu) == {"fabric"}
     assert isinstance(gpu.rows, RemappedRows)
     assert isinstance(gpu.rows.banks_without_spares, Blind)
     assert "Function Not Found" in gpu.rows.banks_without_spares.why
 
 
-def test_an_unknown_failure_of_the_driver_is_a_fault_and_a_missing_library_is_not(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_failure_of_the_driver_is_a_fault_and_a_missing_library_is_not(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first is something that NVML said of this node; the second says only that nobody could ask."""
     stand_in.say("init 999")
     assert kinds(judge(looked(stand_in.reading()))) == ["gpu-unusable"]
     monkeypatch.setenv("LD_LIBRARY_PATH", str(stand_in.root))
-    nobody = stand_in.reading()
+    nobody = stand_in.reading_of_the_program()
     assert isinstance(nobody.gpus, Blind)
     assert "Library Not Found" in nobody.gpus.why
     assert judge(looked(nobody)) == []
@@ -168,7 +179,7 @@ def test_a_process_on_a_gpu_is_told_with_its_job(stand_in: StandIn) -> None:
     assert isinstance(second.processes[0].job, Blind)
 
 
-@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU")
 def test_this_machine_without_a_gpu_says_why_it_saw_none() -> None:
     """The real library is not there, and nothing is claimed about GPUs."""
     reading = read_gpus()
