@@ -12,7 +12,7 @@ from detectors.evidence import Blind, HangLimits
 from detectors.gpu_judges import judge_gpus
 from detectors.host import REBOOTED, judge_clock, judge_host, judge_processes, judge_services
 from detectors.network import judge_network
-from detectors.readings import Growth, KernelLine, KernelReading, NodeReading
+from detectors.readings import NOT_ASKED, Growth, KernelLine, KernelReading, NodeReading
 from detectors.sightings import Look, Sighting
 from detectors.storage import judge_storage
 from detectors.thresholds import THRESHOLDS, Thresholds
@@ -85,12 +85,19 @@ def see_growth(seen: Growth, _limits: HangLimits) -> list[Fault]:
 
 
 def blind_spots(evidence: Any, where: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401 (any evidence)
-    """Yield what could not be seen in *evidence*, and why; of a whole part that was not seen, only the part."""
+    """Yield what could not be seen in *evidence*, and why; what nobody asked for is no blind spot."""
     if isinstance(evidence, Blind):
-        yield where, evidence.why
+        if evidence != NOT_ASKED:
+            yield where, evidence.why
     elif dataclasses.is_dataclass(evidence):
         for field in dataclasses.fields(evidence):
             yield from blind_spots(getattr(evidence, field.name), f"{where}.{field.name}".lstrip("."))
     elif isinstance(evidence, tuple):
         for number, item in enumerate(evidence):
-            yield from blind_spots(item, f"{where}[{number}]")
+            yield from blind_spots(item, f"{where}[{_label(item, number)}]")
+
+
+def _label(item: Any, number: int) -> str:  # noqa: ANN401
+    """Return by what a person knows one of several: its name, where it has one."""
+    names = (getattr(item, name, None) for name in ("path", "name", "index", "device"))
+    return str(next((name for name in names if isinstance(name, str | int)), number))

@@ -282,7 +282,7 @@ class Mount:
     """0 where the file system does not count them."""
     inodes_free: Number = NOT_ASKED
     errors: Number = NOT_ASKED
-    """Damage that the file system itself has met since it was last checked."""
+    """Damage that the file system itself has met since it was last checked; only ext4 counts it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ IO_ERRORS: Final = kind(
         action="save what is on it, check the disk (`smartctl -a`) and replace it",
         reference="https://docs.kernel.org/admin-guide/ext4.html",
         sick=Sample(evidence=_look(errors=2)),
-        healthy=Sample(evidence=_look(errors=Blind("this file system does not count its errors"))),
+        healthy=Sample(evidence=_look(errors=0)),
     )
 )
 SLOW: Final = kind(

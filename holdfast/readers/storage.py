@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from detectors.evidence import Blind
-from detectors.readings import Counters, Disk, Mount, StorageReading
+from detectors.readings import NOT_ASKED, Counters, Disk, Mount, StorageReading
 from holdfast.readers import files
 
 NO_FILES: Final = frozenset(
@@ -38,7 +38,6 @@ NO_DISKS: Final = re.compile(r"(loop|ram|zram|sr|fd|dm-|md)\d*")
 """Block devices without hardware of their own."""
 BROKEN: Final = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.ESHUTDOWN})
 """What a file system says of which nothing can be reached; forbidden or removed meanwhile are other matters."""
-NOT_COUNTED: Final = Blind("this file system does not count its errors")
 
 
 def read_storage(root: Path = Path("/")) -> StorageReading:
@@ -79,7 +78,7 @@ def _plain(text: str) -> str:
 
 def filled(mount: Mount, root: Path = Path("/")) -> Mount:
     """Return *mount* with its space; this is what a hung server makes wait."""
-    errors = files.number(root / "sys/fs/ext4" / Path(mount.source).name / "errors_count") if mount.kind == "ext4" else NOT_COUNTED
+    errors = files.number(root / "sys/fs/ext4" / Path(mount.source).name / "errors_count") if mount.kind == "ext4" else NOT_ASKED
     try:
         told = os.statvfs(root / mount.path.lstrip("/"))
     except OSError as error:
@@ -98,7 +97,7 @@ def filled(mount: Mount, root: Path = Path("/")) -> Mount:
 def emptied(mount: Mount, why: str) -> Mount:
     """Return *mount* as one that could not be looked into."""
     dark = Blind(why)
-    return dataclasses.replace(mount, size=dark, free=dark, inodes=dark, inodes_free=dark, errors=dark)
+    return dataclasses.replace(mount, size=dark, free=dark, inodes=dark, inodes_free=dark)
 
 
 def read_disks(root: Path = Path("/")) -> tuple[Disk, ...] | Blind:
