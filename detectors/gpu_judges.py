@@ -118,7 +118,7 @@ def _clocks(look: Look[Gpu]) -> Iterator[Sighting]:
     gpu, name = look.now, _name(look.now)
     reasons = 0 if isinstance(gpu.clocks, Blind) or isinstance(gpu.clocks.reasons, Blind) else gpu.clocks.reasons
     hot = [words for bit, words in THERMAL.items() if reasons & bit]
-    if not isinstance(gpu.heat, Blind) and not isinstance(gpu.heat.slowdown_at, Blind) and above(gpu.heat.gpu, gpu.heat.slowdown_at - 1):
+    if not isinstance(gpu.heat, Blind) and _reached(gpu.heat.gpu, gpu.heat.slowdown_at):
         hot.append(f"{gpu.heat.gpu} °C, and it slows down at {gpu.heat.slowdown_at} °C")
     if hot:
         yield Sighting(kind=kinds.THROTTLE.id, part=name, quote=f"{name}: {', '.join(hot)}")
@@ -126,6 +126,11 @@ def _clocks(look: Look[Gpu]) -> Iterator[Sighting]:
         yield Sighting(kind=kinds.POWER_BRAKE.id, part=name, quote=f"{name}: hardware power brake slowdown")
     elif reasons & HW_SLOWDOWN and not hot:
         yield Sighting(kind=kinds.SLOWDOWN.id, part=name, quote=f"{name}: hardware slowdown")
+
+
+def _reached(value: int | Blind, limit: int | Blind) -> bool:
+    """Say whether *value* is at *limit*; drivers that no longer tell a limit may say 0."""
+    return not isinstance(value, Blind) and not isinstance(limit, Blind) and 0 < limit <= value
 
 
 def _power(look: Look[Gpu]) -> Iterator[Sighting]:

@@ -41,7 +41,10 @@ def judge(now: NodeReading, before: NodeReading | None = None, limits: Threshold
             seconds = now.at - earlier.at if earlier is not None else 0.0
             seen += judged(Look(now=part, before=None if isinstance(old, Blind) else old, seconds=seconds, limits=limits))
     seen += _told(now, earlier, limits)
-    return [_fault(sighting, now) for sighting in {(one.kind, one.part): one for one in reversed(seen)}.values()][::-1]
+    first: dict[tuple[str, str], Sighting] = {}
+    for sighting in seen:  # NVML and the kernel's log tell of one fault each in its own words
+        first.setdefault((sighting.kind, sighting.part), sighting)
+    return [_fault(sighting, now) for sighting in first.values()]
 
 
 def _fault(seen: Sighting, now: NodeReading) -> Fault:
@@ -57,7 +60,7 @@ def _told(now: NodeReading, before: NodeReading | None, limits: Thresholds) -> I
     for line in _new_lines(now, before, limits):
         xid = xids.xid_of(line.text)
         if xid is not None:
-            yield Sighting(kind=xids.kind_of(xid), part=f"GPU {xid.bus} xid {xid.code}", quote=xids.words_of(xid))
+            yield xids.sighting(xid)
         elif found := storage.KERNEL_LINE.search(line.text):
             yield Sighting(kind=storage.IO_ERRORS.id, part=next(filter(None, found.groups())), quote=line.text)
 

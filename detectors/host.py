@@ -59,16 +59,13 @@ def _clock(*, synchronized: bool, offset: float) -> Sample:
     return Sample(evidence=NodeReading(node="n0", at=0.0, clock=clock))
 
 
-def _processes(state: str, pid: int, later: int) -> Sample:
-    looks = (
-        NodeReading(
-            node="n0",
-            at=at,
-            processes=ProcessReading(count=300, stuck=(Stuck(pid=one, name="python", state=state, age=at + 5.0, wait="nvidia_ioctl"),)),
-        )
-        for at, one in ((0.0, pid), (60.0, later))
-    )
-    return Sample(evidence=Growth(before=next(looks), now=next(looks)))
+def _process(state: str, *, at: float, pid: int = 10, switches: int = 500) -> NodeReading:
+    stuck = Stuck(pid=pid, name="python", state=state, age=at + 5.0, wait="nvidia_ioctl", switches=switches)
+    return NodeReading(node="n0", at=at, processes=ProcessReading(count=300, stuck=(stuck,)))
+
+
+def _minute_later(state: str, **facts: int) -> Sample:
+    return Sample(evidence=Growth(before=_process(state, at=0.0), now=_process(state, at=60.0, **facts)))
 
 
 def _service(*, needed: bool) -> Sample:
@@ -199,23 +196,23 @@ CLOCK_ALONE: Final = kind(
 STUCK: Final = kind(
     _entry(
         id="process-stuck",
-        title="A process waits in the kernel and no signal reaches it, in two looks one after the other",
+        title="A process has waited in the kernel, where no signal reaches it, from one look to the next",
         action="see what it waits for: a dead server, a disk, a GPU; only that can let go of it, or a reboot",
         reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
-        sick=_processes("D", pid=10, later=10),
-        healthy=_processes("D", pid=10, later=11),
+        sick=_minute_later("D"),
+        healthy=_minute_later("D", switches=900),
     )
 )
 ZOMBIE: Final = kind(
     _entry(
         id="process-zombie",
-        title="A process has ended and its parent does not take note, in two looks one after the other",
+        title="A process has ended and its parent did not take note from one look to the next",
         level=Level.RECORD,
         blame=Blame.PROCESS,
         action="end its parent",
         reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
-        sick=_processes("Z", pid=10, later=10),
-        healthy=_processes("Z", pid=10, later=11),
+        sick=_minute_later("Z"),
+        healthy=_minute_later("Z", pid=11),
     )
 )
 SERVICE: Final = kind(
@@ -285,12 +282,18 @@ def judge_clock(look: Look[ClockReading]) -> Iterator[Sighting]:
 
 
 def judge_processes(look: Look[ProcessReading]) -> Iterator[Sighting]:
-    """Yield processes that are as stuck as they were before."""
-    old = {(one.pid, one.name, one.state) for one in look.before.stuck} if look.before is not None else set()
+    """Yield processes that have ended, or waited for one and the same thing, since the look before."""
+    old = {one.pid: one for one in look.before.stuck} if look.before is not None else {}
     for one in look.now.stuck:
-        if (one.pid, one.name, one.state) in old and one.age >= look.seconds:
-            entry, words = (STUCK, f"waits in {one.wait}") if one.state == "D" else (ZOMBIE, f"child of {one.parent}")
-            yield Sighting(kind=entry.id, part=f"process {one.pid}", quote=f"{one.name} ({one.pid}) in state {one.state}, {words}")
+        was = old.get(one.pid)
+        if was is None or was.state != one.state or one.age < look.seconds:
+            continue
+        part, quote = f"process {one.pid}", f"{one.name} ({one.pid}) in state {one.state}"
+        if one.state == "Z":
+            yield Sighting(kind=ZOMBIE.id, part=part, quote=f"{quote}, child of {one.parent}")
+        elif not isinstance(one.switches, Blind) and one.switches == was.switches:
+            where = "" if isinstance(one.wait, Blind) else f", in {one.wait}"
+            yield Sighting(kind=STUCK.id, part=part, quote=f"{quote}{where}, for {look.seconds:.0f} s at least")
 
 
 def judge_services(look: Look[ServiceReading]) -> Iterator[Sighting]:

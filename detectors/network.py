@@ -78,7 +78,7 @@ NIC_ERRORS: Final = kind(
 IB_DOWN: Final = kind(
     _entry(
         id="ib-port-down",
-        title="An InfiniBand port is not active",
+        title="An InfiniBand or RoCE port is not active",
         action="check cable, switch port and subnet manager; disable the port if it is not used",
         reference=_COUNTERS,
         sick=Sample(evidence=_look(port={"state": "DOWN", "physical_state": "Polling"})),

@@ -183,7 +183,7 @@ class Xid:
 
     code: int
     bus: str
-    """PCI address of the GPU, `0000:18:00`, perhaps with its function."""
+    """PCI address of the GPU, `0000:18:00.0`."""
     text: str = ""
 
 
@@ -383,6 +383,8 @@ class Stuck:
     wait: str | Blind = NOT_ASKED
     """The kernel function in which it waits."""
     parent: int = 0
+    switches: Number = NOT_ASKED
+    """How often it gave its processor up so far: as long as that stays the same it has been waiting for one thing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

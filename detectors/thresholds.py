@@ -18,7 +18,7 @@ class Thresholds:
     retired_pages: int = 63
     """DCGM, DCGM_LIMIT_MAX_RETIRED_PAGES; the card has room for 64."""
     ib_symbol_errors_per_hour: float = 120.0
-    """A bit error rate of 1e-12, which the InfiniBand architecture allows, is 120 an hour on a link of four lanes of QDR speed."""
+    """About what the InfiniBand architecture's bit error rate of 1e-12 is on 32 Gbit/s (four lanes of QDR); faster links correct errors."""
     ib_symbol_errors_least: int = 10
     """Fewer are no rate, however short the time (ours; rdma-core's ibcheckerrs has 10)."""
     ib_port_errors_per_hour: float = 120.0

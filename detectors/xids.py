@@ -10,6 +10,7 @@ from detectors import gpu
 from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
 from detectors.evidence import HangLimits, Sample
 from detectors.readings import KernelLine, KernelReading, NodeReading, Xid, XidEvent
+from detectors.sightings import Sighting
 
 REFERENCE: Final = "https://docs.nvidia.com/deploy/xid-errors/"
 
@@ -51,22 +52,22 @@ OTHER: Final = kind(
 
 
 def xid_of(text: str) -> Xid | None:
-    """Return the Xid that a line of the kernel's log tells of."""
+    """Return the Xid that a line of the kernel's log tells of; it leaves the GPU's function out, which is always 0."""
     found = _LINE.search(text)
-    return Xid(code=int(found["code"]), bus=found["bus"].lower(), text=found["text"].strip(" ,")) if found else None
+    if found is None:
+        return None
+    bus = found["bus"].lower()
+    return Xid(code=int(found["code"]), bus=bus if "." in bus else f"{bus}.0", text=found["text"].strip(" ,"))
 
 
-def kind_of(xid: Xid) -> str:
-    """Return the kind of an Xid."""
-    return KINDS.get(xid.code, OTHER.id)
-
-
-def words_of(xid: Xid) -> str:
-    """Return an Xid in words."""
-    return f"GPU {xid.bus}: Xid {xid.code}" + (f", {xid.text}" if xid.text else "")
+def sighting(xid: Xid) -> Sighting:
+    """Return what an Xid is; those without a kind of their own are told apart by their number."""
+    kind_seen = KINDS.get(xid.code, OTHER.id)
+    part = f"GPU {xid.bus}" + (f" Xid {xid.code}" if kind_seen == OTHER.id else "")
+    return Sighting(kind=kind_seen, part=part, quote=f"GPU {xid.bus}: Xid {xid.code}" + (f", {xid.text}" if xid.text else ""))
 
 
 def see_xid(seen: XidEvent, _limits: HangLimits) -> Fault:
     """Name an Xid that was told as it happened."""
-    kind_seen = kind_of(seen.xid)
-    return Fault(kind=kind_seen, at=seen.at, node=seen.node, quote=words_of(seen.xid), signature=f"{kind_seen} xid {seen.xid.code}")
+    found = sighting(seen.xid)
+    return Fault(kind=found.kind, at=seen.at, node=seen.node, quote=found.quote, signature=f"{found.kind} {found.part}")

@@ -33,7 +33,10 @@ def _packed() -> str:
 
 
 def sources() -> dict[str, str]:
-    """Return each module that the readers need with its source; pynvml too, where it is installed here."""
+    """Return each module that the readers need with its source.
+
+    pynvml too, where it is installed here: it works with older drivers, while an older one of the node's own may lack what is asked.
+    """
     readers = [
         f"holdfast.readers.{file.stem}" for file in sorted(Path(__file__).parent.glob("*.py")) if file.stem not in STAYS | {"__init__"}
     ]

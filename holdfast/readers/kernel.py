@@ -8,8 +8,9 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
+from contextlib import closing
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from detectors.readings import KernelLine, KernelReading
 
@@ -41,12 +42,6 @@ class KernelLog:
     def close(self) -> None:
         """Follow no longer."""
         os.close(self._file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def read(self) -> list[KernelLine]:
         """Return the records that have come since the last time."""
@@ -89,6 +84,6 @@ def parsed(raw: bytes) -> KernelLine | None:
 
 def read_kernel(root: Path = Path("/")) -> KernelReading:
     """Return the newest warnings and errors that the log still has; raise `OSError` where it cannot be read."""
-    with KernelLog(root / KMSG, from_end=False) as log:
+    with closing(KernelLog(root / KMSG, from_end=False)) as log:
         newest = deque((line for line in log.read() if line.level <= WARNING), maxlen=NEWEST)
         return KernelReading(lines=tuple(newest), lost=log.lost)

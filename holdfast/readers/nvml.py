@@ -78,7 +78,10 @@ class Device:
 
     def field(self, name: str) -> int | Blind:
         """Return the value of the field *name*, one of those that have no function of their own."""
-        values = self.ask("nvmlDeviceGetFieldValues", [self.constant(name)])
+        number = getattr(self._module, name, None)
+        if number is None:
+            return Blind(f"{name}: this pynvml does not have it")
+        values = self.ask("nvmlDeviceGetFieldValues", [number])
         if isinstance(values, Blind):
             return values
         if values[0].nvmlReturn:

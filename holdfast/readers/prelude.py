@@ -47,7 +47,5 @@ def start(packed: str, arguments: list[str]) -> None:
         print(json.dumps({"blind": "its python3 is %d.%d; the readers need 3.10 or newer" % sys.version_info[:2]}))  # noqa: T201, UP031
         return
     sources = json.loads(zlib.decompress(base64.b64decode(packed)))
-    lent = {name: sources.pop(name) for name in ("pynvml",) if name in sources}
     sys.meta_path.insert(0, Carried(sources))
-    sys.meta_path.append(Carried(lent))  # the node's own goes first: it fits the node's driver
     importlib.import_module("holdfast.readers.collect").main(arguments)

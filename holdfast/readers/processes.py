@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,4 +69,14 @@ def _stuck(process: Process, uptime: float, root: Path) -> Stuck:
         age=max(0.0, uptime - process.started / os.sysconf("SC_CLK_TCK")),
         wait=files.text(root / "proc" / str(process.pid) / "wchan"),
         parent=process.parent,
+        switches=_switches(root / "proc" / str(process.pid) / "status"),
     )
+
+
+def _switches(path: Path) -> int | Blind:
+    """Return how often a process gave its processor up, of its own will or not."""
+    told = files.text(path)
+    if isinstance(told, Blind):
+        return told
+    found = [int(count) for count in re.findall(r"^(?:non)?voluntary_ctxt_switches:\s*(\d+)$", told, re.MULTILINE)]
+    return sum(found) if found else Blind(f"{path}: nothing counts there")

@@ -3,38 +3,45 @@
 from __future__ import annotations
 
 import ctypes
-from contextlib import ExitStack, suppress
-from typing import Any, Self
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from detectors.evidence import Blind
 from detectors.readings import Xid
-from holdfast.readers.nvml import TIMEOUT, Device, bus_of, nvml
+from holdfast.readers.nvml import TIMEOUT, Device, NoNvml, bus_of, nvml
+
+
+@contextmanager
+def listening() -> Iterator[XidWatch]:
+    """Listen to all GPUs of this node; raise `NoNvml` where there is nothing to listen to."""
+    with nvml() as asked:
+        try:
+            events = asked.nvmlEventSetCreate()
+            count = asked.nvmlDeviceGetCount()
+        except asked.NVMLError as error:
+            raise NoNvml(f"NVML's events: {error}") from None
+        watch = XidWatch(asked, events)
+        for index in range(count):
+            watch.add(index)
+        try:
+            yield watch
+        finally:
+            with suppress(asked.NVMLError):  # nothing is left to be freed
+                asked.nvmlEventSetFree(events)
 
 
 class XidWatch:
-    """All GPUs of this node, listened to from entering to leaving; entering raises `NoNvml` where there is nothing to listen to.
+    """The events of all GPUs of this node. Waiting lets other threads run.
 
-    Waiting lets other threads run. Only what happens after entering is told: what was before stands in the kernel's log.
+    Only what happens while somebody listens is told: what was before stands in the kernel's log.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Any, events: Any) -> None:  # noqa: ANN401 (pynvml ships no types)
+        self._nvml, self._set = asked, events
+        self._bus: dict[int | None, str] = {}
         self.deaf: dict[int, Blind] = {}
         """GPUs by index that cannot be listened to, and why."""
-        self._stack = ExitStack()
-        self._bus: dict[int | None, str] = {}
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._nvml: Any = stack.enter_context(nvml())
-            self._set = self._nvml.nvmlEventSetCreate()
-            stack.callback(self._free)
-            for index in range(self._nvml.nvmlDeviceGetCount()):
-                self._listen(index)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stack.close()
 
     def wait(self, seconds: float) -> Xid | Blind | None:
         """Return the next Xid; None when none came within *seconds*, `Blind` when NVML can no longer wait."""
@@ -44,7 +51,7 @@ class XidWatch:
             return None if error.value == TIMEOUT else Blind(f"nvmlEventSetWait: {error}")
         return Xid(code=int(event.eventData), bus=self._place(event.device))
 
-    def _listen(self, index: int) -> None:
+    def add(self, index: int) -> None:
         """Have events of one GPU; one that cannot be listened to leaves the others heard."""
         try:
             handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
@@ -59,10 +66,6 @@ class XidWatch:
             return known
         place = Device(self._nvml, handle).ask("nvmlDeviceGetPciInfo")
         return "unknown" if isinstance(place, Blind) else bus_of(str(place.busId))
-
-    def _free(self) -> None:
-        with suppress(self._nvml.NVMLError):  # nothing is left to be freed
-            self._nvml.nvmlEventSetFree(self._set)
 
 
 def _address(handle: Any) -> int | None:  # noqa: ANN401

@@ -178,7 +178,7 @@ NVML int nvmlDeviceGetGpuFabricInfoV(Device *gpu, Fabric *fabric) {
 
 static long heard;
 
-NVML int nvmlEventSetCreate(void **set) { *set = &heard; heard = 0; return OK; }
+NVML int nvmlEventSetCreate(void **set) { *set = &heard; heard = 0; return (int)number(__func__, OK); }
 NVML int nvmlEventSetFree(void *set) { (void)set; return OK; }
 NVML int nvmlDeviceRegisterEvents(Device *gpu, uint64_t types, void *set) { (void)types; (void)set; ASK(gpu); return OK; }
 NVML int nvmlEventSetWait_v2(void *set, Event *event, unsigned milliseconds) {

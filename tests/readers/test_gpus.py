@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from detectors.catalogue import Fault
 from detectors.evidence import Blind
 from detectors.health import judge
-from detectors.readings import Ecc, Fabric, Gpu, GpuProcess, GpuReading, Heat, NodeReading, Pcie, RemappedRows
+from detectors.readings import Ecc, Fabric, Gpu, GpuProcess, GpuReading, Heat, KernelLine, KernelReading, NodeReading, Pcie, RemappedRows
 from holdfast.readers.gpus import read_gpus
 from tests.readers.conftest import StandIn
 
@@ -105,6 +106,15 @@ def test_a_gpu_that_was_there_before_and_is_not_now_has_fallen_off(stand_in: Sta
     stand_in.say("count 1")
     (fault,) = judge(looked(stand_in.reading(), at=60.0), before)
     assert (fault.kind, "0000:28:00.0" in fault.quote) == ("gpu-off-bus", True)
+
+
+def test_one_fault_that_nvml_and_the_kernel_tell_of_is_one(stand_in: StandIn) -> None:
+    """Xid 79 in the log, and a GPU that NVML calls lost; another error of that GPU is another fault."""
+    said = ("79, pid=7, GPU has fallen off the bus.", "45, pid=7, Ch 00000008")
+    lines = [KernelLine(sequence=1, microseconds=1, level=3, text=f"NVRM: Xid (PCI:0000:18:00): {text}") for text in said]
+    stand_in.say("gpu0.nvmlDeviceGetTemperature 15")
+    now = dataclasses.replace(looked(stand_in.reading()), kernel=KernelReading(lines=tuple(lines)))
+    assert kinds(judge(now)) == ["gpu-off-bus", "gpu-xid"]
 
 
 def test_what_a_gpu_does_not_support_is_blind_and_nothing_else_is(stand_in: StandIn) -> None:

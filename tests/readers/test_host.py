@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from detectors.evidence import Blind
 from detectors.health import judge
-from detectors.readings import ClockReading, HostReading, NodeReading, Service
+from detectors.readings import ClockReading, HostReading, NodeReading, ProcessReading, Service
 from holdfast.readers.clock import read_clock
 from holdfast.readers.host import read_host
 from holdfast.readers.processes import ALL_OF_THE_NODE, read_processes, sees_the_whole_node
 from holdfast.readers.services import read_services
+from tests.waiting import wait_until
 
 Tree = Callable[[dict[str, str]], Path]
 
@@ -120,6 +123,38 @@ def test_a_process_that_ended_unnoticed_is_seen() -> None:
         (zombie,) = (one for one in read_processes().stuck if one.pid == child.pid)
         assert (zombie.state, zombie.parent, zombie.name) == ("Z", os.getpid(), "true")
     assert not [one for one in read_processes().stuck if one.pid == child.pid]
+
+
+WAITS = "#include <unistd.h>\nint main(void) { if (!vfork()) { pause(); _exit(0); } return 0; }\n"
+"""Waits for its child as the kernel has it after vfork: deaf to all signals but SIGKILL, in state D."""
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[int]:
+    """Give a real process that waits in the kernel."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a C compiler for a process that waits in the kernel")
+    (tmp_path / "waits.c").write_text(WAITS)
+    subprocess.run([compiler, "-w", "-o", tmp_path / "waits", tmp_path / "waits.c"], check=True)
+    with subprocess.Popen([tmp_path / "waits"], start_new_session=True) as child:
+        yield child.pid
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def seen_in_state_d(pid: int) -> ProcessReading | None:
+    """Return a look that sees the process wait."""
+    reading = read_processes()
+    return reading if any((one.pid, one.state) == (pid, "D") for one in reading.stuck) else None
+
+
+def test_a_process_that_waits_in_the_kernel_is_seen_by_two_looks(waiting: int) -> None:
+    """A real one: one look cannot tell it from a process that waits for a disk for a moment."""
+    wait_until(lambda: seen_in_state_d(waiting) is not None, seconds=10)
+    before, now = (NodeReading(node="n0", at=at, processes=read_processes()) for at in (0.0, 0.0))
+    assert judge(before) == []
+    faults = {fault.signature for fault in judge(now, before) if fault.kind == "process-stuck"}
+    assert f"process-stuck process {waiting}" in faults
 
 
 def a_process(root: Path, pid: int, name: str, state: str = "S") -> None:

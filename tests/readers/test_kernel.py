@@ -6,6 +6,7 @@ import os
 import select
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_a_line_of_the_real_log_wakes_who_waits_for_it() -> None:
     """Only what comes after the beginning, with the level that it has, and no line twice."""
     mark = f"holdfast-test-{uuid.uuid4().hex}"
     written(f"{mark} before")
-    with KernelLog() as log:
+    with closing(KernelLog()) as log:
         written(f"{mark} after; and more")
         (line,) = come(log, mark)
         assert (line.level, line.text) == (3, f"{mark} after; and more")
@@ -63,7 +64,7 @@ def fifo(tmp_path: Path) -> Iterator[tuple[KernelLog, int]]:
     """Give a log on a FIFO, and the end to write it from."""
     path = tmp_path / "kmsg"
     os.mkfifo(path)
-    with KernelLog(path) as log:
+    with closing(KernelLog(path)) as log:
         writer = os.open(path, os.O_WRONLY)
         yield log, writer
         os.close(writer)
@@ -119,9 +120,9 @@ def test_only_lines_since_the_look_before_count() -> None:
 @pytest.mark.parametrize(
     ("text", "code", "bus"),
     [
-        (XID, 79, "0000:18:00"),
+        (XID, 79, "0000:18:00.0"),
         ("NVRM: Xid (PCI:0000:C1:00.0): 94, Contained: SM (0x1)", 94, "0000:c1:00.0"),
-        ("NVRM: Xid (0000:03:00): 31, Ch 00000010", 31, "0000:03:00"),
+        ("NVRM: Xid (0000:03:00): 31, Ch 00000010", 31, "0000:03:00.0"),
     ],
 )
 def test_an_xid_of_the_log_is_read_in_all_its_forms(text: str, code: int, bus: str) -> None:

@@ -19,8 +19,8 @@ from tests.readers.conftest import StandIn
 ROOT = Path(__file__).parent.parent.parent
 LISTEN = """
 import json, sys
-from holdfast.readers.xids import XidWatch
-with XidWatch() as watch:
+from holdfast.readers.xids import listening
+with listening() as watch:
     print(json.dumps(sorted(watch.deaf)), flush=True)
     for line in sys.stdin:
         print(json.dumps(repr(watch.wait(float(line)))), flush=True)
@@ -35,7 +35,9 @@ def listener(stand_in: StandIn) -> Iterator[Callable[[], subprocess.Popen[str]]]
 
         def start() -> subprocess.Popen[str]:
             pipe = subprocess.PIPE
-            return stack.enter_context(subprocess.Popen([sys.executable, "-c", LISTEN], cwd=ROOT, stdin=pipe, stdout=pipe, text=True))
+            return stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", LISTEN], cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+            )
 
         yield start
 
@@ -83,6 +85,14 @@ def test_a_wait_that_breaks_says_so(stand_in: StandIn, listener: Callable[[], su
     stand_in.say("wait 15")
     ask(child, 60)
     assert "GPU is lost" in str(heard(child))
+
+
+def test_where_nothing_can_be_heard_that_is_said(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
+    """No set of events, no listening."""
+    stand_in.say("nvmlEventSetCreate 3")
+    child = listener()
+    assert child.stderr is not None
+    assert "NoNvml: NVML's events: Not Supported" in child.stderr.read()
 
 
 @pytest.mark.parametrize(("code", "kind"), [(79, "gpu-off-bus"), (48, "gpu-ecc-uncorrectable"), (74, "nvlink-errors"), (13, "gpu-xid")])
