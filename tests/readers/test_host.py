@@ -15,7 +15,7 @@ import pytest
 
 from detectors.evidence import Blind
 from detectors.health import judge
-from detectors.readings import ClockReading, HostReading, NodeReading, ProcessReading, Service
+from detectors.readings import ClockReading, HostReading, NodeReading, Service
 from holdfast.readers.clock import read_clock
 from holdfast.readers.host import read_host
 from holdfast.readers.processes import ALL_OF_THE_NODE, read_processes, sees_the_whole_node
@@ -142,15 +142,14 @@ def waiting(tmp_path: Path) -> Iterator[int]:
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def seen_in_state_d(pid: int) -> ProcessReading | None:
-    """Return a look that sees the process wait."""
-    reading = read_processes()
-    return reading if any((one.pid, one.state) == (pid, "D") for one in reading.stuck) else None
+def waits(pid: int) -> bool:
+    """Say whether a process is seen to wait in the kernel."""
+    return any((one.pid, one.state) == (pid, "D") for one in read_processes().stuck)
 
 
 def test_a_process_that_waits_in_the_kernel_is_seen_by_two_looks(waiting: int) -> None:
     """A real one: one look cannot tell it from a process that waits for a disk for a moment."""
-    wait_until(lambda: seen_in_state_d(waiting) is not None, seconds=10)
+    wait_until(lambda: waits(waiting), seconds=10)
     before, now = (NodeReading(node="n0", at=at, processes=read_processes()) for at in (0.0, 0.0))
     assert judge(before) == []
     faults = {fault.signature for fault in judge(now, before) if fault.kind == "process-stuck"}

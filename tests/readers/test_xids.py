@@ -35,9 +35,8 @@ def listener(stand_in: StandIn) -> Iterator[Callable[[], subprocess.Popen[str]]]
 
         def start() -> subprocess.Popen[str]:
             pipe = subprocess.PIPE
-            return stack.enter_context(
-                subprocess.Popen([sys.executable, "-c", LISTEN], cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-            )
+            command = [sys.executable, "-c", LISTEN]
+            return stack.enter_context(subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
 
         yield start
 
