@@ -30,13 +30,14 @@ from detectors.evidence import (
     WorkerStop,
 )
 from detectors.exceptions import EXCEPTION, GPU_MEMORY, NETWORK, PEER_LOST
+from detectors.gpu_readings import XidEvent
 from detectors.groups import GROUP_BROKEN, see_broken, see_take_over
 from detectors.health import see_growth, see_reading
 from detectors.memory import see_memory
 from detectors.node import see_silence
 from detectors.process import EXIT_CODE, EXIT_EARLY, NOT_RUNNABLE, see_exit, see_start, see_stop
 from detectors.progress import see_cut_short, see_overrun, see_progress
-from detectors.readings import Growth, NodeReading, Reading, XidEvent
+from detectors.readings import Growth, NodeReading, Reading
 from detectors.xids import see_xid
 
 _BROKEN = Raised(type="ValueError", message="bad shape", traceback='File "train.py", line 3, in <module>')

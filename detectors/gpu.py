@@ -7,21 +7,8 @@ from typing import Any, Final
 
 from detectors.catalogue import Blame, FaultKind, Level, kind
 from detectors.evidence import Blind, Sample
-from detectors.readings import (
-    Clocks,
-    Ecc,
-    Fabric,
-    Gpu,
-    GpuProcess,
-    GpuReading,
-    Growth,
-    NodeReading,
-    NvLink,
-    Pcie,
-    Power,
-    RemappedRows,
-    RetiredPages,
-)
+from detectors.gpu_readings import Clocks, Ecc, Fabric, Gpu, GpuProcess, GpuReading, NvLink, Pcie, Power, RemappedRows, RetiredPages
+from detectors.readings import Growth, NodeReading
 
 NVML: Final = "https://docs.nvidia.com/deploy/nvml-api/"
 _BUS: Final = "0000:18:00.0"

@@ -7,8 +7,8 @@ from typing import Final
 
 from detectors import gpu as kinds
 from detectors.evidence import Blind
-from detectors.readings import Gpu, GpuReading, NvLink
-from detectors.sightings import Look, Sighting, above, grown
+from detectors.gpu_readings import Gpu, GpuReading, NvLink
+from detectors.sightings import MINUTE, SECOND, Look, Sighting, above, grown
 
 LIB_MISMATCH: Final = 18
 NOT_LOADED: Final = 9
@@ -172,7 +172,7 @@ def _link_errors(look: Look[Gpu], was: NvLink, link: NvLink) -> str:
     crc = (grown(was.crc_flit, link.crc_flit) or 0) + (grown(was.crc_data, link.crc_data) or 0)
     if again >= look.limits.nvlink_errors:
         return f"{again} replays and recoveries, {crc} CRC errors"
-    return f"{crc} CRC errors in {look.seconds:.0f} s" if look.per_second(crc) >= look.limits.nvlink_crc_per_second else ""
+    return f"{crc} CRC errors in {look.seconds:.0f} s" if look.rate(crc, SECOND) >= look.limits.nvlink_crc_per_second else ""
 
 
 def _bus(look: Look[Gpu]) -> Iterator[Sighting]:
@@ -190,7 +190,7 @@ def _bus(look: Look[Gpu]) -> Iterator[Sighting]:
         yield Sighting(kind=kinds.PCIE.id, part=name, quote=f"{name}: PCIe with {' and '.join(found)}")
     old = look.before.pcie.replays if look.before and not isinstance(look.before.pcie, Blind) else None
     more = grown(old, link.replays) or 0
-    if look.per_second(more) * 60 > look.limits.pcie_replays_per_minute:
+    if look.rate(more, MINUTE) > look.limits.pcie_replays_per_minute:
         yield Sighting(kind=kinds.REPLAYS.id, part=name, quote=f"{name}: {more} PCIe replays in {look.seconds:.0f} s")
 
 

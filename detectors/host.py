@@ -9,18 +9,8 @@ from typing import Any, Final
 
 from detectors.catalogue import Blame, FaultKind, Level, kind
 from detectors.evidence import Blind, Sample
-from detectors.readings import (
-    ClockReading,
-    Growth,
-    HostReading,
-    NodeReading,
-    Pressure,
-    ProcessReading,
-    Service,
-    ServiceReading,
-    Stuck,
-)
-from detectors.sightings import Look, Sighting, above, grown
+from detectors.readings import ClockReading, Growth, HostReading, NodeReading, Pressure, ProcessReading, Service, ServiceReading, Stuck
+from detectors.sightings import HOUR, MINUTE, Look, Sighting, above, grown
 
 _GB: Final = 10**9
 _HOST: Final = HostReading(
@@ -266,10 +256,10 @@ def _grown(look: Look[HostReading], before: HostReading) -> Iterator[Sighting]:
     if kills := grown(before.oom_kills, now.oom_kills):
         yield Sighting(kind=OOM.id, part="memory", quote=f"{kills} process(es) killed for memory in {look.seconds:.0f} s")
     corrected = grown(before.memory_errors_corrected, now.memory_errors_corrected) or 0
-    if look.per_second(corrected) * 3600 > limits.memory_errors_per_hour:
+    if look.rate(corrected, HOUR) > limits.memory_errors_per_hour:
         yield Sighting(kind=MEMORY_WORN.id, part="memory", quote=f"{corrected} corrected memory errors in {look.seconds:.0f} s")
     throttled = grown(before.throttled, now.throttled) or 0
-    if look.per_second(throttled) * 60 > limits.throttles_per_minute:
+    if look.rate(throttled, MINUTE) > limits.throttles_per_minute:
         yield Sighting(kind=THROTTLED.id, part="processors", quote=f"{throttled} slow-downs for heat in {look.seconds:.0f} s")
 
 

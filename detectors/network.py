@@ -10,7 +10,7 @@ from typing import Any, Final
 from detectors.catalogue import Blame, FaultKind, Level, kind
 from detectors.evidence import Blind, Sample
 from detectors.readings import Growth, IbPort, NetworkReading, Nic, NodeReading
-from detectors.sightings import Look, Sighting, growths, listed
+from detectors.sightings import HOUR, MINUTE, Look, Sighting, growths, listed
 
 _NIC: Final = Nic(
     name="eth0",
@@ -163,7 +163,7 @@ def _nic(look: Look[Nic]) -> Iterator[Sighting]:
     if flaps:
         yield Sighting(kind=NIC_FLAPPED.id, part=nic.name, quote=f"{nic.name}: {listed(flaps)}")
     broken = {**growths(old.counters, nic.counters, _NIC_BROKEN), **growths(old.driver_counters, nic.driver_counters, _PHY_BROKEN)}
-    if broken and look.per_second(max(broken.values())) * 60 > look.limits.nic_errors_per_minute:
+    if broken and look.rate(max(broken.values()), MINUTE) > look.limits.nic_errors_per_minute:
         yield Sighting(kind=NIC_ERRORS.id, part=nic.name, quote=f"{nic.name}: {listed(broken)} in {look.seconds:.0f} s")
 
 
@@ -183,9 +183,8 @@ def _port(look: Look[IbPort]) -> Iterator[Sighting]:
 def _rates(look: Look[IbPort], name: str, old: IbPort) -> Iterator[Sighting]:
     """Judge errors of which a good link has some."""
     symbols = growths(old.counters, look.now.counters, ["symbol_error"])
-    enough = sum(symbols.values()) >= look.limits.ib_symbol_errors_least
-    if enough and look.per_second(sum(symbols.values())) * 3600 > look.limits.ib_symbol_errors_per_hour:
+    if look.rate(sum(symbols.values()), HOUR) > look.limits.ib_symbol_errors_per_hour:
         yield Sighting(kind=IB_SYMBOLS.id, part=name, quote=f"{name}: {listed(symbols)} in {look.seconds:.0f} s")
     broken = growths(old.counters, look.now.counters, _IB_BROKEN)
-    if broken and look.per_second(max(broken.values())) * 3600 > look.limits.ib_port_errors_per_hour:
+    if broken and look.rate(max(broken.values()), HOUR) > look.limits.ib_port_errors_per_hour:
         yield Sighting(kind=IB_ERRORS.id, part=name, quote=f"{name}: {listed(broken)} in {look.seconds:.0f} s")

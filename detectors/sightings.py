@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from detectors.evidence import Blind
 from detectors.thresholds import Thresholds
 
 P = TypeVar("P")
+
+SECOND: Final = 1.0
+MINUTE: Final = 60.0
+HOUR: Final = 3600.0
+"""Units of rates, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +37,9 @@ class Look(Generic[P]):
     """Between the two."""
     limits: Thresholds
 
-    def per_second(self, growth: int) -> float:
-        """Return *growth* as a rate."""
-        return growth / max(self.seconds, 1.0)
+    def rate(self, growth: int, unit: float) -> float:
+        """Return by how much a counter grew in *unit* seconds. Of a shorter time all is counted, as a few errors at once make no rate."""
+        return growth * unit / max(self.seconds, unit)
 
 
 def grown(before: int | Blind | None, now: int | Blind) -> int | None:

@@ -19,8 +19,6 @@ class Thresholds:
     """DCGM, DCGM_LIMIT_MAX_RETIRED_PAGES; the card has room for 64."""
     ib_symbol_errors_per_hour: float = 120.0
     """About what the InfiniBand architecture's bit error rate of 1e-12 is on 32 Gbit/s (four lanes of QDR); faster links correct errors."""
-    ib_symbol_errors_least: int = 10
-    """Fewer are no rate, however short the time (ours; rdma-core's ibcheckerrs has 10)."""
     ib_port_errors_per_hour: float = 120.0
     """Packets received broken and the like: each symbol error may break one (ours)."""
     nic_errors_per_minute: float = 10.0

@@ -9,7 +9,8 @@ from typing import Final
 from detectors import gpu
 from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
 from detectors.evidence import HangLimits, Sample
-from detectors.readings import KernelLine, KernelReading, NodeReading, Xid, XidEvent
+from detectors.gpu_readings import Xid, XidEvent
+from detectors.readings import KernelLine, KernelReading, NodeReading
 from detectors.sightings import Sighting
 
 REFERENCE: Final = "https://docs.nvidia.com/deploy/xid-errors/"

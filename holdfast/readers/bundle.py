@@ -14,7 +14,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parent.parent.parent
 OPTIONS: Final = ("-I", "-")
 """How an interpreter is called that gets the program as its input: neither its folder nor its environment has a say in what is imported."""
-EVIDENCE: Final = ("detectors.evidence", "detectors.portable", "detectors.readings")
+EVIDENCE: Final = ("detectors.evidence", "detectors.gpu_readings", "detectors.portable", "detectors.readings")
 """What readers need beside each other."""
 STAYS: Final = frozenset({"bundle", "local", "prelude"})
 """Modules of this package for who asks, not for who is asked."""

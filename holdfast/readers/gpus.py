@@ -6,20 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from detectors.evidence import Blind
-from detectors.readings import (
-    Clocks,
-    Ecc,
-    Fabric,
-    Gpu,
-    GpuProcess,
-    GpuReading,
-    Heat,
-    NvLink,
-    Pcie,
-    Power,
-    RemappedRows,
-    RetiredPages,
-)
+from detectors.gpu_readings import Clocks, Ecc, Fabric, Gpu, GpuProcess, GpuReading, Heat, NvLink, Pcie, Power, RemappedRows, RetiredPages
 from holdfast.readers import files
 from holdfast.readers.nvml import Device, NoNvml, bus_of, nvml
 

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from detectors.evidence import Blind
-from detectors.readings import HostReading, Number, Pressure
+from detectors.evidence import Blind, Number
+from detectors.readings import HostReading, Pressure
 from holdfast.readers import files
 
 CLOCKS: Final = "sys/devices/system/clocksource/clocksource0"

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from detectors.evidence import Blind
-from detectors.readings import NOT_ASKED, Counters, Disk, Mount, StorageReading
+from detectors.evidence import NOT_ASKED, Blind
+from detectors.readings import Counters, Disk, Mount, StorageReading
 from holdfast.readers import files
 
 NO_FILES: Final = frozenset(

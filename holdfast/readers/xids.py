@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from detectors.evidence import Blind
-from detectors.readings import Xid
+from detectors.gpu_readings import Xid
 from holdfast.readers.nvml import TIMEOUT, Device, NoNvml, bus_of, nvml
 
 

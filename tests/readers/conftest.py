@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from detectors.evidence import Blind
+from detectors.gpu_readings import Gpu, GpuReading
 from detectors.portable import unpacked
-from detectors.readings import Gpu, GpuReading
 from holdfast.readers.local import read_node
 
 ROOT = Path(__file__).parent.parent.parent

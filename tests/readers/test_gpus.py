@@ -9,8 +9,9 @@ import pytest
 
 from detectors.catalogue import Fault
 from detectors.evidence import Blind
+from detectors.gpu_readings import Ecc, Fabric, Gpu, GpuProcess, GpuReading, Heat, Pcie, RemappedRows
 from detectors.health import judge
-from detectors.readings import Ecc, Fabric, Gpu, GpuProcess, GpuReading, Heat, KernelLine, KernelReading, NodeReading, Pcie, RemappedRows
+from detectors.readings import KernelLine, KernelReading, NodeReading
 from holdfast.readers.gpus import read_gpus
 from tests.readers.conftest import StandIn
 

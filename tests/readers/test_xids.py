@@ -13,7 +13,7 @@ import pytest
 
 from detectors.diagnosis import see
 from detectors.evidence import HangLimits
-from detectors.readings import Xid, XidEvent
+from detectors.gpu_readings import Xid, XidEvent
 from tests.readers.conftest import StandIn
 
 ROOT = Path(__file__).parent.parent.parent
