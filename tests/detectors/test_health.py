@@ -42,10 +42,13 @@ def test_a_look_before_that_saw_nothing_takes_nothing_away(name: str) -> None:
     assert {fault.kind for fault in judge(now, dark)} == ({name} if isinstance(sample, NodeReading) else set())
 
 
-@pytest.mark.parametrize("name", [name for name, sample in SAMPLES.items() if isinstance(sample, NodeReading)])
+LASTING = {name: sample for name, sample in SAMPLES.items() if isinstance(sample, NodeReading)}
+
+
+@pytest.mark.parametrize("name", LASTING)
 def test_a_fault_that_lasts_is_known_again(name: str) -> None:
     """A minute later it has the same signature: that names its place, and nothing that was measured."""
-    now = SAMPLES[name]
+    now = LASTING[name]
     later = dataclasses.replace(now, at=now.at + 60.0)
     assert {fault.signature for fault in judge(later)} == {fault.signature for fault in judge(now)}
     assert all(fault.signature.startswith(f"{name} ") for fault in judge(now))
