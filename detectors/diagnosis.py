@@ -30,11 +30,15 @@ from detectors.evidence import (
     WorkerStop,
 )
 from detectors.exceptions import EXCEPTION, GPU_MEMORY, NETWORK, PEER_LOST
+from detectors.gpu_readings import XidEvent
 from detectors.groups import GROUP_BROKEN, see_broken, see_take_over
+from detectors.health import see_growth, see_reading
 from detectors.memory import see_memory
 from detectors.node import see_silence
 from detectors.process import EXIT_CODE, EXIT_EARLY, NOT_RUNNABLE, see_exit, see_start, see_stop
 from detectors.progress import see_cut_short, see_overrun, see_progress
+from detectors.readings import Growth, NodeReading, Reading
+from detectors.xids import see_xid
 
 _BROKEN = Raised(type="ValueError", message="bad shape", traceback='File "train.py", line 3, in <module>')
 
@@ -83,7 +87,7 @@ CAUSE_SECONDS: Final = 0.5
 SILENCE_SECONDS: Final = 5.0
 """After how long a silent agent is noticed, unless the caller knows better (`limits.agent_silence`)."""
 
-LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | None]]] = {
+LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | list[Fault] | None]]] = {
     WorkerExit: see_exit,
     WorkerStop: see_stop,
     AgentSilence: see_silence,
@@ -95,6 +99,9 @@ LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | None]]] = {
     Overrun: see_overrun,
     GroupTrouble: see_broken,
     TakeOverTrouble: see_take_over,
+    NodeReading: see_reading,
+    Growth: see_growth,
+    XidEvent: see_xid,
 }
 """Which detector reads which evidence: the one place where a new kind of evidence is entered."""
 
@@ -117,10 +124,10 @@ class Diagnosis:
     because: str
 
 
-def see(evidence: Iterable[Evidence], limits: HangLimits) -> list[Fault]:
+def see(evidence: Iterable[Evidence | Reading], limits: HangLimits) -> list[Fault]:
     """Return the faults in *evidence*, in its order."""
     found = (LOOKS[type(item)](item, limits) for item in evidence)
-    return [fault for fault in found if fault is not None]
+    return [fault for one in found if one is not None for fault in (one if isinstance(one, list) else [one])]
 
 
 def seconds_to_settle(faults: Iterable[Fault], members: int, *, silence: float = SILENCE_SECONDS) -> float:

@@ -6,7 +6,7 @@ Every time is in seconds on one clock of the reader's choice; ages are seconds a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,12 @@ class Blind:
     """Evidence that could not be had, and why: neither healthy nor a fault."""
 
     why: str
+
+
+NOT_ASKED: Final = Blind("not asked for")
+"""What stands where nobody looked."""
+Number = int | Blind
+"""A count, or why it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,13 +39,21 @@ def _one_each(
         if node not in found and able[node]:
             found[node] = min(able[node], key=lambda home: load[home])  # of equals the next one on the ring
             load[found[node]] += 1
+    while _evened(found, able, load):
+        pass
+    return found
+
+
+def _evened(found: dict[str, str], able: Mapping[str, list[str]], load: dict[str, int]) -> bool:
+    """Take from homes that have too much; tell whether there was one. Each move makes the loads more even, so that there is a last one."""
+    moved = False
     for node in sorted(found, key=lambda node: -load[found[node]]):
         best = min(able[node], key=lambda home: load[home])
         if load[found[node]] > load[best] + 1:
             load[found[node]] -= 1
             load[best] += 1
-            found[node] = best
-    return found
+            found[node], moved = best, True
+    return moved
 
 
 def _able(node: str, ring: list[str], domain_of: Callable[[str], str], taken: Sequence[str]) -> list[str]:

@@ -47,7 +47,8 @@ ARROWS = (
     Arrow(of="policies", ours=("policies", "detectors")),
     Arrow(of="detectors", ours=("detectors",)),
     Arrow(of="holdfast", ours=("holdfast", "policies", "detectors"), theirs=("*", "-torch", "-prefect")),
-    Arrow(of="holdfast.agent", ours=("holdfast.agent", "detectors", *LEAVES)),
+    Arrow(of="holdfast.agent", ours=("holdfast.agent", "holdfast.readers", "detectors", *LEAVES)),
+    Arrow(of="holdfast.readers", ours=("holdfast.readers", "detectors"), theirs=("pynvml",)),
     Arrow(
         of="holdfast.runtime",
         ours=("holdfast.runtime", *(f"holdfast.{leaf}" for leaf in ("flush", "process", "replicated", "vault", "vault_client", "wire"))),
@@ -186,8 +187,8 @@ def below(*tops: str) -> list[str]:
 
 def test_agent_detectors_and_policies_start_on_the_standard_library_alone() -> None:
     """`-S` hides every installed package, so an import that reaches for one fails here."""
-    names = below("holdfast.agent", "detectors", "policies")
-    assert {"holdfast.agent", "detectors", "policies"} <= set(names)
+    names = below("holdfast.agent", "holdfast.readers", "detectors", "policies")
+    assert {"holdfast.agent", "holdfast.readers", "detectors", "policies"} <= set(names)
     came = loaded(*names, flags=("-I", "-S"))
     assert came <= sys.stdlib_module_names | {"__main__", "holdfast", "detectors", "policies"}
 

@@ -259,6 +259,31 @@ def nodes(cluster_file: Path | None, as_json: bool) -> int:
     return nodes(cluster_file, as_json=as_json)
 
 
+@app.command(epilog=example("holdfast health --local", "holdfast health --local --since before.json"))
+@click.option("--local", is_flag=True, help="Look at this machine.")
+@click.option("--since", type=file_path, metavar="FILE", help="An earlier output of --json: tell what went wrong since.")
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Wait no longer than this for any part of the node.",
+)
+@as_json
+def health(local: bool, since: Path | None, deadline: float, as_json: bool) -> int:
+    """Tell what is wrong with this machine.
+
+    GPUs and their driver, the kernel's log, network, disks, processors, memory, clock, services; and what could not be seen,
+    with the reason. Changes nothing. Exit status 1: there is a fault that asks for more than to be recorded.
+    """
+    if not local:
+        raise click.UsageError("name what to look at: `--local` is this machine")
+    from holdfast.cli.health import health
+
+    return health(since, deadline=deadline, as_json=as_json)
+
+
 @app.command(epilog=example("holdfast demo"))
 @click.option("--json", "json_file", type=file_path, metavar="FILE", help="Write the result there, for programs.")
 @click.option("--no-browser", is_flag=True, help="Open no browser at the end.")

@@ -13,7 +13,22 @@ from holdfast.cli import app
 from tests.cli.conftest import Command, environment
 
 COMMANDS = [
-    *("validate", "run", "status", "history", "show", "report", "advise", "checkpoints", "profile", "stop", "migrate", "nodes", "demo"),
+    *(
+        "validate",
+        "run",
+        "status",
+        "history",
+        "show",
+        "report",
+        "advise",
+        "checkpoints",
+        "profile",
+        "stop",
+        "migrate",
+        "nodes",
+        "health",
+        "demo",
+    ),
 ]
 
 
@@ -62,6 +77,7 @@ def test_help_and_version_need_no_more_than_click(holdfast: Command) -> None:
         ["report", "x"],
         ["advise", "x"],
         ["profile", "x"],
+        ["health", "--local"],
     ],
 )
 def test_no_reader_loads_torch_or_prefect(arguments: list[str], holdfast: Command) -> None:

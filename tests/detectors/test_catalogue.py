@@ -69,8 +69,9 @@ def test_a_level_asks_for_no_more_than_the_blame_bears() -> None:
     """A node leaves only for what speaks against a node, and only the diagnosis calls something the user's error."""
     entries = CATALOGUE.values()
     assert the(one for one in entries if one.level is Level.USER_ERROR) == {"user-error"}
-    assert {one.blame for one in entries if one.level in (Level.EVICT_NOW, Level.EVICT_WHEN_IDLE)} == {Blame.NODE}
-    assert {one.blame for one in entries if one.level in (Level.RECORD, Level.WATCH)} == {Blame.STORAGE}
+    assert {one.blame for one in entries if one.level in (Level.EVICT_NOW, Level.EVICT_WHEN_IDLE)} == {Blame.NODE, Blame.GPU, Blame.STORAGE}
+    assert {one.blame for one in entries if one.level is Level.RESET_DEVICE} == {Blame.GPU}
+    assert not {Blame.USER_CODE, Blame.NONE} & {one.blame for one in entries if one.level in (Level.RECORD, Level.WATCH)}
     assert the(one for one in entries if one.blame is Blame.NONE) == {PEER_LOST.id, "recovery-cut-short", "take-over-failed"}
 
 

@@ -1,0 +1,184 @@
+"""What one look finds of a node's GPUs; as `readings`, it travels to nodes that have nothing of ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from detectors.evidence import NOT_ASKED, Blind, Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ecc:
+    """Memory errors of a GPU: *volatile* since its driver was loaded, *aggregate* in its life."""
+
+    volatile_corrected: Number
+    volatile_uncorrected: Number
+    aggregate_corrected: Number
+    aggregate_uncorrected: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemappedRows:
+    """Memory rows that a GPU (Ampere and newer) has replaced by spare ones."""
+
+    corrected: int
+    """Because of corrected errors."""
+    uncorrected: int
+    """Because of uncorrected errors."""
+    pending: bool
+    """A row waits for a reset to be replaced."""
+    failed: bool
+    """A row could not be replaced, ever."""
+    banks_without_spares: Number = NOT_ASKED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetiredPages:
+    """Memory pages that a GPU (before Ampere) no longer uses."""
+
+    single_bit: int
+    double_bit: int
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heat:
+    """Temperatures of a GPU and its limits, in degrees Celsius."""
+
+    gpu: Number
+    memory: Number
+    slowdown_at: Number
+    shutdown_at: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Power of a GPU, in milliwatts."""
+
+    draw: Number
+    limit: Number
+    """The limit that holds now."""
+    default_limit: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """Clocks of a GPU in MHz, and what holds them down."""
+
+    sm: Number
+    sm_most: Number
+    memory: Number
+    reasons: Number
+    """NVML's bit mask of clocks event reasons."""
+    performance_state: Number
+    """0 is the fastest, 15 the slowest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pcie:
+    """A GPU's link to its host."""
+
+    generation: Number
+    generation_most: Number
+    """What GPU and host can do together."""
+    width: Number
+    """Lanes."""
+    width_most: Number
+    replays: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvLink:
+    """One NVLink of a GPU."""
+
+    link: int
+    active: bool | Blind
+    replays: Number
+    recoveries: Number
+    crc_flit: Number
+    crc_data: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """A GPU's place in an NVSwitch fabric, in NVML's words."""
+
+    state: int
+    """0 has none, 1 not started, 2 in progress, 3 completed."""
+    status: int
+    """NVML's return code of the registration, once completed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process that computes on a GPU."""
+
+    pid: int
+    memory: Number
+    """Bytes."""
+    job: str | Blind = ""
+    """The job of Holdfast that it belongs to; empty for a stranger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU as NVML sees it."""
+
+    index: int
+    bus: str | Blind
+    """Its PCI address as sysfs writes it, `0000:18:00.0`."""
+    uuid: str | Blind = NOT_ASKED
+    name: str | Blind = NOT_ASKED
+    failed: int = 0
+    """The return code by which NVML said that the device as a whole cannot be used; 0 is fine."""
+    recovery_action: Number = NOT_ASKED
+    """What the driver asks for: NVML_GPU_RECOVERY_ACTION_*."""
+    ecc_on: bool | Blind = NOT_ASKED
+    ecc: Ecc | Blind = NOT_ASKED
+    rows: RemappedRows | Blind = NOT_ASKED
+    pages: RetiredPages | Blind = NOT_ASKED
+    heat: Heat | Blind = NOT_ASKED
+    power: Power | Blind = NOT_ASKED
+    clocks: Clocks | Blind = NOT_ASKED
+    utilization: Number = NOT_ASKED
+    """Percent of the last moments in which something ran."""
+    memory_used: Number = NOT_ASKED
+    """Bytes."""
+    pcie: Pcie | Blind = NOT_ASKED
+    links: tuple[NvLink, ...] | Blind = NOT_ASKED
+    fabric: Fabric | Blind = NOT_ASKED
+    persistence: bool | Blind = NOT_ASKED
+    processes: tuple[GpuProcess, ...] | Blind = NOT_ASKED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """All NVIDIA GPUs of a node."""
+
+    on_bus: tuple[str, ...] | Blind
+    """PCI addresses of all that the kernel knows on its bus, whatever NVML says."""
+    module_version: str | Blind = NOT_ASKED
+    """Version of the kernel module that is loaded."""
+    driver_version: str | Blind = NOT_ASKED
+    failed: int = 0
+    """NVML's return code when it could not be started for a reason that is the node's; 0 is fine."""
+    gpus: tuple[Gpu, ...] | Blind = NOT_ASKED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Xid:
+    """An error that the NVIDIA driver reported."""
+
+    code: int
+    bus: str
+    """PCI address of the GPU, `0000:18:00.0`."""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XidEvent:
+    """An Xid of a GPU of *node*, told as it happened."""
+
+    node: str
+    at: float
+    xid: Xid

@@ -1,0 +1,106 @@
+"""From looks at a node to its faults: one look tells what is wrong now, two tell what went wrong between them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from detectors import storage, xids
+from detectors.catalogue import Fault
+from detectors.evidence import NOT_ASKED, Blind, HangLimits
+from detectors.gpu_judges import judge_gpus
+from detectors.host import REBOOTED, judge_clock, judge_host, judge_processes, judge_services
+from detectors.network import judge_network
+from detectors.readings import Growth, KernelLine, KernelReading, NodeReading
+from detectors.sightings import Look, Sighting
+from detectors.storage import judge_storage
+from detectors.thresholds import THRESHOLDS, Thresholds
+
+JUDGES: Final[Mapping[str, Callable[[Look[Any]], Iterator[Sighting]]]] = {
+    "gpus": judge_gpus,
+    "network": judge_network,
+    "storage": judge_storage,
+    "host": judge_host,
+    "clock": judge_clock,
+    "services": judge_services,
+    "processes": judge_processes,
+}
+"""Who judges which part of a `NodeReading`; the kernel's log is judged line by line."""
+
+
+def judge(now: NodeReading, before: NodeReading | None = None, limits: Thresholds = THRESHOLDS) -> list[Fault]:
+    """Return the faults that a look shows, with what changed since the look *before* if there was one."""
+    again = before is not None and _boot(before) == _boot(now)
+    rebooted = before is not None and None not in {_boot(before), _boot(now)} and not again
+    earlier = before if again or not rebooted else None  # counters of another boot tell nothing of this one
+    seen = [Sighting(kind=REBOOTED.id, part="node", quote="its kernel has another boot id than before")] if rebooted else []
+    for name, judged in JUDGES.items():
+        part, old = getattr(now, name), getattr(earlier, name, None)
+        if not isinstance(part, Blind):
+            seconds = now.at - earlier.at if earlier is not None else 0.0
+            seen += judged(Look(now=part, before=None if isinstance(old, Blind) else old, seconds=seconds, limits=limits))
+    seen += _told(now, earlier, limits)
+    first: dict[tuple[str, str], Sighting] = {}
+    for sighting in seen:  # NVML and the kernel's log tell of one fault each in its own words
+        first.setdefault((sighting.kind, sighting.part), sighting)
+    return [_fault(sighting, now) for sighting in first.values()]
+
+
+def _fault(seen: Sighting, now: NodeReading) -> Fault:
+    return Fault(kind=seen.kind, at=now.at, node=now.node, quote=seen.quote, signature=f"{seen.kind} {seen.part}")
+
+
+def _boot(reading: NodeReading) -> str | None:
+    return None if isinstance(reading.host, Blind) or isinstance(reading.host.boot, Blind) else reading.host.boot
+
+
+def _told(now: NodeReading, before: NodeReading | None, limits: Thresholds) -> Iterator[Sighting]:
+    """Judge the lines of the kernel's log that are new."""
+    for line in _new_lines(now, before, limits):
+        xid = xids.xid_of(line.text)
+        if xid is not None:
+            yield xids.sighting(xid)
+        elif found := storage.KERNEL_LINE.search(line.text):
+            yield Sighting(kind=storage.IO_ERRORS.id, part=next(filter(None, found.groups())), quote=line.text)
+
+
+def _new_lines(now: NodeReading, before: NodeReading | None, limits: Thresholds) -> Iterator[KernelLine]:
+    """Yield what was logged since the look before; without one, what is recent by the node's uptime, if that is known."""
+    if isinstance(now.kernel, Blind):
+        return
+    if before is not None and isinstance(before.kernel, KernelReading):
+        last = max((line.sequence for line in before.kernel.lines), default=-1)
+        yield from (line for line in now.kernel.lines if line.sequence > last)
+        return
+    up = None if isinstance(now.host, Blind) or isinstance(now.host.uptime, Blind) else now.host.uptime
+    yield from (line for line in now.kernel.lines if up is None or line.microseconds / 1e6 >= up - limits.recent)
+
+
+def see_reading(seen: NodeReading, _limits: HangLimits) -> list[Fault]:
+    """Name what one look at a node shows."""
+    return judge(seen)
+
+
+def see_growth(seen: Growth, _limits: HangLimits) -> list[Fault]:
+    """Name what two looks at a node show."""
+    return judge(seen.now, seen.before)
+
+
+def blind_spots(evidence: Any, where: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401 (any evidence)
+    """Yield what could not be seen in *evidence*, and why; what nobody asked for is no blind spot."""
+    if isinstance(evidence, Blind):
+        if evidence != NOT_ASKED:
+            yield where, evidence.why
+    elif dataclasses.is_dataclass(evidence):
+        for field in dataclasses.fields(evidence):
+            yield from blind_spots(getattr(evidence, field.name), f"{where}.{field.name}".lstrip("."))
+    elif isinstance(evidence, tuple):
+        for number, item in enumerate(evidence):
+            yield from blind_spots(item, f"{where}[{_label(item, number)}]")
+
+
+def _label(item: Any, number: int) -> str:  # noqa: ANN401
+    """Return by what a person knows one of several: its name, where it has one."""
+    names = (getattr(item, name, None) for name in ("path", "name", "index", "device"))
+    return str(next((name for name in names if isinstance(name, str | int)), number))

@@ -1,0 +1,190 @@
+"""Faults of network interfaces and InfiniBand ports."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+
+from detectors.catalogue import Blame, FaultKind, Level, kind
+from detectors.evidence import Blind, Sample
+from detectors.readings import Growth, IbPort, NetworkReading, Nic, NodeReading
+from detectors.sightings import HOUR, MINUTE, Look, Sighting, growths, listed
+
+_NIC: Final = Nic(
+    name="eth0",
+    wanted_up=True,
+    state="up",
+    carrier=True,
+    speed=100_000,
+    counters={"rx_crc_errors": 0, "carrier_down": 1},
+    driver_counters={"rx_crc_errors_phy": 91, "link_down_events_phy": 2},
+)
+_PORT: Final = IbPort(
+    device="mlx5_0",
+    port=1,
+    state="ACTIVE",
+    physical_state="LinkUp",
+    layer="InfiniBand",
+    rate=400.0,
+    counters={"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2},
+)
+
+
+def _look(at: float = 0.0, nic: dict[str, Any] | None = None, port: dict[str, Any] | None = None) -> NodeReading:
+    nics, ports = (dataclasses.replace(_NIC, **nic or {}),), (dataclasses.replace(_PORT, **port or {}),)
+    return NodeReading(node="n0", at=at, network=NetworkReading(nics=nics, ib_ports=ports))
+
+
+def _hour_later(**facts: Any) -> Sample:  # noqa: ANN401 (of a port, or of an interface)
+    return Sample(evidence=Growth(before=_look(), now=_look(3600.0, **facts)))
+
+
+_entry = partial(FaultKind, component="network", source="sysfs", blame=Blame.NETWORK, level=Level.WATCH, weight=58)
+_COUNTERS: Final = "https://docs.kernel.org/admin-guide/abi-stable-files.html#abi-file-stable-sysfs-class-infiniband"
+_STATISTICS: Final = "https://docs.kernel.org/networking/statistics.html"
+
+NIC_DOWN: Final = kind(
+    _entry(
+        id="nic-link-down",
+        title="A network interface is switched on and has no link",
+        action="check cable, module and switch port; switch the interface off if it is not used",
+        reference="https://docs.kernel.org/networking/operstates.html",
+        sick=Sample(evidence=_look(nic={"state": "down", "carrier": False})),
+        healthy=Sample(evidence=_look(nic={"wanted_up": False, "state": "down", "carrier": Blind("Invalid argument")})),
+    )
+)
+NIC_FLAPPED: Final = kind(
+    _entry(
+        id="nic-link-flapped",
+        title="A network interface lost its link since the look before",
+        action="watch; change cable or module when it comes again",
+        reference=_STATISTICS,
+        sick=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 91, "link_down_events_phy": 3}}),
+        healthy=_hour_later(),
+    )
+)
+NIC_ERRORS: Final = kind(
+    _entry(
+        id="nic-errors",
+        title="A network interface receives broken frames",
+        action="change cable or module",
+        reference=_STATISTICS,
+        sick=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 1240, "link_down_events_phy": 2}}),
+        healthy=_hour_later(nic={"driver_counters": {"rx_crc_errors_phy": 93, "link_down_events_phy": 2}}),
+    )
+)
+IB_DOWN: Final = kind(
+    _entry(
+        id="ib-port-down",
+        title="An InfiniBand or RoCE port is not active",
+        action="check cable, switch port and subnet manager; disable the port if it is not used",
+        reference=_COUNTERS,
+        sick=Sample(evidence=_look(port={"state": "DOWN", "physical_state": "Polling"})),
+        healthy=Sample(evidence=_look(port={"state": "DOWN", "physical_state": "Disabled"})),
+    )
+)
+IB_SLOW: Final = kind(
+    _entry(
+        id="ib-rate-low",
+        title="An InfiniBand port runs slower than before",
+        action="reseat or change the cable; replace the node when it stays",
+        reference=_COUNTERS,
+        sick=_hour_later(port={"rate": 100.0}),
+        healthy=_hour_later(port={"rate": 400.0}),
+    )
+)
+IB_FLAPPED: Final = kind(
+    _entry(
+        id="ib-link-flapped",
+        title="An InfiniBand link went down or had to be trained anew since the look before",
+        action="watch; change the cable when it comes again",
+        reference=_COUNTERS,
+        sick=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 4, "link_error_recovery": 0, "port_rcv_errors": 2}}),
+        healthy=_hour_later(),
+    )
+)
+IB_SYMBOLS: Final = kind(
+    _entry(
+        id="ib-symbol-errors",
+        title="An InfiniBand link has more broken symbols than its kind may have",
+        action="clean or change the cable",
+        reference=_COUNTERS,
+        sick=_hour_later(port={"counters": {"symbol_error": 547, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
+        healthy=_hour_later(port={"counters": {"symbol_error": 87, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 2}}),
+    )
+)
+IB_ERRORS: Final = kind(
+    _entry(
+        id="ib-port-errors",
+        title="An InfiniBand port receives broken packets",
+        action="watch; change the cable when it goes on",
+        reference=_COUNTERS,
+        sick=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 882}}),
+        healthy=_hour_later(port={"counters": {"symbol_error": 7, "link_downed": 3, "link_error_recovery": 0, "port_rcv_errors": 12}}),
+    )
+)
+
+DOWN_STATES: Final = frozenset({"down", "lowerlayerdown", "notpresent"})
+_NIC_BROKEN: Final = ("rx_crc_errors", "rx_frame_errors")
+_PHY_BROKEN: Final = ("rx_crc_errors_phy", "rx_pcs_symbol_err_phy", "rx_symbol_err_phy")
+_IB_FLAPS: Final = ("link_downed", "link_error_recovery")
+_IB_BROKEN: Final = ("port_rcv_errors", "local_link_integrity_errors", "excessive_buffer_overrun_errors", "rx_icrc_encapsulated")
+
+
+def judge_network(look: Look[NetworkReading]) -> Iterator[Sighting]:
+    """Yield what is wrong with a node's network."""
+    before = look.before
+    if not isinstance(look.now.nics, Blind):
+        old_nics = {} if before is None or isinstance(before.nics, Blind) else {nic.name: nic for nic in before.nics}
+        for nic in look.now.nics:
+            yield from _nic(Look(now=nic, before=old_nics.get(nic.name), seconds=look.seconds, limits=look.limits))
+    if not isinstance(look.now.ib_ports, Blind):
+        old_ports = {} if before is None or isinstance(before.ib_ports, Blind) else {_name(port): port for port in before.ib_ports}
+        for port in look.now.ib_ports:
+            yield from _port(Look(now=port, before=old_ports.get(_name(port)), seconds=look.seconds, limits=look.limits))
+
+
+def _name(port: IbPort) -> str:
+    return f"{port.device}/{port.port}"
+
+
+def _nic(look: Look[Nic]) -> Iterator[Sighting]:
+    nic, old = look.now, look.before
+    if nic.wanted_up is True and (nic.carrier is False or nic.state in DOWN_STATES):
+        yield Sighting(kind=NIC_DOWN.id, part=nic.name, quote=f"{nic.name}: no link, state {nic.state}")
+    if old is None:
+        return
+    flaps = {
+        **growths(old.counters, nic.counters, ["carrier_down"]),
+        **growths(old.driver_counters, nic.driver_counters, ["link_down_events_phy"]),
+    }
+    if flaps:
+        yield Sighting(kind=NIC_FLAPPED.id, part=nic.name, quote=f"{nic.name}: {listed(flaps)}")
+    broken = {**growths(old.counters, nic.counters, _NIC_BROKEN), **growths(old.driver_counters, nic.driver_counters, _PHY_BROKEN)}
+    if broken and look.rate(max(broken.values()), MINUTE) > look.limits.nic_errors_per_minute:
+        yield Sighting(kind=NIC_ERRORS.id, part=nic.name, quote=f"{nic.name}: {listed(broken)} in {look.seconds:.0f} s")
+
+
+def _port(look: Look[IbPort]) -> Iterator[Sighting]:
+    port, old, name = look.now, look.before, _name(look.now)
+    if not isinstance(port.state, Blind) and port.state != "ACTIVE" and port.physical_state != "Disabled":
+        yield Sighting(kind=IB_DOWN.id, part=name, quote=f"{name}: {port.state}, {port.physical_state}")
+    if old is None:
+        return
+    if not isinstance(port.rate, Blind) and not isinstance(old.rate, Blind) and port.rate < old.rate:
+        yield Sighting(kind=IB_SLOW.id, part=name, quote=f"{name}: {port.rate:g} Gbit/s, {old.rate:g} before")
+    if flaps := growths(old.counters, port.counters, _IB_FLAPS):
+        yield Sighting(kind=IB_FLAPPED.id, part=name, quote=f"{name}: {listed(flaps)}")
+    yield from _rates(look, name, old)
+
+
+def _rates(look: Look[IbPort], name: str, old: IbPort) -> Iterator[Sighting]:
+    """Judge errors of which a good link has some."""
+    symbols = growths(old.counters, look.now.counters, ["symbol_error"])
+    if look.rate(sum(symbols.values()), HOUR) > look.limits.ib_symbol_errors_per_hour:
+        yield Sighting(kind=IB_SYMBOLS.id, part=name, quote=f"{name}: {listed(symbols)} in {look.seconds:.0f} s")
+    broken = growths(old.counters, look.now.counters, _IB_BROKEN)
+    if broken and look.rate(max(broken.values()), HOUR) > look.limits.ib_port_errors_per_hour:
+        yield Sighting(kind=IB_ERRORS.id, part=name, quote=f"{name}: {listed(broken)} in {look.seconds:.0f} s")

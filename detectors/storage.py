@@ -1,0 +1,150 @@
+"""Faults of mounted file systems and disks."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+
+from detectors.catalogue import Blame, FaultKind, Level, kind
+from detectors.evidence import Blind, Sample
+from detectors.readings import Disk, Growth, Mount, NodeReading, StorageReading
+from detectors.sightings import Look, Sighting, grown, growths
+
+_GB: Final = 10**9
+_MOUNT: Final = Mount(
+    path="/data",
+    kind="ext4",
+    source="/dev/nvme0n1p1",
+    options=("rw", "relatime"),
+    own_options=("rw",),
+    size=4000 * _GB,
+    free=900 * _GB,
+    inodes=1000,
+    inodes_free=800,
+    errors=0,
+)
+_DISK: Final = Disk(name="nvme0n1", read_only=False, counters={"reads": 1000, "read_ms": 2000, "writes": 1000, "write_ms": 3000})
+
+
+def _look(at: float = 0.0, disk: Disk = _DISK, **facts: Any) -> NodeReading:  # noqa: ANN401 (fields of a Mount)
+    reading = StorageReading(mounts=(dataclasses.replace(_MOUNT, **facts),), disks=(disk,))
+    return NodeReading(node="n0", at=at, storage=reading)
+
+
+def _minute_later(writes: int, write_ms: int) -> Sample:
+    disk = dataclasses.replace(_DISK, counters={"reads": 1000, "read_ms": 2000, "writes": writes, "write_ms": write_ms})
+    return Sample(evidence=Growth(before=_look(), now=_look(60.0, disk)))
+
+
+_entry = partial(FaultKind, component="storage", source="mounts and disks", blame=Blame.STORAGE, level=Level.WATCH, weight=57)
+
+FULL: Final = kind(
+    _entry(
+        id="disk-full",
+        title="A file system has next to no space, or no inodes, left",
+        action="free space; lower `checkpoint.keep` where it holds checkpoints",
+        reference="https://man7.org/linux/man-pages/man3/statvfs.3.html",
+        sick=Sample(evidence=_look(free=100 * _GB)),
+        healthy=Sample(evidence=_look(free=0, inodes=0, inodes_free=0, options=("ro",), own_options=("ro",))),
+    )
+)
+READ_ONLY: Final = kind(
+    _entry(
+        id="filesystem-read-only",
+        title="A file system that was to be written to takes no writes",
+        level=Level.EVICT_WHEN_IDLE,
+        action="see the kernel's log for the damage that it met; check the file system, then mount it anew",
+        reference="https://man7.org/linux/man-pages/man5/ext4.5.html",
+        sick=Sample(evidence=_look(own_options=("ro", "errors=remount-ro"))),
+        healthy=Sample(evidence=_look(options=("ro",), own_options=("ro",))),
+    )
+)
+BROKEN: Final = kind(
+    _entry(
+        id="filesystem-unreachable",
+        title="A mounted file system says that nothing on it can be reached",
+        action="mount it anew; look at its server or its disk",
+        reference="https://man7.org/linux/man-pages/man3/errno.3.html",
+        sick=Sample(evidence=_look(failed=116, size=Blind("Stale file handle"), free=Blind("Stale file handle"))),
+        healthy=Sample(evidence=_look(size=Blind("no answer within 10 s"), free=Blind("no answer within 10 s"))),
+    )
+)
+IO_ERRORS: Final = kind(
+    _entry(
+        id="io-errors",
+        title="A disk or file system met errors that it could not mend",
+        source="kernel log, ext4's count",
+        action="save what is on it, check the disk (`smartctl -a`) and replace it",
+        reference="https://docs.kernel.org/admin-guide/ext4.html",
+        sick=Sample(evidence=_look(errors=2)),
+        healthy=Sample(evidence=_look(errors=0)),
+    )
+)
+SLOW: Final = kind(
+    _entry(
+        id="disk-slow",
+        title="A disk takes very long for each request",
+        action="see who keeps it busy; check the disk",
+        reference="https://docs.kernel.org/block/stat.html",
+        sick=_minute_later(writes=1200, write_ms=203_000),
+        healthy=_minute_later(writes=1200, write_ms=4000),
+    )
+)
+
+NO_WRITES: Final = frozenset({"ro", "emergency_ro", "shutdown"})
+"""A file system's own options when it takes no writes; ext4 has words of its own for that since Linux 6.15."""
+KERNEL_LINE: Final = re.compile(
+    r"(?:critical (?:medium|target) error|I/O error), dev (?P<a>[\w-]+)|Buffer I/O error on dev (?P<b>[\w-]+)"
+    r"|EXT4-fs error \(device (?P<c>[\w-]+)\)"
+    r"|XFS \((?P<d>[\w-]+)\): .*(?:corruption|I/O error|log I/O error)|BTRFS (?:error|critical) \(device (?P<e>[\w-]+)"
+)
+"""What the kernel's block layer and file systems write about errors that reach whoever reads or writes."""
+
+
+def judge_storage(look: Look[StorageReading]) -> Iterator[Sighting]:
+    """Yield what is wrong with a node's file systems and disks."""
+    before = look.before
+    if not isinstance(look.now.mounts, Blind):
+        old_mounts = {} if before is None or isinstance(before.mounts, Blind) else {mount.path: mount for mount in before.mounts}
+        for mount in look.now.mounts:
+            yield from _mount(Look(now=mount, before=old_mounts.get(mount.path), seconds=look.seconds, limits=look.limits))
+    if not isinstance(look.now.disks, Blind) and before is not None and not isinstance(before.disks, Blind):
+        old_disks = {disk.name: disk for disk in before.disks}
+        for disk in look.now.disks:
+            yield from _disk(Look(now=disk, before=old_disks.get(disk.name), seconds=look.seconds, limits=look.limits))
+
+
+def _mount(look: Look[Mount]) -> Iterator[Sighting]:
+    mount, old = look.now, look.before
+    if mount.failed:
+        yield Sighting(kind=BROKEN.id, part=mount.path, quote=f"{mount.path}: {os.strerror(mount.failed)}")
+    writable = "ro" not in mount.options
+    shut = NO_WRITES & set(mount.own_options)
+    if shut and (writable or (old is not None and not NO_WRITES & set(old.own_options))):
+        yield Sighting(kind=READ_ONLY.id, part=mount.path, quote=f"{mount.path} ({mount.source}): read-only, and was not to be")
+    elif writable:
+        yield from _space(mount, look.limits.disk_free)
+    known = old.errors if old is not None and not isinstance(old.errors, Blind) else 0
+    if more := grown(known, mount.errors):
+        yield Sighting(kind=IO_ERRORS.id, part=mount.path, quote=f"{mount.path} ({mount.source}): {more} error(s) of the file system")
+
+
+def _space(mount: Mount, least: float) -> Iterator[Sighting]:
+    for free, whole, words in ((mount.free, mount.size, "space"), (mount.inodes_free, mount.inodes, "inodes")):
+        if not isinstance(free, Blind) and not isinstance(whole, Blind) and whole and free < whole * least:
+            yield Sighting(kind=FULL.id, part=mount.path, quote=f"{mount.path}: {free / whole:.1%} of its {words} left")
+
+
+def _disk(look: Look[Disk]) -> Iterator[Sighting]:
+    if look.before is None:
+        return
+    more = growths(look.before.counters, look.now.counters, ("reads", "writes", "read_ms", "write_ms"))
+    requests = more.get("reads", 0) + more.get("writes", 0)
+    mean = (more.get("read_ms", 0) + more.get("write_ms", 0)) / 1000 / max(requests, 1)
+    if requests >= look.limits.disk_requests and mean > look.limits.disk_seconds:
+        quote = f"{look.now.name}: {mean:.2f} s for each of {requests} requests"
+        yield Sighting(kind=SLOW.id, part=look.now.name, quote=quote)

@@ -1,0 +1,47 @@
+"""The readers as one text that any `python3 -I -` runs: for nodes that have no Holdfast, over SSH or on the spot."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import zlib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parent.parent.parent
+OPTIONS: Final = ("-I", "-")
+"""How an interpreter is called that gets the program as its input: neither its folder nor its environment has a say in what is imported."""
+EVIDENCE: Final = ("detectors.evidence", "detectors.gpu_readings", "detectors.portable", "detectors.readings")
+"""What readers need beside each other."""
+STAYS: Final = frozenset({"bundle", "local", "prelude"})
+"""Modules of this package for who asks, not for who is asked."""
+
+
+def program(arguments: Iterable[str] = ()) -> str:
+    """Return the source of a program that prints one look at the node it runs on, with *arguments* as `collect.main` takes them."""
+    prelude = (Path(__file__).parent / "prelude.py").read_text(encoding="utf-8")
+    return f"{prelude}\n\nstart({_packed()!r}, {list(arguments)!r})\n"
+
+
+@cache
+def _packed() -> str:
+    """Return the carried sources as text, the same in every process."""
+    return base64.b64encode(zlib.compress(json.dumps(sources(), sort_keys=True).encode(), 9)).decode()
+
+
+def sources() -> dict[str, str]:
+    """Return each module that the readers need with its source.
+
+    pynvml too, where it is installed here: it works with older drivers, while an older one of the node's own may lack what is asked.
+    """
+    readers = [
+        f"holdfast.readers.{file.stem}" for file in sorted(Path(__file__).parent.glob("*.py")) if file.stem not in STAYS | {"__init__"}
+    ]
+    ours = {name: (ROOT / name.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8") for name in (*EVIDENCE, *readers)}
+    packages = dict.fromkeys(("detectors", "holdfast", "holdfast.readers"), "")
+    found = importlib.util.find_spec("pynvml")
+    lent = {"pynvml": Path(found.origin).read_text(encoding="utf-8")} if found is not None and found.origin else {}
+    return {**packages, **ours, **lent}

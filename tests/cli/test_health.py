@@ -1,0 +1,72 @@
+"""`holdfast health`: this machine as it is, and with GPUs of a stand-in library that fail between two looks."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from detectors.portable import unpacked
+from detectors.readings import NodeReading
+from tests.cli.conftest import Command
+from tests.readers.conftest import built
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have this machine seem to have two healthy GPUs; return the file that says otherwise."""
+    folder, state = tmp_path / "library", tmp_path / "state"
+    folder.mkdir()
+    state.touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(built(folder)))
+    monkeypatch.setenv("NVML_STAND_IN_STATE", str(state))
+    return state
+
+
+def test_this_machine_is_told_with_what_could_not_be_seen(holdfast: Command) -> None:
+    """Faults or none, the status says which; where there is no GPU, that is told as not seen and not as healthy."""
+    done = holdfast("health", "--local", "--json")
+    told = json.loads(done.stdout)
+    acting = [fault for fault in told["faults"] if fault["level"] != "record"]
+    assert done.returncode == bool(acting), done.stdout
+    assert unpacked(NodeReading, told["reading"]).node == told["node"] == os.uname().nodename
+    assert ("gpus.gpus" in told["blind"]) == ("blind" in told["reading"]["gpus"]["gpus"])
+
+
+def test_a_fault_is_told_with_its_evidence_and_its_cure(holdfast: Command, stand_in: Path) -> None:
+    """And the status is 1."""
+    stand_in.write_text("gpu1.rows_failed 1\n")
+    done = holdfast("health", "--local")
+    assert done.returncode == 1
+    assert "gpu-row-remap-failed" in done.stdout
+    assert "GPU 0000:28:00.0: a memory row could not be replaced" in done.stdout
+    assert "take the GPU out of service" in done.stdout
+
+
+def test_what_went_wrong_since_an_earlier_look_is_told(holdfast: Command, stand_in: Path, tmp_path: Path) -> None:
+    """The earlier output is all that it takes."""
+    stand_in.write_text("gpu0.link0.recoveries 4\n")
+    before = holdfast("health", "--local", "--json")
+    assert "nvlink-errors" not in before.stdout
+    (tmp_path / "before.json").write_text(before.stdout)
+    stand_in.write_text("gpu0.link0.recoveries 5\n")
+    done = holdfast("health", "--local", "--since", "before.json")
+    assert "nvlink-errors" in done.stdout
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"reading": 5}', '{"reading": {"node": "n0"}}'])
+def test_a_file_that_holds_no_look_is_refused(here: Command, tmp_path: Path, text: str) -> None:
+    """With the cure."""
+    (tmp_path / "before.json").write_text(text)
+    done = here("health", "--local", "--since", "before.json")
+    assert done.returncode == 2
+    assert "holdfast health --local --json" in done.stderr
+
+
+def test_what_to_look_at_has_to_be_said(here: Command) -> None:
+    """There is one machine that it can look at, for now."""
+    done = here("health")
+    assert done.returncode == 2
+    assert "--local" in done.stderr

@@ -1,0 +1,167 @@
+"""One look at a whole node: by a program that needs nothing of ours, within a deadline, whatever a source does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from detectors.evidence import Blind
+from detectors.health import blind_spots, judge
+from detectors.portable import Misshapen, packed, unpacked
+from detectors.readings import (
+    ClockReading,
+    Disk,
+    HostReading,
+    KernelReading,
+    NetworkReading,
+    NodeReading,
+    ProcessReading,
+    ServiceReading,
+    StorageReading,
+)
+from holdfast.readers.bundle import OPTIONS, program, sources
+from holdfast.readers.local import heard, read_node
+
+PARTS = [field.name for field in dataclasses.fields(NodeReading) if field.name not in {"node", "at"}]
+
+
+def test_this_node_is_read_whole() -> None:
+    """Every part is there or says why not, and a look survives its way as text."""
+    reading = read_node("n7")
+    assert reading.node == "n7"
+    for name, kind in (("network", NetworkReading), ("storage", StorageReading), ("host", HostReading), ("processes", ProcessReading)):
+        assert isinstance(getattr(reading, name), kind)
+    assert isinstance(reading.services, ServiceReading)
+    assert isinstance(reading.kernel, KernelReading | Blind)
+    assert isinstance(reading.clock, ClockReading | Blind)
+    assert unpacked(NodeReading, json.loads(json.dumps(packed(reading)))) == reading
+    assert all(why for _where, why in blind_spots(reading))
+    judge(reading, reading)
+
+
+def test_the_program_needs_nothing_of_ours(tmp_path: Path) -> None:
+    """An interpreter without packages and without our folder runs it, from a folder full of traps."""
+    for name in ("json", "detectors", "holdfast", "pynvml"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a trap')")
+    asked = [sys.executable, "-S", *OPTIONS]
+    done = subprocess.run(asked, input=program(["--node=n1"]), cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
+    reading = heard("n1", done.stdout, done.stderr)
+    assert isinstance(reading.host, HostReading), done.stderr
+    gpus = packed(reading.gpus)
+    assert "not installed" not in str(gpus), "pynvml travels with the program"
+
+
+def test_what_travels_is_the_readers_and_what_they_need() -> None:
+    """Neither the catalogue nor the command line."""
+    carried = set(sources()) - {"pynvml"}
+    assert {"detectors.readings", "holdfast.readers.collect", "holdfast.readers.gpus"} <= carried
+    assert all(name.startswith(("holdfast.readers", "detectors.")) or name in {"holdfast", "detectors"} for name in carried)
+    assert not carried & {"detectors.catalogue", "holdfast.readers.local", "holdfast.readers.bundle"}
+
+
+GATHER = """
+import json, os, sys, time
+from holdfast.readers.collect import gathered
+kept, other = os.pipe()
+jobs = {
+    "quick": lambda: 5,
+    "hangs": lambda: os.read(kept, 1),
+    "raises": lambda: 1 // 0,
+    "refused": lambda: open("/nowhere/at/all"),
+    "dies": lambda: os._exit(3),
+    "prints": lambda: print("noise") or 6,
+}
+print(json.dumps(gathered(jobs, time.monotonic() + 1.0, "too late")))
+"""
+
+
+def test_a_source_that_hangs_or_breaks_blinds_only_itself() -> None:
+    """One waits for ever, one raises, one is refused, one is killed, one writes where answers are written; the others are read."""
+    done = subprocess.run(
+        [sys.executable, "-c", GATHER], cwd=Path(__file__).parent.parent.parent, capture_output=True, text=True, check=True
+    )
+    told = json.loads(done.stdout)
+    assert told["quick"] == 5
+    assert told["prints"] == 6
+    assert told["hangs"] == {"blind": "too late"}
+    assert "ZeroDivisionError" in told["raises"]["blind"]
+    assert told["refused"] == {"blind": "/nowhere/at/all: No such file or directory"}
+    assert told["dies"] == {"blind": "its reader ended without an answer"}
+
+
+def test_a_file_that_hangs_leaves_all_others_seen(tmp_path: Path) -> None:
+    """A FIFO in place of one of the kernel's files makes its reader wait for ever; the look ends at its deadline all the same."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mountinfo").write_text("1 1 8:1 / / rw - xfs /dev/sda1 rw\n")
+    (tmp_path / "sys/block/sda").mkdir(parents=True)
+    (tmp_path / "sys/block/sda/ro").write_text("0")
+    (tmp_path / "proc/uptime").write_text("5 5")
+    os.mkfifo(tmp_path / "proc/meminfo")
+    reading = read_node("n0", seconds=1.0, root=tmp_path)
+    assert reading.host == Blind("no answer within 1 s")
+    assert isinstance(reading.storage, StorageReading)
+    assert reading.storage.disks == (
+        Disk(name="sda", read_only=False, counters=Blind(f"{tmp_path}/sys/block/sda/stat: No such file or directory")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("python", "why"),
+    [("/nowhere/python3", "No such file or directory"), ("/bin/false", "gave no answer"), ("/bin/echo", "gave no answer")],
+)
+def test_a_node_that_cannot_run_the_program_is_dark_with_the_reason(python: str, why: str) -> None:
+    """No interpreter, one that fails, one that says something else."""
+    reading = read_node("n0", python=python)
+    dark = [getattr(reading, name) for name in PARTS]
+    assert all(isinstance(part, Blind) and why in part.why for part in dark)
+    assert judge(reading) == []
+
+
+def test_an_interpreter_that_is_too_old_is_told_by_its_version() -> None:
+    """The prelude itself runs on what the readers do not."""
+    old = "import sys\nsys.version_info = (3, 8, 10, 'final', 0)\n"
+    prelude, _, start = program().rpartition("\nstart(")
+    done = subprocess.run([sys.executable, *OPTIONS], input=f"{prelude}\n{old}start({start}", capture_output=True, text=True, check=True)
+    assert heard("n0", done.stdout).gpus == Blind("its python3 is 3.8; the readers need 3.10 or newer")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "[]",
+        "5",
+        '{"node": 5, "at": 0}',
+        '{"node": "n0"}',
+        '{"node": "n0", "at": 0, "host": []}',
+        '{"node": "n0", "at": "x"}',
+        '{"blind": 5}',
+    ],
+)
+def test_an_answer_in_another_shape_is_dark(answer: str) -> None:
+    """What a node says is believed only in the shape that it should have."""
+    reading = heard("n0", answer)
+    assert isinstance(reading.host, Blind)
+    assert reading.node == "n0"
+
+
+def test_more_than_we_know_is_left_out() -> None:
+    """A newer program may tell more."""
+    told = {"node": "n0", "at": 5, "humidity": 40, "clock": {"synchronized": True, "offset": 0, "worst": 0.5, "moon": 1}}
+    assert unpacked(NodeReading, told).clock == ClockReading(synchronized=True, offset=0.0, worst=0.5)
+    with pytest.raises(Misshapen, match=r"clock\.synchronized"):
+        unpacked(NodeReading, {**told, "clock": {"synchronized": 1, "offset": 0, "worst": 0}})
+
+
+def test_a_look_has_the_nodes_own_time() -> None:
+    """Whoever asks another node can tell how far its clock is off."""
+    before = time.time()
+    reading = read_node("n0")
+    assert before <= reading.at <= time.time()

@@ -1,0 +1,101 @@
+"""Xids through NVML's event set: real pynvml, a stand-in library, and an error that happens while somebody waits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from detectors.diagnosis import see
+from detectors.evidence import HangLimits
+from detectors.gpu_readings import Xid, XidEvent
+from tests.readers.conftest import StandIn
+
+ROOT = Path(__file__).parent.parent.parent
+LISTEN = """
+import json, sys
+from holdfast.readers.xids import listening
+with listening() as watch:
+    print(json.dumps(sorted(watch.deaf)), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(repr(watch.wait(float(line)))), flush=True)
+"""
+"""Waits as long as each line of its input says, and tells what came."""
+
+
+@pytest.fixture
+def listener(stand_in: StandIn) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Start a process that listens to the GPUs."""
+    with ExitStack() as stack:
+
+        def start() -> subprocess.Popen[str]:
+            pipe = subprocess.PIPE
+            command = [sys.executable, "-c", LISTEN]
+            return stack.enter_context(subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+
+        yield start
+
+
+def heard(child: subprocess.Popen[str]) -> object:
+    """Return the next thing that *child* tells."""
+    assert child.stdout is not None
+    return json.loads(child.stdout.readline())
+
+
+def ask(child: subprocess.Popen[str], seconds: float) -> None:
+    """Have *child* wait."""
+    assert child.stdin is not None
+    child.stdin.write(f"{seconds}\n")
+    child.stdin.flush()
+
+
+def test_an_xid_is_heard_while_it_is_waited_for(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
+    """With the place of its GPU; where nothing happens, nothing is told."""
+    child = listener()
+    assert heard(child) == []
+    ask(child, 0.01)
+    assert heard(child) == "None"
+    ask(child, 60)
+    stand_in.happens(1, 79)
+    assert heard(child) == repr(Xid(code=79, bus="0000:28:00.0"))
+    child.communicate()
+    assert child.returncode == 0
+
+
+def test_a_gpu_that_cannot_be_listened_to_leaves_the_others_heard(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
+    """The first GPU refuses; the second one's error comes through."""
+    stand_in.say("gpu0.nvmlDeviceRegisterEvents 3")
+    child = listener()
+    assert heard(child) == [0]
+    ask(child, 60)
+    stand_in.happens(1, 48)
+    assert "code=48" in str(heard(child))
+
+
+def test_a_wait_that_breaks_says_so(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
+    """A GPU that is lost under the wait is no quiet hour."""
+    child = listener()
+    heard(child)
+    stand_in.say("wait 15")
+    ask(child, 60)
+    assert "GPU is lost" in str(heard(child))
+
+
+def test_where_nothing_can_be_heard_that_is_said(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
+    """No set of events, no listening."""
+    stand_in.say("nvmlEventSetCreate 3")
+    child = listener()
+    assert child.stderr is not None
+    assert "NoNvml: NVML's events: Not Supported" in child.stderr.read()
+
+
+@pytest.mark.parametrize(("code", "kind"), [(79, "gpu-off-bus"), (48, "gpu-ecc-uncorrectable"), (74, "nvlink-errors"), (13, "gpu-xid")])
+def test_an_xid_is_named_by_its_code(code: int, kind: str) -> None:
+    """Those that are a kind of their own are that kind, wherever they were heard."""
+    (fault,) = see([XidEvent(node="n0", at=5.0, xid=Xid(code=code, bus="0000:28:00.0"))], HangLimits())
+    assert (fault.kind, fault.quote, fault.at) == (kind, f"GPU 0000:28:00.0: Xid {code}", 5.0)
