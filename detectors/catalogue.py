@@ -34,6 +34,32 @@ class Blame(StrEnum):
     NONE = "none"
 
 
+class Area(StrEnum):
+    """Where faults of a kind have their place: the coarsest sorting of the catalogue."""
+
+    HARDWARE = "hardware"
+    NETWORK = "network"
+    STORAGE = "storage"
+    HOST = "host"
+    SOFTWARE = "software"
+    PROGRESS = "progress"
+
+
+COMPONENTS: Final[dict[Area, tuple[str, ...]]] = {
+    Area.HARDWARE: ("gpu", "gpu memory", "nvlink", "nvswitch", "accelerator", "pcie", "cpu", "memory module", "power", "cooling", "board"),
+    Area.NETWORK: ("network", "infiniband", "ethernet", "rdma", "collectives"),
+    Area.STORAGE: ("storage", "disk", "raid", "file system", "network file system", "checkpoint"),
+    Area.HOST: ("node", "agent", "kernel", "host memory", "memory", "service", "clock", "limits"),
+    Area.SOFTWARE: (
+        "worker", "communication", "user code", "cuda", "pytorch", "nccl", "data loader", "container", "scheduler", "driver",
+    ),
+    Area.PROGRESS: ("job", "performance"),
+}  # fmt: skip
+"""Every component, by its area."""
+
+AREAS: Final[dict[str, Area]] = {component: area for area, components in COMPONENTS.items() for component in components}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultKind:
     """One kind of fault: what it is, how it is seen, and what it asks for."""
@@ -50,6 +76,13 @@ class FaultKind:
     healthy: Sample
     weight: int = 50
     """How near the root of an incident this kind usually is (100: always a root, 0: always an echo of another)."""
+    confused_with: tuple[str, ...] = ()
+    """Kinds that it is often taken for, or that often come with it."""
+
+    @property
+    def area(self) -> Area:
+        """Where faults of this kind have their place."""
+        return AREAS[self.component]
 
 
 CATALOGUE: Final[dict[str, FaultKind]] = {}
