@@ -31,23 +31,37 @@ TROUBLE: Final = _any_of(r"""
 _GRAVE: Final = re.compile(
     _any_of(r"""
     fatal uncorrect\w* unrecover\w* panic hung dead died crash(?:ed|es)? corrupt(?:ed|ion) not.respond\w* unresponsive offline
-    lost aborted non-?operational unhealthy malfunction inaccessible giving.up gave.up timed.out failed failure is.down went.down
+    lost(?!:) aborted non-?operational unhealthy malfunction inaccessible giving.up gave.up timed.out failed failure is.down went.down
+    (?:link|loop|port).down
 """),
     re.ASCII,
 )
+_WELL_AGAIN: Final = re.compile(
+    _any_of(r"""
+    succe\w+ passed recovered resolved restored cleared healthy subsided deactivated came.up back.online harmless ignor\w+
+    skip(?:s|ped|ping)?
+"""),
+    re.ASCII,
+)
+"""What calms whoever says it."""
 _CALM: Final = re.compile(
     _any_of(r"""
-    succe\w+ passed recovered resolved restored completed? cleared ok okay healthy enabled initiali[sz]ed registered loaded
-    started starting finished supported.by handler reporting is.active ready reachable connected.to established becomes.ready
-    is.up link.up came.up back.online deactivated subsided disabled.by set.to default(?:s|ing)? will.be would.be if retrying
-    will.retry ignor\w+ skip(?:s|ped|ping)? harmless expected optional deprecated corrected correctable normal threshold.set
-    monitoring test dummy not.(?:supported|available|present|found) unsupported using assuming fallback falling.back debug
-    informational notice allow\w* policy tainting capabilit\w+ config\w* version
+    completed? ok okay enabled initiali[sz]ed registered loaded started starting finished supported.by handler reporting is.active
+    ready reachable connected.to established becomes.ready is.up link.up disabled.by set.to default(?:s|ing)? will.be would.be if
+    retrying will.retry expected optional deprecated corrected correctable normal threshold.set monitoring test dummy
+    not.(?:supported|available|present|found) unsupported using assuming fallback falling.back debug informational notice allow\w*
+    policy tainting capabilit\w+ config\w* version
 """),
     re.ASCII,
 )
+"""What calms unless a logger calls it trouble."""
+_PLAIN: Final = re.compile(
+    _any_of("errors? fail\\w* faults? timed?[ -]?out timeouts? hang stuck stall(?:ed|s)? abort\\w* exception overflow\\w* broken"), re.ASCII
+)
+"""Words that the kernel uses for trouble alone; others, such as *missing*, it uses for what it lives with."""
 _LOUD: Final = re.compile(
-    r"\b(?:ERROR|FATAL|CRITICAL|CRIT|EMERG|ALERT|SEVERE|PANIC)\b|\*ERROR\*|\[[EF]\d{4}\b|\[[EF] |(?:^|\s)[EF]\d{4} "
+    r"\b(?:ERROR|FATAL|CRITICAL|CRIT|EMERG|ALERT|SEVERE|PANIC)\b|\*ERROR\*|\[[EF]\d{4}\b|\[[EF] "
+    r"|(?:^|\s)[EF]\d{4} |(?:^|[\]:] )(?:error|fatal|critical): "
     r"|\blevel=(?:error|fatal|crit\w*|panic)\b|^<[0-3]>|^\w+ *: ?(?:emerg|alert|crit|err) *:",
     re.ASCII,
 )
@@ -216,9 +230,9 @@ def look(text: str) -> str | None:
     if not _TROUBLE.search(said):
         return None
     loud, grave = _LOUD.search(text) is not None, _GRAVE.search(said) is not None
-    if _CALM.search(said) and not (loud and grave):
+    if _WELL_AGAIN.search(said) or (_CALM.search(said) and not loud):
         return None
     subject = next((name for name, words in _SPEAKERS if words.search(said)), None)
     if subject is None:
         return UNKNOWN if loud else None
-    return subject if loud or grave or _KERNEL.search(text) else None
+    return subject if loud or grave or (_KERNEL.search(text) and _PLAIN.search(said)) else None
