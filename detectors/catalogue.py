@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from detectors.evidence import Sample
+from detectors.evidence import LogLine, Sample
 
 
 class Level(StrEnum):
@@ -34,6 +34,32 @@ class Blame(StrEnum):
     NONE = "none"
 
 
+class Area(StrEnum):
+    """Where faults of a kind have their place: the coarsest sorting of the catalogue."""
+
+    HARDWARE = "hardware"
+    NETWORK = "network"
+    STORAGE = "storage"
+    HOST = "host"
+    SOFTWARE = "software"
+    PROGRESS = "progress"
+
+
+COMPONENTS: Final[dict[Area, tuple[str, ...]]] = {
+    Area.HARDWARE: ("gpu", "gpu memory", "nvlink", "nvswitch", "accelerator", "pcie", "cpu", "memory module", "power", "cooling", "board"),
+    Area.NETWORK: ("network", "infiniband", "ethernet", "rdma", "collectives"),
+    Area.STORAGE: ("storage", "disk", "raid", "file system", "network file system", "checkpoint"),
+    Area.HOST: ("node", "host", "agent", "kernel", "host memory", "memory", "service", "clock", "limits"),
+    Area.SOFTWARE: (
+        "worker", "communication", "user code", "cuda", "pytorch", "nccl", "data loader", "container", "scheduler", "driver",
+    ),
+    Area.PROGRESS: ("job", "performance"),
+}  # fmt: skip
+"""Every component, by its area."""
+
+AREAS: Final[dict[str, Area]] = {component: area for area, components in COMPONENTS.items() for component in components}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultKind:
     """One kind of fault: what it is, how it is seen, and what it asks for."""
@@ -50,17 +76,34 @@ class FaultKind:
     healthy: Sample
     weight: int = 50
     """How near the root of an incident this kind usually is (100: always a root, 0: always an echo of another)."""
+    confused_with: tuple[str, ...] = ()
+    """Kinds that it is often taken for, or that often come with it."""
+
+    @property
+    def area(self) -> Area:
+        """Where faults of this kind have their place."""
+        return AREAS[self.component]
 
 
 CATALOGUE: Final[dict[str, FaultKind]] = {}
 
 
 def kind(entry: FaultKind) -> FaultKind:
-    """Enter *entry* into the catalogue; a second one of the same id is a mistake of ours."""
-    if entry.id in CATALOGUE:
+    """Enter *entry* into the catalogue, and return what stands there; a second one of the same id is a mistake of ours.
+
+    What is seen in logs and on devices too is entered twice: the entry with the device's evidence stands, whichever comes first.
+    """
+    present = CATALOGUE.get(entry.id)
+    if present is not None and _of_logs(entry) and not _of_logs(present):
+        return present
+    if present is not None and _of_logs(entry) == _of_logs(present):
         raise ValueError(f"fault kind {entry.id} is entered twice")
     CATALOGUE[entry.id] = entry
     return entry
+
+
+def _of_logs(entry: FaultKind) -> bool:
+    return isinstance(entry.sick.evidence, LogLine)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

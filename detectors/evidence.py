@@ -186,6 +186,16 @@ class CutShort:
     """What the history says the job was doing."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A line of any log, or a whole traceback. Nobody hands the flow such evidence yet."""
+
+    text: str
+    at: float = 0.0
+    node: str | None = None
+    rank: int | None = None
+
+
 Evidence = (
     CutShort
     | Overrun

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
-import pkgutil
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from importlib import import_module
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +16,7 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-import detectors
-from detectors.catalogue import CATALOGUE
+from detectors.whole import by_area, by_place
 from policies.states import MOVES, TERMINAL, Event, State
 
 DOCS: Final = Path(__file__).parent
@@ -111,18 +108,26 @@ def states_page() -> str:
 
 def faults_page() -> str:
     """Show the catalogue: what each kind is, how it is seen, what it asks for."""
-    for module in pkgutil.iter_modules(detectors.__path__, "detectors."):  # each enters its own kinds
-        import_module(module.name)
-    rows = [
-        (f"[`{one.id}`]({one.reference.removeprefix('docs/')})", one.title, one.source, f"`{one.level}`", f"`{one.blame}`", one.action)
-        for one in sorted(CATALOGUE.values(), key=lambda one: one.id)
-    ]
-    return "\n".join([
+    parts = [
         HEAD,
         "# The fault catalogue\n",
-        "Every kind of fault that Holdfast can name. The level is how much a fault asks for, the blame what it speaks against.\n",
-        table(("Kind", "What it is", "Seen by", "Level", "Blame", "Answer"), *rows),
-    ])  # fmt: skip
+        "Every kind of fault that Holdfast can name.",
+        "The level is how much a fault asks for, the blame what it speaks against.",
+        "`holdfast faults show KIND` adds a sick and a healthy sample; `holdfast classify LOG` finds the kinds that are seen in logs.\n",
+        table(("Area", "Kinds"), *((area, str(number)) for area, number in by_area().items())),
+    ]
+    for (area, component), kinds in groupby(by_place(), key=lambda one: (one.area, one.component)):
+        rows = [
+            (
+                f"[`{one.id}`]({one.reference.removeprefix('docs/')})",
+                one.title, one.source, f"`{one.level}`", f"`{one.blame}`", one.action,
+                ", ".join(f"`{other}`" for other in one.confused_with),
+            )
+            for one in kinds
+        ]  # fmt: skip
+        head = ("Kind", "What it is", "Seen by", "Level", "Blame", "Answer", "Often taken for")
+        parts += [f"## {area}: {component}\n", table(head, *rows)]
+    return "\n".join(parts)
 
 
 def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:

@@ -6,9 +6,10 @@ HoldfastError
 │   ├── JobAlreadyRunning    another flow holds the lease of this job
 │   ├── NotEnoughNodes       more nodes wanted than the cluster can give
 │   ├── NotWritable          a directory that must be written cannot be
-│   ├── NotReadable          a directory that must be read cannot be
+│   ├── NotReadable          a directory or a file that must be read cannot be
 │   ├── UnknownJob           no job of that name in the history
 │   ├── UnknownIncident      no incident of that number or id in the history
+│   ├── UnknownFault         no kind of that name in the fault catalogue
 │   ├── NoProfile            no rank of the job has told how its steps pass
 │   └── HistoryTrouble       the history cannot be used
 │       ├── HistoryCorrupt   its file is not a database, or is damaged
@@ -103,7 +104,7 @@ class NotWritable(OperatorError):
 
 
 class NotReadable(OperatorError):
-    """A directory that must be read cannot be."""
+    """A directory or a file that must be read cannot be."""
 
     def __init__(self, what: str, path: str, reason: str) -> None:
         super().__init__(what, path, reason)
@@ -134,6 +135,18 @@ class UnknownIncident(OperatorError):
 
     def __str__(self) -> str:
         return f"no incident '{self.incident}' in the history. `holdfast history JOB` lists the incidents of a job."
+
+
+class UnknownFault(OperatorError):
+    """No kind of that name in the fault catalogue."""
+
+    def __init__(self, name: str, near: tuple[str, ...] = ()) -> None:
+        super().__init__(name, near)
+        self.name, self.near = name, near
+
+    def __str__(self) -> str:
+        guess = f" Did you mean {' or '.join(self.near)}?" if self.near else ""
+        return f"The catalogue has no fault kind {self.name}.{guess} `holdfast faults` lists them."
 
 
 class NoProfile(OperatorError):

@@ -284,6 +284,71 @@ def health(local: bool, since: Path | None, deadline: float, as_json: bool) -> i
     return health(since, deadline=deadline, as_json=as_json)
 
 
+@app.command(epilog=example("holdfast classify train.log", "dmesg | holdfast classify - --json"))
+@click.argument("log", type=file_path, required=False)
+@as_json
+def classify(log: Path | None, as_json: bool) -> int:
+    """Tell the faults in a LOG from what is harmless.
+
+    LOG is a file, or `-` (the default) for what comes in: kernel, NCCL, torch, scheduler or application, also mixed. Prints
+    the faults, and with `--json` one object for each line or traceback: line, verdict, kind, blame, level, action. Exit
+    status 0: the log was read, whatever it holds.
+    """
+    from holdfast.cli.classifying import classify_log
+
+    return classify_log(log, as_json=as_json)
+
+
+@app.group(
+    cls=_Words,
+    invoke_without_command=True,
+    epilog=example("holdfast faults --area hardware --level evict-now", "holdfast faults show gpu-off-bus"),
+)
+@click.option("--words", metavar="WORDS", help="Only kinds with all these words in their name, title, source or answer.")
+@click.option("--area", metavar="AREA", help="Only kinds of hardware, network, storage, host, software or progress.")
+@click.option("--component", metavar="NAME", help="Only kinds of this component, such as `nvlink`.")
+@click.option("--level", metavar="LEVEL", help="Only kinds that ask for this, such as `evict-now`.")
+@click.option("--blame", metavar="WHAT", help="Only kinds that speak against this, such as `gpu`.")
+@as_json
+@click.pass_context
+def faults(
+    context: click.Context, words: str | None, area: str | None, component: str | None, level: str | None, blame: str | None, as_json: bool
+) -> int:
+    """List the kinds of faults, or explain one.
+
+    Without a further command all kinds are listed that the options leave.
+    """
+    if context.invoked_subcommand is not None:
+        return 0
+    from holdfast.cli.faults import Wanted, list_kinds
+
+    return list_kinds(Wanted(words=words, area=area, component=component, level=level, blame=blame), as_json=as_json)
+
+
+@faults.command("show", epilog=example("holdfast faults show gpu-off-bus"))
+@click.argument("kind")
+@as_json
+def show_fault(kind: str, as_json: bool) -> int:
+    """Explain one KIND of fault."""
+    from holdfast.cli.faults import show_kind
+
+    return show_kind(kind, as_json=as_json)
+
+
+@faults.command("unknown", epilog=example("holdfast faults unknown", "holdfast faults unknown --draft"))
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Most frequent failures to list.")
+@click.option("--draft", is_flag=True, help="Write tables for the catalogue, to be completed.")
+@as_json
+def unknown_faults(limit: int, draft: bool, as_json: bool) -> int:
+    """List failures that the catalogue does not know.
+
+    Out of the history: what ended workers and matches no kind but `worker-exception`, `worker-exit-code` and the like.
+    """
+    from holdfast.cli.faults import list_unknown
+
+    return list_unknown(limit=limit, draft=draft, as_json=as_json)
+
+
 @app.command(epilog=example("holdfast demo"))
 @click.option("--json", "json_file", type=file_path, metavar="FILE", help="Write the result there, for programs.")
 @click.option("--no-browser", is_flag=True, help="Open no browser at the end.")

@@ -137,6 +137,11 @@ def faults(history: History, job_id: str | None = None, *, incident_id: str | No
     return _rows(history, Fault, *_of(Fault, job_id, incident_id))
 
 
+def faults_of_kinds(history: History, kinds: Collection[str]) -> list[Fault]:
+    """Return the faults of these *kinds*, whatever job they befell, in the order they were recorded."""
+    return _rows(history, Fault, col(Fault.kind).in_(kinds))
+
+
 def newest_fault(history: History, job_id: str, kinds: Collection[str]) -> Fault | None:
     """Return the job's newest fault of one of these *kinds*."""
     return _newest(history, Fault, col(Fault.job_id) == job_id, col(Fault.kind).in_(kinds))

@@ -13,22 +13,8 @@ from holdfast.cli import app
 from tests.cli.conftest import Command, environment
 
 COMMANDS = [
-    *(
-        "validate",
-        "run",
-        "status",
-        "history",
-        "show",
-        "report",
-        "advise",
-        "checkpoints",
-        "profile",
-        "stop",
-        "migrate",
-        "nodes",
-        "health",
-        "demo",
-    ),
+    *("validate", "run", "status", "history", "show", "report", "advise", "checkpoints", "profile", "stop", "migrate", "nodes"),
+    *("health", "classify", "faults", "demo"),
 ]
 
 

@@ -1,0 +1,136 @@
+"""From the tables of signatures to expressions that match and kinds in the catalogue."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from detectors.catalogue import AREAS, Blame, FaultKind, Level, kind
+from detectors.evidence import LogLine, Sample
+
+HERE: Final = Path(__file__).parent
+FILES: Final = (
+    "innocent", "xid", "nvlink", "nvswitch", "nvidia", "gpu_health", "amd", "accelerators", "aer", "pcie", "memory", "cpu", "power",
+    "progress", "counters", "infiniband", "nccl", "pytorch", "cuda", "ethernet", "containers", "nvme", "disks", "file_systems",
+    "network_fs", "kernel", "limits", "services", "schedulers", "data", "processes", "python",
+)  # fmt: skip
+"""The tables, those that speak first in front: what a device or a library says of itself before what any program may say."""
+
+_SHARED: Final = frozenset({"component", "source", "reference", "level", "blame", "action", "healthy", "confused_with", "weight"})
+_OF_FILE: Final = _SHARED | {"family", "quiet", "other", "clears"}
+_OF_KIND: Final = _SHARED | {"title", "match", "keys", "least", "sick"}
+_NEEDED: Final = ("component", "source", "reference", "level", "blame", "action", "healthy", "title", "sick")
+
+
+class BadSignature(ValueError):
+    """A table of signatures that cannot be used as it is."""
+
+    def __init__(self, place: str, reason: str, cure: str) -> None:
+        super().__init__(place, reason, cure)
+        self.place, self.reason, self.cure = place, reason, cure
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}; {self.cure}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """One expression, and the kind that a line is of which it matches."""
+
+    pattern: str
+    place: str = ""
+    """The table it stands in."""
+    kind: str | None = None
+    """None: no fault, or as *keys* say."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    quiet: frozenset[str] = frozenset()
+    least: int = 1
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        """The expression, compiled when it is first needed."""
+        return re.compile(self.pattern, re.ASCII)
+
+    def kind_of(self, found: re.Match[str]) -> str | None:
+        """Return the kind of what was *found*; None: the line is known, and no fault."""
+        groups = found.groupdict()
+        if (key := groups.get("key")) is not None:
+            key = key.strip()
+            return None if key in self.quiet else self.keys.get(key, self.kind)
+        if (count := groups.get("count")) is not None and float(count) < self.least:
+            return None
+        return self.kind
+
+
+def load(folder: Path = HERE, files: tuple[str, ...] = FILES, enter: Callable[[FaultKind], object] = kind) -> tuple[Signature, ...]:
+    """Read the tables of *files* in *folder*, hand their kinds to *enter*, and return their signatures in order."""
+    return tuple(signature for name in files for signature in _of_file(folder / f"{name}.toml", enter))
+
+
+def check(signature: Signature) -> None:
+    """Refuse an expression that cannot be compiled: a second of work for all, which is the tests' and no program's."""
+    try:
+        re.compile(signature.pattern, re.ASCII)
+    except re.error as error:
+        raise BadSignature(signature.place, f"{signature.pattern!r} cannot be used ({error})", "mend the expression") from error
+
+
+def _of_file(path: Path, enter: Callable[[FaultKind], object]) -> Iterator[Signature]:
+    try:
+        table = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise BadSignature(path.name, f"is no TOML ({error})", "mend the line it names") from error
+    shared = {name: value for name, value in table.items() if not isinstance(value, dict)}
+    _refuse_unknown(path.name, shared, _OF_FILE)
+    for pattern in shared.get("clears", ()):
+        yield Signature(pattern=pattern, place=path.name)
+    keys: dict[str, str] = {}
+    for name, row in table.items():
+        if isinstance(row, dict):
+            place = f"{path.name}, [{name}]"
+            enter(_kind(name, row, {**shared, **row}, place))
+            yield from (Signature(pattern=one, place=place, kind=name, least=row.get("least", 1)) for one in row.get("match", ()))
+            keys |= dict.fromkeys(row.get("keys", ()), name)
+    if "family" in shared:
+        quiet = frozenset(shared.get("quiet", ()))
+        yield Signature(pattern=shared["family"], place=path.name, kind=shared.get("other"), keys=keys, quiet=quiet)
+
+
+def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place: str) -> FaultKind:
+    """Return one kind as the catalogue holds it."""
+    _refuse_unknown(place, row, _OF_KIND)
+    missing = [word for word in _NEEDED if not all_of_it.get(word)]
+    if missing:
+        raise BadSignature(place, f"says nothing of {', '.join(missing)}", "add it here or at the head of the file")
+    if not row.keys() & {"match", "keys"} and name != all_of_it.get("other"):
+        raise BadSignature(place, "cannot be recognised", "give it `match`, or `keys` of the file's family")
+    if all_of_it["component"] not in AREAS:
+        raise BadSignature(place, f"is of an unknown component {all_of_it['component']!r}", "take one of `detectors.catalogue.COMPONENTS`")
+    try:
+        level, blame = Level(all_of_it["level"]), Blame(all_of_it["blame"])
+    except ValueError as error:
+        raise BadSignature(place, str(error), "take a word of `detectors.catalogue`") from error
+    return FaultKind(
+        id=name,
+        title=all_of_it["title"],
+        component=all_of_it["component"],
+        source=all_of_it["source"],
+        level=level,
+        blame=blame,
+        action=all_of_it["action"],
+        reference=all_of_it["reference"],
+        sick=Sample(evidence=LogLine(text=all_of_it["sick"])),
+        healthy=Sample(evidence=LogLine(text=all_of_it["healthy"])),
+        weight=all_of_it.get("weight", 50),
+        confused_with=tuple(all_of_it.get("confused_with", ())),
+    )
+
+
+def _refuse_unknown(place: str, row: Mapping[str, Any], known: frozenset[str]) -> None:
+    if unknown := sorted(row.keys() - known):
+        raise BadSignature(place, f"has unknown fields {', '.join(unknown)}", f"known are {', '.join(sorted(known))}")

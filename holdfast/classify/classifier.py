@@ -1,0 +1,145 @@
+"""Verdicts on a stream of lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from detectors.exceptions import kind_of
+from detectors.logs import judge
+from detectors.tracebacks import raised_in
+from detectors.unseen import OTHERS
+from holdfast.classify.gathering import Gathered, Gatherer
+from holdfast.classify.matcher import HEAD, WORDS, Matcher, best
+from holdfast.classify.reading import blocks, plain
+
+REMEMBERED: Final = 10_000
+"""Lines whose kind is remembered."""
+SHORT: Final = 500
+"""Bytes of a line that is worth remembering."""
+_STAMP: Final = re.compile(rb"\[ *\d+\.\d+\] |\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d ")
+SCRIPT: Final = "script-exception"
+_VAGUE: Final = frozenset({SCRIPT, "script-value", "script-name", "process-status"})
+"""Answers that say less of a traceback than the number of its error does."""
+_BY_NUMBER: Final = {
+    "worker-disk-full": "disk-full",
+    "worker-storage-failed": "file-io-error",
+    "worker-service-unreachable": "service-unreachable",
+    "worker-gpu-out-of-memory": "cuda-out-of-memory",
+    "worker-peer-lost": "torch-peer-lost",
+    "worker-sigint": "script-interrupted",
+}
+
+
+class Verdict(NamedTuple):
+    """A fault, and where it was seen."""
+
+    line: int
+    """Number of its first line, from 1."""
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What was found in a block of lines: every line that is neither named nor inside a traceback is benign."""
+
+    first: int
+    """Number of its first line."""
+    count: int
+    faults: list[Verdict] = field(default_factory=list)
+    """May hold one that began on an earlier page: a traceback is judged when it is whole."""
+    inside: set[int] = field(default_factory=set)
+    """Numbers of lines that belong to a traceback and have no verdict of their own."""
+
+
+class Classifier:
+    """Judges lines in the order they come; a traceback that is not whole waits for its end."""
+
+    def __init__(self, matcher: Matcher | None = None) -> None:
+        self._matcher = matcher or best()
+        self._gatherer = Gatherer()
+        self._lines = 0
+        self._known: dict[bytes, str | None] = {}
+
+    def feed(self, block: bytes) -> Page:
+        """Judge *block*, which holds whole lines."""
+        found = self._matcher.candidates(block)
+        page = Page(first=self._lines + 1, count=block.count(b"\n"))
+        if found or self._gatherer:
+            lines = block.split(b"\n")
+            for place in self._places(sorted(found), page.count):
+                self._judge(lines[place], page.first + place, found.get(place, ()), page)
+        self._lines += page.count
+        return page
+
+    def finish(self) -> Page:
+        """Judge what is still open."""
+        page = Page(first=self._lines + 1, count=0)
+        page.faults.extend(_verdict(one) for one in self._gatherer.close())
+        return page
+
+    def _places(self, hits: list[int], count: int) -> Iterator[int]:
+        """Yield the lines to look at: those with candidates, and all while a traceback is open."""
+        place = 0
+        for hit in [*hits, count]:
+            while self._gatherer and place < min(hit, count):
+                yield place
+                place += 1
+            if place <= hit < count:
+                yield hit
+                place = hit + 1
+
+    def _judge(self, line: bytes, number: int, candidates: Collection[int], page: Page) -> None:
+        if self._gatherer or HEAD in candidates:
+            taken, whole = self._gatherer.take(line.decode(errors="replace"), number)
+            page.faults.extend(_verdict(one) for one in whole)
+            if taken:
+                page.inside.add(number)
+                return
+        if candidates and (name := self._kind(line, candidates)) is not None:
+            page.faults.append(Verdict(number, name, line.decode(errors="replace")))
+
+    def _kind(self, line: bytes, candidates: Collection[int]) -> str | None:
+        """Return the kind of *line*: floods repeat a line with another time, and what was judged once is known."""
+        said = line[:1] + line[stamp.end() :] if (stamp := _STAMP.match(line)) else line
+        if said in self._known:
+            return self._known[said]
+        numbers = sorted({one for one in candidates if one < WORDS})
+        name = judge(line.decode(errors="replace"), numbers, words=WORDS in candidates)
+        if len(line) <= SHORT:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[said] = name
+        return name
+
+
+def classify(read: Callable[[int], bytes], matcher: Matcher | None = None) -> Iterator[Page]:
+    """Yield the verdicts on all that *read* has to give, a block at a time."""
+    classifier = Classifier(matcher)
+    for block in blocks(read):
+        yield classifier.feed(block)
+    yield classifier.finish()
+
+
+def judge_lines(text: str, matcher: Matcher | None = None) -> list[Verdict]:
+    """Return the faults in *text*, by line."""
+    classifier = Classifier(matcher)
+    block = plain(text.encode(errors="replace"))
+    page = classifier.feed(block if block.endswith(b"\n") else block + b"\n")
+    return sorted([*page.faults, *classifier.finish().faults])
+
+
+def _verdict(gathered: Gathered) -> Verdict:
+    """Judge a traceback by the exception it ended in, or by what led to that."""
+    raised = raised_in(gathered.text)
+    if raised is None:
+        return Verdict(gathered.first, SCRIPT, gathered.text)
+    name = judge(f"{raised.type}: {raised.message}".replace("\n", " "))
+    if name is None or name in OTHERS:
+        name = SCRIPT
+    if name in _VAGUE or raised.peer_lost:
+        name = _BY_NUMBER.get(kind_of(raised), name)
+    return Verdict(gathered.first, name, gathered.text)

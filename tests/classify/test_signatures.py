@@ -1,0 +1,124 @@
+"""Every kind that stands in logs: its sick sample is of that kind, its healthy one of none; and tables that cannot be used say why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from detectors.catalogue import AREAS, CATALOGUE, Area, FaultKind
+from detectors.evidence import HangLimits, LogLine
+from detectors.logs import judge, see_line
+from detectors.signatures import SIGNATURES, BadSignature, check, load
+from detectors.signatures.loading import FILES, HERE
+from detectors.whole import by_area, by_place, words_of
+from holdfast.classify.classifier import judge_lines
+
+IN_LOGS = sorted(name for name, entry in CATALOGUE.items() if isinstance(entry.sick.evidence, LogLine))
+LEAST = {Area.HARDWARE: 200, Area.NETWORK: 40, Area.STORAGE: 30, Area.HOST: 30, Area.SOFTWARE: 60, Area.PROGRESS: 15}
+
+
+@pytest.mark.parametrize("name", IN_LOGS)
+def test_a_sick_line_is_of_its_kind_and_a_healthy_one_of_none(name: str) -> None:
+    """By the rule itself, on the standard library alone."""
+    entry = CATALOGUE[name]
+    fault = see_line(entry.sick.evidence, HangLimits())
+    assert fault is not None
+    assert (fault.kind, fault.quote) == (name, entry.sick.evidence.text)
+    assert judge(entry.healthy.evidence.text) is None
+
+
+def test_the_fast_matcher_says_the_same_of_every_sample() -> None:
+    """All samples in one log, the sick ones at even places."""
+    texts = [text for name in IN_LOGS for text in (words_of(CATALOGUE[name].sick), words_of(CATALOGUE[name].healthy))]
+    assert [(one.line, one.kind) for one in judge_lines("\n".join(texts))] == [(2 * at + 1, name) for at, name in enumerate(IN_LOGS)]
+
+
+@pytest.mark.parametrize("name", IN_LOGS)
+def test_every_entry_is_whole(name: str) -> None:
+    """What docs and verdicts print: none may be missing, and what a kind is confused with exists."""
+    entry = CATALOGUE[name]
+    for text in (entry.title, entry.component, entry.source, entry.action, entry.reference):
+        assert text
+        assert text.strip() == text
+    assert entry.title[0].isupper() or entry.title.startswith(("ext4", "cu", "nvidia-smi", "torch."))
+    assert not entry.title.endswith(".")
+    assert entry.reference.startswith(("https://", "docs/"))
+    assert entry.component in AREAS
+    assert set(entry.confused_with) <= CATALOGUE.keys() - {name}
+
+
+@pytest.mark.parametrize("area", Area)
+def test_the_catalogue_is_as_wide_as_it_is_meant_to_be(area: Area) -> None:
+    """Counted by area, each kind once."""
+    assert by_area()[area] >= LEAST[area]
+    assert sum(by_area().values()) == len(by_place()) == len(CATALOGUE)
+
+
+def test_every_expression_can_be_used_and_every_table_is_read() -> None:
+    """Programs compile an expression when they need it; here all are."""
+    for signature in SIGNATURES:
+        check(signature)
+    assert {file.stem for file in HERE.glob("*.toml")} == set(FILES)
+
+
+HEAD = """
+component = "gpu"
+source = "kernel log"
+reference = "https://example.org"
+level = "watch"
+blame = "gpu"
+action = "look"
+healthy = "fine"
+"""
+ROW = '[a-kind]\ntitle = "A thing"\nsick = "a thing"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("component = ", "is no TOML"),
+        (HEAD + ROW, "cannot be recognised; give it `match`"),
+        (HEAD + ROW + "match = ['a']\ncolour = 'red'", "unknown fields colour; known are action,"),
+        (HEAD.replace("watch", "wait") + ROW + "match = ['a']", "'wait' is not a valid Level; take a word of"),
+        (HEAD.replace('"gpu"', '"toaster"', 1) + ROW + "match = ['a']", "unknown component 'toaster'; take one of"),
+        (HEAD.replace('action = "look"', "") + ROW + "match = ['a']", "says nothing of action; add it here"),
+        ("colour = 'red'", "unknown fields colour"),
+    ],
+)
+def test_a_table_that_cannot_be_used_says_where_why_and_the_cure(tmp_path: Path, text: str, words: str) -> None:
+    """The file is named, and the kind in it."""
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(BadSignature) as refused:
+        load(tmp_path, ("mine",), enter=lambda _: None)
+    assert str(refused.value).startswith("mine.toml")
+    assert words in str(refused.value)
+
+
+def test_an_expression_that_cannot_be_compiled_names_its_table(tmp_path: Path) -> None:
+    """And itself."""
+    (tmp_path / "mine.toml").write_text(HEAD + ROW + "match = ['a(']")
+    (signature,) = load(tmp_path, ("mine",), enter=lambda _: None)
+    with pytest.raises(BadSignature, match=r"mine\.toml, \[a-kind\]: 'a\(' cannot be used"):
+        check(signature)
+
+
+def test_a_family_knows_its_keys_its_quiet_ones_and_the_rest(tmp_path: Path) -> None:
+    """A number that no kind claims is of the kind `other`; a count below the least is no fault."""
+    family = 'family = \'code (?P<key>\\d+)\'\nother = "b-kind"\nquiet = ["7"]\n'
+    rows = (
+        ROW
+        + 'keys = ["1"]\n'
+        + ROW.replace("a-kind", "b-kind")
+        + ROW.replace("a-kind", "c-kind")
+        + "match = ['n=(?P<count>\\d+)']\nleast = 5"
+    )
+    (tmp_path / "mine.toml").write_text(family + HEAD + rows)
+    kinds: list[FaultKind] = []
+    counted, numbered = load(tmp_path, ("mine",), enter=kinds.append)
+    assert [one.id for one in kinds] == ["a-kind", "b-kind", "c-kind"]
+
+    def of(text: str) -> list[str | None]:
+        return [one.kind_of(found) for one in (counted, numbered) if (found := one.regex.search(text))]
+
+    assert [of("code 1"), of("code 2"), of("code 7"), of("n=5"), of("n=4")] == [["a-kind"], ["b-kind"], [None], ["c-kind"], [None]]

@@ -1,0 +1,165 @@
+"""Lines as they come: prefixes, colours, garbage, tracebacks of several ranks, endless input."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detectors.catalogue import CATALOGUE
+from holdfast.classify import Classifier, blocks, classify
+from holdfast.classify.classifier import REMEMBERED, judge_lines
+from holdfast.classify.gathering import MOST_LINES, MOST_OPEN
+from holdfast.classify.matcher import EveryOne, best
+from holdfast.classify.reading import BLOCK, LONGEST
+from holdfast.cli.classifying import json_lines
+
+OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen off the bus."
+FINE = "step 100 | loss 2.31 | lr 3.0e-4"
+PREFIXES = (
+    "[ 8123.442190] ",
+    "<3>[    0.5] ",
+    "Mar  4 02:11:09 node017 kernel: ",
+    "2025-02-11T10:22:31.442113+00:00 node017 kernel: ",
+    "2025-02-11 10:22:31,442 ",
+    "[Tue Mar  4 02:11:09 2025] ",
+    "kern  :err   : [Tue Mar  4 02:11:09 2025] ",
+    "node017: ",
+    "\x1b[31m",
+    "error-node: fault-3 ",
+    "\ufeff",
+    "\x00\x01",
+)
+
+
+def kinds(text: str) -> list[tuple[int, str]]:
+    """Return the faults in *text* by line."""
+    return [(one.line, one.kind) for one in judge_lines(text)]
+
+
+@pytest.mark.parametrize("end", ["", "\r", "\x1b[0m", " \r"])
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_what_stands_around_a_line_does_not_matter(prefix: str, end: str) -> None:
+    """Neither for a fault nor for its absence."""
+    assert kinds(f"{prefix}{OFF_BUS}{end}\n{prefix}{FINE}{end}\n") == [(1, "gpu-off-bus")]
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_break_it(garbage: bytes) -> None:
+    """Whatever comes in, each line is counted, and what follows is judged."""
+    lines = list(classify(io.BytesIO(garbage + b"\n" + OFF_BUS.encode()).read))
+    assert sum(page.count for page in lines) == garbage.count(b"\n") + 2
+    assert [one.kind for page in lines for one in page.faults][-1:] == ["gpu-off-bus"]
+
+
+@given(
+    st.lists(st.sampled_from([OFF_BUS, FINE, "", "ERROR: x failed", "Traceback (most recent call last):"]), max_size=12), st.integers(1, 40)
+)
+def test_how_it_is_cut_does_not_matter(lines: list[str], size: int) -> None:
+    """Blocks of any size hold the same lines."""
+    text = "\n".join(lines).encode() + b"\n"
+    whole = [one for page in classify(io.BytesIO(text).read) for one in page.faults]
+    source = io.BytesIO(text)
+    assert [one for page in classify(lambda _: source.read(size)) for one in page.faults] == whole
+
+
+@given(st.text(max_size=200))
+def test_the_fast_matcher_misses_nothing_that_the_plain_one_sees(text: str) -> None:
+    """Hyperscan answers with candidates; what it may not do is to leave one out."""
+    log = f"{text}\n{OFF_BUS}\n{text} failed: timeout\n"
+    assert judge_lines(log) == judge_lines(log, EveryOne())
+
+
+def test_one_fast_matcher_is_made() -> None:
+    """It takes seconds the first time."""
+    assert best() is best()
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 31, in step
+    loss = model(batch)
+           ^^^^^^^^^^^^
+{}"""
+
+
+@pytest.mark.parametrize(
+    ("last", "kind", "blame"),
+    [
+        ("ValueError: bad batch", "script-value", "user_code"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "cuda-out-of-memory", "user_code"),
+        ("OSError: [Errno 28] No space left on device: '/ckpt'", "disk-full", "storage"),
+        (
+            "RuntimeError: CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be reported",
+            "cuda-uncorrectable-ecc",
+            "gpu",
+        ),
+        ("my.errors.Strange", "script-exception", "user_code"),
+    ],
+)
+def test_a_traceback_is_one_verdict(last: str, kind: str, blame: str) -> None:
+    """Told on its first line, by the exception that it ends in; lines around it keep their own."""
+    text = f"{FINE}\n{TRACEBACK.format(last)}\n{FINE}\n{OFF_BUS}\n"
+    (first, name), second = kinds(text)
+    assert (first, name, CATALOGUE[name].blame) == (2, kind, blame)
+    assert second == (text.count("\n"), "gpu-off-bus")
+
+
+def test_a_chain_of_exceptions_is_one_verdict() -> None:
+    """And an error's number inside it counts for more than the last exception's type."""
+    chain = TRACEBACK.format("OSError: [Errno 5] Input/output error")
+    chain += "\n\nThe above exception was the direct cause of the following exception:\n\n" + TRACEBACK.format("RuntimeError: no batch")
+    assert kinds(chain + "\n" + FINE) == [(1, "file-io-error")]
+
+
+def test_tracebacks_of_ranks_that_speak_at_once_are_told_apart() -> None:
+    """By the tag that torch puts in front of every line."""
+    ranks = [[f"[rank{rank}]: {line}" for line in TRACEBACK.format(f"ValueError: of {rank}").split("\n")] for rank in range(3)]
+    mixed = "\n".join(line for lines in zip(*ranks, strict=True) for line in lines)
+    found = judge_lines(mixed + "\n" + FINE)
+    assert [(one.line, one.kind) for one in found] == [(1, "script-value"), (2, "script-value"), (3, "script-value")]
+    assert [one.text.splitlines()[-1] for one in found] == ["ValueError: of 0", "ValueError: of 1", "ValueError: of 2"]
+
+
+def test_a_traceback_that_is_cut_off_is_told_at_the_end() -> None:
+    """Nothing is lost because nobody said what it was."""
+    assert kinds(TRACEBACK.format("").rstrip()) == [(1, "script-exception")]
+
+
+def test_memory_is_bounded_whatever_comes() -> None:
+    """A line without end, a traceback without end, and more open tracebacks than anybody reads."""
+    endless = iter([b"x" * BLOCK] * 8 + [b"\n", OFF_BUS.encode()])
+    held = list(blocks(lambda _: next(endless, b"")))
+    assert max(map(len, held)) <= LONGEST + BLOCK
+    classifier = Classifier()
+    classifier.feed(b"Traceback (most recent call last):\n" + b'  File "a.py", line 1, in f\n' * 10 * MOST_LINES)
+    for rank in range(4 * MOST_OPEN):
+        classifier.feed(f"[rank{rank}]: Traceback (most recent call last):\n".encode())
+    assert len(classifier._gatherer._open) <= MOST_OPEN
+    assert all(len(one.lines) <= MOST_LINES for one in classifier._gatherer._open.values())
+    for number in range(REMEMBERED + 10):
+        classifier._kind(f"error {number}".encode(), (0,))
+    assert len(classifier._known) <= REMEMBERED
+
+
+def test_a_verdict_comes_as_soon_as_its_line_is_whole() -> None:
+    """Who follows a log need not wait for its end."""
+    chunks = iter([OFF_BUS.encode(), b"\n", FINE.encode() + b"\n"])
+    pages = classify(lambda _: next(chunks, b""))
+    assert [one.kind for one in next(pages).faults] == ["gpu-off-bus"]
+
+
+def test_json_has_one_object_for_each_line_or_traceback() -> None:
+    """In the order in which they became whole, all with the same fields."""
+    text = f"{FINE}\n{OFF_BUS}\n{TRACEBACK.format('KeyError: 3')}\nend\n"
+    pages = list(classify(io.BytesIO(text.encode()).read))
+    told = [json.loads(line) for page in pages for line in json_lines(page).splitlines()]
+    assert [(one["line"], one["verdict"], one["kind"], one["blame"]) for one in told] == [
+        (1, "benign", None, "none"),
+        (2, "fault", "gpu-off-bus", "gpu"),
+        (3, "fault", "script-value", "user_code"),
+        (8, "benign", None, "none"),
+    ]
+    assert all({"line", "verdict", "kind", "blame", "level", "action"} <= one.keys() for one in told)

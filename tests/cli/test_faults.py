@@ -1,0 +1,94 @@
+"""`holdfast faults` and `holdfast classify` as their users meet them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from detectors.whole import by_place
+from holdfast.history import Fault
+from holdfast.history.store import History
+from tests.cli.conftest import PROGRAM, Command, environment
+from tests.cli.written_history import Author
+
+OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen off the bus."
+
+
+def a_fault(author: Author, **evidence: str) -> Fault:
+    """Return the end of a worker for which there is no better kind."""
+    return Fault(
+        job_id=author.job.id, at=1.0, kind="worker-exit-code", level="restart-process", subject="rank 1 on n0", blame="process", node="n0",
+        generation=1, evidence=evidence,
+    )  # fmt: skip
+
+
+def test_faults_lists_and_filters(here: Command) -> None:
+    """What is left is what all options leave."""
+    everything = json.loads(here("faults", "--json").stdout)
+    assert [one["id"] for one in everything] == [one.id for one in by_place()]
+    some = json.loads(here("faults", "--area", "hardware", "--level", "evict-now", "--words", "bus", "--json").stdout)
+    assert "gpu-off-bus" in {one["id"] for one in some}
+    assert all(one["area"] == "hardware" and one["level"] == "evict-now" for one in some)
+    text = here("faults", "--component", "nvlink", "--blame", "gpu")
+    assert text.stdout.splitlines()[0].split()[:2] == ["KIND", "AREA"]
+    assert " of " in text.stderr
+
+
+def test_faults_show_explains_one_kind(here: Command) -> None:
+    """To people and to programs; a kind that the flow sees shows the evidence it is seen by."""
+    text = here("faults", "show", "gpu-off-bus").stdout
+    for words in ("gpu-off-bus: The GPU", "evict-now", "take the node out", "healthy", "pcie-device-gone:"):
+        assert words in text
+    told = json.loads(here("faults", "show", "gpu-off-bus", "--json").stdout)
+    assert told["sick"].startswith("NVRM: Xid")
+    assert "AgentSilence(" in here("faults", "show", "node-lost").stdout
+
+
+def test_a_kind_that_does_not_exist_names_the_nearest(here: Command) -> None:
+    """Exit status 2, as for every mistake of a person."""
+    done = here("faults", "show", "gpu-of-bus")
+    assert done.returncode == 2
+    assert "Did you mean gpu-off-bus" in done.stderr
+
+
+def test_faults_unknown_counts_what_nothing_knows(here: Command, running: Author, book: History) -> None:
+    """The most frequent first; what a signature knows by now is left out."""
+    for number in range(3):
+        running.write(a_fault(running, quote=f"ended with status 3; its last words: frobnicator {number} gave up"))
+    running.write(a_fault(running, quote="ended with status 1", detail=f"hello\n{OFF_BUS}\n"))
+    found = json.loads(here("faults", "unknown", "--json").stdout)
+    shapes = {one["shape"]: one["times"] for one in found}
+    assert shapes["ended with status N; its last words: frobnicator N gave up"] == 3
+    assert "ended with status N" not in shapes
+    assert "frobnicator" in here("faults", "unknown").stdout
+    assert "match = ['" in here("faults", "unknown", "--draft").stdout
+
+
+def test_faults_unknown_of_an_empty_history_is_no_error(here: Command) -> None:
+    """A fresh machine knows of no failure."""
+    done = here("faults", "unknown")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert json.loads(here("faults", "unknown", "--json").stdout) == []
+
+
+def test_classify_reads_a_file_and_what_comes_in(holdfast_home: Path, tmp_path: Path) -> None:
+    """Faults on the output, the sum on the error output; 0 whatever was found."""
+    log = tmp_path / "train.log"
+    log.write_text(f"step 1\n{OFF_BUS}\n")
+    for arguments, text in ((("classify", str(log)), ""), (("classify", "-"), log.read_text()), (("classify",), log.read_text())):
+        done = subprocess.run([*PROGRAM, *arguments], env=environment(), input=text, capture_output=True, text=True, check=True)
+        assert done.stdout == f"2: gpu-off-bus (evict-now, blames gpu): {OFF_BUS}\n"
+        assert "2 lines, 1 fault" in done.stderr
+    done = subprocess.run([*PROGRAM, "classify", "--json", str(log)], env=environment(), capture_output=True, text=True, check=True)
+    assert [json.loads(line)["verdict"] for line in done.stdout.splitlines()] == ["benign", "fault"]
+    assert list((holdfast_home / "cache").glob("*.hyperscan"))
+
+
+def test_a_log_that_cannot_be_read_is_named_with_the_cure(here: Command, tmp_path: Path) -> None:
+    """A missing file, and a folder."""
+    for path in (tmp_path / "no.log", tmp_path):
+        done = here("classify", str(path))
+        assert done.returncode == 2
+        assert str(path) in done.stderr
+        assert "cannot be read" in done.stderr
