@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any
 
 from detectors import diagnosis, logs
 from detectors.catalogue import CATALOGUE, Area, FaultKind
@@ -28,4 +30,20 @@ def words_of(sample: Sample) -> str:
     evidence = sample.evidence
     if isinstance(evidence, LogLine):
         return evidence.text
-    return "\n".join(repr(one) for one in evidence) if isinstance(evidence, tuple) else repr(evidence)
+    return "\n".join(map(_said, evidence)) if isinstance(evidence, tuple) else _said(evidence)
+
+
+def _said(value: object) -> str:
+    """Return evidence without what says nothing: fields that are as they are unless somebody looks."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_said, value))}]"
+    if not is_dataclass(value) or isinstance(value, type):
+        return repr(value)
+    told = {one.name: getattr(value, one.name) for one in fields(value) if not _is_default(getattr(value, one.name), one)}
+    return f"{type(value).__name__}({', '.join(f'{name}={_said(one)}' for name, one in told.items())})"
+
+
+def _is_default(value: object, field: Field[Any]) -> bool:
+    if field.default_factory is not MISSING:
+        return bool(value == field.default_factory())
+    return field.default is not MISSING and bool(value == field.default)
