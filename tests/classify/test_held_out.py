@@ -1,8 +1,8 @@
 """How well lines are judged that no signature was written for.
 
 `held_out.tsv` was written before the signatures, from knowledge of the sources that print such lines: the *open* half was looked at while
-they were made, the *sealed* half was scored once, when they were done: 100 % found, 1.9 % false alarms (one), 100 % blamed right. Their author is
-the same, which flatters both.
+they were made, the *sealed* half was scored once, when they were done: 100 % found, 1.9 % false alarms (one), 100 % blamed right.
+Their author is the same, which flatters both.
 `public.tsv` holds lines that people posted in public reports, each with its address, gathered after that in two lots. What was wrong with
 a lot led to better rules, so it is no held-out set any more; at first sight the first lot (156 lines) scored 97 % found, 8 % false alarms,
 97 % blamed right, the second (68 lines, after the rules had learnt from the first) 81 %, 5 % and 100 %.
