@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -94,10 +94,11 @@ def kind(entry: FaultKind) -> FaultKind:
     What is seen in logs and on devices too is entered twice: the entry with the device's evidence stands, whichever comes first.
     """
     present = CATALOGUE.get(entry.id)
-    if present is not None and _of_logs(entry) and not _of_logs(present):
-        return present
     if present is not None and _of_logs(entry) == _of_logs(present):
         raise ValueError(f"fault kind {entry.id} is entered twice")
+    if present is not None:
+        seen, read = (present, entry) if _of_logs(entry) else (entry, present)
+        entry = replace(seen, confused_with=tuple(dict.fromkeys((*seen.confused_with, *read.confused_with))))
     CATALOGUE[entry.id] = entry
     return entry
 
