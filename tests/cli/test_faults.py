@@ -38,10 +38,10 @@ def test_faults_lists_and_filters(here: Command) -> None:
 def test_faults_show_explains_one_kind(here: Command) -> None:
     """To people and to programs; a kind that the flow sees shows the evidence it is seen by."""
     text = here("faults", "show", "gpu-off-bus").stdout
-    for words in ("gpu-off-bus: A GPU", "evict-now", "take the node out", "healthy", "pcie-device-gone:"):
+    for words in ("gpu-off-bus: A GPU", "evict-now", "replace the node", "healthy", "pcie-device-gone:"):
         assert words in text
     told = json.loads(here("faults", "show", "gpu-off-bus", "--json").stdout)
-    assert told["sick"].startswith("NVRM: Xid")
+    assert told["sick"].startswith("NodeReading(")
     assert "AgentSilence(" in here("faults", "show", "node-lost").stdout
 
 
