@@ -148,7 +148,7 @@ def test_a_job_goes_on_and_recovers_while_the_prefect_server_is_dead(stage: Stag
     try:
         wait_until(lambda: answers(url), seconds=60, explain=(tmp_path / "server.log").read_text)
         stage.environment = stage.environment | {"PREFECT_API_URL": url, "PREFECT_HOME": str(tmp_path)}
-        play = stage.play("serverless", args=["--steps", "60"], nodes=TWO)
+        play = stage.play("serverless", args=["--steps", "150"], nodes=TWO)
         play.steps_to(10)
     finally:
         os.killpg(server.pid, signal.SIGKILL)
