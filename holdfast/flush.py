@@ -18,6 +18,8 @@ from typing import Any, Final, Self
 from holdfast.vault import SUFFIX
 
 ORDER: Final = ".flush"
+CLOSED: Final = "no-flusher"
+"""A file in a vault whose flushers have died too often."""
 
 
 class BadOrder(Exception):
@@ -91,6 +93,25 @@ def drop(snapshot: Path) -> None:
     """Take back the order for the snapshot at that path, if there is one."""
     with suppress(OSError):
         place_of(snapshot).unlink(missing_ok=True)
+
+
+def close(vault: Path) -> None:
+    """Take no more orders for *vault*, and none of those that lie there: nobody is left who carries them out."""
+    with suppress(OSError):
+        (vault / CLOSED).touch(0o600)
+    for order in orders(vault):
+        order.remove(vault)
+
+
+def reopen(vault: Path) -> None:
+    """Take orders again: another agent has come, with flushers of its own."""
+    with suppress(OSError):
+        (vault / CLOSED).unlink(missing_ok=True)
+
+
+def is_closed(vault: Path) -> bool:
+    """Tell whether nobody carries orders out in *vault*: ranks then write checkpoints themselves."""
+    return (vault / CLOSED).exists()
 
 
 def is_wanted(snapshot: Path) -> bool:

@@ -43,6 +43,7 @@ class Flushing:
         self._python = ""
         self._peer: Peer | None = None
         self._lost = 0
+        self._ending = False
         self._last: int | None = None
         """The generation whose last snapshots are to be written, whatever became of it."""
         self._again_at: float | None = None
@@ -54,7 +55,7 @@ class Flushing:
         self._python = self._python or python
         if self._peer is not None:
             self._send(self._peer, {"do": "flush"})
-        elif self._pid is None and not self._starting and self._again_at is None and self._lost < MOST_FLUSHERS:
+        elif self._pid is None and not self._starting and self._again_at is None:
             self._start()
 
     def last_word(self, generation: int, orders: list[FlushOrder]) -> None:
@@ -67,7 +68,7 @@ class Flushing:
         self.want(sys.executable)
 
     def _start(self) -> None:
-        if self.vault is None or self._crew.plan is None:
+        if self.vault is None or self._crew.plan is None or self._ending or self._lost >= MOST_FLUSHERS:
             return
         self._starting = True
         places = {
@@ -92,20 +93,16 @@ class Flushing:
             return
         why = f"the process that writes checkpoints has ended {self._lost} times; see {self._me.directory / 'flusher.log'}"
         self._emit("trouble", rank=0, generation=self._crew.generation, kind="checkpoint-write-failed", step=None, path="", why=why)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """Let nothing wait for a flusher that never comes."""
         if self.vault is not None:
-            for order in flush.orders(self.vault):
-                order.remove(self.vault)
+            flush.close(self.vault)
 
     def buried(self, pid: int) -> None:
         """Learn that a child of the agent has ended."""
         if pid == self._pid:
             self._pid = self._peer = None
-            note(log, "flusher.gone", lost=self._lost + 1)
-            self._count()
+            if not self._ending:
+                note(log, "flusher.gone", lost=self._lost + 1)
+                self._count()
 
     def due(self) -> float | None:
         """Return when another flusher is to be started (monotonic)."""
@@ -120,7 +117,7 @@ class Flushing:
 
     def end(self) -> None:
         """End the flusher; what it was writing is cleared away by the next run."""
-        self._lost = MOST_FLUSHERS
+        self._ending = True
         self._again_at = None
         if self._pid is not None:
             kill(self._pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast import vault
+from holdfast import flush, vault
 from holdfast.agent import fields
 from holdfast.agent.births import MemoryPlan, Plan
 from holdfast.agent.identity import Identity
@@ -67,6 +67,7 @@ class Vaults:
     def _open(self, place: Path, plan: MemoryPlan) -> None:
         try:
             vault.make(place)
+            flush.reopen(place)
             limit = min(room(place), plan.limit) if plan.limit else room(place) // 2
             if not limit:
                 raise OSError(errno.ENOSPC, "no memory is free")  # noqa: TRY301 (one place that tells of it)

@@ -49,7 +49,7 @@ def on_disk(directory: Path, *, verify: bool = False) -> list[OnDisk]:
 
 
 def _looked_at(folder: Path, *, verify: bool) -> OnDisk:
-    one = OnDisk(folder, int(folder.name.removeprefix("step-")))
+    one = OnDisk(folder, manifest.step_of(folder))
     try:
         one.manifest = manifest.read(folder)
     except Unusable as unusable:

@@ -82,7 +82,7 @@ def save_what_lives(run: Run) -> None:
 
 def newest_on_disk(run: Run) -> int:
     """Return the step of the newest checkpoint that looks whole; 0 without any."""
-    return next((int(one.name.removeprefix("step-")) for one in manifest.candidates(run.spec.checkpoints) if manifest.looks_whole(one)), 0)
+    return next(manifest.whole_steps(run.spec.checkpoints), 0)
 
 
 def _end_workers(run: Run) -> None:

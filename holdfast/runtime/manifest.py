@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -23,7 +23,8 @@ FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 
 _WHOLE: Final = re.compile(r"step-(\d{8,})")
-_BESIDE: Final = re.compile(r"\.step-(?P<step>\d{8,})\.(?P<what>partial|removing)-(?P<generation>\d+)")
+_STEP: Final = re.compile(r"step-(\d{8,})")
+_BESIDE: Final = re.compile(r"\.step-\d{8,}\.(?P<what>partial|removing)-(?P<generation>\d+)")
 
 Flaw = Literal["checkpoint-torn", "checkpoint-corrupt"]
 
@@ -97,11 +98,16 @@ def leftovers(directory: Path, *, below: int) -> list[Path]:
     return [path for match, path in found if match and int(match["generation"]) < below]
 
 
-def step_of(leftover: Path) -> int:
-    """Return the step of which something was left in a folder `beside` its checkpoint."""
-    match = _BESIDE.fullmatch(leftover.name)
+def step_of(folder: Path) -> int:
+    """Return the step of a folder that is named as a checkpoint, or lies `beside` one."""
+    match = _STEP.search(folder.name)
     assert match is not None
-    return int(match["step"])
+    return int(match[1])
+
+
+def whole_steps(directory: Path) -> Iterator[int]:
+    """Yield the steps of the checkpoints below *directory* that look whole, newest first; each is looked at when its turn comes."""
+    return (step_of(folder) for folder in candidates(directory) if looks_whole(folder))
 
 
 def read(folder: Path) -> Manifest:

@@ -42,8 +42,7 @@ def retire(directory: Path, keep: int, generation: int, *, unusable: Collection[
     with suppress(OSError):
         sound = [path for path in manifest.candidates(directory) if path not in unusable and manifest.looks_whole(path)]
         for path in sound[keep:]:
-            step = int(path.name.removeprefix("step-"))
-            away = manifest.beside(directory, step, "removing", generation)
+            away = manifest.beside(directory, manifest.step_of(path), "removing", generation)
             path.rename(away)  # first, so that a kill in the middle leaves no torn checkpoint
             shutil.rmtree(away)
 

@@ -50,7 +50,7 @@ def newest_whole(directory: Path, world: World) -> Found:
             return Found(candidate.folder, candidate.manifest, tuple(skipped))
         skipped.append(candidate.folder)
         if world.rank == 0:
-            Teller().tell(trouble, int(candidate.folder.name.removeprefix("step-")), candidate.folder)
+            Teller().tell(trouble, manifest.step_of(candidate.folder), candidate.folder)
     return Found(None, None, tuple(skipped))
 
 

@@ -395,9 +395,7 @@ class Session(AbstractContextManager["Session"]):
         if self._keeping is None:
             return []
         with suppress(OSError):
-            return [
-                int(path.name.removeprefix("step-")) for path in manifest.candidates(self._keeping.directory) if manifest.looks_whole(path)
-            ]
+            return list(manifest.whole_steps(self._keeping.directory))
         return []
 
     def _prepare_saving(self) -> None:

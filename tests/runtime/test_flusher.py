@@ -288,3 +288,15 @@ def test_a_flusher_killed_anywhere_leaves_whole_checkpoints_alone(tmp_path: Path
     assert all(one["whole"] for one in rounds)  # after the kill, before anybody mends
     assert all(one["after"] == [STEP + 1] for one in rounds)
     assert not rounds[-1]["killed"]
+
+
+def test_where_no_flusher_is_left_ranks_write_themselves(tmp_path: Path) -> None:
+    """What is ordered there is taken back, so that no slot waits for it; another agent begins anew."""
+    (trainer,) = trained(tmp_path, [Place(0, 1, "net")])
+    vault = vault_of(tmp_path, 0)
+    order_for(trainer, vault, tmp_path / "ours", 0, 1)
+    flush.close(vault)
+    assert flush.is_closed(vault)
+    assert flush.orders(vault) == []
+    flush.reopen(vault)
+    assert not flush.is_closed(vault)

@@ -198,7 +198,8 @@ class Taker:
 
     def readiness(self, step: int) -> Readiness:
         """Tell whether the snapshot of *step* could be written to disk out of memory: not while the one before still is."""
-        if not self._config.flushes or not link().attached or self._place is None or not self.enabled or step < self._first:
+        served = self._config.flushes and link().attached and not flush.is_closed(self._config.vault)
+        if not served or self._place is None or not self.enabled or step < self._first:
             return "unable"
         if any(flush.is_wanted(slot.path) for slot in self._slots):
             return "busy"
