@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Most tests wait for processes. worksteal: each worker goes through neighbouring tests, which share what they start, and none idles.
 PARALLEL ?= --numprocesses=2 --dist=worksteal
-BENCHMARKS ?= restart takeover overhead checkpoint
+BENCHMARKS ?= restart takeover overhead progress detection checkpoint handling
 
 # -qq: pip tells errors, not warnings about places that it looked at. The constraints hold for what builds the package too.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq

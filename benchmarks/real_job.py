@@ -16,10 +16,11 @@ from typing import Any, Final
 from benchmarks import steps
 from benchmarks.measuring import ROOT, wait_for
 from benchmarks.steps import Done, Recovered, gaps
-from holdfast.chaos import Chaos
+from holdfast.chaos import Chaos, Placed
 from holdfast.cli.migrating import ask
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, models, queries
+from holdfast.process import mark_of
 
 SCRIPT: Final = ROOT / "benchmarks" / "train.py"
 RANKS: Final = 4
@@ -117,6 +118,18 @@ class Job:
         """Return every rank's process."""
         return {rank: placed.pid for rank, placed in self._chaos.ranks().items()}
 
+    def placed(self, rank: int) -> Placed:
+        """Return where *rank* lives."""
+        return self._chaos.ranks()[rank]
+
+    def nodes(self) -> list[str]:
+        """Return the names of all nodes."""
+        return self._nodes.names()
+
+    def mark(self, node: str) -> str:
+        """Return what every process on *node* carries."""
+        return mark_of(self._nodes.folder(node))
+
     def settle(self) -> None:
         """Wait until training runs with a parked standby, and some steps have gone by that nothing disturbed."""
         standby = 1 if self._waits else 0
@@ -133,7 +146,7 @@ class Job:
         usual, before = self._usual_peaks(survivors), steady(self.done()[0])
         at = fault(self.place, rank, pids[rank], how)
         back: Recovered = self.until(lambda: steps.recovery(self.done(), rank, pids[rank]), f"all ranks after rank {rank} was {how}")
-        row = self.until(lambda: self._closed(known), "the incident's end")
+        row = self.until(lambda: self.closed(known), "the incident's end")
         ratios = [now / usual[other] for other, pid in survivors.items() if (now := peak(pid)) and usual[other]]
         return {
             "rank": rank,
@@ -148,7 +161,8 @@ class Job:
             "inside": (row.facts or {}).get("seconds", {}),
         }
 
-    def _closed(self, known: int) -> models.Incident | None:
+    def closed(self, known: int) -> models.Incident | None:
+        """Return the first incident after the *known* ones, once it is over."""
         rows = queries.incidents(self.history, self.row.id)[known:]
         return rows[0] if rows and rows[0].closed_at else None
 
@@ -200,7 +214,7 @@ class Job:
         known, before = len(queries.incidents(self.history, self.row.id)), self.pids()
         at = how()
         back: Recovered = self.until(lambda: steps.recovery(self.done(), 0, before[0]), "rank 0 again")
-        row = self.until(lambda: self._closed(known), "the incident's end")
+        row = self.until(lambda: self.closed(known), "the incident's end")
         if row.outcome != "recovered":
             raise RuntimeError(f"the job did not recover: {row.because}")
         return {"seconds": back.at - at, "steps_lost": row.steps_lost, "rung": row.rung, "resumed_step": row.resumed_step}

@@ -1,8 +1,8 @@
 """The training script of the benchmarks: an MLP under DDP, by default of about 10 million parameters.
 
 It writes down when each step was done (steps.py). A file ``raise-N`` in the working directory makes rank N raise at its next step, and
-``raised-N`` tells when it did; a file ``die-N`` makes it kill itself. ``--stock-groups`` leaves the groups to torch:
-then only a restart helps.
+``raised-N`` tells when it did; a file ``die-N`` makes it kill itself, ``hang-N`` wait as long as it is there. ``--stock-groups`` leaves
+the groups to torch: then only a restart helps.
 """
 
 from __future__ import annotations
@@ -36,12 +36,22 @@ def fail_if_asked(rank: int) -> None:
         raise RuntimeError("the benchmark asked for an exception")
 
 
+def hang_if_asked(rank: int) -> None:
+    """Wait for ever when the file that asks for it is there, and tell since when."""
+    asked = Path(f"hang-{rank}")
+    if asked.exists():
+        Path(f"hanging-{rank}").write_text(f"{time.time():.6f}")
+        while asked.exists():
+            time.sleep(0.01)
+
+
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=9)
     parser.add_argument("--batch", type=int, default=24)
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds to sleep in each step")
     parser.add_argument("--compile", action="store_true", help="train what torch.compile makes of the model")
     parser.add_argument("--stock-groups", action="store_true")
     parser.add_argument("--timeout", type=float, help="seconds that torch's own groups wait for a peer")
@@ -70,6 +80,8 @@ def main() -> None:
         for step in session.steps():
             begin = time.perf_counter()
             fail_if_asked(session.rank)
+            hang_if_asked(session.rank)
+            time.sleep(given.pace)
             values, wanted = next(batches)
             loss = nn.functional.mse_loss(forward(values), wanted)
             loss.backward()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -78,6 +79,8 @@ class FaultKind:
     """How near the root of an incident this kind usually is (100: always a root, 0: always an echo of another)."""
     confused_with: tuple[str, ...] = ()
     """Kinds that it is often taken for, or that often come with it."""
+    in_logs: str = ""
+    """What is seen on devices and in logs too: what the logs' entry calls it and asks for, and its line."""
 
     @property
     def area(self) -> Area:
@@ -98,9 +101,15 @@ def kind(entry: FaultKind) -> FaultKind:
         raise ValueError(f"fault kind {entry.id} is entered twice")
     if present is not None:
         seen, read = (present, entry) if _of_logs(entry) else (entry, present)
-        entry = replace(seen, confused_with=tuple(dict.fromkeys((*seen.confused_with, *read.confused_with))))
+        confused_with = tuple(dict.fromkeys((*seen.confused_with, *read.confused_with)))
+        entry = replace(seen, confused_with=confused_with, in_logs=_as_logs_say(read))
     CATALOGUE[entry.id] = entry
     return entry
+
+
+def _as_logs_say(entry: FaultKind) -> str:
+    line = entry.sick.evidence.text if isinstance(entry.sick.evidence, LogLine) else ""
+    return f"{entry.title} ({entry.level}: {entry.action}): {line}"
 
 
 def _of_logs(entry: FaultKind) -> bool:
@@ -122,6 +131,10 @@ class Fault:
     """What makes two failures the same one (exception type and place, exit status)."""
     detail: str = ""
     """Longer evidence: a traceback, the last lines printed."""
+    source: str = ""
+    """Who told of it: ``kernel log on node-1``, ``worker output of rank 3``; `see` fills it in where a detector does not."""
+    device: str = ""
+    """The part of the node it was seen on, where a detector knows it (a PCI address, an interface, a mount)."""
 
     @property
     def entry(self) -> FaultKind:
@@ -134,3 +147,27 @@ class Fault:
         if self.rank is not None:
             return f"rank {self.rank} on {self.node}"
         return f"node {self.node}" if self.node else "job"
+
+
+ASKS_NOTHING: Final = frozenset({Level.RECORD, Level.WATCH})
+"""Levels of faults that need no answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """How much faults ask for: what the catalogue says, but for the kinds of which a policy says otherwise."""
+
+    changed: Mapping[str, Level] = field(default_factory=dict)
+    """Kind to its level."""
+
+    def of(self, fault: Fault) -> Level:
+        """Return how much *fault* asks for."""
+        return self.changed.get(fault.kind, fault.entry.level)
+
+    def acts(self, fault: Fault) -> bool:
+        """Tell whether *fault* asks for an answer."""
+        return self.of(fault) not in ASKS_NOTHING
+
+
+CATALOGUE_LEVELS: Final = Levels()
+"""Those of the catalogue, unchanged."""

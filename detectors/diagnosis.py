@@ -1,43 +1,59 @@
 """From all evidence of an incident to one verdict: the root over its echoes, the user's code when a failure follows the step.
 
-Rules: a node's loss beats what it caused on other nodes; a kill or a stop beats the connection errors of the survivors; among equals the
-first seen is the root; a root that fails the same way at the same step on another node is the user's code, whatever node it met.
+What explains what, what several nodes share, what makes a failure the script's and how long to wait for more are tables of the catalogue
+(`associations.toml`); `causes` weighs the explanations by them, `inference` adds what no single fault tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
+from detectors.associations import ASSOCIATIONS, follows_step, script_rule, settle_rule
+from detectors.catalogue import CATALOGUE_LEVELS, Blame, Fault, FaultKind, Level, Levels, kind
+from detectors.causes import NEGLIGIBLE, Candidate, candidates, explained
 from detectors.checkpoint import see_trouble
+from detectors.copies import see_copies
 from detectors.evidence import (
     AgentSilence,
+    BadLoss,
     CheckpointTrouble,
+    Copies,
     CutShort,
     Evidence,
     GroupTrouble,
     HangLimits,
+    LogLine,
+    Losses,
     MemoryTrouble,
+    NodeLeaving,
     Overrun,
+    Paces,
     Progress,
     Raised,
+    SameState,
     Sample,
     StartTrouble,
+    StepTimes,
     TakeOverTrouble,
     WorkerExit,
     WorkerStop,
 )
-from detectors.exceptions import EXCEPTION, GPU_MEMORY, NETWORK, PEER_LOST
 from detectors.gpu_readings import XidEvent
-from detectors.groups import GROUP_BROKEN, see_broken, see_take_over
+from detectors.groups import see_broken, see_take_over
 from detectors.health import see_growth, see_reading
+from detectors.inference import inferred
+from detectors.losses import see_bad_loss, see_losses, see_same_state
 from detectors.memory import see_memory
-from detectors.node import see_silence
-from detectors.process import EXIT_CODE, EXIT_EARLY, NOT_RUNNABLE, see_exit, see_start, see_stop
+from detectors.node import see_leaving, see_silence
+from detectors.paces import see_paces, see_step_times
+from detectors.places import device_of
+from detectors.process import see_exit, see_start, see_stop
 from detectors.progress import see_cut_short, see_overrun, see_progress
 from detectors.readings import Growth, NodeReading, Reading
+from detectors.sources import source_of
 from detectors.xids import see_xid
 
 _BROKEN = Raised(type="ValueError", message="bad shape", traceback='File "train.py", line 3, in <module>')
@@ -68,24 +84,20 @@ USER_ERROR: Final = kind(
     )
 )
 
-FOLLOWS_STEP: Final = frozenset({EXCEPTION.id, EXIT_CODE.id, EXIT_EARLY.id, GPU_MEMORY.id})
-"""Kinds that can be the user's code; a signal, a lost node, a full disk or a dead service never is."""
-
-_SHARED_OR_CAUSED: Final = FOLLOWS_STEP | {NETWORK.id, NOT_RUNNABLE.id, "worker-sigabrt"}
-"""Kinds whose verdict hangs on what the other nodes have to tell."""
-
-ECHOES: Final = frozenset({PEER_LOST.id, GROUP_BROKEN.id})
-"""Kinds that tell of a loss, not of its cause."""
-
-_OF_THEIR_OWN: Final = 80
-"""From this weight on a fault does not follow from another: two of them are two causes."""
-
-TWINS_SECONDS: Final = 0.3
-"""How long a failure waits for its like on other nodes: ranks in step reach the same line within milliseconds."""
-CAUSE_SECONDS: Final = 0.5
-"""How long echoes from every node wait for their cause: all agents speak, so an end that caused them is on its way."""
 SILENCE_SECONDS: Final = 5.0
 """After how long a silent agent is noticed, unless the caller knows better (`limits.agent_silence`)."""
+_FOLLOWS: Final = 0.9
+"""Share of the weight of failures that the script takes once they follow the step."""
+_SURELY: Final = 0.5
+"""From this strength on what a fault elsewhere explains is not held against a node."""
+_NO_NAME: Final[Mapping[str, str]] = {}
+
+
+def _see_line(seen: LogLine, limits: HangLimits) -> Fault | None:
+    from detectors.logs import see_line  # noqa: PLC0415 (a thousand signatures: only who has lines reads them)
+
+    return see_line(seen, limits)
+
 
 LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | list[Fault] | None]]] = {
     WorkerExit: see_exit,
@@ -96,12 +108,20 @@ LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | list[Fault] | None]]
     MemoryTrouble: see_memory,
     StartTrouble: see_start,
     CutShort: see_cut_short,
+    NodeLeaving: see_leaving,
     Overrun: see_overrun,
     GroupTrouble: see_broken,
     TakeOverTrouble: see_take_over,
     NodeReading: see_reading,
     Growth: see_growth,
     XidEvent: see_xid,
+    BadLoss: see_bad_loss,
+    Losses: see_losses,
+    StepTimes: see_step_times,
+    Paces: see_paces,
+    Copies: see_copies,
+    SameState: see_same_state,
+    LogLine: _see_line,
 }
 """Which detector reads which evidence: the one place where a new kind of evidence is entered."""
 
@@ -113,73 +133,125 @@ class Before:
     node: str | None
     step: int | None
     signature: str
+    kind: str = ""
+    at: float = 0.0
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The verdict on one incident: the *root* fault, what followed from it, and why this one is the root."""
+    """The verdict on one incident: the *root* fault, what else was seen, and why this one is the root."""
 
     root: Fault
     echoes: tuple[Fault, ...]
     because: str
+    candidates: tuple[Candidate, ...] = ()
+    """The explanations that were weighed, the root's first."""
+    excused: tuple[Fault, ...] = ()
+    """Faults that ask for a node to leave, and are not that node's: what another one did to it, or words that its workers printed."""
+
+    def against_nodes(self) -> tuple[Fault, ...]:
+        """Return the faults for which the nodes they were seen on have to answer."""
+        excused = {id(fault) for fault in self.excused}
+        return tuple(fault for fault in (self.root, *self.echoes) if id(fault) not in excused)
 
 
 def see(evidence: Iterable[Evidence | Reading], limits: HangLimits) -> list[Fault]:
     """Return the faults in *evidence*, in its order."""
-    found = (LOOKS[type(item)](item, limits) for item in evidence)
-    return [fault for one in found if one is not None for fault in (one if isinstance(one, list) else [one])]
+    return [fault for item in evidence for fault in _look(item, limits)]
 
 
-def seconds_to_settle(faults: Iterable[Fault], members: int, *, silence: float = SILENCE_SECONDS) -> float:
+def _look(item: Evidence | Reading, limits: HangLimits) -> Iterator[Fault]:
+    found = LOOKS[type(item)](item, limits)
+    for fault in found if isinstance(found, list) else [found] if found is not None else []:
+        yield fault if fault.source else replace(fault, source=source_of(item))
+
+
+def seconds_to_settle(
+    faults: Iterable[Fault], members: int, *, silence: float = SILENCE_SECONDS, levels: Levels = CATALOGUE_LEVELS
+) -> float:
     """Return how many seconds to wait for more evidence before the verdict, when *members* nodes hold ranks.
 
     Nothing for a root that speaks for itself; a moment for a failure that other nodes may share; when all that is known are echoes, as long
     as it takes to notice the node that caused them, *silence* seconds if it says nothing at all.
     """
-    acting = [fault for fault in faults if fault.entry.level not in (Level.RECORD, Level.WATCH)]
-    if not acting:
+    acting = [fault for fault in faults if levels.acts(fault)]
+    rule = settle_rule(candidates(acting, levels)[0].fault.kind) if acting else None
+    if rule is None:
         return 0.0
-    root = _strongest(acting)
-    everybody_spoke = len({fault.node for fault in acting if fault.node}) >= members
-    if root.kind == GROUP_BROKEN.id:
-        return CAUSE_SECONDS  # who speaks lives; a node that went away without a word is noticed by its silence long before its peers do
-    if root.kind == PEER_LOST.id:
-        return CAUSE_SECONDS if everybody_spoke else silence + 1.0
-    return TWINS_SECONDS if root.kind in _SHARED_OR_CAUSED and not everybody_spoke else 0.0
+    if len({fault.node for fault in acting if fault.node}) >= members:
+        return rule.all
+    return silence + 1.0 if rule.some is None else rule.some
 
 
-def diagnose(faults: list[Fault], past: tuple[Before, ...] = (), members: int = 2) -> Diagnosis:
-    """Return the verdict on *faults* (at least one), knowing the *past* failures of the job and how many nodes hold ranks."""
-    root = _strongest(faults)
-    why = _at_once(root, faults, members) or _again(root, past, members)
+def diagnose(
+    faults: Sequence[Fault],
+    past: tuple[Before, ...] = (),
+    members: int = 2,
+    places: Mapping[str, str] = _NO_NAME,
+    levels: Levels = CATALOGUE_LEVELS,
+) -> Diagnosis:
+    """Return the verdict on *faults* (at least one), knowing the *past* failures of the job and how many nodes hold ranks.
+
+    *places* maps what faults call a peer (``rank 3``, a host, an address) to its node; *levels* say how much faults ask for.
+    """
+    told = [*faults, *inferred(faults, past, members, places)]
+    weighed = candidates(told, levels)
+    root = weighed[0].fault
+    why = _at_once(root, told, members) or _again(root, past, members)
     if why is None:
-        others = tuple(fault for fault in faults if fault is not root)
-        return Diagnosis(root=root, echoes=others, because=f"{root.kind} of {root.subject}: {root.quote}" + _beside(others))
+        others = tuple(fault for fault in told if fault is not root)
+        because = f"{root.kind} of {root.subject}: {root.quote}" + _beside(weighed[0])
+        return Diagnosis(root=root, echoes=others, because=because, candidates=tuple(weighed), excused=_excused(weighed[0], told, members))
     because = f"{root.quote}: {why}, so the script and not a node is at fault"
-    return Diagnosis(root=replace(root, kind=USER_ERROR.id), echoes=tuple(faults), because=because)
+    blamed = replace(root, kind=USER_ERROR.id)
+    return Diagnosis(root=blamed, echoes=tuple(told), because=because, candidates=_the_script(blamed, why, weighed), excused=tuple(told))
 
 
-def _strongest(faults: list[Fault]) -> Fault:
-    """Return the fault that explains the others best: the one nearest the root by its kind, and of those the first."""
-    return min(faults, key=lambda fault: (-fault.entry.weight, fault.at))
+def _the_script(root: Fault, why: str, weighed: list[Candidate]) -> tuple[Candidate, ...]:
+    """Put the script in front of the explanations that were weighed: it takes the place of the failures that follow the step."""
+    first = weighed[0].fault
+    twins = [one for one in weighed if (one.fault.kind, _likeness(one.fault)) == (first.kind, _likeness(first))]
+    told = sum(one.weight for one in twins)
+    seen = tuple(sorted((fault for one in twins for fault in one.evidence), key=lambda fault: fault.at))
+    explains = {id(fault): fault for one in twins for fault in one.explains if fault not in seen}
+    unexplained = tuple(fault for fault in weighed[0].unexplained if id(fault) not in explains and fault not in seen)
+    script = Candidate(
+        fault=root, weight=round(told * _FOLLOWS, 4), because=why, evidence=seen, explains=tuple(explains.values()), unexplained=unexplained
+    )
+    rest = [replace(one, weight=round(one.weight * (1 - _FOLLOWS), 4)) if one in twins else one for one in weighed]
+    return script, *sorted((one for one in rest if one.weight >= NEGLIGIBLE), key=lambda one: -one.weight)
 
 
-def _beside(others: tuple[Fault, ...]) -> str:
-    """Tell what else was seen: causes of their own, and how many symptoms follow."""
-    own = [fault for fault in others if fault.entry.weight >= _OF_THEIR_OWN]
+def _excused(root: Candidate, faults: Sequence[Fault], members: int) -> tuple[Fault, ...]:
+    """Return the faults that ask for a node to leave for what is not its own doing: what is said of most nodes is of none."""
+    elsewhere = {id(fault) for fault in root.explains if fault.node != root.fault.node and explained(root.fault, fault) >= _SURELY}
+    printed = {id(fault) for fault in faults if fault.rank is not None and isinstance(fault.entry.sick.evidence, LogLine)}
+    nodes = Counter(kind for kind, _ in {(fault.kind, fault.node) for fault in faults if fault.node and fault.kind != root.fault.kind})
+    common = {kind for kind, count in nodes.items() if count > max(1, members // 2)}
+    excused = elsewhere | printed | {id(fault) for fault in faults if fault.kind in common}
+    return tuple(fault for fault in faults if id(fault) in excused and fault is not root.fault)
+
+
+def _beside(root: Candidate) -> str:
+    """Tell what else was seen: causes of their own, how many symptoms follow, and how many faults the root leaves unexplained."""
+    own = [fault for fault in root.unexplained if fault.entry.weight >= ASSOCIATIONS.own]
+    rest = len(root.unexplained) - len(own)
+    follow = len(root.explains) + len(root.evidence) - 1
     words = "".join(f"; also {fault.kind} of {fault.subject}" for fault in own)
-    follow = len(others) - len(own)
-    return words + (f"; {follow} other symptom(s) follow from it" if follow else "")
+    words += f"; {follow} other symptom(s) follow from it" if follow else ""
+    return words + (f"; {rest} other fault(s) beside it" if rest else "")
 
 
-def _at_once(root: Fault, faults: list[Fault], members: int) -> str | None:
+def _at_once(root: Fault, faults: Sequence[Fault], members: int) -> str | None:
     """Say that *root* is seen on several nodes in this incident, if that makes it the script's."""
-    twins = {fault.node for fault in faults if fault.node and (fault.signature, fault.step) == (root.signature, root.step)}
-    if root.kind == NOT_RUNNABLE.id and len(twins) >= members:
-        return f"it cannot be run on any node of the job ({_listed(twins)})"
-    if root.kind in FOLLOWS_STEP and len(twins) > 1:
-        return f"the same failure ({root.signature}){_at_step(root)} on nodes {_listed(twins)} at once"
-    return None
+    rule = script_rule(root.kind)
+    twins = {fault.node for fault in faults if fault.node and _likeness(fault) == _likeness(root)}
+    if rule is None or not root.node or len(twins) < (members if rule.together == "all" else rule.together):
+        return None
+    if rule.because:
+        return f"{rule.because} ({_listed(twins)})"
+    return f"the same failure ({root.signature}){_at_step(root)} on nodes {_listed(twins)} at once"
 
 
 def _again(root: Fault, past: tuple[Before, ...], members: int) -> str | None:
@@ -188,7 +260,7 @@ def _again(root: Fault, past: tuple[Before, ...], members: int) -> str | None:
     Where no step is known, the same line may have failed hours apart for reasons of the node's: then it takes three times.
     """
     twins = [old for old in past if (old.signature, old.step) == (root.signature, root.step)]
-    if root.kind not in FOLLOWS_STEP or len(twins) < (1 if root.step is not None else 2):
+    if not follows_step(root.kind) or len(twins) < (1 if root.step is not None else 2):
         return None
     elsewhere = {old.node for old in twins if old.node and old.node != root.node}
     if elsewhere:
@@ -196,6 +268,11 @@ def _again(root: Fault, past: tuple[Before, ...], members: int) -> str | None:
     if members == 1:
         return f"the same failure ({root.signature}){_at_step(root)} again after a restart; there is no other node to compare"
     return None
+
+
+def _likeness(fault: Fault) -> tuple[str, int | None]:
+    """Return what two failures on two nodes have in common when they are one: of what the driver tells, the device is each node's own."""
+    return fault.kind if fault.rank is None and device_of(fault) else fault.signature, fault.step
 
 
 def _at_step(fault: Fault) -> str:

@@ -5,6 +5,7 @@ Every time is in seconds on one clock of the reader's choice; ages are seconds a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -78,6 +79,47 @@ class AgentSilence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InWork:
+    """An operation of a group that a rank has begun and that has not ended there."""
+
+    way: str = ""
+    """Empty for what all members take part in; ``send>3`` or ``recv<3`` for what passes between two ranks."""
+    number: int
+    """The how manieth of its way in this group, from 1: members agree about it."""
+    name: str
+    size: int = 0
+    """Elements of its first tensor."""
+    kind: str = ""
+    """Their type."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InGroup:
+    """How far a rank is in one group."""
+
+    name: str
+    ranks: tuple[int, ...]
+    counts: Mapping[str, int]
+    """Operations begun, by their way."""
+    pending: tuple[InWork, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a rank stands, as it told when it was asked."""
+
+    waits: str = ""
+    """What it waits for (``gradients``, ``pipeline``, ``vote``, ``data``, ...); empty while it works, as far as can be seen."""
+    seconds: float = 0.0
+    """For how long."""
+    groups: tuple[InGroup, ...] = ()
+    place: str = ""
+    """The innermost line of the user's own code."""
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankProgress:
     """How far one rank is."""
 
@@ -93,6 +135,8 @@ class RankProgress:
     """The kernel function it sleeps in, if it could be read."""
     managed: bool = True
     """It has announced itself, so that steps are expected of it."""
+    standing: Standing | None = None
+    """Where it stands, if it was asked since its last sign of progress and has answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +152,96 @@ class Progress:
     steps_expected: bool = True
     output_age: float | None = None
     """Seconds since any worker printed anything."""
+    moved: float | None = None
+    """Seconds since ranks were last seen to get on within their step: operations of groups that begin."""
+    asked: bool = False
+    """All ranks were asked where they stand, long enough ago to have answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadLoss:
+    """A rank's loss that is no number, after one that was."""
+
+    node: str
+    rank: int
+    at: float
+    step: int
+    loss: float
+    alone: bool = False
+    """No other rank told the like, although they had the time."""
+    good: str = ""
+    """What there is from before, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """The newest losses that rank 0 told of, oldest first."""
+
+    at: float
+    losses: tuple[tuple[int, float], ...]
+    """Step and loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """How long the newest steps of a generation took, oldest first, all since its warm-up."""
+
+    at: float
+    steps: tuple[tuple[int, float], ...]
+    """Step and seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How a rank's steps spent their time: medians of a block of steps, in seconds a step."""
+
+    own: float
+    """Own work: neither waiting for other ranks nor for data."""
+    talk: float
+    """Waiting for other ranks: for those that are slower, and for what passes between them."""
+    data: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paces:
+    """How all ranks spent their time, block by block since the warm-up of the generation."""
+
+    at: float
+    step: int
+    nodes: Mapping[int, str]
+    first: Mapping[int, tuple[Pace, ...]]
+    """By rank, the first blocks after the warm-up: what the newest are compared with."""
+    blocks: Mapping[int, tuple[Pace, ...]]
+    """By rank, the newest blocks, oldest first."""
+    roles: tuple[tuple[int, ...], ...] = ()
+    """Sets of ranks that do the same work; empty where that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Digests of the parameters of ranks that hold copies of one state, after the same step."""
+
+    at: float
+    step: int
+    nodes: Mapping[int, str]
+    digests: Mapping[int, str]
+    sums: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """By rank, the sums of single tensors, where they were asked for."""
+    equal_at: int | None = None
+    """The newest step after which they were equal."""
+    good: str = ""
+    """What there is from before the difference, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SameState:
+    """A rank whose parameters are the same to the bit in check after check."""
+
+    at: float
+    node: str
+    rank: int
+    steps: tuple[int, ...]
+    """The steps of those checks, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +312,17 @@ class Overrun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeaving:
+    """A node whose time is up: its ranks could not move while training went on, and it will be gone in a moment."""
+
+    node: str
+    at: float
+    why: str
+    """Who takes it away, when and why; and why its ranks are on it still. Empty: nobody does."""
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CutShort:
     """Ranks that a flow had stopped for a recovery which it did not live to finish."""
 
@@ -188,16 +333,19 @@ class CutShort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """A line of any log, or a whole traceback. Nobody hands the flow such evidence yet."""
+    """A line of any log, or a whole traceback."""
 
     text: str
     at: float = 0.0
     node: str | None = None
     rank: int | None = None
+    log: str = "log"
+    """What it stands in, such as ``kernel log``."""
 
 
 Evidence = (
     CutShort
+    | NodeLeaving
     | Overrun
     | WorkerExit
     | WorkerStop
@@ -208,6 +356,13 @@ Evidence = (
     | StartTrouble
     | GroupTrouble
     | TakeOverTrouble
+    | BadLoss
+    | Losses
+    | StepTimes
+    | Paces
+    | Copies
+    | SameState
+    | LogLine
 )
 
 

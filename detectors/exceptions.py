@@ -7,6 +7,7 @@ from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
 from detectors.evidence import Raised, Sample, WorkerExit
+from detectors.sources import exception_report
 from detectors.tracebacks import places_in
 
 ERRNO_3: Final = "https://man7.org/linux/man-pages/man3/errno.3.html"
@@ -137,8 +138,11 @@ def kind_of(raised: Raised) -> str:
     return EXCEPTION.id
 
 
-def see_exception(seen: WorkerExit, raised: Raised) -> Fault:
-    """Name the exception that ended a worker's script; type and innermost place make two of them the same."""
+def see_exception(seen: WorkerExit, raised: Raised, source: str = "") -> Fault:
+    """Name the exception that ended a worker's script; type and innermost place make two of them the same.
+
+    *source* is where it was read; the worker's own report, unless the caller knows better.
+    """
     name = raised.type.removeprefix("__main__.")  # a worker that prints it says it without
     first = next(iter(raised.message.strip().splitlines()), "")
     place = next(reversed(places_in(raised.traceback)), "?")
@@ -151,4 +155,5 @@ def see_exception(seen: WorkerExit, raised: Raised) -> Fault:
         quote=(f"{name}: {first}" if first else name)[:300],
         signature=f"{name} at {place}",
         detail=raised.traceback or seen.output,
+        source=source or exception_report(seen.rank),
     )

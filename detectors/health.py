@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from detectors import storage, xids
 from detectors.catalogue import Fault
 from detectors.evidence import NOT_ASKED, Blind, HangLimits
 from detectors.gpu_judges import judge_gpus
@@ -27,28 +26,41 @@ JUDGES: Final[Mapping[str, Callable[[Look[Any]], Iterator[Sighting]]]] = {
     "processes": judge_processes,
 }
 """Who judges which part of a `NodeReading`; the kernel's log is judged line by line."""
+_INSTRUMENTS: Final = {"gpus": "NVML", "network": "interface counters", "storage": "storage check", "processes": "process table"}
+"""What a part is read by, where its own name does not say it."""
 
 
 def judge(now: NodeReading, before: NodeReading | None = None, limits: Thresholds = THRESHOLDS) -> list[Fault]:
     """Return the faults that a look shows, with what changed since the look *before* if there was one."""
+    return [_fault(sighting, now, source) for source, sighting in sightings(now, before, limits)]
+
+
+def sightings(now: NodeReading, before: NodeReading | None = None, limits: Thresholds = THRESHOLDS) -> list[tuple[str, Sighting]]:
+    """Return what `judge` makes faults of: one sighting of each kind and part, with what it was read by."""
     again = before is not None and _boot(before) == _boot(now)
     rebooted = before is not None and None not in {_boot(before), _boot(now)} and not again
     earlier = before if again or not rebooted else None  # counters of another boot tell nothing of this one
-    seen = [Sighting(kind=REBOOTED.id, part="node", quote="its kernel has another boot id than before")] if rebooted else []
+    seen: list[tuple[str, Sighting]] = []
+    if rebooted:
+        seen.append(("host check", Sighting(kind=REBOOTED.id, part="node", quote="its kernel has another boot id than before")))
     for name, judged in JUDGES.items():
         part, old = getattr(now, name), getattr(earlier, name, None)
         if not isinstance(part, Blind):
             seconds = now.at - earlier.at if earlier is not None else 0.0
-            seen += judged(Look(now=part, before=None if isinstance(old, Blind) else old, seconds=seconds, limits=limits))
-    seen += _told(now, earlier, limits)
-    first: dict[tuple[str, str], Sighting] = {}
-    for sighting in seen:  # NVML and the kernel's log tell of one fault each in its own words
-        first.setdefault((sighting.kind, sighting.part), sighting)
-    return [_fault(sighting, now) for sighting in first.values()]
+            look = Look(now=part, before=None if isinstance(old, Blind) else old, seconds=seconds, limits=limits)
+            seen += [(_INSTRUMENTS.get(name, f"{name} check"), sighting) for sighting in judged(look)]
+    seen += [("kernel log", sighting) for sighting in _told(now, earlier, limits)]
+    first: dict[tuple[str, str], tuple[str, Sighting]] = {}
+    for source, sighting in seen:  # NVML and the kernel's log tell of one fault each in its own words
+        first.setdefault((sighting.kind, sighting.part), (source, sighting))
+    return list(first.values())
 
 
-def _fault(seen: Sighting, now: NodeReading) -> Fault:
-    return Fault(kind=seen.kind, at=now.at, node=now.node, quote=seen.quote, signature=f"{seen.kind} {seen.part}")
+def _fault(seen: Sighting, now: NodeReading, source: str) -> Fault:
+    source = f"{source} on {now.node}"
+    return Fault(
+        kind=seen.kind, at=now.at, node=now.node, quote=seen.quote, signature=f"{seen.kind} {seen.part}", source=source, device=seen.part
+    )
 
 
 def _boot(reading: NodeReading) -> str | None:
@@ -57,12 +69,12 @@ def _boot(reading: NodeReading) -> str | None:
 
 def _told(now: NodeReading, before: NodeReading | None, limits: Thresholds) -> Iterator[Sighting]:
     """Judge the lines of the kernel's log that are new."""
-    for line in _new_lines(now, before, limits):
-        xid = xids.xid_of(line.text)
-        if xid is not None:
-            yield xids.sighting(xid)
-        elif found := storage.KERNEL_LINE.search(line.text):
-            yield Sighting(kind=storage.IO_ERRORS.id, part=next(filter(None, found.groups())), quote=line.text)
+    lines = list(_new_lines(now, before, limits))
+    if not lines:
+        return
+    from detectors.kernel_lines import sighting_of  # noqa: PLC0415 (a thousand signatures: only who has lines reads them)
+
+    yield from (seen for line in lines if (seen := sighting_of(line)) is not None)
 
 
 def _new_lines(now: NodeReading, before: NodeReading | None, limits: Thresholds) -> Iterator[KernelLine]:
@@ -97,10 +109,10 @@ def blind_spots(evidence: Any, where: str = "") -> Iterator[tuple[str, str]]:  #
             yield from blind_spots(getattr(evidence, field.name), f"{where}.{field.name}".lstrip("."))
     elif isinstance(evidence, tuple):
         for number, item in enumerate(evidence):
-            yield from blind_spots(item, f"{where}[{_label(item, number)}]")
+            yield from blind_spots(item, f"{where}[{label(item, number)}]")
 
 
-def _label(item: Any, number: int) -> str:  # noqa: ANN401
+def label(item: Any, number: int) -> str:  # noqa: ANN401
     """Return by what a person knows one of several: its name, where it has one."""
     names = (getattr(item, name, None) for name in ("path", "name", "index", "device"))
     return str(next((name for name in names if isinstance(name, str | int)), number))

@@ -199,7 +199,7 @@ ZOMBIE: Final = kind(
         title="A process has ended and its parent did not take note from one look to the next",
         level=Level.RECORD,
         blame=Blame.PROCESS,
-        action="end its parent",
+        action="end its parent; where that is process 1, what runs there reaps nobody: start the container with an init (`--init`)",
         reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
         sick=_minute_later("Z"),
         healthy=_minute_later("Z", pid=11),

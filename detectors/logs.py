@@ -19,6 +19,12 @@ LONGEST: Final = 16384
 _ALL: Final = range(len(SIGNATURES))
 
 
+def warm() -> None:
+    """Compile every expression now, rather than when a line is first judged."""
+    for signature in SIGNATURES:
+        _ = signature.regex
+
+
 def judge(text: str, candidates: Iterable[int] = _ALL, *, words: bool = True) -> str | None:
     """Return the kind of fault that *text* tells of; None: of none.
 

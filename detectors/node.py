@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
-from detectors.evidence import AgentSilence, Blind, HangLimits, Sample
+from detectors.evidence import AgentSilence, Blind, HangLimits, NodeLeaving, Sample
 
 _GONE: Final = "its connection ended"
 
@@ -54,6 +54,28 @@ NODE_UNKNOWN: Final = kind(
         weight=97,
     )
 )
+NODE_LEAVING: Final = kind(
+    FaultKind(
+        id="node-leaving",
+        title="A node is about to be taken away, and ranks are still on it",
+        component="node",
+        source="drains, maintenance windows and notices",
+        level=Level.EVICT_NOW,
+        blame=Blame.NODE,
+        action="save what the ranks have and go on without the node: nothing is held against it",
+        reference="docs/architecture.md",
+        sick=Sample(evidence=NodeLeaving(node="n0", at=0.0, why="drained by ann@desk until 18:00: new fan; no other node is free")),
+        healthy=Sample(evidence=NodeLeaving(node="n0", at=0.0, why="")),
+        weight=90,
+    )
+)
+
+
+def see_leaving(seen: NodeLeaving, _limits: HangLimits) -> Fault | None:
+    """Name a node whose time is up."""
+    if not seen.why:
+        return None
+    return Fault(kind=NODE_LEAVING.id, at=seen.at, node=seen.node, step=seen.step, quote=seen.why, signature=NODE_LEAVING.id)
 
 
 def see_silence(seen: AgentSilence, _limits: HangLimits) -> Fault | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Final, TypeVar
 
 from detectors.evidence import Blind
@@ -13,6 +15,7 @@ BLIND: Final = "blind"
 """The only key of an object that stands for `Blind`."""
 
 T = TypeVar("T")
+Make = Callable[[Any], Any]
 
 
 class Misshapen(ValueError):
@@ -37,37 +40,100 @@ def unpacked(kind: type[T], value: Any, where: str = "") -> T:  # noqa: ANN401 (
 
     Fields that *kind* does not have are left out: a newer collector may know more.
     """
-    return typing.cast("T", _unpacked(kind, value, where or kind.__name__))
+    try:
+        return typing.cast("T", _maker(typing.cast("Any", kind))(value))
+    except Misshapen as error:
+        path, _, what = str(error).partition(": ")
+        raise Misshapen(f"{where or kind.__name__}{path}: {what}") from None
 
 
-def _unpacked(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
+@cache
+def _maker(kind: Any) -> Make:  # noqa: ANN401
+    """Return what makes evidence of *kind* out of JSON. Made once a kind: to work out its annotations takes longer than all the rest."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in {types.UnionType, typing.Union}:
-        return _one_of(inner, value, where)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_unpacked(inner[0], item, f"{where}[{number}]") for number, item in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        return {str(key): _unpacked(inner[1], item, f"{where}.{key}") for key, item in value.items()}
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
-        return _built(kind, value, where)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(kind, type) and type(value) is kind:
-        return value
-    raise Misshapen(f"{where}: {str(value)[:60]!r} is no {getattr(kind, '__name__', kind)}")
+        return _one_of(inner, kind)
+    if origin is tuple:
+        return _tuple_of(inner[0], kind)
+    if origin is dict:
+        return _dict_of(inner[1], kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _built(kind)
+    return _plain(kind)
 
 
-def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:  # noqa: ANN401
-    if isinstance(value, dict) and set(value) == {BLIND} and Blind in kinds:
-        return Blind(str(value[BLIND]))
+def _one_of(kinds: tuple[Any, ...], union: Any) -> Make:  # noqa: ANN401
     (kind,) = (one for one in kinds if one is not Blind)
-    return _unpacked(kind, value, where)
+    assert Blind in kinds, f"{union} cannot be told apart in JSON"
+    make = _maker(kind)
+
+    def made(value: Any) -> Any:  # noqa: ANN401
+        return Blind(str(value[BLIND])) if type(value) is dict and value.keys() == {BLIND} else make(value)
+
+    return made
 
 
-def _built(kind: type, value: dict[str, Any], where: str) -> Any:  # noqa: ANN401
-    types_of = typing.get_type_hints(kind)
-    known = {field.name for field in dataclasses.fields(kind)} & set(value)
+def _tuple_of(kind: Any, whole: Any) -> Make:  # noqa: ANN401
+    make = _maker(kind)
+
+    def made(value: Any) -> Any:  # noqa: ANN401
+        if type(value) is not list:
+            raise _misshapen(whole, value)
+        try:
+            return tuple([make(item) for item in value])
+        except Misshapen:
+            for number, item in enumerate(value):  # once more, to tell which
+                _within(f"[{number}]", make, item)
+            raise
+
+    return made
+
+
+def _dict_of(kind: Any, whole: Any) -> Make:  # noqa: ANN401
+    make = _maker(kind)
+
+    def made(value: Any) -> Any:  # noqa: ANN401
+        if type(value) is not dict:
+            raise _misshapen(whole, value)
+        return {str(key): _within(f".{key}", make, item) for key, item in value.items()}
+
+    return made
+
+
+def _built(kind: type) -> Make:
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: (f".{field.name}", _maker(hints[field.name])) for field in dataclasses.fields(kind)}
+
+    def made(value: Any) -> Any:  # noqa: ANN401
+        if type(value) is not dict:
+            raise _misshapen(kind, value)
+        given = {name: _within(*fields[name], item) for name, item in value.items() if name in fields}
+        try:
+            return kind(**given)
+        except TypeError as error:
+            raise Misshapen(f": {error}") from None
+
+    return made
+
+
+def _plain(kind: Any) -> Make:  # noqa: ANN401
+    def made(value: Any) -> Any:  # noqa: ANN401
+        if type(value) is kind:
+            return value
+        if kind is float and type(value) is int:
+            return float(value)
+        raise _misshapen(kind, value)
+
+    return made
+
+
+def _within(path: str, make: Make, value: Any) -> Any:  # noqa: ANN401
+    """Make what *value* holds; a complaint names the *path* to it."""
     try:
-        return kind(**{name: _unpacked(types_of[name], value[name], f"{where}.{name}") for name in known})
-    except TypeError as error:
-        raise Misshapen(f"{where}: {error}") from None
+        return make(value)
+    except Misshapen as error:
+        raise Misshapen(f"{path}{error}") from None
+
+
+def _misshapen(kind: Any, value: Any) -> Misshapen:  # noqa: ANN401
+    return Misshapen(f": {str(value)[:60]!r} is no {getattr(kind, '__name__', kind)}")

@@ -10,6 +10,7 @@ from typing import Final
 from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
 from detectors.evidence import Blind, HangLimits, Sample, StartTrouble, WorkerExit, WorkerStop
 from detectors.exceptions import FINISHED, PEER_LOST, an_exit, see_exception
+from detectors.sources import worker_output
 from detectors.tracebacks import aborted_for_lost_peer, raised_in
 
 SIGNAL_7: Final = "https://man7.org/linux/man-pages/man7/signal.7.html"
@@ -218,7 +219,7 @@ def see_exit(seen: WorkerExit, _limits: HangLimits) -> Fault | None:
     if seen.code == 0 and seen.finished:
         return None
     raised = raised_in(seen.output) if seen.code else None
-    return see_exception(seen, raised) if raised else _by_status(seen)
+    return see_exception(seen, raised, worker_output(seen.rank)) if raised else _by_status(seen)
 
 
 def see_stop(seen: WorkerStop, limits: HangLimits) -> Fault | None:

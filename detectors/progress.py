@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import isfinite
 from statistics import median
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
 from detectors.evidence import CutShort, HangLimits, Overrun, Progress, RankProgress, Sample
+from detectors.standings import CIRCLE, MISMATCH, STUCK, explain
 
 WINDOW: Final = 64
 """Newest steps that the adaptive limit is taken from."""
 SLOWEST_FACTOR: Final = 2.0
 """A stall as long as this many of the slowest recent step is still jitter: checkpoints and busy machines make steps uneven."""
+REACTION: Final = 0.25
+"""Seconds that pass between the limit and an answer (looks, the begin of a task). Where the ranks have said who did not come they are taken
+off the limit, so that the limit is when something is done about it."""
+MOVING: Final = 5.0
+"""Within so many limits a step in which ranks still begin operations is a long one and no hang (ours)."""
 
 _ORDINARY: Final = 2
 
@@ -109,6 +116,10 @@ OVERRUN: Final = kind(
 )
 
 
+STANDSTILLS: Final = frozenset({HANG.id, MISMATCH.id, CIRCLE.id, STUCK.id})
+"""Kinds that tell of a job that has made steps and makes none any more."""
+
+
 def hang_limit(step_seconds: tuple[float, ...], limits: HangLimits) -> float:
     """Return after how many seconds without progress a job counts as hung, from its own newest steps.
 
@@ -135,15 +146,38 @@ def _fault(entry: FaultKind, seen: Progress, rank: int | None, quote: str, *, ag
     if held is not None:
         quote += f"; rank {rank} on {held.node} is the first suspect (step {held.step}, process state {held.process}"
         quote += f", waiting in {held.wait})" if held.wait else ")"
+    return _of(entry.id, seen, rank, quote, age=age)
+
+
+def _of(kind_of_it: str, seen: Progress, rank: int | None, quote: str, *, age: float) -> Fault:
+    held = seen.ranks[rank] if rank is not None else None
     return Fault(
-        kind=entry.id,
+        kind=kind_of_it,
         at=seen.at - age,
         node=held.node if held else None,
         rank=rank,
         step=held.step if held else None,
         quote=quote,
-        signature=entry.id,
+        signature=kind_of_it,
+        detail="\n".join(_standings(seen)),
     )
+
+
+def _standings(seen: Progress) -> Iterator[str]:
+    """Yield where every rank that answered stands, as a traceback has it: the innermost line last."""
+    for rank, held in sorted(seen.ranks.items()):
+        if held.standing is not None:
+            waits = f" waits ({held.standing.waits}) since {held.standing.seconds:.1f} s" if held.standing.waits else ""
+            yield f"rank {rank} on {held.node}{waits}:"
+            yield from (f"  {line}" for line in reversed(held.standing.stack))
+
+
+def _hang(entry: FaultKind, seen: Progress, quote: str, *, age: float) -> Fault:
+    """Name who holds the others up, from where the ranks say that they stand; else the first suspect."""
+    found = explain(seen.ranks)
+    if found is None:
+        return _fault(entry, seen, suspect(seen.ranks), quote, age=age)
+    return _of(found.kind or entry.id, seen, found.rank, f"{found.quote}; {quote}", age=age)
 
 
 def see_progress(seen: Progress, limits: HangLimits) -> Fault | None:
@@ -172,9 +206,10 @@ def _see_sections(seen: Progress, limits: HangLimits) -> Fault | None:
 
 def _see_steps(seen: Progress, limits: HangLimits, quiet: float) -> Fault | None:
     limit = hang_limit(seen.step_seconds, limits)
-    if quiet <= limit:
+    sure = seen.asked and explain(seen.ranks) is not None
+    if quiet <= limit - (REACTION if sure else 0.0) or (seen.moved is not None and seen.moved <= limit and quiet <= MOVING * limit):
         return None
-    return _fault(HANG, seen, suspect(seen.ranks), f"no rank made progress for {quiet:.1f} s (limit {limit:.1f} s)", age=quiet)
+    return _hang(HANG, seen, f"no rank made progress for {quiet:.1f} s (limit {limit:.1f} s)", age=quiet)
 
 
 def _see_first_step(seen: Progress, limits: HangLimits, quiet: float) -> Fault | None:
@@ -185,7 +220,7 @@ def _see_first_step(seen: Progress, limits: HangLimits, quiet: float) -> Fault |
     quote = (
         f"no first step {seen.since_start:.1f} s after the start, no sign of progress for {waited:.1f} s (limit {limits.first_step:.1f} s)"
     )
-    return _fault(NEVER_STEPPED, seen, suspect(seen.ranks), quote, age=waited)
+    return _hang(NEVER_STEPPED, seen, quote, age=waited)
 
 
 def _see_output(seen: Progress, limits: HangLimits) -> Fault | None:

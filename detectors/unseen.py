@@ -20,22 +20,31 @@ def _any_of(words: str) -> str:
 
 
 TROUBLE: Final = _any_of(r"""
-    errors? err fail\w* fatal\w* faults? faulty faulted uncorrect\w* unrecover\w* corrupt\w* timed?[ -]?out timeouts? hang hung
-    stuck stall(?:ed|s)? lost dead died crash\w* abort\w* panic\w* offline unreachable refused denied not.respond\w* no.response
-    unable cannot can't could.not couldn't bad invalid exceed\w* overflow\w* overrun unresponsive broken disconnect\w* killed
-    damaged non-?operational unhealthy degraded critical violation exception malfunction inaccessible missing mismatch poison\w*
-    read-only not.ready giving.up gave.up no.space out.of.memory is.down went.down link.down
+    errors? err failures? fail(?:s|ed|ing)? fatal\w* faults? faulty faulted uncorrect\w* unrecover\w* corrupt\w* timed?[ -]?out
+    timeouts? hang hung stuck stall(?:ed|s)? lost dead died crash\w* abort\w* panic\w* offline unreachable refused denied
+    not.respond\w* no.response unable cannot can't could.not couldn't bad invalid exceed\w* overflow\w* overrun unresponsive broken
+    disconnect\w* killed damaged non-?operational unhealthy degraded critical violation exception malfunction inaccessible missing
+    mismatch poison\w* read-only not.ready giving.up gave.up no.space out.of.memory is.down went.down link.down unavailable
+    deadlock\w* wedged unplugged offlined degraded exhausted expired interrupted illegal rejected rejecting unexpected\w*
 """)
 """Words of trouble. A matcher looks for them first: a line without any is not looked at again."""
 
 _GRAVE: Final = re.compile(
     _any_of(r"""
     fatal uncorrect\w* unrecover\w* panic hung dead died crash(?:ed|es)? corrupt(?:ed|ion) not.respond\w* unresponsive offline
+    wedged offlined exhausted unavailable
     lost(?!:) aborted non-?operational unhealthy malfunction inaccessible giving.up gave.up timed.out failed failure is.down went.down
     (?:link|loop|port).down
 """),
     re.ASCII,
 )
+_NOT_YET: Final = re.compile(
+    r"(?i)\b(?:not|never|cannot|can't|could(?:n't| not)|unable to|failure to|fail(?:s|ed)? to|without)(?: be| been)? "
+    r"(?:succe\w+|recover\w*|resolve\w*|restore\w*|clear\w*|complete\w*|correct\w*|initiali[sz]\w*|register\w*|load\w*|start\w*|finish\w*"
+    r"|enable\w*|establish\w*|allow\w*|ignor\w+|ready|connect\w*)",
+    re.ASCII,
+)
+"""What would calm if it were so."""
 _WELL_AGAIN: Final = re.compile(
     _any_of(r"""
     succe\w+ passed recovered resolved restored cleared healthy subsided deactivated came.up back.online harmless ignor\w+
@@ -46,33 +55,59 @@ _WELL_AGAIN: Final = re.compile(
 """What calms whoever says it."""
 _CALM: Final = re.compile(
     _any_of(r"""
-    completed? ok okay enabled initiali[sz]ed registered loaded started starting finished supported.by handler reporting is.active
-    ready reachable connected.to established becomes.ready is.up link.up disabled.by set.to default(?:s|ing)? will.be would.be if
-    retrying will.retry expected optional deprecated corrected correctable normal threshold.set monitoring test dummy
-    not.(?:supported|available|present|found) unsupported using assuming fallback falling.back debug informational notice allow\w*
-    policy tainting capabilit\w+ config\w* version
+    retrying will.retry expected optional deprecated corrected correctable not.(?:supported|available|present|found) unsupported using
+    assuming fallback falling.back debug informational notice tainting capabilit\w+ test dummy supported.by threshold.set monitoring
 """),
     re.ASCII,
 )
 """What calms unless a logger calls it trouble."""
+_AT_EASE: Final = re.compile(
+    _any_of(r"""
+    completed? ok okay enabled initiali[sz]ed registered loaded started starting finished handler reporting is.active ready reachable
+    connected.to established becomes.ready is.up link.up disabled.by set.to default(?:s|ing)? will.be would.be if normal allow\w*
+    policy config\w* version
+"""),
+    re.ASCII,
+)
+"""What calms where trouble is no more than mentioned."""
 _PLAIN: Final = re.compile(
-    _any_of("errors? fail\\w* faults? timed?[ -]?out timeouts? hang stuck stall(?:ed|s)? abort\\w* exception overflow\\w* broken"), re.ASCII
+    _any_of("""
+    errors? failures? fail(?:s|ed|ing)? faults? timed?[ -]?out timeouts? hang stuck stall(?:ed|s)? abort\\w* exception overflow\\w* broken
+    degraded unplugged deadlock\\w* expired interrupted illegal exceed(?:s|ed)
+"""),
+    re.ASCII,
 )
 """Words that the kernel uses for trouble alone; others, such as *missing*, it uses for what it lives with."""
 _LOUD: Final = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL|CRIT|EMERG|ALERT|SEVERE|PANIC)\b|\*ERROR\*|\[[EF]\d{4}\b|\[[EF] "
-    r"|(?:^|\s)[EF]\d{4} |(?:^|[\]:] )(?:error|fatal|critical): "
+    r"|(?:^|\s)[EF]\d{4} |(?:^|[\]:\d] +)(?i:(?:fatal )?error|fatal|critical):(?! *[-+]?\d)|(?i:^fatal error\b)"
+    r"|\[ ?[EF] ?\||[: ][EF] \S+\.\w+:\d+\]|(?:^|\s)ERR(?: ?[\[|:]|\s\[)|\(EE\)|\bE! "
+    r"|(?i:\b(?:error|fatal): (?=[a-z]{3})(?!(?:no|none|nil|null|false)\b))"
     r"|\blevel=(?:error|fatal|crit\w*|panic)\b|^<[0-3]>|^\w+ *: ?(?:emerg|alert|crit|err) *:",
     re.ASCII,
 )
 """A logger's own word for trouble."""
-_LEVEL: Final = re.compile(r"^\w+ *: ?\w+ *: ", re.ASCII)
+_MILD: Final = re.compile(r"\b(?:WARNING|WARN|NOTICE)\b|\[W\d|(?:^|\s)W\d{4} |\blevel=warn|(?:^|[\]:] )[Ww]arning: ", re.ASCII)
+"""A logger's own word for what it can live with."""
+_LEVEL: Final = re.compile(r"^\w+ *: ?(?:emerg|alert|crit|err|warn|notice|info|debug) *: ", re.ASCII)
 """Facility and level in front of a line, as `dmesg --decode` writes them."""
 _KERNEL: Final = re.compile(r"^(?:<\d>)?\[ *\d+\.\d+\]|\bkernel: |^\w+ *: ?(?:emerg|alert|crit|err|warn) *:", re.ASCII)
+_DRIVER: Final = re.compile(
+    r"(?:\S+ +){0,3}?(?:nvrm|nvidia\S*|amdgpu|i915|xe|habanalabs|edac|mce|pcieport|pci|acpi|dmar|ipmi_\w+|thermal|cpu\d+|nvme\d*n?\d*"
+    r"|sd|sd[a-z]{1,2}|scsi|ata\d+\S*|mdadm|smartd|md\S*|dm-\d+|bcache|drbd\S*|virtio\w*|aacraid|hpsa|megaraid\w*|mpt\dsas\w*|lpfc|qla\w+"
+    r"|ext[234]-fs|xfs|btrfs|jbd2|nfs\w*|lustre\w*|lnet\w*|ceph|libceph|mlx\d\w*|bnxt_\w+|ice|i40e|ixgbe\w*|igb|igc|e1000e?|tg3|ena|efa|irdma"
+    r"|hns\w*|infiniband|ib\d+|eth\d+|en[ops]\w+|bond\d+)(?:\[\d+\]| [\w:.-]+){0,3}: "
+    r"|\S*\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b",
+    re.IGNORECASE | re.ASCII,
+)
+"""A driver or a device speaks, though nothing in front says that it is the kernel's log."""
+
+_ENDLESS: Final = re.compile(r"(\S{256})\S+")
+"""What has no blank for so long is no word; it would cost the expressions below the square of its length."""
 
 _BAD: Final = r"(?:error|fail|fault|exception|abort|fatal|crash)"
 _NAMES: Final = re.compile(
-    rf"\S+/\S+|/\S+|\b\w+[._]\w*{_BAD}\w*\b|\b\w*{_BAD}\w*[._]\w+\b|\b(?:errors|oops|panic)=\S+"
+    rf"\[Hardware Error\]|(?!\S+:\s)\S+/\S+|/\S+|\b\w+[._]\w*{_BAD}\w*\b|\b\w*{_BAD}\w*[._]\w+\b|\b(?:errors|oops|panic)=\S+"
     r"|\w+\.(?:py|log|csv|json|txt|so|cc?|cpp|h|sh|tar|gz)\b",
     re.IGNORECASE | re.ASCII,
 )
@@ -141,8 +176,9 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
             "drbd res0: disk detached after local I/O failed, disk lost",
         ),
         r"""
-        nvme\S* sd[a-z]{1,2}\d* scsi\S* ata\d+\S* sas\S* md\d+ dm-\d+ raid\S* mpt\dsas\S* megaraid\S* hpsa smartpqi qla2xxx lpfc
-        blk\S* disks? ssd smartd mmc\w* virtio_blk vd[a-z] loop\d+ bdev iscsi\S* zfs zpool lvm bcache drbd\S* nbd\d* multipathd?
+        nvme\S* [sh]d[a-z]{1,2}\d* scsi\S* ata\d+\S* sas\S* md\d+ dm-\d+ raid\S* mpt\dsas\S* megaraid\S* hpsa smartpqi qla2xxx lpfc
+        blk\S* disks? ssd smartd mmc\w* virtio_blk vd[a-z] loop\d+ bdev iscsi\S* zfs zpool lvm bcache drbd\S* nbd\d* multipathd? drives?
+        md md/\S+ aacraid virtio_scsi mdadm
         """,
     ),
     (
@@ -155,7 +191,8 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
         ),
         r"""
         ext[234]\S* xfs btrfs f2fs jbd2 overlayfs fuse\S* nfs\S* sunrpc lustre\w* lnet\w* ceph libceph rbd gpfs mmfsd? beegfs cifs
-        smb\d* weka\w* daos glusterfs? file.?system quota mount\w* checkpoint ckpt s3 gcs storage volume inode superblock journal
+        smb\d* pvc-\S* longhorn\w* rook portworx openebs minio
+        weka\w* daos glusterfs? file.?system quota mount\w* checkpoint ckpt s3 gcs storage volume inode superblock journal
         """,
     ),
     (
@@ -168,7 +205,8 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
         ),
         r"""
         mlx\d\S* bnxt\S* ice i40e ixgbe\w* igb igc e1000e? tg3 ena efa irdma qede? hns\w* ionic gve virtio_net vmxnet3 eth\d+
-        en[ops]\w+ ib\d+ bond\d+ br\d+ veth\S* infiniband rdma\S* roce\S* verbs ibv\S* nccl rccl hccl gloo ucx libfabric ofi tcp
+        en[ops]\w+ ib\d+ bond\d+ br\d+ veth\S* infiniband rdma\S* roce\S* verbs ibv\S* nccl rccl hccl gloo ucx
+        ucp_\w+ infinipath hfi1\S* libfabric ofi tcp
         udp ipv[46] arp dns dhcp\S* network socket port link switch transceiver opensm subnet lldp\w* bgp\w* ospf netdev nic
         connection peer host
         """,
@@ -219,6 +257,8 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
 """Who may be in trouble, those that are told apart most surely first; and by which words each is known."""
 
 _SPEAKERS: Final = tuple((_enter(row), re.compile(_any_of(words), re.ASCII)) for row, words in _SUBJECTS)
+_SOFT: Final = frozenset({"network-other", "host-other", "training-other"})
+"""Whose words stand in what any program says: a program's warning of them is no fault."""
 _TROUBLE: Final = re.compile(TROUBLE, re.ASCII)
 OTHERS: Final = frozenset({UNKNOWN, *(name for name, _ in _SPEAKERS)})
 """Kinds that say only that something is the matter."""
@@ -226,13 +266,17 @@ OTHERS: Final = frozenset({UNKNOWN, *(name for name, _ in _SPEAKERS)})
 
 def look(text: str) -> str | None:
     """Return the kind of fault that the words of *text* tell of, if they do."""
+    text = _ENDLESS.sub(r"\1", text)
     said = _ZERO.sub(" ", _NAMES.sub(" ", _LEVEL.sub("", text)))
     if not _TROUBLE.search(said):
         return None
     loud, grave = _LOUD.search(text) is not None, _GRAVE.search(said) is not None
-    if _WELL_AGAIN.search(said) or (_CALM.search(said) and not loud):
+    calm = _NOT_YET.sub(" ", said)
+    if _WELL_AGAIN.search(calm) or (not loud and (_CALM.search(calm) or (not grave and _AT_EASE.search(calm)))):
         return None
     subject = next((name for name, words in _SPEAKERS if words.search(said)), None)
     if subject is None:
         return UNKNOWN if loud else None
-    return subject if loud or grave or (_KERNEL.search(text) and _PLAIN.search(said)) else None
+    if loud or (grave and not (subject in _SOFT and _MILD.search(text))):
+        return subject
+    return subject if (_KERNEL.search(text) or _DRIVER.match(text)) and (grave or _PLAIN.search(said)) else None

@@ -10,7 +10,7 @@ from detectors import diagnosis, logs
 from detectors.catalogue import CATALOGUE, Area, FaultKind
 from detectors.evidence import LogLine, Sample
 
-__all__ = ["by_area", "by_place", "diagnosis", "logs", "words_of"]
+__all__ = ["CATALOGUE", "by_area", "by_place", "diagnosis", "logs", "words_of"]
 
 
 def by_place() -> list[FaultKind]:

@@ -8,18 +8,24 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from enum import StrEnum
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from detectors.whole import by_area, by_place
+from holdfast.spec.problems import model_in
+from policies.node_states import NODE_MOVES, NodeEvent
 from policies.states import MOVES, TERMINAL, Event, State
 
 DOCS: Final = Path(__file__).parent
+
+S = TypeVar("S", bound=StrEnum)
+E = TypeVar("E", bound=StrEnum)
 
 HEAD: Final = "<!-- Written by `make docs`; a change made here is lost. -->\n"
 
@@ -27,6 +33,8 @@ VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_HOME": "Folder of everything that Holdfast keeps: jobs, local clusters, the history. Default: `~/.holdfast`.",
     "HOLDFAST_HISTORY": "Database URL of the history, `sqlite:///...` or `postgresql://...`. Default: `history.db` in the folder above.",
     "HOLDFAST_VAULTS": "Folder on a memory file system below which nodes keep training state. Default: `/dev/shm`.",
+    "HOLDFAST_KERNEL_LOG": "Where an agent follows the kernel's log: the host's, or a syslog daemon's file. Default: `/dev/kmsg`.",
+    "HOLDFAST_NODE_ROOT": "Where an agent finds the `/proc` and `/sys` of its node, if the host's are mounted elsewhere. Default: `/`.",
 }
 """What a person may set, and what it means."""
 
@@ -40,12 +48,16 @@ WORKER_VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_STARTED": "When the worker was started, in seconds since 1970.",
     "HOLDFAST_CHECKPOINT_DIR": "Folder of the checkpoints.",
     "HOLDFAST_SAVE_EVERY": "Steps between two checkpoints; 0 saves none.",
+    "HOLDFAST_WIDTH": "Ranks of the job at its full width: how large a share of a step's batch may be while fewer are there.",
+    "HOLDFAST_SKIP": "Steps that are done without the batches that they would be done with.",
+    "HOLDFAST_WRITTEN_OFF": "`STEP:GENERATION`, separated by commas: states of so many steps and more of earlier generations are spoiled.",
     "HOLDFAST_KEEP": "Checkpoints kept.",
     "HOLDFAST_VAULT": "Folder in the node's memory for snapshots of the state; missing where none is kept.",
     "HOLDFAST_FLUSHER": "1 where the agent has checkpoints written out of the vault, beside training.",
     "HOLDFAST_SAVE_BANDWIDTH": "Bytes a second that this node may write for checkpoints beside training; missing: no limit.",
     "HOLDFAST_VAULT_LIMIT": "Bytes that all snapshots and replicas on this node may take.",
     "HOLDFAST_MEMORY_SERVERS": "Node to host and port of what serves its snapshots, as JSON; spare nodes too.",
+    "HOLDFAST_CHECK_EVERY": "Steps between two comparisons of the parameters of ranks that hold copies of each other; `auto` or 0.",
     "HOLDFAST_MEMORY_EVERY": "Steps between two snapshots in memory; 0 takes none.",
     "HOLDFAST_MEMORY_OVERHEAD": "Share of a step's time that snapshots may cost.",
     "HOLDFAST_MEMORY_POLICY": "`skip` or `pause`: what to do when a copy does not fit into the idle time.",
@@ -67,7 +79,7 @@ def table(*rows: tuple[str, ...]) -> str:
     return "\n".join([head, "|" + " --- |" * len(rows[0]), *body]) + "\n"
 
 
-def said_under(kind: type[Event]) -> dict[str, str]:
+def said_under(kind: type[StrEnum]) -> dict[str, str]:
     """Return the sentence that stands under each member of *kind* in its source."""
     lines = next(node.body for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef))
     said = {}
@@ -78,19 +90,22 @@ def said_under(kind: type[Event]) -> dict[str, str]:
     return said
 
 
-def diagram() -> Iterator[str]:
-    """Draw `MOVES`: one arrow for all the events that lead from one state to another."""
-    yield f"    [*] --> {next(iter(MOVES))[0]}"
-    for before, after in dict.fromkeys((state, after) for (state, _), after in MOVES.items()):
-        events = [event for (state, event), to in MOVES.items() if (state, to) == (before, after)]
-        yield f"    {before} --> {after}: {', '.join(events)}"
-    yield from (f"    {state} --> [*]" for state in State if state in TERMINAL)
+def diagram(table_of: Mapping[tuple[S, E], S]) -> Iterator[str]:
+    """Draw a table of moves: one arrow for all the events that lead from one state to another."""
+    words = {state: state.replace("-", "_") for (state, _) in table_of}  # a dash would end a name in the diagram
+    words |= {state: state.replace("-", "_") for state in table_of.values()}
+    yield f"    [*] --> {words[next(iter(table_of))[0]]}"
+    for before, after in dict.fromkeys((state, after) for (state, _), after in table_of.items()):
+        events = [event for (state, event), to in table_of.items() if (state, to) == (before, after)]
+        yield f"    {words[before]} --> {words[after]}: {', '.join(events)}"
+    yield from (f"    {words[state]} --> [*]" for state in words if state not in {before for before, _ in table_of})
 
 
 def states_page() -> str:
-    """Show the life of a job: diagram, table of moves, meaning of the events."""
-    said = said_under(Event)
+    """Show the life of a job, then that of a node: diagram, table of moves, meaning of the events."""
+    said, of_nodes = said_under(Event), said_under(NodeEvent)
     moves = [(state, f"`{event}`", after) for (state, event), after in MOVES.items()]
+    node_moves = [(state, f"`{event}`", after) for (state, event), after in NODE_MOVES.items()]
     return "\n".join([
         HEAD,
         "# The life of a job\n",
@@ -98,11 +113,20 @@ def states_page() -> str:
         "The history keeps every move with its reason; the newest one is the state of the job.",
         f"A job ends as {' or '.join(state for state in State if state in TERMINAL)}.\n",
         "```mermaid\nstateDiagram-v2",
-        *diagram(),
+        *diagram(MOVES),
         "```\n",
         table(("State", "Event", "Next state"), *moves),
         "## Events\n",
         table(("Event", "Meaning"), *((f"`{event}`", said[event.name]) for event in Event)),
+        "# The life of a node\n",
+        "Jobs are given nodes that are healthy, or suspect where there is no better one; in every other state a node is isolated.",
+        "What keeps a node in its state is its holds, of which it may have several: [who may lift them](architecture.md#out-of-service).\n",
+        "```mermaid\nstateDiagram-v2",
+        *diagram(NODE_MOVES),
+        "```\n",
+        table(("State", "Event", "Next state"), *node_moves),
+        "## Events of nodes\n",
+        table(("Event", "Meaning"), *((f"`{event}`", of_nodes[event.name]) for event in NodeEvent)),
     ])  # fmt: skip
 
 
@@ -159,8 +183,8 @@ def models(top: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[Bas
     """Yield *top* and the models in its fields, each with the field it stands in."""
     yield path, top
     for name, field in fields_of(top):
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from models(field.annotation, f"{path}.{name}".lstrip("."))
+        if (inner := model_in(field.annotation)) is not None:
+            yield from models(inner, f"{path}.{name}".lstrip("."))
 
 
 PLAIN: Final[Mapping[Any, str]] = {str: "text", int: "whole number", float: "number", bool: "yes or no", timedelta: "duration"}
@@ -202,10 +226,17 @@ def default(field: FieldInfo) -> str:
 
 def settings_page() -> str:
     """List every field of what a user writes, then the environment variables."""
-    from holdfast.spec import LocalCluster, TrainingJob  # noqa: PLC0415 (the other pages do not need it)
+    from holdfast.spec import LocalCluster, SshCluster, TrainingJob  # noqa: PLC0415 (the other pages do not need it)
+    from holdfast.spec.policy import PolicyFile  # noqa: PLC0415 (as above)
 
     parts = [HEAD, "# Settings\n", "A job file is YAML or Python. Durations are `90s`, `5m`, `2h`, `1d`, or a number of seconds.\n"]
-    for title, top in (("Job", TrainingJob), ("Cluster", LocalCluster)):
+    tops: tuple[tuple[str, type[BaseModel]], ...] = (
+        ("Job", TrainingJob),
+        ("Cluster of `kind: local`", LocalCluster),
+        ("Cluster of `kind: ssh`", SshCluster),
+        ("Policy file", PolicyFile),
+    )
+    for title, top in tops:
         for path, model in models(top):
             parts += [f"#{'##' if path else '#'} {f'`{path}`' if path else title}\n", f"{(model.__doc__ or '').strip()}\n"]
             rows = [(f"`{name}`", named(field.annotation), default(field), field.description or "") for name, field in fields_of(model)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -63,9 +64,14 @@ class Stage(PipelineStage):
         return torch.ones(1, dtype=torch.int32)
 
 
-def loss_of(logits: Tensor, following: Tensor) -> Tensor:
-    """Return the mean loss of telling *following* by *logits*."""
-    return functional.cross_entropy(logits.flatten(0, 1), following.flatten())
+class Loss:
+    """The mean loss of telling what follows, as much of the step's as the share in work is."""
+
+    weight = 1.0
+
+    def __call__(self, logits: Tensor, following: Tensor) -> Tensor:
+        """Return the loss of telling *following* by *logits*."""
+        return functional.cross_entropy(logits.flatten(0, 1), following.flatten()) * self.weight
 
 
 def stage_of(given: argparse.Namespace, part: nn.Module, number: int, stages: int, group: dist.ProcessGroup) -> Stage:
@@ -86,6 +92,14 @@ def copied(part: nn.Module, data: dist.ProcessGroup) -> DistributedDataParallel:
     return DistributedDataParallel(part, process_group=data, bucket_cap_mb=2 * megabytes, forward_sync_buffers=False)
 
 
+def passed_through(schedule: Any, loss_of: Loss, share: Any, *, takes_text: bool) -> list[Tensor]:  # noqa: ANN401 (torch's, Holdfast's)
+    """Have a *share* of the step's windows pass through the pipeline, there and back; return its loss where the last stage is."""
+    losses: list[Tensor] = []
+    (text, following), loss_of.weight = share.batch, share.weight
+    schedule.step(*([text] if takes_text else []), target=following, losses=losses, return_outputs=False)
+    return [torch.stack(losses).mean().detach()] if losses else []
+
+
 def clip(parameters: list[nn.Parameter], most: float, pipeline: dist.ProcessGroup) -> None:
     """Shorten the gradients of all stages together to a norm of *most*."""
     square = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).square()
@@ -94,8 +108,8 @@ def clip(parameters: list[nn.Parameter], most: float, pipeline: dist.ProcessGrou
 
 
 def mean_of_last_stage(losses: list[Tensor], copies: int) -> Tensor:
-    """Return on every rank, to the bit the same, the mean of *losses*, which the last stage's *copies* ranks have."""
-    total = torch.stack(losses).mean().detach() if losses else torch.zeros(())
+    """Return on every rank, to the bit the same, the sum of *losses*, which the last stages have, as a mean over their *copies*."""
+    total = torch.stack(losses).sum() if losses else torch.zeros(())
     dist.all_reduce(total)
     return total / copies
 
@@ -151,7 +165,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(decayed(part, 0.1), lr=given.lr, betas=(0.9, 0.95))
     rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / 20, total_iters=20)
 
-    # Every rank draws the batches of all pipelines and takes its own part: the same order everywhere, whatever rank this becomes.
+    # A batch is that of a whole step, which the pipelines share out: the same order everywhere, whatever rank this becomes.
     windows = Windows(library_text(given.bytes), given.context)
     order = RandomSampler(windows, generator=torch.Generator().manual_seed(given.seed))
     loader = holdfast.Loader(DataLoader(windows, given.batch * copies, sampler=order, drop_last=True))
@@ -159,14 +173,13 @@ def main() -> None:
     with holdfast.session(model=part, optimizer=optimizer, schedulers=rise, data=loader, any_rank=True) as session:
         wrapped = [session.settled(copied(Part(whole, layers[number]), data)) for number in mine]
         own = [stage_of(given, one, number, stages, pipeline) for one, number in zip(wrapped, mine, strict=True)]
+        loss_of = Loss()
         schedule = SCHEDULES[given.schedule](own if a_rank > 1 else own[0], given.microbatches, loss_fn=loss_of)
-        batches = iter(loader)
         for step in session.steps(until=given.steps):
-            text, following = (half[session.rank % copies :: copies] for half in next(batches))
-            losses: list[Tensor] = []
-            schedule.step(*([text] if 0 in mine else []), target=following, losses=losses, return_outputs=False)
+            shares = session.shares(group=data, most=given.batch, even=True)
+            losses = [loss for share in shares for loss in passed_through(schedule, loss_of, share, takes_text=0 in mine)]
             clip(list(part.parameters()), 1.0, pipeline)
-            loss = mean_of_last_stage(losses, copies)  # before the optimizer: it asks all ranks whether the step has come about
+            loss = mean_of_last_stage(losses, dist.get_world_size(data))  # before the optimizer: it asks all ranks whether the step counts
             optimizer.step()
             optimizer.zero_grad()
             rise.step()

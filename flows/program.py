@@ -18,7 +18,7 @@ from prefect.exceptions import CancelledRun, FailedRun
 from holdfast.control import runs
 from holdfast.errors import HoldfastError, OperatorError
 from holdfast.history import History, queries
-from holdfast.spec import LocalCluster, TrainingJob
+from holdfast.spec import TrainingJob, cluster_of
 
 EXITS: Final = {"COMPLETED": 0, "FAILED": 1, "CANCELLED": 3}
 REFUSED: Final = 2
@@ -32,7 +32,7 @@ def main(arguments: list[str], steer: Callable[..., FlowState]) -> int:
     try:
         described = json.loads(Path(arguments[0]).read_text())
         job = TrainingJob.model_validate(described["job"])
-        cluster = LocalCluster.model_validate(described["cluster"])
+        cluster = cluster_of(described["cluster"])
     except (IndexError, OSError, ValueError, KeyError) as error:
         return _refuse(f"no usable description of a job: {error}")
     threading.Thread(target=_leave_in_time, args=(job.name,), name="farewell", daemon=True).start()

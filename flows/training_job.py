@@ -14,15 +14,17 @@ from holdfast.control.run import Run
 from holdfast.control.steering import steering
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
 from policies.states import State
+from tasks.ask import Asker
 from tasks.detect import detect
 from tasks.isolate import isolate
 from tasks.launch import launch
 from tasks.migrate import migrate
 from tasks.monitor import monitor
 from tasks.publish import Publisher
-from tasks.reschedule import reschedule, wait_for_capacity
+from tasks.reschedule import reschedule
 from tasks.resume import resume
 from tasks.turn import Turn
+from tasks.wait import wait
 
 TURNS: Final[dict[State, Callable[[str], Turn | None]]] = {
     State.LAUNCHING: launch,
@@ -31,7 +33,7 @@ TURNS: Final[dict[State, Callable[[str], Turn | None]]] = {
     State.ISOLATING: isolate,
     State.RESCHEDULING: reschedule,
     State.RESUMING: resume,
-    State.WAITING: wait_for_capacity,
+    State.WAITING: wait,
     State.MIGRATING: migrate,
 }
 """Which task takes a job out of which state."""
@@ -50,7 +52,8 @@ def training_job(job: TrainingJob, cluster: Cluster = THIS_MACHINE) -> FlowState
         cluster: Where the nodes come from.
     """
     publisher = Publisher(job.name)
-    with steering(job, cluster, publisher.tell) as run:
+    with Asker() as asker, steering(job, cluster, publisher.tell) as run:
+        asker.follow(run.job.id)
         while not run.over:
             turn = TURNS[run.state](job.name)
             if turn is not None:

@@ -18,6 +18,7 @@ from holdfast.history import History, queries
 from holdfast.wire import PROTOCOL, LineBuffer, Message, encode
 
 T = TypeVar("T")
+LOOKS, LOOK_SECONDS = 20, 0.1  # an agent that moves its ranks away or ends may answer one question and not the next
 
 if TYPE_CHECKING:
     from holdfast.cluster.local import LocalNodes
@@ -60,18 +61,28 @@ class Chaos:
 
     def ranks(self) -> dict[int, Placed]:
         """Return where every rank lives."""
-        found: dict[int, Placed] = {}
-        for view in self._nodes.survey():
-            if view.standing != "up":
-                continue
-            told = self.ask(view.name)
-            found |= {int(rank): Placed(rank=int(rank), node=view.name, pid=pid) for rank, pid in told["workers"].items() if pid}
-        return found
+        return {
+            int(rank): Placed(rank=int(rank), node=node, pid=pid)
+            for node, told in self._tellings().items()
+            for rank, pid in told["workers"].items()
+            if pid
+        }
 
     def parked(self) -> int:
         """Return how many standbys wait for a rank."""
-        told = [self.ask(view.name) for view in self._nodes.survey() if view.standing == "up"]
-        return sum(bool(one["ready"]) for each in told for one in each.get("standbys", {}).values())
+        return sum(bool(one["ready"]) for told in self._tellings().values() for one in told.get("standbys", {}).values())
+
+    def _tellings(self) -> dict[str, Message]:
+        """Return what the agent of every node says that is up; one that ends while it is asked has left, as the next look shows."""
+        looks = 1
+        while True:
+            try:
+                return {view.name: self.ask(view.name) for view in self._nodes.survey() if view.standing == "up"}
+            except NodeLost:
+                if looks == LOOKS:
+                    raise
+            looks += 1
+            time.sleep(LOOK_SECONDS)
 
     def signal(self, rank: int, number: int) -> float:
         """Send a signal to the process of *rank*."""
@@ -108,11 +119,20 @@ class Chaos:
         newest = queries.last_step(self._history, job.id) if job is not None else None
         return newest.step if newest is not None else 0
 
+    def complete(self) -> bool:
+        """Tell whether all ranks of the newest generation are at work: one may have made many steps before another began."""
+        job = queries.live_job(self._history, self._job)
+        generations = queries.generations(self._history, job.id) if job is not None else []
+        return bool(generations) and generations[-1].first_step_at is not None
+
     def at_step(self, step: int, act: Callable[[], T], *, parked: int = 0, seconds: float = 300.0) -> T:
-        """Do *act* once *step* is done and so many standbys are *parked*; raise ``TimeoutError`` when it does not get there."""
+        """Do *act* once *step* is done, all ranks are at work and so many standbys are *parked*.
+
+        Raise ``TimeoutError`` when it does not get there.
+        """
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            if self.step() >= step and (not parked or self.parked() >= parked):
+            if self.step() >= step and self.complete() and (not parked or self.parked() >= parked):
                 return act()
             time.sleep(0.02)
         raise TimeoutError(f"job {self._job} did not reach step {step} with {parked} standby(s) parked within {seconds:.0f} s")

@@ -7,9 +7,16 @@ HoldfastError
 │   ├── NotEnoughNodes       more nodes wanted than the cluster can give
 │   ├── NotWritable          a directory that must be written cannot be
 │   ├── NotReadable          a directory or a file that must be read cannot be
+│   ├── UnusableFile         a key, or a file of keys, with which nobody can log in
+│   ├── NoJobsThere          nodes of a kind that no job can run on yet
+│   ├── UnknownNode          no node of that name in the cluster
+│   ├── NodeNotChanged       a word about a node that cannot be carried out as the node is
+│   ├── NodesBusy            nodes on which a job trains, so that nothing else can be done there now
 │   ├── UnknownJob           no job of that name in the history
 │   ├── UnknownIncident      no incident of that number or id in the history
 │   ├── UnknownFault         no kind of that name in the fault catalogue
+│   ├── UnknownPolicy        no policy of that name, and no such file
+│   ├── UnknownWord          an option was given a word that it does not know
 │   ├── NoProfile            no rank of the job has told how its steps pass
 │   └── HistoryTrouble       the history cannot be used
 │       ├── HistoryCorrupt   its file is not a database, or is damaged
@@ -106,12 +113,73 @@ class NotWritable(OperatorError):
 class NotReadable(OperatorError):
     """A directory or a file that must be read cannot be."""
 
-    def __init__(self, what: str, path: str, reason: str) -> None:
-        super().__init__(what, path, reason)
-        self.what, self.path, self.reason = what, path, reason
+    def __init__(
+        self, what: str, path: str, reason: str, cure: str = "Mend its permissions, mount it, or ask on a machine that sees it"
+    ) -> None:
+        super().__init__(what, path, reason, cure)
+        self.what, self.path, self.reason, self.cure = what, path, reason, cure
 
     def __str__(self) -> str:
-        return f"{self.what} {self.path} cannot be read: {self.reason}. Mend its permissions, mount it, or ask on a machine that sees it."
+        return f"{self.what} {self.path} cannot be read: {self.reason}. {self.cure}."
+
+
+class UnusableFile(OperatorError):
+    """A key, or a file of keys, with which nobody can log in."""
+
+    def __init__(self, what: str, path: str, reason: str, cure: str) -> None:
+        super().__init__(what, path, reason, cure)
+        self.what, self.path, self.reason, self.cure = what, path, reason, cure
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.path} cannot be used: {self.reason}. {self.cure}."
+
+
+class NoJobsThere(OperatorError):
+    """Nodes of a kind that no job can run on yet."""
+
+    def __init__(self, cluster: str, kind: str) -> None:
+        super().__init__(cluster, kind)
+        self.cluster, self.kind = cluster, kind
+
+    def __str__(self) -> str:
+        return (
+            f"no job can run on cluster '{self.cluster}' of kind {self.kind} yet. Use one of `kind: local`; what works with these nodes "
+            "today is `holdfast health CLUSTER_FILE` and `holdfast nodes CLUSTER_FILE`."
+        )
+
+
+class UnknownNode(OperatorError):
+    """No node of that name in the cluster."""
+
+    def __init__(self, node: str, cluster: str, near: tuple[str, ...] = ()) -> None:
+        super().__init__(node, cluster, near)
+        self.node, self.cluster, self.near = node, cluster, near
+
+    def __str__(self) -> str:
+        near = f" It has {', '.join(self.near)}." if self.near else ""
+        return f"cluster '{self.cluster}' has no node '{self.node}'.{near} Name another cluster's file by `--cluster`."
+
+
+class NodeNotChanged(OperatorError):
+    """A word about a node that cannot be carried out as the node is."""
+
+    def __init__(self, node: str, cluster: str, why: str) -> None:
+        super().__init__(node, cluster, why)
+        self.node, self.cluster, self.why = node, cluster, why
+
+    def __str__(self) -> str:
+        return f"node {self.node} of cluster '{self.cluster}' stays as it is: {self.why}."
+
+
+class NodesBusy(OperatorError):
+    """Nodes on which a job trains, so that nothing else can be done there now."""
+
+    def __init__(self, what: str, jobs: tuple[str, ...], cure: str) -> None:
+        super().__init__(what, jobs, cure)
+        self.what, self.jobs, self.cure = what, jobs, cure
+
+    def __str__(self) -> str:
+        return f"{self.what}: {', '.join(self.jobs)}. {self.cure}."
 
 
 class UnknownJob(OperatorError):
@@ -147,6 +215,29 @@ class UnknownFault(OperatorError):
     def __str__(self) -> str:
         guess = f" Did you mean {' or '.join(self.near)}?" if self.near else ""
         return f"The catalogue has no fault kind {self.name}.{guess} `holdfast faults` lists them."
+
+
+class UnknownPolicy(OperatorError):
+    """No policy of that name, and no such file."""
+
+    def __init__(self, name: str, near: tuple[str, ...], known: tuple[str, ...]) -> None:
+        super().__init__(name, near, known)
+        self.name, self.near, self.known = name, near, known
+
+    def __str__(self) -> str:
+        near = f" Did you mean {self.near[0]!r}?" if self.near else ""
+        return f"no policy is called {self.name!r}, and no file.{near} Name {', '.join(self.known)}, or the path of a policy file (.yaml)."
+
+
+class UnknownWord(OperatorError):
+    """An option was given a word that it does not know."""
+
+    def __init__(self, option: str, given: str, known: tuple[str, ...]) -> None:
+        super().__init__(option, given, known)
+        self.option, self.given, self.known = option, given, known
+
+    def __str__(self) -> str:
+        return f"--{self.option} knows no {self.given!r}. Give one of: {', '.join(self.known)}."
 
 
 class NoProfile(OperatorError):

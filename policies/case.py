@@ -1,7 +1,7 @@
 """What a rule of the ladder may know, and what it can answer.
 
 A `Case` holds all that a rule may know, its own *now* included. A rule that does not answer says why (`Pass`), so that a person can later
-read which rules were passed over.
+read which rules were passed over; one that only has something to say about the case hands it on with that (`Noted`).
 """
 
 from __future__ import annotations
@@ -9,20 +9,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
-from detectors.catalogue import Level
+from detectors.catalogue import CATALOGUE_LEVELS, Blame, Fault, Level, Levels
 from detectors.diagnosis import Diagnosis
+from detectors.node import NODE_LEAVING
+
+_HARDWARE: Final = frozenset({Blame.GPU, Blame.NODE})
 
 
 class Rung(StrEnum):
     """What can be done about an incident, finest first."""
 
+    RETRY_STEP = "retry-step"
     TAKE_OVER = "take-over"
+    NARROW = "narrow"
     RESTART_IN_PLACE = "restart-in-place"
+    GO_BACK = "go-back"
     REPLACE_NODE = "replace-node"
     SHRINK = "shrink"
+    ASK_A_PERSON = "ask-a-person"
     WAIT_FOR_CAPACITY = "wait-for-capacity"
     GIVE_UP = "give-up"
+
+
+IN_PROCESS: Final = frozenset({Rung.RETRY_STEP, Rung.TAKE_OVER, Rung.NARROW})
+"""Rungs at which the ranks that live stay in their processes."""
+
+
+Copies = tuple[tuple[int, ...], ...]
+"""Copies of the model: of each the ranks that hold it together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +53,39 @@ class Recovery:
     """Whether the job made a step it had never made before, until the next fault."""
     overtaken: bool = False
     """It was a take-over, and another loss came while it was being carried out: that says nothing about the script."""
+    kind: str = ""
+    """Catalogue kind of the root fault; empty where nobody knows it any more."""
+    step: int | None = None
+    """The step that the root fault came at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """A fault of the past, as far as rules count it: one row each time that it came."""
+
+    kind: str
+    at: float
+    node: str
+    device: str = ""
+    """The part of the node, where that is known."""
+    incident: str = ""
+    """What tells its incident from others; empty where training went on through it."""
+    root: bool = False
+    """It was what its incident was taken for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How often recovery may be tried: seconds and counts."""
+    """How often recovery may be tried."""
 
     in_place: int = 3
+    """Restarts in place on one node within the window."""
     window: float = 3600.0
+    """Seconds."""
     recoveries: int = 20
+    """Recoveries of the job within the window."""
     fruitless: int = 3
+    """Recoveries in a row without a new step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,20 +133,68 @@ class Case:
     standbys: tuple[Standby, ...] = ()
     """Those that are ready."""
     roles: tuple[tuple[int, ...], ...] = ()
+    copies: Copies = ()
+    """Copies of the model that share out the samples of each step; none where each rank has samples of its own."""
     takeovers: int = 0
     """Take-overs that were begun in this incident."""
+    levels: Levels = CATALOGUE_LEVELS
+    """How much faults ask for: the one place where a rule learns it."""
+    earlier: tuple[Earlier, ...] = ()
+    """Faults of the past of the kinds seen now, oldest first; none of those that this incident is about."""
+    common: frozenset[str] = frozenset()
+    """Kinds that came on so many nodes that none of these is to blame: noted by a rule."""
+    worn: frozenset[str] = frozenset()
+    """Nodes that had the same fault too often, and leave while there are spares: noted by a rule."""
+    notes: tuple[str, ...] = ()
+    """What rules noted, in words."""
+    askable: bool = False
+    """A person may be asked before the job is left with fewer nodes than it needs."""
+    approved: frozenset[str] = frozenset()
+    """Nodes that may go below that, as a person said, or as nobody said otherwise in time."""
+
+    @property
+    def because(self) -> str:
+        """Return what was seen, and what rules noted of it."""
+        return "; ".join((self.diagnosis.because, *self.notes))
+
+    @property
+    def is_common(self) -> bool:
+        """Tell whether what is the matter is the matter on many nodes, and no node of its own is lost for it."""
+        return self.diagnosis.root.kind in self.common
+
+    def against_nodes(self) -> tuple[Fault, ...]:
+        """Return the faults for which the nodes they were seen on have to answer."""
+        return tuple(fault for fault in self.diagnosis.against_nodes() if fault.node and fault.kind not in self.common)
+
+    @property
+    def announced(self) -> frozenset[str]:
+        """Nodes that are about to be taken away: that was said already, and nobody need be asked."""
+        seen = (self.diagnosis.root, *self.diagnosis.echoes)
+        return frozenset(fault.node for fault in seen if fault.kind == NODE_LEAVING.id and fault.node)
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Nodes that cannot hold ranks now: the lost ones and those that a fault asks to leave, root or not.
+
+        Nobody here may reset a device that ranks use: its node leaves as well, as long as there are spares to take the places. So does one
+        that had the same fault too often.
+        """
+        against = self.against_nodes()
+        surely = self.lost | {fault.node for fault in against if fault.node and self.levels.of(fault) is Level.EVICT_NOW}
+        reset = {fault.node for fault in against if self.levels.of(fault) is Level.RESET_DEVICE and fault.entry.blame in _HARDWARE}
+        while_spares = surely | self.worn | {node for node in reset if node}
+        return while_spares if len(while_spares & set(self.members)) <= len(self.spares) else surely
 
     @property
     def unfit(self) -> tuple[str, ...]:
-        """Members that cannot hold ranks now: the lost ones and those that a fault asks to leave, root or not."""
-        faults = (self.diagnosis.root, *self.diagnosis.echoes)
-        left = {fault.node for fault in faults if fault.entry.level is Level.EVICT_NOW} | self.lost
-        return tuple(node for node in self.members if node in left)
+        """Members that cannot hold ranks now."""
+        return tuple(node for node in self.members if node in self.leaving)
 
     @property
     def bad(self) -> tuple[str, ...]:
         """Members that have to go at any rung above a restart in place: the unfit ones, or else the root fault's own."""
-        return self.unfit or tuple(node for node in self.members if node == self.diagnosis.root.node)
+        own = None if self.is_common else self.diagnosis.root.node
+        return self.unfit or tuple(node for node in self.members if node == own)
 
     def failed(self, rung: Rung) -> bool:
         """Tell whether *rung* failed already in this incident; nodes lost since then are a new question."""
@@ -132,8 +219,14 @@ class Decision:
     """Nodes to wait for."""
     seats: tuple[Seat, ...] = ()
     """Who goes on with the ranks that a take-over replaces; all others stay in their processes."""
+    vacate: tuple[int, ...] = ()
+    """Ranks that nobody goes on with."""
     rotate: bool = False
     """Give every rank to another node, so that a failure that follows the rank is told from one that stays with the node."""
+    before: int = 0
+    """Go on from a state of fewer steps, as all others of this generation are spoiled; 0: from the newest."""
+    skip: tuple[int, ...] = ()
+    """Steps that are done with the batches that follow theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +236,13 @@ class Pass:
     why: str
 
 
-Rule = Callable[[Case], Decision | Pass]
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Not mine to decide, but the rules after me should know."""
+
+    why: str
+    case: Case
+    """The case with what was noted."""
+
+
+Rule = Callable[[Case], Decision | Pass | Noted]

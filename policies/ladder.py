@@ -5,13 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from detectors.associations import follows_step, is_echo
 from detectors.catalogue import Level
-from detectors.diagnosis import FOLLOWS_STEP
-from detectors.exceptions import PEER_LOST
-from policies.case import Budget, Case, Decision, Pass, Recovery, Rule, Rung, Seat, Standby
+from policies.approval import AskAPerson
+from policies.bad_loss import GoBack
+from policies.case import Budget, Case, Decision, Noted, Pass, Recovery, Rule, Rung, Seat, Standby
+from policies.narrow import Narrow
+from policies.repeats import ExcuseWhenCommon, LeaveWhenFlapping, LeaveWhenFrequent
+from policies.retry import RetryStep
 from policies.takeover import TakeOver
 
-__all__ = ["POLICIES", "Answer", "Budget", "Case", "Decision", "Pass", "Policy", "Recovery", "Rule", "Rung", "Seat", "Standby", "decide"]
+__all__ = [
+    "POLICIES",
+    "Answer",
+    "Budget",
+    "Case",
+    "Decision",
+    "Noted",
+    "Pass",
+    "Recovery",
+    "Rule",
+    "Rules",
+    "Rung",
+    "Seat",
+    "Standby",
+    "decide",
+    "rules_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +40,9 @@ class StopForUserError:
 
     def __call__(self, case: Case) -> Decision | Pass:
         """Answer a user's error."""
-        if case.diagnosis.root.entry.level is not Level.USER_ERROR:
+        if case.levels.of(case.diagnosis.root) is not Level.USER_ERROR:
             return Pass("no user error")
-        return Decision(rung=Rung.GIVE_UP, because=case.diagnosis.because)
+        return Decision(rung=Rung.GIVE_UP, because=case.because)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +62,7 @@ class StopWhenFruitless:
             return Pass(f"{run} of {case.budget.fruitless} recoveries in a row without a new step")
         return Decision(
             rung=Rung.GIVE_UP,
-            because=f"{run} recoveries in a row brought no new step; last: {case.diagnosis.because}",
+            because=f"{run} recoveries in a row brought no new step; last: {case.because}",
         )
 
 
@@ -57,7 +77,7 @@ class StopWhenSpent:
             return Pass(f"{used} of {most} recoveries used")
         return Decision(
             rung=Rung.GIVE_UP,
-            because=f"{used} recoveries within {case.budget.window:.0f} s are as many as the budget allows; last: {case.diagnosis.because}",
+            because=f"{used} recoveries within {case.budget.window:.0f} s are as many as the budget allows; last: {case.because}",
         )
 
 
@@ -72,14 +92,30 @@ class RestartInPlace:
             return Pass(f"{', '.join(case.unfit)} cannot hold ranks")
         if Rung.RESTART_IN_PLACE in case.tried:
             return Pass("tried already in this incident")
-        used = sum(one.node == root.node and one.rung is Rung.RESTART_IN_PLACE for one in case.recent())
+        counted = [one for one in case.recent() if one.rung is Rung.RESTART_IN_PLACE and one.kind not in case.common]
+        used = sum(one.node == root.node for one in counted)
         if used >= case.budget.in_place:
             return Pass(f"{used} restarts of {root.node or 'the job'} within {case.budget.window:.0f} s are as many as the budget allows")
-        rotate = root.kind in FOLLOWS_STEP and len(case.members) > 1
-        because = f"{case.diagnosis.because}; restart {used + 1} of {case.budget.in_place} within {case.budget.window:.0f} s"
+        rotate = follows_step(root.kind) and len(case.members) > 1
+        because = f"{case.because}; restart {used + 1} of {case.budget.in_place} within {case.budget.window:.0f} s"
         if rotate:
             because += ", with the ranks on other nodes to see whether the failure follows the step"
         return Decision(rung=Rung.RESTART_IN_PLACE, because=because, rotate=rotate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartAgain:
+    """Restart once more, with the ranks on other nodes, rather than give up healthy ones: as often as the budget lets nothing be gained."""
+
+    def __call__(self, case: Case) -> Decision | Pass:
+        """Answer when a restart brought no step in time, all nodes can hold ranks, and nothing else is left to do."""
+        if Rung.RESTART_IN_PLACE not in case.tried:
+            return Pass("no restart has failed in this incident")
+        if case.unfit:
+            return Pass(f"{', '.join(case.unfit)} cannot hold ranks")
+        because = f"{case.because}; nothing else is left, and all {len(case.members)} node(s) can hold ranks, so they are started once more"
+        rotate = len(case.members) > 1
+        return Decision(rung=Rung.RESTART_IN_PLACE, because=because + (", each on another node" if rotate else ""), rotate=rotate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +132,11 @@ class ReplaceBySpare:
             return Pass("no node is to blame")
         if case.failed(Rung.REPLACE_NODE):
             return Pass("tried already in this incident")
-        if not self.on_echo and case.diagnosis.root.kind == PEER_LOST.id:
+        if not self.on_echo and is_echo(case.diagnosis.root.kind):
             return Pass("an error that only tells of a lost peer blames nobody yet")
         if len(add) < len(bad):
             return Pass(f"{len(add)} spare(s) for {len(bad)} node(s)")
-        because = f"{case.diagnosis.because}; {', '.join(add)} takes the place of {', '.join(bad)}"
+        because = f"{case.because}; {', '.join(add)} takes the place of {', '.join(bad)}"
         return Decision(rung=Rung.REPLACE_NODE, because=because, drop=bad, add=add)
 
 
@@ -118,7 +154,7 @@ class Shrink:
             return Pass("tried already in this incident")
         if left < max(1, case.least):
             return Pass(f"{left} node(s) left, the job needs {case.least}")
-        because = f"{case.diagnosis.because}; on without {', '.join(bad)} with {left} node(s), at least {case.least} are needed"
+        because = f"{case.because}; on without {', '.join(bad)} with {left} node(s), at least {case.least} are needed"
         return Decision(rung=Rung.SHRINK, because=because, drop=bad, add=add)
 
 
@@ -138,7 +174,7 @@ class WaitForCapacity:
             return Pass("waited already in this incident")
         if left >= need:
             return Pass(f"{left} node(s) are there, waiting brings no more than the {need} needed")
-        because = f"{case.diagnosis.because}; {left} node(s) are left, so the job waits until it has {need}"
+        because = f"{case.because}; {left} node(s) are left, so the job waits until it has {need}"
         return Decision(rung=Rung.WAIT_FOR_CAPACITY, because=because, drop=bad, add=add, need=need)
 
 
@@ -149,29 +185,82 @@ class GiveUp:
     def __call__(self, case: Case) -> Decision | Pass:
         """End the job with a verdict."""
         tried = f" (tried: {', '.join(case.tried)})" if case.tried else ""
-        return Decision(rung=Rung.GIVE_UP, because=f"{case.diagnosis.because}; no rung of the ladder is left{tried}")
+        return Decision(rung=Rung.GIVE_UP, because=f"{case.because}; no rung of the ladder is left{tried}")
 
 
-Policy = tuple[Rule, ...]
+Rules = tuple[Rule, ...]
+"""Ordered rules, of which the last always answers."""
 
-_STOPS: Final = (StopForUserError(), StopWhenFruitless(), StopWhenSpent())
+Noting = tuple[ExcuseWhenCommon, LeaveWhenFrequent, LeaveWhenFlapping]
+"""Rules that count what the past holds; in this order, as what is common is held against no node."""
 
-POLICIES: Final[dict[str, Policy]] = {
+ORDERS: Final[dict[str, tuple[Rung, ...]]] = {
     # Waits for its full width rather than train on fewer nodes.
-    "patient": (*_STOPS, TakeOver(), RestartInPlace(), ReplaceBySpare(), WaitForCapacity(full=True), Shrink(), GiveUp()),
-    "balanced": (*_STOPS, TakeOver(), RestartInPlace(), ReplaceBySpare(), Shrink(), WaitForCapacity(), GiveUp()),
+    "patient": (
+        Rung.RETRY_STEP,
+        Rung.TAKE_OVER,
+        Rung.RESTART_IN_PLACE,
+        Rung.REPLACE_NODE,
+        Rung.WAIT_FOR_CAPACITY,
+        Rung.SHRINK,
+    ),
+    "balanced": (
+        Rung.RETRY_STEP,
+        Rung.TAKE_OVER,
+        Rung.NARROW,
+        Rung.RESTART_IN_PLACE,
+        Rung.REPLACE_NODE,
+        Rung.SHRINK,
+        Rung.WAIT_FOR_CAPACITY,
+    ),
     # Leaves a node at its first fault while there are spares.
     "aggressive": (
-        *_STOPS,
-        TakeOver(),
-        ReplaceBySpare(on_echo=False),
-        RestartInPlace(),
-        ReplaceBySpare(),
-        Shrink(),
-        WaitForCapacity(),
-        GiveUp(),
+        Rung.RETRY_STEP,
+        Rung.TAKE_OVER,
+        Rung.NARROW,
+        Rung.REPLACE_NODE,
+        Rung.RESTART_IN_PLACE,
+        Rung.SHRINK,
+        Rung.WAIT_FOR_CAPACITY,
     ),
 }
+"""The rungs of each policy that has a name, in the order in which they are tried; giving up comes last by itself."""
+
+NOTING: Final[dict[str, Noting]] = {
+    "patient": (ExcuseWhenCommon(), LeaveWhenFrequent(times=6), LeaveWhenFlapping(times=8)),
+    "balanced": (ExcuseWhenCommon(), LeaveWhenFrequent(), LeaveWhenFlapping()),
+    "aggressive": (ExcuseWhenCommon(), LeaveWhenFrequent(times=3), LeaveWhenFlapping(times=3)),
+}
+
+
+def rules_of(order: tuple[Rung, ...], noting: Noting, bad_loss: GoBack = GoBack()) -> Rules:  # noqa: B008 (a value that nothing changes)
+    """Return the rules that try the rungs of *order*, each at most once named there.
+
+    A node is replaced before anything is restarted only for what is surely its own; what may be the echo of another fault gets its restart
+    first. A job that may shrink only after it has waited, or not at all, waits for its full width. A person is asked before sick nodes that
+    still work are given up for a wait, or for good.
+    """
+    rules: list[Rule] = [StopForUserError(), StopWhenFruitless(), StopWhenSpent(), *noting, bad_loss]
+    early = Rung.RESTART_IN_PLACE in order and Rung.REPLACE_NODE in order[: order.index(Rung.RESTART_IN_PLACE)]
+    full = Rung.SHRINK not in order or Rung.WAIT_FOR_CAPACITY in order[: order.index(Rung.SHRINK)]
+    made: dict[Rung, Rule] = {
+        Rung.RETRY_STEP: RetryStep(),
+        Rung.TAKE_OVER: TakeOver(),
+        Rung.NARROW: Narrow(),
+        Rung.RESTART_IN_PLACE: RestartInPlace(),
+        Rung.REPLACE_NODE: ReplaceBySpare(on_echo=not early),
+        Rung.SHRINK: Shrink(),
+        Rung.WAIT_FOR_CAPACITY: WaitForCapacity(full=full),
+    }
+    for rung in order:
+        rules += [made[rung], ReplaceBySpare()] if early and rung is Rung.RESTART_IN_PLACE else [made[rung]]
+    waiting = (place for place, rule in enumerate(rules) if isinstance(rule, WaitForCapacity))
+    rules.insert(next(waiting, len(rules)), AskAPerson())
+    again = (RestartAgain(),) if Rung.RESTART_IN_PLACE in order else ()
+    return (*rules, *again, GiveUp())
+
+
+POLICIES: Final[dict[str, Rules]] = {name: rules_of(order, NOTING[name]) for name, order in ORDERS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,14 +270,23 @@ class Answer:
     decision: Decision
     rule: str
     passed_over: dict[str, str]
+    """Rule to the reason why it did not answer."""
+    noted: dict[str, str]
+    """Rule to what it noted for those after it."""
+    case: Case
+    """What was decided from, with what was noted."""
 
 
-def decide(policy: Policy, case: Case) -> Answer:
-    """Return the first answer of *policy* to *case*."""
+def decide(rules: Rules, case: Case) -> Answer:
+    """Return the first answer of *rules* to *case*."""
     passed: dict[str, str] = {}
-    for rule in policy:
+    noted: dict[str, str] = {}
+    for rule in rules:
         answer = rule(case)
         if isinstance(answer, Decision):
-            return Answer(decision=answer, rule=repr(rule), passed_over=passed)
-        passed[type(rule).__name__] = answer.why
+            return Answer(decision=answer, rule=repr(rule), passed_over=passed, noted=noted, case=case)
+        if isinstance(answer, Noted):
+            case, noted[type(rule).__name__] = answer.case, answer.why
+        else:
+            passed[type(rule).__name__] = answer.why
     raise AssertionError("a policy whose last rule does not always answer")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from policies.case import Decision, Seat
 
@@ -24,9 +24,23 @@ def members_after(members: Sequence[str], decision: Decision) -> tuple[str, ...]
     return tuple(after + added)
 
 
-def place(members: Sequence[str], ranks_per_node: int) -> Membership:
-    """Return which ranks each of *members* holds: consecutive, in the order given."""
-    return {node: list(range(i * ranks_per_node, (i + 1) * ranks_per_node)) for i, node in enumerate(members)}
+def place(members: Sequence[str], ranks_per_node: int, world: int = 0) -> Membership:
+    """Return which ranks each of *members* holds: consecutive, in the order given.
+
+    When there are too few for *world* ranks, the first ones hold more: a take-over may have left it so, and no rank is lost for that.
+    """
+    over, membership, first = max(0, world - len(members) * ranks_per_node), dict[str, list[int]](), 0
+    for place, node in enumerate(members):
+        count = ranks_per_node + over // len(members) + (place < over % len(members))
+        membership[node] = list(range(first, first + count))
+        first += count
+    return membership
+
+
+def filled_up(members: Sequence[str], spares: Sequence[str], width: int) -> tuple[str, ...]:
+    """Return *members*, and as many of *spares* after them as are missing to *width* nodes."""
+    more = [node for node in spares if node not in members]
+    return (*members, *more[: max(0, width - len(members))])
 
 
 def regular(membership: Membership, ranks_per_node: int, lost: frozenset[str] = frozenset()) -> tuple[str, ...]:
@@ -39,9 +53,9 @@ def regular(membership: Membership, ranks_per_node: int, lost: frozenset[str] = 
     return tuple(node for node in membership if node in chosen)
 
 
-def membership_after(membership: Membership, seats: tuple[Seat, ...]) -> Membership:
-    """Return who holds which ranks once the *seats* are taken; one that stays on its node stays in its place there."""
-    after = {node: list(ranks) for node, ranks in membership.items()}
+def membership_after(membership: Membership, seats: tuple[Seat, ...], vacate: Collection[int] = ()) -> Membership:
+    """Return who holds which ranks once the *seats* are taken and what is to *vacate* is; one that stays on its node stays in its place."""
+    after = {node: [rank for rank in ranks if rank not in vacate] for node, ranks in membership.items()}
     for seat in seats:
         if seat.rank in after.get(seat.node, ()):
             continue

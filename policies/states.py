@@ -43,16 +43,20 @@ class Event(StrEnum):
     """There are fewer healthy nodes than the job can use."""
     GAINED = "gained"
     """Enough nodes are back."""
+    ASKED = "asked"
+    """A person has to say whether nodes may be isolated."""
+    ANSWERED = "answered"
+    """A person has said so, or nobody has in time, or what was asked for has changed."""
     GAVE_UP = "gave-up"
     """No rung is left, or the job is the user's to mend."""
     MOVE_ASKED = "move-asked"
-    """A person asked for ranks to go on elsewhere, while training runs."""
+    """Ranks are to move while training runs: a person asked, a node is left, one holds others up; or missing ranks can come again."""
     MOVED = "moved"
-    """The ranks that were to move have changed hands between two steps."""
+    """The ranks that were to move or to come have done so between two steps."""
     MOVE_FAILED = "move-failed"
     """The move was given up before it changed anything."""
     STOP_ASKED = "stop-asked"
-    """A person asked the job to stop."""
+    """A person asked the job to stop, its walltime is nearly over, or all its nodes are about to go."""
 
 
 MOVES: Final[dict[tuple[State, Event], State]] = {
@@ -72,6 +76,7 @@ MOVES: Final[dict[tuple[State, Event], State]] = {
     (State.MIGRATING, Event.STOP_ASKED): State.CANCELLED,
     (State.DIAGNOSING, Event.DISMISSED): State.RUNNING,
     (State.DIAGNOSING, Event.DECIDED): State.ISOLATING,
+    (State.DIAGNOSING, Event.ASKED): State.WAITING,
     (State.DIAGNOSING, Event.GAVE_UP): State.FAILED,
     (State.DIAGNOSING, Event.STOP_ASKED): State.CANCELLED,
     (State.ISOLATING, Event.ISOLATED): State.RESCHEDULING,
@@ -86,6 +91,8 @@ MOVES: Final[dict[tuple[State, Event], State]] = {
     (State.RESUMING, Event.FAULTED): State.DIAGNOSING,
     (State.RESUMING, Event.STOP_ASKED): State.CANCELLED,
     (State.WAITING, Event.GAINED): State.RESCHEDULING,
+    (State.WAITING, Event.ANSWERED): State.DIAGNOSING,
+    (State.WAITING, Event.FINISHED): State.COMPLETED,
     (State.WAITING, Event.FAULTED): State.DIAGNOSING,
     (State.WAITING, Event.STOP_ASKED): State.CANCELLED,
 }
@@ -95,9 +102,9 @@ TERMINAL: Final = frozenset(State) - {state for state, _ in MOVES}
 
 
 class UnlistedMove(ValueError):
-    """A move that `MOVES` does not list: ours to mend, never the operator's."""
+    """A move that the table does not list: ours to mend, never the operator's."""
 
-    def __init__(self, state: State, event: Event) -> None:
+    def __init__(self, state: StrEnum, event: StrEnum) -> None:
         super().__init__(state, event)
         self.state, self.event = state, event
 

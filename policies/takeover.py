@@ -1,42 +1,45 @@
-"""The finest rung: ranks that live stay in their processes, lost ones go on in standbys or in fresh processes."""
+"""Ranks that live stay in their processes, lost ones go on in standbys or in fresh processes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 
-from detectors.catalogue import Level
-from detectors.diagnosis import FOLLOWS_STEP
+from detectors.associations import follows_step
+from detectors.catalogue import ASKS_NOTHING, Level
 from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
+from detectors.inference import BLAMED
 from detectors.node import AGENT_LOST
-from policies.case import Case, Decision, Pass, Rung, Seat, Standby
+from policies.case import IN_PROCESS, Case, Decision, Pass, Rung, Seat, Standby
 
 
 def unfit_nodes(case: Case) -> frozenset[str]:
     """Return the nodes that cannot hold ranks now: lost ones, and those that a fault asks to leave."""
-    faults = (case.diagnosis.root, *case.diagnosis.echoes)
-    return case.lost | {fault.node for fault in faults if fault.node and fault.entry.level is Level.EVICT_NOW}
+    return case.leaving
 
 
 def sick_ranks(case: Case) -> frozenset[int]:
     """Return the ranks whose processes are lost, or are to be: what ended, stood still, raised, or ran on a node that went away."""
-    faults = [fault for fault in (case.diagnosis.root, *case.diagnosis.echoes) if fault.entry.level not in (Level.RECORD, Level.WATCH)]
-    named = {fault.rank for fault in faults if fault.rank is not None and fault.kind not in (GROUP_BROKEN.id, TAKE_OVER_FAILED.id)}
+    spared = ASKS_NOTHING if Rung.RETRY_STEP in case.tried else ASKS_NOTHING | {Level.RETRY_STEP}
+    faults = [fault for fault in (case.diagnosis.root, *case.diagnosis.echoes) if case.levels.of(fault) not in spared]
+    hearsay = {GROUP_BROKEN.id, TAKE_OVER_FAILED.id} | ({BLAMED.id} - {case.diagnosis.root.kind})
+    named = {fault.rank for fault in faults if fault.rank is not None and fault.kind not in hearsay}
     gone = unfit_nodes(case) | {fault.node for fault in faults if fault.kind == AGENT_LOST.id}
     held = {rank for node in gone if node for rank in case.ranks.get(node, ())}
     return frozenset((named | held | case.dead) & {rank for ranks in case.ranks.values() for rank in ranks})
 
 
-def seats(case: Case, sick: frozenset[int]) -> tuple[Seat, ...] | Pass:
+def places(case: Case, sick: frozenset[int]) -> tuple[tuple[Seat, ...], frozenset[int]]:
     """Find a place for every sick rank: a standby, in its role if there is one, else a fresh process on its own node.
 
-    Ranks whose nodes are gone have the first choice: for them there is nothing but standbys, and spare nodes.
+    Ranks whose nodes are gone have the first choice: for them there is nothing but standbys, and spare nodes. Return the places, and the
+    ranks for which there is none.
     """
     gone, home = unfit_nodes(case), {rank: node for node, ranks in case.ranks.items() for rank in ranks}
     ready = [one for one in case.standbys if one.node not in gone]
     spares = [node for node in case.spares if node not in gone]
     width = max((len(ranks) for ranks in case.ranks.values()), default=1)
-    found, homeless = list[Seat](), list[int]()
+    found, homeless = list[Seat](), set[int]()
     placed = Counter(node for rank, node in home.items() if rank not in sick)
     for rank in sorted(sick, key=lambda rank: (home[rank] not in gone, rank)):
         best = min(ready, key=lambda one: _distance(case, rank, home[rank], one), default=None)
@@ -46,19 +49,17 @@ def seats(case: Case, sick: frozenset[int]) -> tuple[Seat, ...] | Pass:
             continue
         node = home[rank] if home[rank] not in gone else min((n for n in spares if placed[n] < width), key=placed.__getitem__, default=None)
         if node is None:
-            homeless.append(rank)
+            homeless.add(rank)
             continue
         placed[node] += 1
         found.append(Seat(rank=rank, node=node))
-    if homeless:
-        return Pass(f"no standby for rank(s) {', '.join(map(str, homeless))}, and no spare node for a fresh process")
-    return tuple(sorted(found, key=lambda seat: seat.rank))
+    return tuple(sorted(found, key=lambda seat: seat.rank)), frozenset(homeless)
 
 
 def _distance(case: Case, rank: int, home: str, standby: Standby) -> tuple[bool, bool, int]:
     """Return how badly *standby* suits *rank*: another role costs a warm-up; what may follow the step has to move."""
     role = next((number for number, ranks in enumerate(case.roles) if rank in ranks), None)
-    follows = case.diagnosis.root.kind in FOLLOWS_STEP
+    follows = follows_step(case.diagnosis.root.kind)
     return role is not None and standby.role is not None and standby.role != role, (standby.node == home) is follows, standby.id
 
 
@@ -86,22 +87,20 @@ class TakeOver:
         why = self._why_not(case, sick)
         if why:
             return Pass(why)
-        found = seats(case, sick)
-        if isinstance(found, Pass):
-            return found
+        found, homeless = places(case, sick)
+        if homeless:
+            return Pass(f"no standby for rank(s) {', '.join(map(str, sorted(homeless)))}, and no spare node for a fresh process")
         gone = unfit_nodes(case)
-        because = (
-            f"{case.diagnosis.because}; {_told(found)}, the other {sum(map(len, case.ranks.values())) - len(sick)} stay in their processes"
-        )
+        because = f"{case.because}; {_told(found)}, the other {sum(map(len, case.ranks.values())) - len(sick)} stay in their processes"
         return Decision(rung=Rung.TAKE_OVER, because=because, drop=tuple(node for node in case.ranks if node in gone), seats=found)
 
     def _why_not(self, case: Case, sick: frozenset[int]) -> str:
         root, ranks = case.diagnosis.root, sum(map(len, case.ranks.values()))
-        follows = root.kind in FOLLOWS_STEP and bool(case.past) and case.past[-1].rung is Rung.TAKE_OVER and not case.past[-1].gained
+        follows = follows_step(root.kind) and bool(case.past) and case.past[-1].rung is Rung.TAKE_OVER and not case.past[-1].gained
         reasons = {
             case.barred: bool(case.barred),
             f"{case.takeovers} take-overs were begun in this incident already": case.takeovers >= self.most,
-            "tried already in this incident": Rung.TAKE_OVER in case.tried and not sick,
+            "tried already in this incident": not sick and not IN_PROCESS.isdisjoint(case.tried),
             "the faults do not name a rank that is sick": not sick and root.kind != GROUP_BROKEN.id,
             "no rank is left whose state could be gone on with": len(sick) >= ranks,
             "the last take-over brought no new step before this failure: it may follow the step": follows,

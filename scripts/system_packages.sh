@@ -4,10 +4,11 @@ set -euo pipefail
 
 # package | how to see that it is there (any path or command of the list)
 needed="
-chromium   | chromium chromium-browser google-chrome google-chrome-stable
-postgresql | initdb /usr/lib/postgresql/*/bin/initdb
-procps     | ps
-util-linux | unshare prlimit
+chromium       | chromium chromium-browser google-chrome google-chrome-stable
+postgresql     | initdb /usr/lib/postgresql/*/bin/initdb
+procps         | ps
+openssh-server | /usr/sbin/sshd /usr/local/sbin/sshd
+util-linux     | unshare prlimit
 "
 
 present() { # any of the commands or (globbed) paths in $@

@@ -8,19 +8,25 @@ from typing import Final
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from detectors.associations import follows_step, is_echo
 from detectors.catalogue import CATALOGUE, Fault
-from detectors.diagnosis import ECHOES, FOLLOWS_STEP, Before, Diagnosis, diagnose, seconds_to_settle, see
+from detectors.diagnosis import Before, Diagnosis, diagnose, seconds_to_settle, see
 from detectors.evidence import AgentSilence, Blind, TakeOverTrouble
 from detectors.groups import TAKE_OVER_FAILED
 from detectors.process import START_FAILED
 from holdfast.control import runs
 from holdfast.control.board import limits_of
+from holdfast.control.consent import LEAST
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.run import Attempt, Run
+from holdfast.control.verdict import belong, beside, last_words, places, row_of
 from holdfast.errors import WorldError
 from holdfast.history import models
-from policies.ladder import POLICIES, Answer, Case, Rung, decide
+from policies.case import Case, Rung
+from policies.ladder import Answer
+from policies.narrow import whole_copies
 from policies.placement import regular
+from policies.record import act_of, bounded
 from policies.states import Event
 from tasks.turn import Turn
 
@@ -37,6 +43,7 @@ def detect(job: str) -> Turn:
     detected = time.time()
     if run.incident is not None:
         run.incident.lap("failed attempt", detected)
+    run.rulebook.look_now()
     silences = look_twice(run)
     faults, silences = settled(run, silences)
     if not faults and run.board.at_work():
@@ -47,8 +54,8 @@ def detect(job: str) -> Turn:
     if run.incident is not None:
         faults = faults or run.incident.faults
         _bar(run.incident, run, faults)
-    diagnosis = diagnose(faults, tuple(run.failures_before), len(run.members))
-    incident = open_incident(run, diagnosis, detected)
+    diagnosis = weighed(run, [*faults, *beside(run), *last_words(run)])
+    incident = open_incident(run, diagnosis, detected, faults)
     incident.lost |= _lost(faults, silences)
     return choose(run, incident, diagnosis)
 
@@ -73,14 +80,20 @@ def look_twice(run: Run) -> list[AgentSilence]:
 
 
 def settled(run: Run, silences: list[AgentSilence]) -> tuple[list[Fault], list[AgentSilence]]:
-    """Return the faults and silences once enough is known: an echo alone waits for its cause, a shared failure for its twins."""
+    """Return the faults and silences once enough is known.
+
+    An echo alone waits for its cause, a shared failure for its twins, a standstill for an agent that may have gone with its node.
+    """
     begin, silence = time.monotonic(), run.spec.limits.agent_silence.total_seconds()
     while True:
         faults = run.faults() + see(silences, limits_of(run.spec.limits))
-        if faults and can_be_taken_over(run, faults, silences):
+        doubtful = run.doubtful()
+        if faults and not doubtful and can_be_taken_over(run, faults, silences):
             return faults, silences
         waited = time.monotonic() - begin
-        if waited >= max(seconds_to_settle(faults, len(run.members), silence=silence), _seconds_for_twins(run, faults)):
+        if not doubtful and waited >= max(
+            seconds_to_settle(faults, len(run.members), silence=silence, levels=run.levels), _seconds_for_twins(run, faults)
+        ):
             return faults, silences
         run.pump(0.02)
         if run.missing():
@@ -89,11 +102,16 @@ def settled(run: Run, silences: list[AgentSilence]) -> tuple[list[Fault], list[A
 
 def can_be_taken_over(run: Run, faults: list[Fault], silences: list[AgentSilence]) -> bool:
     """Tell whether a take-over answers what is known already: then nothing is gained by waiting, as what comes next is decided anew."""
-    diagnosis = diagnose(faults, tuple(run.failures_before), len(run.members))
-    if diagnosis.root.kind in ECHOES:
+    diagnosis = weighed(run, [*faults, *beside(run)])
+    if is_echo(diagnosis.root.kind):
         return False
     case = a_case(run, run.incident, diagnosis, lost=frozenset(_lost(faults, silences)))
-    return decide(POLICIES[run.spec.policy], case).decision.rung is Rung.TAKE_OVER
+    return run.policy.decide(case).decision.rung is Rung.TAKE_OVER
+
+
+def weighed(run: Run, faults: list[Fault]) -> Diagnosis:
+    """Return the verdict on *faults*, by all that the job's past and its places tell."""
+    return diagnose(faults, tuple(run.failures_before), len(run.members), places(run), run.levels)
 
 
 def _lost(faults: list[Fault], silences: list[AgentSilence]) -> set[str]:
@@ -114,15 +132,14 @@ def _bar(incident: IncidentInWork, run: Run, faults: list[Fault]) -> None:
 def _seconds_for_twins(run: Run, faults: list[Fault]) -> float:
     """Return how long to wait for the other nodes when a script fails before its first step: they may be about to fail the same way."""
     told = {fault.node for fault in faults}
-    if not faults or run.board.any_stepped() or told >= set(run.members) or any(fault.kind not in FOLLOWS_STEP for fault in faults):
+    if not faults or run.board.any_stepped() or told >= set(run.members) or not all(follows_step(fault.kind) for fault in faults):
         return 0.0
     return SLOW_STARTERS if run.board.all_started() else STRAGGLERS
 
 
-def open_incident(run: Run, diagnosis: Diagnosis, detected: float) -> IncidentInWork:
-    """Open the incident, or add what is new to the one in work, and record it."""
+def open_incident(run: Run, diagnosis: Diagnosis, detected: float, acting: list[Fault]) -> IncidentInWork:
+    """Open the incident that the *acting* faults ask for, or add what is new to the one in work, and record it with what was weighed."""
     root = diagnosis.root
-    faults = [root, *(fault for fault in diagnosis.echoes if fault is not root)]
     incident = run.incident
     if incident is None:
         run.incidents += 1
@@ -131,7 +148,7 @@ def open_incident(run: Run, diagnosis: Diagnosis, detected: float) -> IncidentIn
             number=run.incidents,
             kind=root.kind,
             subject=root.subject,
-            fault_at=min(root.at, detected),
+            fault_at=min(root.at if any(root.at == fault.at for fault in acting) else min(fault.at for fault in acting), detected),
             detected_at=detected,
             generation_before=run.generation,
             step_before=run.board.step_before if run.managed else None,
@@ -140,14 +157,17 @@ def open_incident(run: Run, diagnosis: Diagnosis, detected: float) -> IncidentIn
         incident = run.incident = IncidentInWork(row=row, lap_at=row.fault_at, board=run.board)
         incident.lap("detect", detected)
         run.recorder.add(row)
+        run.tell("opened", {"incident": incident})
     elif root.entry.weight > CATALOGUE[incident.row.kind].weight:
         incident.row.kind, incident.row.subject = root.kind, root.subject
         run.recorder.amend(models.Incident, incident.row.id, kind=root.kind, subject=root.subject)
-    for fault in faults:
+    for fault in belong(diagnosis, acting):
         if fault not in incident.faults:
             incident.faults.append(fault)
             incident.fault_rows.append(run.record_fault(fault, incident=incident.row.id, root=fault is root))
     incident.diagnosis = diagnosis
+    incident.verdict = row_of(diagnosis, run.job.id, incident.row.id, run.levels)
+    run.recorder.add(incident.verdict)
     return incident
 
 
@@ -156,6 +176,7 @@ def a_case(run: Run, incident: IncidentInWork | None, diagnosis: Diagnosis, lost
     now = time.time()
     lost |= frozenset(incident.lost if incident is not None else ()) & set(run.members)
     members = regular(run.board.membership, run.spec.nodes.ranks, lost)
+    seen = (diagnosis.root, *diagnosis.echoes)
     beside = tuple(node for node in run.members if node not in members and node not in lost)
     return Case(
         now=now,
@@ -166,52 +187,70 @@ def a_case(run: Run, incident: IncidentInWork | None, diagnosis: Diagnosis, lost
         least=run.spec.nodes.fewest,
         past=run.past(now),
         tried=tuple(incident.tried) if incident is not None else (),
-        budget=run.budget(),
+        budget=run.policy.budget,
+        levels=run.levels,
+        earlier=run.seen_before.of(
+            {fault.kind for fault in seen}, but=run.rows_of(seen), incident=incident.row.id if incident is not None else ""
+        ),
         barred=(incident.barred if incident is not None else "") or run.why_not_kept(),
         ranks={node: tuple(ranks) for node, ranks in run.board.membership.items()},
         dead=run.board.dead(),
-        standbys=run.pool.ready(len(run.board.ranks)),
+        standbys=run.pool.ready(run.lineup.width),
         roles=run.roles,
+        copies=whole_copies(run.copies, run.vacant()),
         takeovers=incident.takeovers if incident is not None else 0,
+        askable=bool(run.consent.seconds),
+        approved=frozenset(incident.approved if incident is not None else ()),
     )
 
 
 def choose(run: Run, incident: IncidentInWork, diagnosis: Diagnosis) -> Turn:
     """Have the job's policy decide, and record the decision with its reasons."""
-    now = time.time()
     case = a_case(run, incident, diagnosis)
-    answer = decide(POLICIES[run.spec.policy], case)
-    record(run, incident, answer, now)
+    run.tell_of_policy()
+    now = case.now
+    answer = run.policy.decide(case)
+    record(run, incident, case, answer)
     incident.lap("diagnose", time.time())
     if answer.decision.rung is Rung.GIVE_UP:
         return Turn(Event.GAVE_UP, answer.decision.because)
+    if answer.decision.rung is Rung.ASK_A_PERSON:
+        return Turn(Event.ASKED, answer.decision.because)
+    run.consent.withdraw(LEAST)
     root = diagnosis.root
-    run.attempts.append(Attempt(at=now, rung=answer.decision.rung, node=root.node, best=run.best, incident=incident.row.id))
-    run.failures_before.append(Before(node=root.node, step=root.step, signature=root.signature))
+    run.attempts.append(
+        Attempt(
+            at=now,
+            rung=answer.decision.rung,
+            node=root.node,
+            best=run.best,
+            incident=incident.row.id,
+            kind=root.kind,
+            step=root.step,
+        )
+    )
+    run.failures_before.append(
+        Before(node=root.node, step=root.step, signature=root.signature, kind=root.kind, at=root.at, device=root.device)
+    )
     return Turn(Event.DECIDED, answer.decision.because)
 
 
-def record(run: Run, incident: IncidentInWork, answer: Answer, now: float) -> None:
-    """Write down what was decided, by which rule, and which rules passed."""
+def record(run: Run, incident: IncidentInWork, case: Case, answer: Answer) -> None:
+    """Write down what was decided, by which rule, which rules passed, and what it was made from."""
     decision = answer.decision
-    incident.decision, incident.rung_at = decision, now
+    incident.decision, incident.case, incident.rung_at = decision, answer.case, case.now
     incident.row.rung, incident.row.because = decision.rung, decision.because
     row = models.Decision(
         job_id=run.job.id,
         incident_id=incident.row.id,
-        at=now,
+        at=case.now,
         rung=decision.rung,
         rule=answer.rule,
         because=decision.because,
-        act={
-            "drop": list(decision.drop),
-            "add": list(decision.add),
-            "need": decision.need,
-            "rotate": decision.rotate,
-            "seats": [{"rank": seat.rank, "node": seat.node, "standby": seat.standby} for seat in decision.seats],
-        },
+        act={**act_of(decision), "policy": run.policy.name, "noted": answer.noted},
         passed_over=dict(answer.passed_over),
     )
+    run.recorder.add(models.DecidedCase(decision_id=row.id, job_id=run.job.id, record=bounded(case)))  # first: no decision is without
     run.recorder.add(row)
     run.recorder.amend(models.Incident, incident.row.id, rung=decision.rung, because=decision.because)
     incident.decisions.append(row)

@@ -9,10 +9,12 @@ from typing import Final
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from detectors.node import NODE_LEAVING
 from holdfast.control import runs
+from holdfast.control.farewell import save_what_lives
 from holdfast.control.fleet import failures
 from holdfast.control.run import Run
-from policies.ladder import Rung
+from policies.case import IN_PROCESS
 from policies.states import Event
 from tasks import takeover
 from tasks.turn import Turn
@@ -28,7 +30,7 @@ def isolate(job: str) -> Turn:
     incident = run.incident
     assert incident is not None
     assert incident.decision is not None
-    if incident.decision.rung is Rung.TAKE_OVER:
+    if incident.decision.rung in IN_PROCESS:
         return takeover.isolate(run, incident)
     staying = [node for node in run.members if node in run.fleet.alive()]
     answers = run.fleet.order(staying, "stop", generation=run.generation, signal=int(signal.SIGKILL), grace=0.0)
@@ -39,6 +41,8 @@ def isolate(job: str) -> Turn:
     if stuck:
         incident.lost |= stuck
         return Turn(Event.FAULTED, f"workers on {', '.join(sorted(stuck))} cannot be ended")
+    if incident.row.kind == NODE_LEAVING.id:  # a node that is still there takes nothing along that could have been saved
+        save_what_lives(run)
     gone = [node for node in run.members if node in incident.lost and node not in incident.decision.drop]  # held less than others
     takeover.let_go(run, (*incident.decision.drop, *gone), lost=incident.lost, because=incident.decision.because)
     incident.lap("isolate", time.time())

@@ -7,6 +7,7 @@ from prefect.cache_policies import NO_CACHE
 
 from holdfast.control import runs
 from holdfast.control.run import Run
+from holdfast.control.verdict import make_ready
 from holdfast.errors import NodeTrouble, NotEnoughNodes, OperatorError, WorldError
 from policies.placement import place
 from policies.states import Event
@@ -32,24 +33,62 @@ def launch(job: str) -> Turn | None:
             run.remark(f"{error.node} is left out of the launch: {error}")
             return None
         start_workers(run)
+        make_ready()
     return watch(run, seconds=SLICE, until=run.begun)
 
 
 def gather(run: Run) -> tuple[str, ...]:
-    """Bring up agents on as many nodes as the job wants, spares included; return those that will hold ranks."""
+    """Bring up agents on as many nodes as the job wants, spares included; return those that will hold ranks.
+
+    Nodes that something speaks against are used only where there are no others.
+    """
     nodes = run.spec.nodes
-    candidates, refused = run.fleet.free(), []
-    while len(run.fleet.alive()) < nodes.wanted + nodes.spare and candidates:
-        missing = nodes.wanted + nodes.spare - len(run.fleet.alive())
+    every, refused = nodes.wanted + nodes.spare, []
+    run.preflight.remember()
+    candidates = run.preflight.by_worth(run.free())
+    while missing := _missing(run, every, candidates):
         batch, candidates = candidates[:missing], candidates[missing:]
+        run.preflight.begin(batch)
         answers = run.fleet.each(batch, run.fleet.bring_up)
         refused += [f"{node}: {answer}" for node, answer in answers.items() if isinstance(answer, WorldError)]
-    ready = tuple(node for node in run.fleet.source.names() if node in run.fleet.alive())
+        run.preflight.finish()
+        candidates = run.preflight.by_worth(candidates)
+    order = run.fleet.source.names()
+    ready = run.preflight.by_worth(run.wards.usable(node for node in order if node in run.fleet.alive()))
+    barred = run.wards.left_out()
     if len(ready) < nodes.wanted:
-        raise NotEnoughNodes(nodes.wanted, len(ready), run.cluster.name, "; ".join(refused))
-    for node in ready:
-        run.stand(node, "healthy", "its agent is up")
-    short = nodes.wanted + nodes.spare - len(ready)
+        raise NotEnoughNodes(nodes.wanted, len(ready), run.cluster.name, "; ".join([*refused, *barred]))
+    for words in run.wards.news(order):
+        run.remark(words)
+    ready, surplus = ready[:every], ready[every:]
+    _tell_of_sick(run, ready, order)
+    for node in surplus:
+        run.fleet.drop(node)
+    short = every - len(ready)
     if short:
-        run.remark(f"{short} of {nodes.spare} spare node(s) could not be had" + (f": {'; '.join(refused)}" if refused else ""))
-    return ready[: nodes.wanted]
+        run.remark(
+            f"{short} of {nodes.spare} spare node(s) could not be had"
+            + (f": {'; '.join([*refused, *barred])}" if refused or barred else "")
+        )
+    return tuple(ready[: nodes.wanted])
+
+
+def _missing(run: Run, every: int, candidates: list[str]) -> int:
+    """Return how many more nodes to bring up: as many as there are too few, and for sick ones as long as there are better ones."""
+    alive = run.fleet.alive()
+    better = sum(not run.preflight.against(node) for node in candidates)
+    sick = sum(bool(run.preflight.against(node)) for node in alive)
+    return max(0, min(len(candidates), max(every - len(alive), min(better, every - len(alive) + sick))))
+
+
+def _tell_of_sick(run: Run, ready: list[str], order: list[str]) -> None:
+    """Record how the nodes of the launch stand, which were passed over for others, and which are used for want of others."""
+    for node in ready:
+        why = run.preflight.against(node)
+        run.stand(node, "suspect" if why else "healthy", why or "its agent is up")
+    well = [order.index(node) for node in ready if not run.preflight.against(node)]
+    passed = [node for node in order[: max(well, default=0)] if node not in ready]
+    for why, nodes in run.preflight.news(passed).items():
+        run.remark(f"{', '.join(nodes)} passed over: {why}")
+    for why, nodes in run.preflight.news(ready[: run.spec.nodes.wanted]).items():
+        run.remark(f"{', '.join(nodes)}: {why}. There is no better node, so the job runs there")

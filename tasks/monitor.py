@@ -42,8 +42,8 @@ def watch(run: Run, *, seconds: float, until: Callable[[], bool] | None = None) 
 
 def look(run: Run) -> Turn | None:
     """Return what the flow has to turn for now, if anything."""
-    if run.nowhere:
-        return Turn(Event.STOP_ASKED, "every node of the job was told to go, and no other one is free: what they hold is saved")
+    if end := run.departures.end:
+        return Turn(Event.STOP_ASKED, end)
     symptom = run.symptom()
     if symptom:
         return Turn(Event.FAULTED, symptom)
@@ -51,6 +51,6 @@ def look(run: Run) -> Turn | None:
         return Turn(Event.FINISHED, f"all {len(run.board.ranks)} rank(s) ended with status 0")
     if run.stop_asked:
         return Turn(Event.STOP_ASKED, "a person asked the job to stop")
-    if run.state is State.RUNNING and run.requests.moves:
-        return Turn(Event.MOVE_ASKED, run.requests.moves[0].in_words())
+    if run.state is State.RUNNING and (run.requests.moves or run.growth.due):
+        return Turn(Event.MOVE_ASKED, run.requests.moves[0].in_words() if run.requests.moves else run.growth.in_words())
     return None

@@ -8,20 +8,27 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Final
 from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.events import emit_event
 
+from holdfast.control.consent import how_to_answer
 from holdfast.control.incident import IncidentInWork
+from holdfast.history.models import Question
+from holdfast.history.questions import in_words
 from holdfast.log import note
 from holdfast.report.markdown import incident_markdown
+from holdfast.report.notices import Desk, Notice
 
 log = logging.getLogger("holdfast.publish")
 
 PROGRESS_EVERY: Final = 3.0
 """Seconds between two updates of the progress artifact."""
+TICK: Final = 1.0
+"""Seconds between two looks at what is due to be told."""
 LAST_SECONDS: Final = 5.0
 """How long the end of a flow waits for the server to take the last artifacts."""
 
@@ -36,6 +43,8 @@ class Publisher:
         self._next_progress = 0.0
         self._pace: float | None = None
         self._failing = False
+        self._desk = Desk(job)
+        self._lock = threading.Lock()
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=lambda: context.run(self._serve), name="publisher", daemon=True)
         self._thread.start()
@@ -52,7 +61,16 @@ class Publisher:
         self._thread.join(LAST_SECONDS)
 
     def _serve(self) -> None:
-        while (work := self._work.get()) is not None:
+        while True:
+            try:
+                work = self._work.get(timeout=TICK)
+            except queue.Empty:
+                with self._lock:
+                    due = self._desk.tick(time.time())
+                self._notify(due)
+                continue
+            if work is None:
+                return
             try:
                 work()
                 self._failing = False
@@ -65,7 +83,29 @@ class Publisher:
         resource = {"prefect.resource.id": f"holdfast.job.{self._job}", "prefect.resource.name": self._job}
         self._work.put(lambda: _sent(emit_event(event=f"holdfast.{name}", resource=resource, payload=facts)))
 
+    def _notify(self, notices: list[Notice]) -> None:
+        for one in notices:
+            self._emit(f"notice.{'attention' if one.attention else 'info'}", **asdict(one))
+
+    def _on_opened(self, facts: dict[str, Any]) -> None:
+        with self._lock:
+            self._desk.opened(facts["incident"].row.model_copy(), time.time())
+
+    def _on_asked(self, facts: dict[str, Any]) -> None:
+        question: Question = facts["question"]
+        self._emit("approval.asked", number=question.number, nodes=list(question.nodes), because=question.because)
+        self._notify(self._desk.asked(question, how_to_answer(question)))
+
+    def _on_answered(self, facts: dict[str, Any]) -> None:
+        question: Question = facts["question"]
+        words = in_words(question)
+        self._emit("approval.answered", number=question.number, answer=question.answer, picked=question.picked, by=question.by, words=words)
+        self._notify(self._desk.answered(question, words))
+
     def _on_moved(self, facts: dict[str, Any]) -> None:
+        with self._lock:
+            due = self._desk.moved(str(facts["after"]), str(facts["because"]), time.time())
+        self._notify(due)
         self._emit(f"job.{str(facts['after']).lower()}", **{name: str(value) for name, value in facts.items()})
 
     def _on_fault(self, facts: dict[str, Any]) -> None:
@@ -74,7 +114,8 @@ class Publisher:
     def _on_incident(self, facts: dict[str, Any]) -> None:
         incident: IncidentInWork = facts["incident"]
         row = incident.row.model_copy()
-        text = incident_markdown(row, list(incident.fault_rows), list(incident.decisions), incident.rows())
+        verdicts = [incident.verdict] if incident.verdict is not None else []
+        text = incident_markdown(row, list(incident.fault_rows), list(incident.decisions), incident.rows(), verdicts)
         key = f"{self._job}-incident-{row.number}"
         self._work.put(lambda: _sent(create_markdown_artifact(markdown=text, key=key, description=f"Incident {row.number}: {row.kind}")))
         name = "incident.recovered" if row.outcome == "recovered" else "incident.closed"
@@ -89,6 +130,9 @@ class Publisher:
             steps_lost=row.steps_lost,
             because=row.because,
         )
+        with self._lock:
+            due = self._desk.closed(row, time.time())
+        self._notify(due)
         if row.outcome == "recovered":
             self._emit("recovery.done", number=row.number, rung=row.rung, downtime_s=row.downtime_s)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -12,11 +13,14 @@ from holdfast.control import runs
 from holdfast.control.fleet import failures
 from holdfast.control.plan import rank_environments
 from holdfast.control.run import Run
-from policies.ladder import Rung
+from policies.case import IN_PROCESS
 from policies.states import Event
 from tasks import takeover
 from tasks.monitor import watch
 from tasks.turn import Turn
+
+START_SECONDS: Final = 30.0
+"""How long an agent may take to answer the order to start workers, where the deadline of the rung leaves it so long."""
 
 
 @task(task_run_name="resume {job}", cache_policy=NO_CACHE)
@@ -24,17 +28,18 @@ def resume(job: str) -> Turn:
     """Start the workers and wait for the first new step, within the deadline of the rung."""
     run = runs.of(job)
     incident = run.incident
-    assert incident is not None
+    if incident is None:
+        return Turn(Event.STARTED, "the flow before had seen the ranks at work, and died before it could say so")
     assert incident.decision is not None
     rung = incident.decision.rung
+    limit = run.policy.deadlines.of(rung)
+    begin = time.time()
     if not run.board.all_started():  # a flow that adopted the job in this state finds them started
-        if rung is Rung.TAKE_OVER:
+        if rung in IN_PROCESS:
             takeover.regroup(run, incident.decision)
         else:
-            start_workers(run)
-    limit = run.deadline(rung)
-    begin = time.time()
-    turn = watch(run, seconds=limit, until=run.begun)
+            start_workers(run, seconds=min(START_SECONDS, limit))
+    turn = watch(run, seconds=max(0.0, begin + limit - time.time()), until=run.begun)
     if turn is None:
         reached = {view.rank: view.reached() for view in run.board.ranks.values()}
         now = time.time()
@@ -46,15 +51,15 @@ def resume(job: str) -> Turn:
     return turn
 
 
-def start_workers(run: Run) -> None:
-    """Order every node to start its workers, all at once; a node that does not is evidence."""
+def start_workers(run: Run, *, seconds: float = START_SECONDS) -> None:
+    """Order every node to start its workers, all at once; a node that does not say within *seconds* that it has is evidence."""
     environments = rank_environments(run.board.membership, generation=run.generation, lineup=run.lineup, job=run.job.name)
     for worker in (worker for workers in environments.values() for worker in workers):
         worker["environment"] |= run.replicas.environment()
     answers = run.fleet.each(
         run.members,
         lambda node: run.fleet.channel(node).order(
-            "start", generation=run.generation, workers=environments[node], membership=run.board.membership, seconds=30.0
+            "start", generation=run.generation, workers=environments[node], membership=run.board.membership, seconds=seconds
         ),
     )
     run.held |= dict.fromkeys(answers.keys() - failures(answers).keys(), run.generation)

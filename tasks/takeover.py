@@ -14,6 +14,7 @@ from holdfast.control.plan import roles_environment, token_of
 from holdfast.control.run import Run
 from holdfast.errors import NodeTrouble, OrderRefused
 from policies.ladder import Decision, Seat
+from policies.offences import offences
 from policies.placement import Membership, membership_after
 from policies.states import Event
 from tasks.turn import Turn
@@ -23,7 +24,7 @@ def isolate(run: Run, incident: IncidentInWork) -> Turn:
     """Wake the ranks that live from whatever they wait for, and kill those that are sick; wait for neither."""
     decision = incident.decision
     assert decision is not None
-    sick, alive = sorted(seat.rank for seat in decision.seats), run.fleet.alive()
+    sick, alive = sorted({seat.rank for seat in decision.seats} | set(decision.vacate)), run.fleet.alive()
     nodes = [node for node in run.members if node in alive and node in run.held]
     answers = run.fleet.each(
         nodes,
@@ -57,7 +58,9 @@ def _note(run: Run, refused: dict[str, str]) -> None:
 
 
 def let_go(run: Run, nodes: tuple[str, ...], *, lost: set[str], because: str) -> None:
-    """Let go of *nodes*: nothing of the job may run there any more."""
+    """Let go of *nodes*: nothing of the job may run there any more, nor of any other job where they have to answer for it."""
+    if run.incident is not None and run.incident.case is not None:
+        run.wards.accuse(offences(run.incident.case, nodes))
     run.fleet.each(nodes, run.fleet.drop)
     for node in nodes:
         run.held.pop(node, None)
@@ -67,9 +70,9 @@ def let_go(run: Run, nodes: tuple[str, ...], *, lost: set[str], because: str) ->
 def reschedule(run: Run, decision: Decision) -> Turn:
     """Begin the next generation: who lives stays, the sick ranks go where the decision says."""
     sick = frozenset(seat.rank for seat in decision.seats)
-    membership = membership_after(run.board.membership, decision.seats)
+    membership = membership_after(run.board.membership, decision.seats, decision.vacate)
     try:
-        store, serve = store_without(run, sick, membership)
+        store, serve = store_without(run, sick.union(decision.vacate), membership)
     except NodeTrouble as error:
         return _failed(run, {error.node: str(error)} if isinstance(error, OrderRefused) else {}, {error.node: error})
     number = run.newest + 1

@@ -10,11 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.leftovers import leftovers, memory, vaults
+from holdfast.leftovers import leftovers, vaults
+from tests.leftovers import memory
 from tests.waiting import wait_until
 
 INTEGRATION_SECONDS = 120
 INTEGRATION = Path(__file__).parent / "integration"
+
+
+KEPT = ("HOLDFAST_VAULTS", "HOLDFAST_KERNEL_LOG")
+"""Variables that every test has, and what it starts."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,10 +36,12 @@ def nothing_left_in_memory() -> Iterator[Path]:
     """Have all vaults made in a folder of this run; fail the run when one outlives all tests."""
     place = memory()
     os.environ["HOLDFAST_VAULTS"] = str(place)
+    os.environ["HOLDFAST_KERNEL_LOG"] = os.devnull  # the machine's own has what other tests and strangers do to it
     yield place
     left = vaults(place)
     shutil.rmtree(place)
-    del os.environ["HOLDFAST_VAULTS"]
+    for name in KEPT:
+        del os.environ[name]
     assert not left, "Left in memory:\n" + "\n".join(left)
 
 
@@ -66,7 +73,7 @@ def _no_terminal_around() -> Iterator[None]:
 @pytest.fixture
 def holdfast_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give Holdfast a fresh home with a short path, and take away what the caller's shell says about Holdfast and Prefect."""
-    for name in [name for name in os.environ if name.startswith(("HOLDFAST_", "PREFECT_")) and name != "HOLDFAST_VAULTS"]:
+    for name in [name for name in os.environ if name.startswith(("HOLDFAST_", "PREFECT_")) and name not in KEPT]:
         monkeypatch.delenv(name)
     home = tmp_path_factory.mktemp("h")
     monkeypatch.setenv("HOLDFAST_HOME", str(home))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.leftovers import leftovers
+from holdfast.leftovers import leftovers
 from tests.waiting import wait_until
 
 

@@ -18,5 +18,7 @@ from typing import Final
 from detectors.signatures.loading import BadSignature, Signature, check, load
 
 SIGNATURES: Final = load()
+XIDS: Final = tuple(signature for signature in SIGNATURES if signature.place.partition(",")[0] == "xid.toml")
+"""What the driver of NVIDIA's GPUs reports by number."""
 
-__all__ = ["SIGNATURES", "BadSignature", "Signature", "check", "load"]
+__all__ = ["SIGNATURES", "XIDS", "BadSignature", "Signature", "check", "load"]

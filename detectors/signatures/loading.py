@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from detectors.associations import usual_weight
 from detectors.catalogue import AREAS, Blame, FaultKind, Level, kind
 from detectors.evidence import LogLine, Sample
 
@@ -126,7 +127,7 @@ def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place
         reference=all_of_it["reference"],
         sick=Sample(evidence=LogLine(text=all_of_it["sick"])),
         healthy=Sample(evidence=LogLine(text=all_of_it["healthy"])),
-        weight=all_of_it.get("weight", 50),
+        weight=all_of_it.get("weight", usual_weight(name, all_of_it["component"], level, blame)),
         confused_with=tuple(all_of_it.get("confused_with", ())),
     )
 

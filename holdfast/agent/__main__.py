@@ -8,13 +8,17 @@ import os
 import secrets
 import sys
 from pathlib import Path
+from typing import Final
 
 from holdfast.agent.guardian import guard
 from holdfast.agent.identity import Identity, take_node
-from holdfast.agent.memory import KERNEL_LOG
+from holdfast.agent.kernel_log import ELSEWHERE, KERNEL_LOG
 from holdfast.agent.service import Service
 from holdfast.process import AGENT_MARK, NODE_MARK, fresh_signals, mark_of, marked, sweep
 from holdfast.wire import encode
+
+ROOT: Final = "HOLDFAST_NODE_ROOT"
+"""Variable with the place of the node's /proc and /sys where they are not there."""
 
 
 def main() -> int:
@@ -36,7 +40,7 @@ def main() -> int:
 
     def serve() -> int:
         try:
-            service = Service(me, kernel_log=args.kernel_log)
+            service = Service(me, kernel_log=args.kernel_log, root=args.root)
         except OSError as error:
             return _refuse(args.ready_fd, error)
         return service.run(args.ready_fd)
@@ -51,7 +55,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cluster", default="local", help="the cluster's name")
     parser.add_argument("--ready-fd", type=int, help="descriptor that gets one line of JSON once the agent listens")
     parser.add_argument("--detach", action="store_true", help="leave the caller's session at once and outlive it")
-    parser.add_argument("--kernel-log", type=Path, default=KERNEL_LOG, help="where the kernel tells of out-of-memory kills")
+    kernel_log = Path(os.environ.get(ELSEWHERE) or KERNEL_LOG)
+    parser.add_argument("--kernel-log", type=Path, default=kernel_log, help="where the kernel tells of faults and of out-of-memory kills")
+    parser.add_argument(
+        "--root", type=Path, default=Path(os.environ.get(ROOT) or "/"), help="where the node's /proc and /sys lie, when not there"
+    )
     args = parser.parse_args()
     args.directory = args.directory.absolute()
     return args

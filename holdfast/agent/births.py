@@ -13,6 +13,7 @@ from typing import Final
 
 from holdfast.agent import fields
 from holdfast.agent.identity import Identity
+from holdfast.agent.notices import NoticePlan
 from holdfast.agent.starter import Launch, WarmStarter, start_cold
 from holdfast.log import note
 from holdfast.wire import BadLine, Message
@@ -57,11 +58,16 @@ class Plan:
     log_directory: Path
     memory: MemoryPlan | None = None
     """None: no state is kept in memory."""
+    watch: bool = True
+    """Faults of the node are looked for."""
+    notice: NoticePlan | None = None
+    """Where notices of the node's end are to be seen; None: only SIGTERM is one."""
 
     @classmethod
     def of(cls, order: Message) -> Plan:
         """Return the plan in a ``prepare`` order; raise `BadField` when it is none."""
         warm, memory = fields.flag(order, "warm"), fields.maybe(fields.mapping, order, "memory")
+        notice = fields.maybe(fields.mapping, order, "notice")
         return cls(
             job=fields.text(order, "job"),
             lease=fields.seconds(order, "lease"),
@@ -73,6 +79,8 @@ class Plan:
             environment=fields.environment(order, "environment"),
             log_directory=Path(fields.path(order, "log_directory")),
             memory=None if memory is None else MemoryPlan.of(memory),
+            watch=fields.maybe(fields.flag, order, "watch") is not False,
+            notice=None if notice is None else NoticePlan.of(notice),
         )
 
 

@@ -32,12 +32,12 @@ class Crew:
         self.generation = 0
         self.membership: dict[str, list[int]] = {}
         self.abandoned: int | None = None
+        """The current generation, once it is known to come to nothing."""
         self.pace: int | None = None
         """Steps between two checkpoints that the flow wishes for the current generation, if it said so while that runs."""
-        """The current generation, once it is known to come to nothing."""
         self.plan: Plan | None = None
         self.roles: dict[str, Any] | None = None
-        """What rank 0 has told of the roles in the job, for a flow that was not there."""
+        """What the lowest rank has told of the roles in the job, for a flow that was not there."""
         self.last_words: Callable[[Worker], None] = lambda _worker: None
         """Called when a worker has ended, before its end is told: what it said is in its socket still."""
         self.helpers: set[int] = set()
@@ -50,11 +50,18 @@ class Crew:
         self._expected_helpers: dict[int, tuple[Callable[[int], None], Callable[[str], None]]] = {}
         self.buried: Callable[[int], None] = lambda _pid: None
         """Called with the pid of every helper that has ended."""
+        self.fell: Callable[[], None] = lambda: None
+        """Called when a worker has ended that was neither told to nor done."""
         self._reaping = False
         self._stopping: int | None = None
         self.may_save = False
         """Workers that were told to stop have the time to save what they have."""
         self._kill_at: float | None = None
+
+    @property
+    def first(self) -> int:
+        """Return the lowest rank of the current generation: its steps are told one by one."""
+        return min((rank for ranks in self.membership.values() for rank in ranks), default=0)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -303,6 +310,8 @@ class Crew:
         self.leavers = [leaver for leaver in self.leavers if leaver is not worker]
         finished = worker.finished or not worker.managed
         self._emit("worker.exited", rank=worker.rank, generation=worker.generation, finished=finished, step=worker.step, **facts)
+        if not facts["ordered"] and not (finished and facts["code"] == 0):
+            self.fell()
 
     def _lose_standby(self, worker: Worker, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
         assert worker.standby is not None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-KERNEL_LOG: Final = Path("/dev/kmsg")
+if TYPE_CHECKING:
+    from detectors.readings import KernelLine
+    from holdfast.agent.kernel_log import Follower
+
 INITIAL_PIDS: Final = "pid:[4026531836]"
 """The pid namespace whose numbers the kernel's log speaks of (PROC_PID_INIT_INO in the kernel's proc_ns.h)."""
 
@@ -17,18 +19,14 @@ _KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory|oom_reaper|O
 
 
 class OutOfMemory:
-    """Follows the kernel log and the agent's cgroup; says what it could not read."""
+    """Reads the kernel's log and the counter of the agent's cgroup for kills; says what it could not read."""
 
-    def __init__(self, kernel_log: Path = KERNEL_LOG) -> None:
+    def __init__(self, kernel_log: Follower) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=256)
-        self._half = ""
-        self._log, why = -1, f"{kernel_log} speaks of another pid namespace"
-        try:
-            self._log = os.open(kernel_log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.lseek(self._log, 0, os.SEEK_END)
-        except OSError as error:
-            why = f"{kernel_log}: {error.strerror}"
-        ours = self._log >= 0 and _pids_are_the_logs()
+        self._log = kernel_log
+        kernel_log.tell(self._take)
+        why = kernel_log.blind or f"{kernel_log.path} speaks of another pid namespace"
+        ours = kernel_log.blind is None and _pids_are_the_logs()
         self._counter = None if ours else _cgroup_counter()  # it counts our neighbours' losses too, and the log tells whose each was
         self._seen = self._count()
         self.blind = None if ours or self._counter else f"{why}, and no cgroup counter"
@@ -41,36 +39,24 @@ class OutOfMemory:
             return int(found[1]) if found else 0
         return 0
 
-    def _drain(self) -> None:
-        while self._log >= 0:
-            try:
-                text = os.read(self._log, 8192).decode(errors="replace")
-            except BrokenPipeError:
-                continue  # the ring overtook us: the next read goes on with the oldest record left
-            except OSError:
-                return
-            if not text:
-                return
-            *lines, self._half = (self._half + text).split("\n")
-            for line in lines:
-                self._take(line)
-
-    def _take(self, line: str) -> None:
-        found = _KILLED.search(line)
+    def _take(self, line: KernelLine) -> None:
+        found = _KILLED.search(line.text)
         if found:
-            head, _, words = line.partition(";")  # a record of /dev/kmsg begins with "6,1234,5678,-;"
-            said = words if re.fullmatch(r"[\d,]+[-,\w=]*", head) else line
-            self._lines.append((int(found[1]), said.strip()))
+            self._lines.append((int(found[1]), line.text))
 
     def forget(self) -> None:
         """Start anew before workers start: a pid may be used again."""
-        self._drain()
+        self._read()
         self._lines.clear()
         self._seen = self._count()
 
+    def _read(self) -> None:
+        with suppress(OSError):  # what cannot be read tells nothing; the log's follower says so
+            self._log.read()
+
     def killed(self, pid: int) -> str | None:
         """Return the evidence that the kernel killed *pid* for want of memory, if there is any."""
-        self._drain()
+        self._read()
         for found, line in self._lines:
             if found == pid:
                 return line

@@ -43,6 +43,7 @@ class Orders:
             "stop": self._stop,
             "replicate": self._replicate,
             "stored": self._stored,
+            "ask": self._ask,
             "flush": self._flush,
             **Recovery(service).verbs,
             "end": self._end,
@@ -128,6 +129,8 @@ class Orders:
         warm = service.crew.prepare(plan)
         service.hold(plan.job, fields.maybe(fields.whole, order, "epoch") or 0, plan.lease)
         service.vaults.prepare(plan)
+        service.watching.prepare(watch=plan.watch)
+        service.notices.prepare(plan.notice)
         return {"warm": warm, "memory": service.vaults.about()}
 
     def _port(self, _peer: Peer, _order: Message) -> Message:
@@ -148,7 +151,7 @@ class Orders:
         living = crew.living() + [worker for worker in crew.leavers if not worker.gone]
         if living or crew.stopping:
             raise Refused(f"{len(living)} worker(s) of generation {crew.generation} still live, or what they left does")
-        service.begin_generation()
+        service.begin_generation(generation)
         crew.start(generation, membership, places)
         return {"started": sorted(places)}
 
@@ -169,6 +172,15 @@ class Orders:
             raise Refused("this node keeps nothing in memory that others could have")
         self._service.vaults.replicate(homes, bandwidth)
         return {}
+
+    def _ask(self, _peer: Peer, order: Message) -> Message:
+        """Put a question to the workers of this node (or to those *ranks*) that have a line; they answer in events of their own."""
+        question, ranks = fields.mapping(order, "question"), fields.maybe(fields.numbers, order, "ranks")
+        generation, crew = fields.whole(order, "generation"), self._service.crew
+        if generation != crew.generation:
+            raise Refused(f"generation {generation} is not the current one, that is {crew.generation}")
+        asked = [worker for worker in crew.living() if worker.line is not None and (ranks is None or worker.rank in ranks)]
+        return {"asked": [worker.rank for worker in asked if self._service.tell(worker, question)]}
 
     def _stored(self, _peer: Peer, _order: Message) -> Message:
         """Say which snapshots lie whole in this node's memory: its ranks', and what others keep here."""

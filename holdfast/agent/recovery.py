@@ -203,7 +203,7 @@ class Recovery:
     def _begin(self, table: Table, taken: dict[int, Worker]) -> None:
         """Let the generation begin here: whoever is kept or taken over belongs to it, all other workers leave."""
         crew, kept = self._crew, list(taken.values())
-        self._service.begin_generation()
+        self._service.begin_generation(table.generation)
         for worker in crew.living():
             if worker not in kept:
                 worker.ordered, worker.leave_by = True, time.monotonic() + table.leave

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -68,6 +69,8 @@ class Reports:
         self, crew: Crew, steps: Steps, emit: Callable[..., None], tell: Callable[[Worker, Message], bool], flushing: Flushing
     ) -> None:
         self._crew, self._steps, self._send, self._tell, self._flushing = crew, steps, emit, tell, flushing
+        self.pass_by: Callable[..., None] = lambda _event, **_facts: None
+        """Tells attached flows what no journal keeps."""
         self._verbs: dict[str, Callable[[Worker, Message], None]] = {
             "mark": self._on_mark,
             "resumed": self._on_resumed,
@@ -82,6 +85,9 @@ class Reports:
             "roles": self._on_roles,
             "switched": self._on_switched,
             "left": self._on_left,
+            "standing": self._on_standing,
+            "sums": self._on_standing,
+            "check": self._on_check,
             **dict.fromkeys(PASSED_ON, self._pass_on),
         }
         self._verbs_of_standbys: dict[str, Callable[[Worker, Message], None]] = {
@@ -224,8 +230,38 @@ class Reports:
             self._emit("worker.stepped", worker, step=step, until=until)
         if generation == worker.generation:
             worker.snapshot |= of_snapshots
-        if worker.rank == 0:
+            self._note_pace(worker, message, step)
+            self._note_loss(worker, step, loss)
+        if worker.rank == self._crew.first:
             self._steps.add(generation, (step, now, seconds, loss))
+
+    def _note_pace(self, worker: Worker, message: Message, step: int) -> None:
+        """Keep how the step's time was spent, for the beats; a step with a section in it tells nothing."""
+        pace = fields.maybe(fields.mapping, message, "pace")
+        if pace is not None:
+            worker.paces.add(step, [fields.seconds(pace, name) for name in ("own", "talk", "data")])
+
+    def _note_loss(self, worker: Worker, step: int, loss: float | None) -> None:
+        """Tell at once of a rank's loss that is no number any more, and once until it is one again."""
+        bad = loss is not None and not math.isfinite(loss)
+        if bad and not worker.bad_loss:
+            self._emit("worker.loss", worker, step=step, loss=loss)
+        if loss is not None:
+            worker.bad_loss = bad
+
+    def _on_standing(self, worker: Worker, message: Message) -> None:
+        """Pass on where a worker stands, or what it found in a check: an answer to the flow's question, worth nothing later."""
+        word = fields.text(message, "t")
+        self.pass_by(f"worker.{word}", rank=worker.rank, generation=worker.generation, said=_said(message))
+
+    def _on_check(self, worker: Worker, message: Message) -> None:
+        """Keep the digest of its parameters for the beats."""
+        if _meant(worker, message) == worker.generation and worker.former is None:
+            worker.checks.append({
+                "step": fields.whole(message, "step", most=LARGEST_STEP),
+                "digest": fields.text(message, "digest")[:64],
+                "piece": (fields.maybe(fields.text, message, "piece") or "")[:64],
+            })  # fmt: skip
 
     def _on_section(self, worker: Worker, message: Message) -> None:
         """Note the section for the beats; an event for each would fill the journal."""
@@ -291,7 +327,7 @@ def _said(message: Message) -> Message:
     if message["t"] == "regrouped":
         takes["seconds"] = fields.durations
     if message["t"] == "roles":
-        takes["roles"] = fields.groups
+        takes |= {"roles": fields.groups, "copies": fields.groups}
         said.setdefault("roles", None)
     for name, take in takes.items():
         if name in said:

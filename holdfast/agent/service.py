@@ -17,11 +17,14 @@ from holdfast.agent.crew import Crew
 from holdfast.agent.flushing import Flushing
 from holdfast.agent.identity import Identity
 from holdfast.agent.journal import Journal
+from holdfast.agent.kernel_log import KERNEL_LOG, Follower
 from holdfast.agent.line import ENOUGH, Peer
-from holdfast.agent.memory import KERNEL_LOG, OutOfMemory
+from holdfast.agent.memory import OutOfMemory
+from holdfast.agent.notices import Notices
 from holdfast.agent.orders import Orders
 from holdfast.agent.reports import Reports, Steps
 from holdfast.agent.vaults import Vaults
+from holdfast.agent.watching import Watching
 from holdfast.agent.worker import Worker
 from holdfast.log import note
 from holdfast.process import end_children, started_at
@@ -44,14 +47,14 @@ LEAVE_SECONDS: Final = 25.0
 before its end, or half a minute (AWS, Google Cloud); Slurm leaves 30 s between SIGTERM and SIGKILL (KillWait)."""
 END_SECONDS: Final = 5.0
 """How long an ending agent waits for what its workers had forked; its guardian waits on."""
-FREQUENT: Final = frozenset({"steps", "saved", "trouble"})
+FREQUENT: Final = frozenset({"steps", "saved", "trouble", "node.fault", "node.grew"})
 """Events of which a job makes any number: no milestones of the journal."""
 
 
 class Service:
     """A node's agent."""
 
-    def __init__(self, me: Identity, *, kernel_log: Path = KERNEL_LOG) -> None:
+    def __init__(self, me: Identity, *, kernel_log: Path = KERNEL_LOG, root: Path = Path("/")) -> None:
         """Open the journal and listen; raise ``OSError`` when that cannot be."""
         self.me = me
         self.journal = Journal(me.directory / "journal.jsonl")
@@ -67,14 +70,18 @@ class Service:
         self._next_beat = 0.0
         self._peers: set[Peer] = set()
         self._selector = selectors.DefaultSelector()
-        self.crew = Crew(me, self._selector, self.emit, OutOfMemory(kernel_log))
+        self.crew = Crew(me, self._selector, self.emit, OutOfMemory(Follower(kernel_log)))
         self.crew.last_words = self._last_words
         self.flushing = Flushing(me, self.crew, self.emit, self._send)
         self.crew.buried = self.flushing.buried
         self.vaults = Vaults(me, self._selector, self.emit, self.crew, self.flushing)
+        self.watching = Watching(me, self._selector, self.emit, self.crew.helpers, kernel_log, root)
+        self.crew.fell = self.watching.something_ended
+        self.notices = Notices(me, self._selector, self.emit, self.crew.helpers)
         self._wipe = False
         self._steps = Steps(self.emit)
         self._orders, self._reports = Orders(self), Reports(self.crew, self._steps, self.emit, self.tell, self.flushing)
+        self._reports.pass_by = self._pass_by
         self._server = listen(me.socket)
         self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._write_facts()
@@ -113,6 +120,7 @@ class Service:
         def heard(_mask: int) -> None:
             with suppress(BlockingIOError):
                 while data := wake.recv(4096):
+                    self.notices.signalled(data)
                     if signal.SIGTERM in data:
                         self._told_to_go()
 
@@ -157,11 +165,12 @@ class Service:
         beside.write_text(json.dumps(facts))
         beside.replace(path)
 
-    def begin_generation(self) -> None:
-        """Let the events of a new generation begin here."""
+    def begin_generation(self, number: int) -> None:
+        """Let the events of generation *number* begin here."""
         self._steps.flush()
         self.generation_seq = self.journal.seq
         self.journal.begin_generation()
+        self.watching.begin_generation(number)
 
     def _patience(self) -> float:
         times = [
@@ -169,6 +178,8 @@ class Service:
             self._steps.due(),
             self.vaults.due(),
             self.flushing.due(),
+            self.watching.due(),
+            self.notices.due(),
             self._leave_at,
             self._next_beat if self.crew.living() else None,
         ]
@@ -181,6 +192,8 @@ class Service:
         self.crew.tick(now)
         self.vaults.tick(now)
         self.flushing.tick(now)
+        self.watching.tick(now)
+        self.notices.tick(now)
         if now >= self._next_beat and self.crew.living():
             self._next_beat = now + BEAT
             self._beat()
@@ -198,6 +211,8 @@ class Service:
         """Kill the workers and standbys, and leave the loop once they are gone; *wipe* what is kept in memory, as nobody needs it."""
         self.ending, self._wipe = True, self._wipe or wipe
         self.flushing.end()
+        self.watching.end()
+        self.notices.end()
         self.crew.end()
 
     def _close(self) -> None:
@@ -237,11 +252,15 @@ class Service:
         self._flush(peer)
 
     def _beat(self) -> None:
-        """Tell how far every worker is. Beats are not journaled, and skip a reader that is behind: an old one is worth nothing."""
+        """Tell how far every worker is."""
         ranks = {str(worker.rank): worker.view() | {"replica": self.vaults.replica(worker.rank)} for worker in self.crew.living()}
-        beat = {"event": "beats", "at": time.time(), "generation": self.crew.generation, "ranks": ranks}
+        self._pass_by("beats", generation=self.crew.generation, ranks=ranks)
+
+    def _pass_by(self, event: str, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
+        """Tell attached flows what is not journaled and skips a reader that is behind: an old one is worth nothing."""
+        message = {"event": event, "at": time.time(), **facts}
         for peer in [peer for peer in self._peers if peer.told == self.journal.seq and not peer.unsent]:
-            self._send(peer, beat)
+            self._send(peer, message)
 
     def _send(self, peer: Peer, message: Message) -> None:
         if peer.send(message):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.agent.paces import Paces
 from holdfast.process import state_of, wait_of
 from holdfast.wire import Message
 
@@ -19,6 +20,8 @@ NO_RANK: Final = -1
 """The rank of a standby."""
 MOST_HELD: Final = 4096
 """Messages of one worker that wait for its generation to be on record; of more the oldest are dropped."""
+MOST_CHECKS: Final = 4
+"""Digests that beats carry: each may be lost, and nodes beat at different times."""
 TAIL: Final = 8192
 """Bytes of a worker's output that travel with its end."""
 
@@ -47,6 +50,12 @@ class Worker:
     """When it last showed progress (monotonic)."""
     snapshot: Message = field(default_factory=dict)
     """What it has said of its snapshots in memory in this generation; see `holdfast.agent.snapshots`."""
+    paces: Paces = field(default_factory=Paces)
+    """How its steps spent their time, in this generation."""
+    checks: deque[Message] = field(default_factory=lambda: deque(maxlen=MOST_CHECKS))
+    """The newest digests of its parameters in this generation."""
+    bad_loss: bool = False
+    """The loss that it told last is no number."""
     section: str | None = None
     section_limit: float | None = None
     raised: dict[str, Any] | None = None
@@ -88,7 +97,8 @@ class Worker:
         """Go on into a new generation, in which it has done no step yet."""
         self.generation, self.first_step = generation, None
         self.section, self.section_limit = None, None
-        self.snapshot = {}
+        self.snapshot, self.paces, self.bad_loss = {}, Paces(), False
+        self.checks.clear()
         self.advance()
 
     def promote(self, rank: int, generation: int, log: Path) -> None:
@@ -111,6 +121,8 @@ class Worker:
             "output_age": self._output_age(),
             "pid": self.pid,
             "snapshot": self._of_snapshots(),
+            "paces": self.paces.told(),
+            "checks": list(self.checks),
         }
 
     def _of_snapshots(self) -> Message:

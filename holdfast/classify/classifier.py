@@ -19,6 +19,8 @@ REMEMBERED: Final = 10_000
 """Lines whose kind is remembered."""
 SHORT: Final = 500
 """Bytes of a line that is worth remembering."""
+FLOOD: Final = 4
+"""A log floods where one line in so many was looked at, and of these one in so many was known."""
 _STAMP: Final = re.compile(rb"\[ *\d+\.\d+\] |\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d ")
 SCRIPT: Final = "script-exception"
 _VAGUE: Final = frozenset({SCRIPT, "script-value", "script-name", "process-status"})
@@ -63,17 +65,40 @@ class Classifier:
         self._gatherer = Gatherer()
         self._lines = 0
         self._known: dict[bytes, str | None] = {}
+        self._hits = 0
+        self._flooded = False
 
     def feed(self, block: bytes) -> Page:
         """Judge *block*, which holds whole lines."""
-        found = self._matcher.candidates(block)
         page = Page(first=self._lines + 1, count=block.count(b"\n"))
-        if found or self._gatherer:
-            lines = block.split(b"\n")
-            for place in self._places(sorted(found), page.count):
-                self._judge(lines[place], page.first + place, found.get(place, ()), page)
         self._lines += page.count
+        lines = block.split(b"\n") if self._flooded else []
+        told, found = self._told_before(lines) if self._flooded else ({}, self._matcher.candidates(block))
+        known = self._hits
+        if told or found or self._gatherer:
+            lines = lines or block.split(b"\n")
+            for place in self._places(sorted([*found, *told]), page.count):
+                line, number, candidates = lines[place], page.first + place, found.get(place, ())
+                if (self._gatherer or HEAD in candidates) and self._gather(line, number, page):
+                    continue
+                if (name := told.get(place) or (self._kind(line, candidates) if candidates else None)) is not None:
+                    page.faults.append(Verdict(number, name, line.decode(errors="replace")))
+        known, asked = self._hits - known + len(told), len(found) + len(told)
+        self._flooded = FLOOD * asked > page.count and FLOOD * known > asked
         return page
+
+    def _told_before(self, lines: list[bytes]) -> tuple[dict[int, str], dict[int, Collection[int]]]:
+        """Return the faults among *lines* that are known, and what may match on the others: in a flood, matching is what takes the time."""
+        told: dict[int, str] = {}
+        new: list[int] = []
+        for place, line in enumerate(lines):
+            said = line[:1] + line[stamp.end() :] if (stamp := _STAMP.match(line)) else line
+            if said not in self._known:
+                new.append(place)
+            elif (name := self._known[said]) is not None:
+                told[place] = name
+        found = self._matcher.candidates(b"\n".join([lines[place] for place in new])) if new else {}
+        return told, {new[place]: candidates for place, candidates in found.items()}
 
     def finish(self) -> Page:
         """Judge what is still open."""
@@ -92,20 +117,19 @@ class Classifier:
                 yield hit
                 place = hit + 1
 
-    def _judge(self, line: bytes, number: int, candidates: Collection[int], page: Page) -> None:
-        if self._gatherer or HEAD in candidates:
-            taken, whole = self._gatherer.take(line.decode(errors="replace"), number)
-            page.faults.extend(_verdict(one) for one in whole)
-            if taken:
-                page.inside.add(number)
-                return
-        if candidates and (name := self._kind(line, candidates)) is not None:
-            page.faults.append(Verdict(number, name, line.decode(errors="replace")))
+    def _gather(self, line: bytes, number: int, page: Page) -> bool:
+        """Tell whether *line* belongs to a traceback, and judge those that are whole now."""
+        taken, whole = self._gatherer.take(line.decode(errors="replace"), number)
+        page.faults.extend(_verdict(one) for one in whole)
+        if taken:
+            page.inside.add(number)
+        return taken
 
     def _kind(self, line: bytes, candidates: Collection[int]) -> str | None:
         """Return the kind of *line*: floods repeat a line with another time, and what was judged once is known."""
         said = line[:1] + line[stamp.end() :] if (stamp := _STAMP.match(line)) else line
         if said in self._known:
+            self._hits += 1
             return self._known[said]
         numbers = sorted({one for one in candidates if one < WORDS})
         name = judge(line.decode(errors="replace"), numbers, words=WORDS in candidates)

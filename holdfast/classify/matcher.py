@@ -25,6 +25,8 @@ WORDS: Final = len(SIGNATURES)
 HEAD: Final = WORDS + 1
 """Stands among the candidates for: a traceback begins here."""
 
+_BITS: Final = 16
+_NUMBER: Final = (1 << _BITS) - 1
 _HEAD: Final = r"Traceback \(most recent call last\)"
 _NOT_ITS_OWN: Final = ("(?!", "(?=", "(?<!", "(?<=", "(?P=")
 """What Hyperscan can only match approximately."""
@@ -55,19 +57,23 @@ class AllAtOnce:
 
     def candidates(self, block: bytes) -> Mapping[int, Collection[int]]:
         """Return the lines on which anything may match."""
-        ends: list[tuple[int, int]] = []
-        self._database.scan(block, match_event_handler=lambda number, _begin, end, _flags, found: found.append((end, number)), context=ends)
-        ends.sort()
+        events: list[int] = []  # where a match ends, and of what: one number, as a flood makes millions of them
+        keep = events.append
+        self._database.scan(block, match_event_handler=lambda number, _begin, end, _flags, _context: keep(end << _BITS | number))
+        events.sort()
         found: dict[int, list[int]] = {}
+        mine: list[int] | None = None
         place = before = 0
-        for end, number in ends:
+        for event in events:
+            end = event >> _BITS
             if end > before + 1:
-                place += block.count(b"\n", before, end - 1)
+                passed = block.count(b"\n", before, end - 1)
                 before = end - 1
-            if place in found:
-                found[place].append(number)
-            else:
-                found[place] = [number]
+                if passed:
+                    place, mine = place + passed, None
+            if mine is None:
+                found[place] = mine = []
+            mine.append(event & _NUMBER)
         return found
 
 

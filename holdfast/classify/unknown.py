@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from detectors.exceptions import EXCEPTION
-from detectors.process import EXIT_CODE, OTHER_SIGNAL
-from detectors.unseen import OTHERS
-from holdfast.classify.classifier import SCRIPT, judge_lines
+from detectors.outputs import GENERIC, NAMELESS
+from detectors.unseen import OTHERS, UNKNOWN
+from holdfast.classify.classifier import judge_lines
 from holdfast.history.models import Fault
 
-CATCH_ALL: Final = frozenset({EXCEPTION.id, EXIT_CODE.id, OTHER_SIGNAL.id, *OTHERS})
+CATCH_ALL: Final = GENERIC | OTHERS
 """Kinds that say that something failed, and not what."""
 _VARIES: Final = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b|\d+(?:\.\d+)?")
 _LETTERS: Final = re.compile(r"[^a-z0-9]+")
@@ -79,7 +78,11 @@ class Unknown:
 def unknown(faults: Iterable[Fault]) -> list[Unknown]:
     """Return what no kind of the catalogue names in *faults*, the most frequent first."""
     found: dict[tuple[str, str], Unknown] = {}
-    for fault in faults:
+    told = list(faults)
+    with_context = {_end(fault) for fault in told if fault.kind == UNKNOWN}
+    for fault in told:
+        if fault.kind in GENERIC and _end(fault) in with_context:
+            continue  # the same end, recorded with its context beside
         quote = str(fault.evidence.get("quote", ""))
         if fault.kind in CATCH_ALL and not _is_known(quote, str(fault.evidence.get("detail", ""))):
             shape = _VARIES.sub("N", quote)[:160]
@@ -90,4 +93,8 @@ def unknown(faults: Iterable[Fault]) -> list[Unknown]:
 def _is_known(quote: str, detail: str) -> bool:
     """Tell whether the words of a failure, or what was printed before it, are of a kind of their own."""
     said = {verdict.kind for text in (quote, detail) if text for verdict in judge_lines(text)}
-    return bool(said - OTHERS - {SCRIPT, "process-status"})
+    return bool(said - NAMELESS)
+
+
+def _end(fault: Fault) -> tuple[str, int | None, float]:
+    return fault.job_id, fault.rank, fault.at

@@ -16,7 +16,7 @@ from holdfast.history import queries
 from holdfast.history.lease import holder_of
 from holdfast.history.models import Checkpoint, Decision, Generation, Incident, Job, Move, Remark, Step
 from holdfast.history.store import History
-from holdfast.report.wording import count, duration, kept, plural
+from holdfast.report.wording import count, duration, in_ranks, kept, plural
 
 KEPT_STEPS: Final = 200
 """Newest steps kept in memory: for the rate and the curve of the loss."""
@@ -129,7 +129,7 @@ def of_generation(row: Generation) -> Change:
     return Change(
         event="generation",
         at=row.at,
-        text=f"generation {row.number}: {plural(row.world_size, 'rank')} on {where}{kept(row.facts)}",
+        text=f"generation {row.number}: {in_ranks(row.world_size, row.facts)} on {where}{kept(row.facts)}",
         record=_record(row),
     )
 

@@ -7,11 +7,13 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import IO, Final
 
 from detectors.catalogue import CATALOGUE
 from holdfast.classify import Page, Verdict, classify
+from holdfast.classify.opening import opened
 from holdfast.cli.output import hint, say
 from holdfast.errors import NotReadable
 from holdfast.report.wording import count, plural, visible
@@ -24,25 +26,27 @@ _BENIGN: Final = ', "verdict": "benign", "kind": null, "blame": "none", "level":
 def classify_log(path: Path | None, *, as_json: bool) -> int:
     """Judge the log at *path*, or what comes in; 0 whatever was found in it."""
     if path is None or str(path) == "-":
-        _tell(sys.stdin.buffer, as_json=as_json)
+        if sys.stdin is None:
+            raise NotReadable("the log", "that comes in", "standard input is closed", "Name a file, or pipe a log in")
+        _tell(sys.stdin.buffer, "that comes in", as_json=as_json)
         return 0
     try:
-        log = path.open("rb")
-    except OSError as error:
+        with path.open("rb") as log:
+            _tell(log, str(path), as_json=as_json)
+    except IsADirectoryError as error:
+        raise NotReadable("the log", str(path), "it is a directory", "Name a file in it") from error
+    except FileNotFoundError as error:
+        raise NotReadable("the log", str(path), "there is no such file", "Check the path") from error
+    except PermissionError as error:
         raise NotReadable("the log", str(path), error.strerror or str(error)) from error
-    with log:
-        try:
-            _tell(log, as_json=as_json)
-        except IsADirectoryError as error:
-            raise NotReadable("the log", str(path), "it is a directory") from error
     return 0
 
 
-def _tell(log: IO[bytes], *, as_json: bool) -> None:
+def _tell(log: IO[bytes], name: str, *, as_json: bool) -> None:
     read: Callable[[int], bytes] = log.read1 if isinstance(log, io.BufferedReader) else log.read
     found: Counter[str] = Counter()
     lines = 0
-    for page in classify(read):
+    for page in classify(opened(read, name)):
         lines += page.count
         found.update(fault.kind for fault in page.faults)
         if as_json:
@@ -68,7 +72,7 @@ def json_lines(page: Page) -> str:
 
 
 def _json_line(fault: Verdict) -> str:
-    return f'{{"line": {fault.line}{_tail(fault.kind)}, "text": {json.dumps(fault.text[:QUOTED])}}}\n'
+    return f'{{"line": {fault.line}{_tail(fault.kind)}, "text": {encode_basestring_ascii(fault.text[:QUOTED])}}}\n'
 
 
 _TAILS: Final[dict[str, str]] = {}

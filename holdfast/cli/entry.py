@@ -23,6 +23,7 @@ NOBODY_LISTENS: Final = 141
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows `?`, not a traceback
@@ -41,6 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         return _foreign(error)
     return status if isinstance(status, int) else 0
+
+
+def _open_what_is_closed() -> None:
+    """Give a process that was started without an output (`>&-`, some daemons) one that leads nowhere: it is None else."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 
 def _foreign(error: OSError) -> int:

@@ -17,7 +17,7 @@ from holdfast.cli.outlook import Outlook, placed
 from holdfast.cli.output import colour_of
 from holdfast.cli.status import loss_of, progress_of, rate_of
 from holdfast.history.models import Incident
-from holdfast.report.wording import NOTHING, count, duration, plural, visible
+from holdfast.report.wording import NOTHING, count, duration, in_ranks, plural, visible
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 WIDE: Final = 100
@@ -121,7 +121,8 @@ class Frame:
 def _members(outlook: Outlook) -> Text:
     if outlook.generation is None:
         return _line("no workers yet")
-    return _line(f"generation {outlook.generation.number}: {plural(outlook.generation.world_size, 'rank')} on {placed(outlook.members)}")
+    size = in_ranks(outlook.generation.world_size, outlook.generation.facts)
+    return _line(f"generation {outlook.generation.number}: {size} on {placed(outlook.members)}")
 
 
 def _incidents(outlook: Outlook, room: int, width: int) -> Table:

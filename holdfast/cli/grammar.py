@@ -15,6 +15,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 file_path = click.Path(path_type=Path)
+since_option = click.option("--since", metavar="WHEN", help="Only what came after: a date and time, or a duration such as 7d, so long ago.")
 
 
 class NobodyReads(Exception):
@@ -47,6 +48,24 @@ def _version(context: click.Context, _option: click.Parameter, wanted: bool) -> 
     if wanted and not context.resilient_parsing:
         click.echo(f"holdfast {__version__}")
         context.exit()
+
+
+def _refuse_unless_picture(output: Path | None) -> None:
+    if output is not None and output.suffix.lower() not in {".html", ".png", ".svg"}:
+        raise click.BadParameter(f"'{output}' ends in none of .html, .png and .svg. Name one of these.", param_hint="'--output'")
+
+
+def _moment(since: str | None) -> float | None:
+    """Return when *since* was, in seconds since 1970."""
+    if since is None:
+        return None
+    from holdfast.cli.moments import ago_or_at
+
+    found = ago_or_at(since)
+    if found is None:
+        cure = 'Write a duration such as "7d" or "12h", or a date such as "2026-11-20" or "2026-11-20T14:00".'
+        raise click.BadParameter(f"'{since}' is neither a duration nor a date. {cure}", param_hint="'--since'")
+    return found
 
 
 def example(*lines: str) -> str:
@@ -200,11 +219,45 @@ def profile(job: str | None, output: Path | None, as_json: bool) -> int:
     The layout that was recognised (pipeline, data, shards), each rank's idle windows, and what snapshots in memory cost:
     how much of the copying is hidden in the windows. From what the ranks told last; default: the newest job.
     """
-    if output is not None and output.suffix.lower() not in {".html", ".png", ".svg"}:
-        raise click.BadParameter(f"'{output}' ends in none of .html, .png and .svg. Name one of these.", param_hint="'--output'")
+    _refuse_unless_picture(output)
     from holdfast.cli.profiling import profile
 
     return profile(job, output, as_json=as_json)
+
+
+@app.command(epilog=example("holdfast cost", "holdfast cost gpt-small --since 7d", "holdfast cost --since 2026-11-01 -o cost.html"))
+@click.argument("job", required=False)
+@since_option
+@click.option("--output", "-o", type=file_path, metavar="FILE", help="Draw it too; FILE ends in .html, .png or .svg.")
+@as_json
+def cost(job: str | None, since: str | None, output: Path | None, as_json: bool) -> int:
+    """Tell what became of the compute that jobs held.
+
+    Hours in steps that count, and lost: by kind of fault, by phase, by node; with ETTR, MTTF and MTTR. Of one JOB (its newest
+    run), or of all jobs together. The parts add up to the whole.
+    """
+    _refuse_unless_picture(output)
+    begin = _moment(since)
+    from holdfast.cli.costing import cost
+
+    return cost(job, begin, output, as_json=as_json)
+
+
+@app.command(epilog=example("holdfast replay --policy aggressive", "holdfast replay --policy patient --job gpt-small --since 30d"))
+@click.option("--policy", required=True, metavar="POLICY", help="Policy to ask: patient, balanced, aggressive, or a policy file.")
+@click.option("--job", metavar="JOB", help="Only incidents of this job; default: of all jobs.")
+@since_option
+@as_json
+def replay(policy: str, job: str | None, since: str | None, as_json: bool) -> int:
+    """Ask another policy what it would have done.
+
+    Every recorded decision is made again from what was known then. Shows those that differ, and the compute-hours that the
+    others would have won or lost, by what recoveries of that kind took in this history. Nothing is changed.
+    """
+    begin = _moment(since)
+    from holdfast.cli.replaying import replay
+
+    return replay(policy, job, begin, as_json=as_json)
 
 
 @app.command(epilog=example("holdfast stop gpt-small"))
@@ -245,40 +298,289 @@ def migrate(job: str, source: str | None, rank: int | None, target: str | None, 
     return migrate(job, {"from": source, "to": target, "rank": rank}, timeout=timeout, as_json=as_json)
 
 
-@app.command(epilog=example("holdfast nodes cluster.yaml"))
+@app.command(epilog=example('holdfast drain node-1 --by 18:00 --because "new fan"', "holdfast drain node-1 --cancel"))
+@click.argument("node")
+@click.option("--by", metavar="TIME", help="When the node has to be empty: `18:00`, or a date and a time.")
+@click.option("--in", "within", metavar="DURATION", help="The same from now on, such as `20m`.")
+@click.option(
+    "--because", default="a planned removal", show_default=True, metavar="TEXT", help="Why: shown to everybody who meets the node."
+)
+@click.option("--cancel", is_flag=True, help="Take it back: jobs may stay, or be given the node again.")
+@click.option(
+    "--cluster", "cluster_file", type=file_path, metavar="FILE", help="Cluster of the node; default: the cluster `local` on this machine."
+)
+@click.option("--job", metavar="JOB", help="The cluster of this job instead.")
+@as_json
+def drain(
+    node: str, by: str | None, within: str | None, because: str, cancel: bool, cluster_file: Path | None, job: str | None, as_json: bool
+) -> int:
+    """Have all jobs leave NODE, in time.
+
+    From now on no job is given it. Ranks that are there move to another node while training goes on. Where there is no room
+    this is told at once, and shortly before the time what they have is saved, and the job goes on without the node or
+    waits. Afterwards the node is held, until `holdfast nodes release`.
+    """
+    from holdfast.cli.draining import Wish, drain_node
+
+    wish = Wish(node=node, because=because, by=by, within=within, cancel=cancel)
+    return drain_node(wish, cluster_file, job, as_json=as_json)
+
+
+class _Nodes(_Words):
+    """The group `nodes`: what is none of its words is the file of a cluster whose nodes are to be listed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `list` in front where no word of the group begins, unless what stands there is such a word mistyped."""
+        first = next((word for word in args if not word.startswith("-")), None)
+        if first is None:
+            known = bool({"-h", "--help"} & set(args))
+        else:
+            known = first in self.commands or (not Path(first).exists() and bool(difflib.get_close_matches(first, self.commands, n=1)))
+        return super().parse_args(ctx, args if known else ["list", *args])
+
+
+@app.group(
+    cls=_Nodes,
+    epilog=example(
+        "holdfast nodes cluster.yaml",
+        'holdfast nodes hold node-1 --because "new fan" --for 2h',
+        "holdfast nodes release node-1 --because done",
+    ),
+)
+@as_json
+@click.pass_context
+def nodes(context: click.Context, as_json: bool) -> None:
+    """List nodes, take one out of service, or bring it back.
+
+    `holdfast nodes [CLUSTER_FILE]` lists them.
+    """
+    context.default_map = {name: {"as_json": as_json} for name in nodes.commands}  # said before the word it means the same
+
+
+@nodes.command("list", epilog=example("holdfast nodes cluster.yaml"))
 @click.argument("cluster_file", type=file_path, required=False)
 @as_json
-def nodes(cluster_file: Path | None, as_json: bool) -> int:
+def list_nodes(cluster_file: Path | None, as_json: bool) -> int:
     """List the nodes of a cluster.
 
-    With their agents, the jobs they run, and what the history holds against them. CLUSTER_FILE is YAML, or Python that
-    sets `cluster`; default: the cluster `local` on this machine.
+    Whether jobs may be given them, since when not, by whom, why and until when; their agents, the jobs they run, and what
+    was last thought of them. CLUSTER_FILE is YAML, or Python that sets `cluster`; default: the cluster `local` on this
+    machine.
     """
     from holdfast.cli.nodes import nodes
 
     return nodes(cluster_file, as_json=as_json)
 
 
-@app.command(epilog=example("holdfast health --local", "holdfast health --local --since before.json"))
-@click.option("--local", is_flag=True, help="Look at this machine.")
-@click.option("--since", type=file_path, metavar="FILE", help="An earlier output of --json: tell what went wrong since.")
+of_cluster = click.option(
+    "--cluster", "cluster_file", type=file_path, metavar="FILE", help="Cluster of the node; default: the cluster `local` on this machine."
+)
+because = click.option("--because", required=True, metavar="TEXT", help="Why: it is kept, and shown to everybody who meets the node.")
+one_hold = click.option(
+    "--number", type=click.IntRange(min=1), metavar="N", help="Only if this hold is open; `holdfast nodes` shows numbers."
+)
+
+
+@nodes.command("hold", epilog=example('holdfast nodes hold node-1 --because "new fan" --for 2h'))
+@click.argument("node")
+@because
+@click.option("--for", "lasts", metavar="DURATION", help="Such as `2h`; then the node waits for a burn-in. Default: until it is released.")
+@of_cluster
+@as_json
+def hold_node(node: str, because: str, lasts: str | None, cluster_file: Path | None, as_json: bool) -> int:
+    """Give NODE to no job until a person releases it.
+
+    No program lifts it. A job that trains on the node goes on there; `holdfast drain` has it leave as well.
+    """
+    from holdfast.cli.holding import Wish, change
+
+    return change("hold", Wish(node=node, because=because, lasts=lasts), cluster_file, as_json=as_json)
+
+
+@nodes.command("release", epilog=example("holdfast nodes release node-1 --because done"))
+@click.argument("node")
+@because
+@one_hold
+@of_cluster
+@as_json
+def release_node(node: str, because: str, number: int | None, cluster_file: Path | None, as_json: bool) -> int:
+    """Lift a person's hold of NODE.
+
+    What programs hold against the node stays: it is quarantined then, until it has passed a burn-in or is readmitted.
+    """
+    from holdfast.cli.holding import Wish, change
+
+    return change("release", Wish(node=node, because=because, number=number), cluster_file, as_json=as_json)
+
+
+@nodes.command("readmit", epilog=example('holdfast nodes readmit node-1 --because "GPU replaced"'))
+@click.argument("node")
+@because
+@one_hold
+@of_cluster
+@as_json
+def readmit_node(node: str, because: str, number: int | None, cluster_file: Path | None, as_json: bool) -> int:
+    """Take NODE back without a burn-in.
+
+    Lifts a quarantine, a doubt or a retirement by your word. A person's hold stays until it is released.
+    """
+    from holdfast.cli.holding import Wish, change
+
+    return change("readmit", Wish(node=node, because=because, number=number), cluster_file, as_json=as_json)
+
+
+@nodes.command("retire", epilog=example('holdfast nodes retire node-1 --because "fell off the bus again"'))
+@click.argument("node")
+@because
+@of_cluster
+@as_json
+def retire_node(node: str, because: str, cluster_file: Path | None, as_json: bool) -> int:
+    """Give NODE up: only `readmit` brings it back."""
+    from holdfast.cli.holding import Wish, change
+
+    return change("retire", Wish(node=node, because=because), cluster_file, as_json=as_json)
+
+
+@app.command("burn-in", epilog=example("holdfast burn-in node-1", "holdfast burn-in gpu-3 gpu-4 --cluster cluster.yaml --seconds 600"))
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
+@click.option(
+    "--cluster", "cluster_file", type=file_path, metavar="FILE", help="Cluster of the nodes; default: the cluster `local` on this machine."
+)
+@click.option("--short", is_flag=True, help="A second's work: also where a job trains. Tells what is dead, and lifts no quarantine.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True, max=604_800),
+    metavar="SECONDS",
+    help="How long each node works, the network aside; default: `burn_in.seconds` of the cluster.",
+)
+@as_json
+def burn_in(nodes: tuple[str, ...], cluster_file: Path | None, short: bool, seconds: float | None, as_json: bool) -> int:
+    """Try nodes out with real work.
+
+    Arithmetic with known answers on every core and GPU, patterns through memory, a file through the disk, the clock, and bytes
+    between pairs of nodes, paired anew where one fails until the bad end is known. At low priority. A quarantined node
+    that passes comes back; one that fails stays out. Nodes need python3 and nothing else. Exit status 1: a node did not pass.
+    """
+    from holdfast.cli.burning import burn_in
+
+    return burn_in(nodes, cluster_file, short=short, seconds=seconds, as_json=as_json)
+
+
+@app.command(epilog=example("holdfast approve", "holdfast approve 3", 'holdfast approve 3 --refuse --because "only its fan"'))
+@click.argument("number", type=click.IntRange(min=1), required=False)
+@click.option("--refuse", is_flag=True, help="The nodes stay in service.")
+@click.option("--node", "nodes", multiple=True, metavar="NODE", help="Isolate only this one; may be given several times.")
+@click.option("--because", default="", metavar="TEXT", help="Why: it is kept with the answer.")
+@as_json
+def approve(number: int | None, refuse: bool, nodes: tuple[str, ...], because: str, as_json: bool) -> int:
+    """Answer what programs ask before they isolate nodes.
+
+    They ask before they isolate more of a cluster than its `quarantine.share`, or so many of a job's nodes that it cannot go
+    on. Without NUMBER: list what is asked.
+    """
+    from holdfast.cli.approving import answer, open_questions
+
+    if number is None:
+        if refuse or nodes:
+            raise click.UsageError("Name the question that is answered; `holdfast approve` lists them.")
+        return open_questions(as_json=as_json)
+    if refuse and nodes:
+        raise click.UsageError("--refuse keeps all nodes: leave out --node, or --refuse.")
+    return answer(number, refuse=refuse, nodes=nodes, because=because, as_json=as_json)
+
+
+@app.group(
+    cls=_Words,
+    epilog=example(
+        "holdfast notify add ops --webhook https://ops.example.com/hook",
+        "holdfast notify add mail --apprise - < address",
+        "holdfast notify test ops",
+    ),
+)
+def notify() -> None:
+    """Send messages to persons, one an incident.
+
+    They are sent by the Prefect server that PREFECT_API_URL names, whatever becomes of a flow.
+    """
+
+
+@notify.command("add", epilog=example("holdfast notify add ops --webhook https://ops.example.com/hook"))
+@click.argument("name")
+@click.option("--webhook", metavar="URL", help="It is sent JSON; `-`: read the URL from standard input.")
+@click.option("--apprise", metavar="URL", help="Any address that apprise knows: mail, Slack, Teams, ...; `-`: read it from standard input.")
+@click.option("--all", "everything", is_flag=True, help="Also what needs nobody: recovered incidents, jobs that ended well.")
+@as_json
+def add_address(name: str, webhook: str | None, apprise: str | None, everything: bool, as_json: bool) -> int:
+    """Send messages to an address called NAME.
+
+    By default those that need a person: an incident that lasts, a question, a failed job, a sick node.
+    """
+    from holdfast.cli.notifying import add
+
+    if (webhook is None) == (apprise is None):
+        raise click.UsageError("Name one address: by --webhook or by --apprise.")
+    return add(name, webhook or apprise or "", kind="webhook" if webhook else "apprise", everything=everything, as_json=as_json)
+
+
+@notify.command("list", epilog=example("holdfast notify list"))
+@as_json
+def list_addresses(as_json: bool) -> int:
+    """List where messages go."""
+    from holdfast.cli.notifying import addresses
+
+    return addresses(as_json=as_json)
+
+
+@notify.command("test", epilog=example("holdfast notify test ops"))
+@click.argument("name")
+@as_json
+def test_address(name: str, as_json: bool) -> int:
+    """Send one message on its whole way; all addresses get it."""
+    from holdfast.cli.notifying import test
+
+    return test(name, as_json=as_json)
+
+
+@notify.command("remove", epilog=example("holdfast notify remove ops"))
+@click.argument("name")
+@as_json
+def remove_address(name: str, as_json: bool) -> int:
+    """Send nothing to NAME any more, and forget its address."""
+    from holdfast.cli.notifying import remove
+
+    return remove(name, as_json=as_json)
+
+
+@app.command(
+    epilog=example("holdfast health cluster.yaml", "holdfast health cluster.yaml --json", "holdfast health --local --since before.json")
+)
+@click.argument("cluster_file", type=file_path, required=False)
+@click.option("--local", is_flag=True, help="Look at this machine only, and keep nothing of it.")
+@click.option("--since", type=file_path, metavar="FILE", help="With --local: an earlier output of --json; tell what went wrong since.")
 @click.option(
     "--deadline",
     type=click.FloatRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="Wait no longer than this for any part of the node.",
+    help="Wait no longer than this for any node, and with --local for any part of it.",
 )
 @as_json
-def health(local: bool, since: Path | None, deadline: float, as_json: bool) -> int:
-    """Tell what is wrong with this machine.
+def health(cluster_file: Path | None, local: bool, since: Path | None, deadline: float, as_json: bool) -> int:
+    """Tell what is wrong with the nodes of a cluster.
 
     GPUs and their driver, the kernel's log, network, disks, processors, memory, clock, services; and what could not be seen,
-    with the reason. Changes nothing. Exit status 1: there is a fault that asks for more than to be recorded.
+    with the reason. Nodes need python3 and nothing else, and nothing on them is changed. Each is compared with the look
+    before, which the history keeps. CLUSTER_FILE is YAML, or Python that sets `cluster`. Exit status 1: a node is not `ok`.
     """
-    if not local:
-        raise click.UsageError("name what to look at: `--local` is this machine")
+    if local == (cluster_file is not None):
+        raise click.UsageError("name what to look at: the file of a cluster, or `--local` for this machine")
+    if cluster_file is not None:
+        if since is not None:
+            raise click.UsageError("`--since` belongs to `--local`: a cluster is compared with what the history keeps of it")
+        from holdfast.cli.checking_up import check_up
+
+        return check_up(cluster_file, deadline=deadline, as_json=as_json)
     from holdfast.cli.health import health
 
     return health(since, deadline=deadline, as_json=as_json)
@@ -347,6 +649,54 @@ def unknown_faults(limit: int, draft: bool, as_json: bool) -> int:
     from holdfast.cli.faults import list_unknown
 
     return list_unknown(limit=limit, draft=draft, as_json=as_json)
+
+
+@app.group(cls=_Words, no_args_is_help=True, epilog=example("holdfast policy show balanced", "holdfast policy explain 2 --job gpt-small"))
+def policy() -> None:
+    """Show, check and explain policies."""
+
+
+@policy.command("show", epilog=example("holdfast policy show", "holdfast policy show careful.yaml"))
+@click.argument("policy", required=False, metavar="[NAME|FILE]")
+@as_json
+def show_policy(policy: str | None, as_json: bool) -> int:
+    """Show the rules of a policy in their order.
+
+    In words, with every threshold, deadline and level, and what differs from the policy that it is based on. NAME is `patient`,
+    `balanced` (the default) or `aggressive`; FILE is a policy file.
+    """
+    from holdfast.cli.policies import show
+
+    return show(policy, as_json=as_json)
+
+
+@policy.command("check", epilog=example("holdfast policy check careful.yaml"))
+@click.argument("files", nargs=-1, required=True, type=file_path, metavar="FILE...")
+@as_json
+def check_policy(files: tuple[Path, ...], as_json: bool) -> int:
+    """Check policy files and tell all that is wrong.
+
+    Each problem is told with its field, its line, the reason and the cure. Exit status 1: a file cannot be used.
+    """
+    from holdfast.cli.policies import check
+
+    return check(files, as_json=as_json)
+
+
+@policy.command("explain", epilog=example("holdfast policy explain 2 --job gpt-small", "holdfast policy explain slow"))
+@click.argument("incident")
+@click.option("--job", metavar="JOB", help="Job of the incident; default: the newest job.")
+@as_json
+def explain_incident(incident: str, job: str | None, as_json: bool) -> int:
+    """Explain the decisions about an INCIDENT.
+
+    For each attempt: which rule of which policy answered and why, what other rules noted, which were passed over and why, and
+    how the attempt ended. INCIDENT is its number within the job, or its id; `slow` stands for what was decided about ranks that
+    held the others up, with what staying and moving cost.
+    """
+    from holdfast.cli.policies import explain
+
+    return explain(incident, job, as_json=as_json)
 
 
 @app.command(epilog=example("holdfast demo"))

@@ -13,7 +13,7 @@ from detectors.health import blind_spots, judge
 from detectors.portable import Misshapen, packed, unpacked
 from detectors.readings import NodeReading
 from holdfast.cli.output import say, say_json, say_rows
-from holdfast.errors import BadFile, Problem
+from holdfast.errors import BadFile, NotReadable, Problem
 from holdfast.readers.local import read_node
 from holdfast.report.wording import plural
 
@@ -35,7 +35,8 @@ def health(since: Path | None, *, deadline: float, as_json: bool) -> int:
 
 def _tell(node: str, faults: list[Fault], blind: list[tuple[str, str]]) -> None:
     if faults:
-        say_rows(("FAULT", "LEVEL", "SEEN", "WHAT TO DO"), [(one.kind, one.entry.level, one.quote, one.entry.action) for one in faults])
+        rows = [(one.kind, one.entry.level, f"{one.quote}\n-> {one.entry.action}") for one in faults]
+        say_rows(("FAULT", "LEVEL", "SEEN, AND WHAT TO DO"), rows, last="folded")
     else:
         say(f"No fault was seen on {node}.")
     if blind:
@@ -60,6 +61,9 @@ def _earlier(path: Path) -> NodeReading:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         return unpacked(NodeReading, told[READING])
+    except OSError as error:
+        raise NotReadable("the earlier look", str(path), error.strerror or str(error)) from error
     except (ValueError, KeyError, TypeError, Misshapen) as error:
-        cure = "name a file written by `holdfast health --local --json`"
-        raise BadFile(str(path), (Problem(field=READING, reason=f"no look at a node: {error}", cure=cure),)) from error
+        why = f": {error}" if isinstance(error, Misshapen) else ""
+        cure = "Name a file written by `holdfast health --local --json`"
+        raise BadFile(str(path), (Problem(field=READING, reason=f"holds no look at a node{why}", cure=cure),)) from error

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
-import platform
 import time
 from typing import Any, Final
 
 from holdfast.cli.outlook import find_job
 from holdfast.cli.output import hint, say, say_json
+from holdfast.cli.person import signature
 from holdfast.history import queries
 from holdfast.history.lease import holder_of
 from holdfast.history.models import Job, Request
@@ -40,11 +39,7 @@ def migrate(reference: str, facts: dict[str, Any], *, timeout: float | None, as_
 
 def ask(history: History, job: Job, facts: dict[str, Any]) -> str:
     """Ask the flow that steers *job* for a move; return the request's id."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name
-        user = "someone"
-    row = Request(job_id=job.id, at=time.time(), kind="migrate", by=f"{user}@{platform.node()}", facts=facts)
+    row = Request(job_id=job.id, at=time.time(), kind="migrate", by=signature(), facts=facts)
     number = row.id
     with history.session() as session:
         session.add(row)

@@ -19,6 +19,11 @@ from holdfast.report.wording import ranks
 
 SHORTEST_ID: Final = 6
 """Fewer letters of an id are taken for a mistyped name."""
+WARNINGS: Final = (
+    "loss-not-finite", "loss-spike", "job-zombie", "straggler-gpu", "straggler-host", "straggler-network", "data-stall", "step-slow",
+    "copies-differ",
+)  # fmt: skip
+"""Kinds of faults that training goes on through and that say something about the training itself."""
 WINDOW: Final = 20
 """Steps over which the rate is taken."""
 
@@ -40,6 +45,8 @@ class Outlook:
     """What the newest generation has in the memory of nodes."""
     memory_fault: Fault | None = None
     """The newest fault that keeps state out of the memory of nodes."""
+    warnings: Sequence[Fault] = ()
+    """What the present generation trains on through: bad losses, stragglers and the like, oldest first."""
     incidents: Sequence[Incident] = ()
     holder: Lease | None = None
 
@@ -113,6 +120,7 @@ class Outlook:
             "submitted": self.job.at,
             "generation": self.generation.number if self.generation else None,
             "world_size": self.generation.world_size if self.generation else None,
+            "full_size": ((self.generation.facts or {}).get("width") or self.generation.world_size) if self.generation else None,
             "nodes": self.members,
             "step": step.step if step else None,
             "until": self.until,
@@ -122,6 +130,10 @@ class Outlook:
             "checkpoint": {"step": checkpoint.step, "path": checkpoint.path, "at": checkpoint.at} if checkpoint else None,
             "snapshots": _as_record(self.snapshots),
             "no_snapshots": self.no_snapshots or None,
+            "warnings": [
+                {"kind": one.kind, "at": one.at, "subject": one.subject, "step": one.step, "evidence": one.evidence["quote"]}
+                for one in self.warnings
+            ],
             "incidents": len(self.incidents),
             "incident": incident.model_dump() if incident else None,
             "flow": {"holder": self.holder.holder, "host": self.holder.host, "pid": self.holder.pid} if self.holder else None,
@@ -140,17 +152,19 @@ def _as_record(row: Snapshots | None) -> dict[str, Any] | None:
 def look(history: History, job: Job) -> Outlook:
     """Look at *job* now."""
     last = queries.last_step(history, job.id)
+    generation = queries.newest_generation(history, job.id)
     recent = queries.steps(history, job.id, after=last.at - max(WINDOW * last.seconds, 0.5)) if last else []
     return Outlook(
         job=job,
         at=time.time(),
         move=queries.state_of(history, job.id),
-        generation=queries.newest_generation(history, job.id),
+        generation=generation,
         until=until_of(queries.generations(history, job.id)),
         steps=recent,
         checkpoint=newest_whole(queries.checkpoints(history, job.id)),
         snapshots=queries.newest_snapshots(history, job.id),
         memory_fault=queries.newest_fault(history, job.id, memory.FAULTS),
+        warnings=queries.faults_within(history, job.id, generation.number, WARNINGS) if generation else (),
         incidents=queries.incidents(history, job.id),
         holder=holder_of(history, job.id),
     )

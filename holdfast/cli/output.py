@@ -6,9 +6,10 @@ import json
 import math
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
 
@@ -27,11 +28,24 @@ COLOURS: Final[Mapping[str, str]] = {
     "damaged": "red",
     "up": "green",
     "suspect": "yellow",
+    "quarantined": "red",
+    "in-burn-in": "yellow",
+    "held": "magenta",
+    "retired": "red",
     "lost": "red",
     "excluded": "red",
     "off": "red",
+    "ok": "green",
+    "degraded": "yellow",
+    "sick": "red",
+    "unreachable": "red",
+    "unknown": "magenta",
 }
 """Colour of a state or standing; any other state means that something is being mended."""
+
+
+LEAST: Final = 24
+"""Columns that a folded cell has at least, however narrow the terminal."""
 
 
 def colour_of(word: str) -> str:
@@ -77,17 +91,34 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
 
 
-def say_rows(head: Sequence[str], rows: Sequence[Sequence[str]], *, coloured: int | None = None) -> None:
+def say_rows(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, coloured: int | None = None, last: Literal["cut", "folded"] = "cut"
+) -> None:
     """Write *rows* in columns: nothing is cut when piped; on a terminal the last column is cut at its edge.
 
-    The words of column number *coloured* are states, and coloured as such.
+    The words of column number *coloured* are states, and coloured as such. With *last* ``folded`` the last column is never cut: each of its
+    lines has a line, and what is too long for the terminal goes on below.
     """
+    room = _columns() if on_terminal() else None
     cells = [list(head), *([" ".join(visible(cell).split()) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    room = _columns() if on_terminal() else None
     for number, row in enumerate(cells):
+        more: list[str] = []
+        if number and last == "folded":
+            row[-1], *more = _folded(rows[number - 1][-1], sum(widths[:-1]) + 2 * (len(widths) - 1), room)
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         _say_row(padded, room, is_head=number == 0, coloured=coloured)
+        for line in more:
+            click.echo(line)
+
+
+def _folded(cell: str, before: int, room: int | None) -> list[str]:
+    """Return the lines of *cell* below each other, *before* columns from the left but for the first."""
+    width = max(LEAST, room - before) if room is not None else None
+    lines = [" ".join(line.split()) for line in visible(cell).splitlines()] or [""]
+    if width is not None:
+        lines = [part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False) or [""]]
+    return [lines[0], *(" " * before + line for line in lines[1:])]
 
 
 def say_facts(facts: Sequence[tuple[str, str]]) -> None:

@@ -11,10 +11,11 @@ from holdfast.cli.outlook import find_job
 from holdfast.cli.output import clock, heading, hint, say, say_facts, say_json, say_rows
 from holdfast.errors import UnknownIncident
 from holdfast.history import queries
-from holdfast.history.models import Decision, Fault, Incident, Job, Phase
+from holdfast.history.models import Decision, Fault, Incident, Job, Phase, Verdict
 from holdfast.history.store import History
 from holdfast.report import phases as known
-from holdfast.report.wording import NOTHING, count, duration, kept, plural, seat, share, taken_over
+from holdfast.report.weighing import explanations
+from holdfast.report.wording import NOTHING, count, duration, in_ranks, kept, plural, seat, share, taken_over
 
 
 def history(reference: str | None, *, limit: int, as_json: bool) -> int:
@@ -34,14 +35,14 @@ def show(reference: str, job: str | None, *, as_json: bool) -> int:
     """Show one incident."""
     book = History.open(create=False)
     try:
-        _incident(book, _found(book, reference, job), as_json=as_json)
+        _incident(book, found_incident(book, reference, job), as_json=as_json)
     finally:
         book.close()
     return 0
 
 
-def _found(book: History, reference: str, job: str | None) -> Incident:
-    """Return the incident that *reference* names, of the very run that *job* names."""
+def found_incident(book: History, reference: str, job: str | None) -> Incident:
+    """Return the incident that *reference* names, of the very run that *job* names; raise `UnknownIncident` or `UnknownJob`."""
     if job is None:
         return queries.incident(book, reference)
     run = find_job(book, job)
@@ -119,7 +120,7 @@ def _lines(book: History, job: Job) -> Iterator[tuple[float, str, str]]:
         yield move.at, move.id, f"{move.after}: {move.because}"
     for one in queries.generations(book, job.id):
         nodes = ", ".join(one.ranks)
-        yield one.at, one.id, f"generation {one.number}: {plural(one.world_size, 'rank')} on {nodes}{kept(one.facts)}"
+        yield one.at, one.id, f"generation {one.number}: {in_ranks(one.world_size, one.facts)} on {nodes}{kept(one.facts)}"
     numbers = {one.id: one.number for one in queries.incidents(book, job.id)}
     for decision in queries.decisions(book, job.id):
         yield decision.at, decision.id, f"incident {numbers.get(decision.incident_id, '?')}: {decision.rung}, because {decision.because}"
@@ -151,17 +152,18 @@ def _incident_rows(incidents: Sequence[Incident], zero: float) -> None:
 
 def _incident(book: History, one: Incident, *, as_json: bool) -> None:
     faults, decisions = queries.faults(book, incident_id=one.id), queries.decisions(book, incident_id=one.id)
-    phases = queries.phases(book, one.id)
+    phases, verdicts = queries.phases(book, one.id), queries.verdicts(book, incident_id=one.id)
     with book.session() as session:
         job = session.get(Job, one.job_id)
     name = job.name if job else one.job_id
     if as_json:
-        parts: dict[str, Sequence[SQLModel]] = {"faults": faults, "decisions": decisions, "phases": phases}
+        parts: dict[str, Sequence[SQLModel]] = {"faults": faults, "verdicts": verdicts, "decisions": decisions, "phases": phases}
         say_json({"job": name, **one.model_dump(), **{key: [row.model_dump() for row in rows] for key, rows in parts.items()}})
         return
     heading(f"{name}, incident {one.number}: {one.kind} on {one.subject}, {one.outcome or 'open'}")
     say_facts(list(_incident_facts(one)))
     _faults(faults)
+    _weighed(verdicts)
     _decisions(decisions)
     _phases(phases)
 
@@ -196,13 +198,24 @@ def _incident_facts(one: Incident) -> Iterator[tuple[str, str]]:
 def _faults(faults: Sequence[Fault]) -> None:
     if faults:
         _title("Seen")
+    shown: dict[str, str] = {}
     for fault in faults:
         root = " (the root)" if fault.root else ""
         step = f" at step {count(fault.step)}" if fault.step is not None else ""
         say(f"  {clock(fault.at)}  {fault.kind} on {fault.subject}{step}{root}: asks for {fault.level}, blames {fault.blame}")
         for name, value in fault.evidence.items():
             if value not in (None, "", [], {}):
-                _evidence("" if name == "quote" else f"{name}: ", str(value).strip())
+                _evidence("" if name == "quote" else f"{name}: ", _once(str(value).strip(), f"{fault.kind} on {fault.subject}", shown))
+
+
+def _once(text: str, told_of: str, shown: dict[str, str]) -> str:
+    """Return *text*, or where it already stands: a traceback comes with every fault that it speaks for."""
+    if "\n" not in text:
+        return text
+    before = shown.setdefault(text, told_of)
+    if before is told_of:
+        return text
+    return f"as of {before} above"
 
 
 def _evidence(name: str, text: str) -> None:
@@ -213,6 +226,20 @@ def _evidence(name: str, text: str) -> None:
     say(f"            {name}".rstrip())
     for line in text.splitlines():
         say(f"            │ {line}")
+
+
+def _weighed(verdicts: Sequence[Verdict]) -> None:
+    found = list(explanations(verdicts))
+    if found:
+        _title("Explained by")
+    for one in found:
+        blames = f", blames {one.blame}" if one.blame not in {"", "none"} else ""
+        say(f"  {share(one.weight):>6}  {one.kind} of {one.subject}{blames}")
+        for at, source, quote in one.evidence:
+            say(f"            {clock(at)}  {source}: {quote.splitlines()[0] if quote else NOTHING}")
+        for name, symptoms in (("explains", one.explains), ("leaves unexplained", one.unexplained)):
+            if symptoms:
+                say(f"            {name} {symptoms}")
 
 
 def _decisions(decisions: Sequence[Decision]) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from holdfast.cli.outlook import Outlook, find_job, live_jobs, look, placed
 from holdfast.cli.output import clock, heading, hint, say_facts, say_json, say_rows
+from holdfast.history.looks import verdicts
 from holdfast.history.queries import losses
 from holdfast.history.store import History
 from holdfast.report import memory
-from holdfast.report.wording import NOTHING, count, duration, plural, share
+from holdfast.report.wording import NOTHING, count, duration, in_ranks, plural, share
+
+WARNINGS: Final = 3
+"""Newest warnings that are shown; `--json` has them all."""
 
 
 def status(reference: str | None, *, as_json: bool) -> int:
@@ -76,7 +82,7 @@ def _one(history: History, outlook: Outlook, *, as_json: bool) -> None:
         return
     since = outlook.move.at if outlook.move else outlook.job.at
     heading(f"{outlook.job.name}  {outlook.state} since {clock(since)}: {outlook.because}")
-    say_facts([*_facts(outlook), *_troubles(history, outlook), *_places(outlook)])
+    say_facts([*_facts(outlook), *_troubles(history, outlook), *_health(history, outlook), *_places(outlook)])
 
 
 def _facts(outlook: Outlook) -> list[tuple[str, str]]:
@@ -87,7 +93,7 @@ def _facts(outlook: Outlook) -> list[tuple[str, str]]:
         facts += [("step", "   ".join(part for part in (progress_of(outlook), of, eta) if part))]
         facts += [("loss", loss_of(outlook)), ("rate", rate_of(outlook))]
     if outlook.generation:
-        size = plural(outlook.generation.world_size, "rank")
+        size = in_ranks(outlook.generation.world_size, outlook.generation.facts)
         facts += [("generation", f"{outlook.generation.number}: {size} on {placed(outlook.members)}")]
     facts += [("memory", words) for words in _memory(outlook)]
     if saved := outlook.checkpoint:
@@ -105,7 +111,7 @@ def _memory(outlook: Outlook) -> list[str]:
 
 
 def _troubles(history: History, outlook: Outlook) -> list[tuple[str, str]]:
-    facts = []
+    facts = [("warning", f"{one.kind} on {one.subject}: {one.evidence['quote']}") for one in outlook.warnings[-WARNINGS:]]
     if now := outlook.incident:
         answer = f", answer: {now.rung}" if now.rung else ""
         facts += [("open", f"incident {now.number} since {duration(outlook.at - now.fault_at)}: {now.kind} on {now.subject}{answer}")]
@@ -114,6 +120,15 @@ def _troubles(history: History, outlook: Outlook) -> list[tuple[str, str]]:
         cost = f"{duration(lost.downtime_s)} of downtime, {plural(lost.steps_twice, 'step')} computed twice"
         facts += [("incidents", f"{len(outlook.incidents)}: {cost}; `holdfast history {outlook.job.name}` lists them")]
     return facts
+
+
+def _health(history: History, outlook: Outlook) -> list[tuple[str, str]]:
+    """Say which of the job's nodes are thought to be sick or silent by who looks at them from outside."""
+    if outlook.ended:
+        return []
+    told = verdicts(history, str(outlook.job.cluster.get("name")))
+    bad = [told[node] for node in outlook.members if node in told and told[node].is_bad and told[node].is_fresh(outlook.at)]
+    return [("health", f"{one.node} {one.standing} since {clock(one.since)}: {'; '.join(one.evidence[:2])}") for one in bad]
 
 
 def _places(outlook: Outlook) -> list[tuple[str, str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import platform
 import signal
 import sys
 import time
@@ -16,6 +14,7 @@ from holdfast.cli.changes import Change, Follower, of_end
 from holdfast.cli.flow_process import FlowProcess
 from holdfast.cli.outlook import Outlook, find_job, live_jobs
 from holdfast.cli.output import say
+from holdfast.cli.person import signature
 from holdfast.cli.screens import Screen, screen_for
 from holdfast.errors import HistoryTrouble, UnknownJob
 from holdfast.history import queries
@@ -205,15 +204,7 @@ def request_stop(history: History, job: Job) -> None:
     if any(request.kind == "stop" for request in queries.pending_requests(history, job.id)):
         return
     with history.session() as session:
-        session.add(Request(job_id=job.id, at=time.time(), kind="stop", by=_who()))
-
-
-def _who() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name
-        user = "someone"
-    return f"{user}@{platform.node()}"
+        session.add(Request(job_id=job.id, at=time.time(), kind="stop", by=signature()))
 
 
 def _leave(*_: object) -> None:

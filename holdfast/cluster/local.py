@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from holdfast import vault
 from holdfast.cluster.interface import NodeView
 from holdfast.errors import NodeLost
 from holdfast.places import cluster_directory
-from holdfast.process import NODE_MARK, is_alive, mark_of, sweep
+from holdfast.process import NODE_MARK, is_alive, kill, mark_of, sweep
 from holdfast.wire import BadLine, LineBuffer, Message, connect
 
 if TYPE_CHECKING:
@@ -127,8 +128,11 @@ class LocalNodes:
 
     def power_off(self, node: str) -> None:
         """Take the node away at once, as a power cut would: for chaos runs and the demo."""
+        agent = self._view(node).pid
         self.folder(node).mkdir(parents=True, exist_ok=True, mode=0o700)
         (self.folder(node) / "off").touch()
+        if agent is not None:
+            kill(agent, signal.SIGKILL)  # first of all: nobody tells of a worker's end when the power is gone
         self.clear(node)
 
     def clear(self, node: str) -> None:

@@ -16,7 +16,7 @@ from holdfast.errors import WorldError
 from holdfast.history import models, queries
 from holdfast.log import note
 from holdfast.wire import Message
-from policies.ladder import Decision, Rung, Seat
+from policies.case import IN_PROCESS, Decision, Rung, Seat
 from policies.states import Event, State
 
 log = logging.getLogger("holdfast.control")
@@ -52,9 +52,10 @@ def _take_standbys(run: Run, told: dict[str, Message], generation: int) -> None:
     newest = next((row.facts for row in reversed(queries.generations(run.history, run.job.id)) if row.facts and row.facts.get("roles")), {})
     roles = next((one["roles"] for one in told.values() if one.get("roles")), newest) or {}
     run.roles, run.tapes = tuple(tuple(ranks) for ranks in roles.get("roles") or ()), str(roles.get("tapes") or "")
+    run.copies = tuple(tuple(ranks) for ranks in roles.get("copies") or ())
     for node, one in told.items():
         run.held[node] = int(one["generation"])
-        run.pool.adopt(node, one.get("standbys") or {}, len(run.board.ranks))
+        run.pool.adopt(node, one.get("standbys") or {}, run.lineup.width)
         for rank in one.get("grouped") or () if one["generation"] == generation else ():
             if rank in run.board.ranks:
                 run.board.ranks[rank].grouped = True
@@ -94,10 +95,13 @@ def _remember(run: Run) -> None:
     known = queries.incidents(run.history, run.job.id)
     run.incidents = max((one.number for one in known), default=0)
     faults = queries.faults(run.history, run.job.id)
+    run.seen_before.remember(faults)
+    run.slow_ranks.remember(queries.moves_asked(run.history, run.job.id))
     run.snapshots.adopt(queries.newest_snapshots(run.history, run.job.id))
     run.replicas.remember((one.kind, one.node, one.at) for one in faults)
+    run.hearing.nodes.remember((one.kind, one.node, one.at) for one in faults)
     for decision in queries.decisions(run.history, run.job.id):
-        if decision.rung == Rung.GIVE_UP:
+        if decision.rung in {Rung.GIVE_UP, Rung.ASK_A_PERSON}:
             continue
         incident = next((one for one in known if one.id == decision.incident_id), None)
         root = next((one for one in faults if one.incident_id == decision.incident_id and one.root), None)
@@ -108,10 +112,15 @@ def _remember(run: Run) -> None:
                 node=root.node if root else None,
                 best=(incident.step_before or 0) if incident else 0,
                 incident=decision.incident_id,
+                kind=root.kind if root else "",
+                step=root.step if root else None,
             )
         )
         if root:
-            run.failures_before.append(Before(node=root.node, step=root.step, signature=str(root.evidence.get("signature", ""))))
+            signature, device = (str(root.evidence.get(name, "")) for name in ("signature", "device"))
+            run.failures_before.append(
+                Before(node=root.node, step=root.step, signature=signature, kind=root.kind, at=root.at, device=device)
+            )
     opened = queries.open_incident(run.history, run.job.id)
     if opened is not None:
         run.incident = _incident(run, opened, [one for one in faults if one.incident_id == opened.id])
@@ -124,13 +133,13 @@ def _incident(run: Run, row: models.Incident, faults: list[models.Fault]) -> Inc
     incident.faults = [_fault(one) for one in faults if one.kind in CATALOGUE]
     if decided:
         incident.decision, incident.rung_at = _decision(decided[-1]), decided[-1].at
-        incident.takeovers = sum(one.rung == Rung.TAKE_OVER for one in decided)
+        incident.takeovers = sum(one.rung in IN_PROCESS for one in decided)
         incident.lap("diagnose", decided[-1].at)
     return incident
 
 
 def _fault(row: models.Fault) -> Fault:
-    text = {name: str(row.evidence.get(name, "")) for name in ("quote", "signature", "detail")}
+    text = {name: str(row.evidence.get(name, "")) for name in ("quote", "signature", "detail", "source", "device")}
     return Fault(kind=row.kind, at=row.at, node=row.node, rank=row.rank, step=row.step, **text)
 
 
@@ -143,6 +152,8 @@ def _decision(row: models.Decision) -> Decision:
         add=tuple(act.get("add", ())),
         need=int(act.get("need", 0)),
         rotate=bool(act.get("rotate", False)),
+        before=int(act.get("before", 0)),
+        skip=tuple(int(step) for step in act.get("skip", ())),
         seats=tuple(Seat(**seat) for seat in act.get("seats", ())),
     )
 
@@ -178,4 +189,4 @@ def _end_move(run: Run) -> None:
 
 def _was_take_over(run: Run) -> bool:
     decision = run.incident.decision if run.incident is not None else None
-    return decision is not None and decision.rung is Rung.TAKE_OVER
+    return decision is not None and decision.rung in IN_PROCESS

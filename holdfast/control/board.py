@@ -7,27 +7,37 @@ never ended can look like a fault later.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from detectors.catalogue import CATALOGUE_LEVELS, Fault, Level, Levels
 from detectors.evidence import (
+    BadLoss,
     Blind,
     CheckpointTrouble,
     Evidence,
     GroupTrouble,
     HangLimits,
     Overrun,
+    Pace,
+    Paces,
     Progress,
     Raised,
     RankProgress,
+    Standing,
     StartTrouble,
     TakeOverTrouble,
     WorkerExit,
     WorkerStop,
 )
 from detectors.progress import WINDOW
+from detectors.standings import operations
+from holdfast.control.standings import standing_of
 from holdfast.wire import Message
+
+_LASTING: Final = frozenset({Level.RESET_DEVICE, Level.EVICT_WHEN_IDLE, Level.EVICT_NOW})
+"""Levels of faults that a new generation does not heal."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +66,16 @@ class RankView:
     marks: dict[str, float] = field(default_factory=dict)
     beat: dict[str, Any] = field(default_factory=dict)
     beat_at: float = 0.0
+    standing: Standing | None = None
+    """Where it said that it stands when it was asked last."""
+    standing_at: float = 0.0
+    """When that was heard."""
+    moved_at: float = 0.0
+    """When it was last seen to have begun operations since the look before."""
+    paces: deque[tuple[int, Pace]] = field(default_factory=lambda: deque(maxlen=PACES))
+    """How its steps spent their time: blocks by number."""
+    first_paces: list[Pace] = field(default_factory=list)
+    """The first ones after the warm-up: what the newest are compared with."""
     progress_at: float = 0.0
     """When it last got on, as far as is known here."""
     stopped: tuple[int, float, float] | None = None
@@ -81,6 +101,17 @@ class RankView:
         return self.node, int(self.started is not None), "has started" if self.started is not None else "has not started"
 
 
+PACES: Final = 64
+"""Blocks of steps that are kept of each rank."""
+FIRST_PACES: Final = 8
+"""Blocks after the warm-up that stay for comparison."""
+RECENT_PACES: Final = 16
+"""Newest blocks that are judged."""
+LOSSES: Final = 512
+CHECKS: Final = 8
+"""Newest checks of the parameters that are kept."""
+Roles = tuple[tuple[int, ...], ...]
+
 _ENDS: Final = frozenset({"worker.raised", "worker.exited"})
 """Events that a process which is to be kept may still send of the generation before."""
 
@@ -100,6 +131,10 @@ class Board:
         self.since, self.kept = since, frozenset(kept)
         self.ranks = {rank: RankView(rank=rank, node=node) for node, ranks in membership.items() for rank in ranks}
         self.evidence: list[Evidence] = []
+        self.node_faults: list[Fault] = []
+        """What is wrong with nodes, as their lookouts told while this generation ran, or lastingly before it."""
+        self.troubles: list[Fault] = []
+        """What training goes on through: trouble with checkpoints and with state in memory."""
         self.gone: set[str] = set()
         """Nodes all of whose workers have ended by our order."""
         self.durations: deque[tuple[int, float]] = deque(maxlen=100_000)
@@ -110,7 +145,22 @@ class Board:
         """By rank, how it came into this generation."""
         self.covered: dict[int, Message] = {}
         """By rank that a standby took, how much of its first step the warm-up had foreseen."""
+        self.losses: deque[tuple[int, float]] = deque(maxlen=LOSSES)
+        """The newest losses of rank 0, by step."""
+        self.asked_at = 0.0
+        """When the ranks were last asked where they stand."""
+        self.checks: dict[int, dict[int, tuple[str, str]]] = {}
+        """By step and rank, what it says whose copy its parameters are (if it knows) and their digest."""
+        self.sums: dict[tuple[int, int], dict[str, int]] = {}
+        """By rank and step, the sums of single tensors that were asked for."""
+        self.news: deque[Evidence] = deque()
+        """What was seen since the last time somebody took it away."""
         self._now = 0.0
+
+    @property
+    def first(self) -> RankView:
+        """The lowest rank, whose steps are those of the job."""
+        return self.ranks[min(self.ranks)]
 
     # -- taking in ----------------------------------------------------------------------------------------------------
 
@@ -133,8 +183,9 @@ class Board:
         rank = event.get("rank")
         return event["event"] in _ENDS and event["generation"] == self.since and rank in self.kept and self.ranks[rank].started is None
 
-    def keep(self, before: Board) -> None:
+    def keep(self, before: Board, levels: Levels = CATALOGUE_LEVELS) -> None:
         """Take over what is known of the processes that live on from the generation *before*."""
+        self.node_faults = [fault for fault in before.node_faults if levels.of(fault) in _LASTING and fault.node in self.membership]
         if self.kept:
             self.step_before = before.step_before
         for rank in self.ranks.keys() - self.kept:
@@ -198,10 +249,12 @@ class Board:
         self._advance(view, event["step"])
 
     def _on_steps(self, _node: str, event: Message) -> None:
-        for step, _, seconds, _ in event["steps"]:
+        for step, _, seconds, loss in event["steps"]:
             self.durations.append((step, seconds))
-            self._advance(self.ranks[0], step)
-        self.ranks[0].progress_at = self._now
+            if loss is not None:
+                self.losses.append((step, loss))
+            self._advance(self.first, step)
+        self.first.progress_at = self._now
 
     def _on_beats(self, _node: str, event: Message) -> None:
         for name, beat in event["ranks"].items():
@@ -211,6 +264,39 @@ class Board:
                 view.progress_at = max(view.progress_at, self._now - beat["age"])
                 view.managed = view.managed or beat["managed"]
                 self._advance(view, beat["step"] or 0)
+                self._note_paces(view, beat.get("paces") or ())
+                self._note_checks(view, beat.get("checks") or ())
+
+    def _note_paces(self, view: RankView, told: Iterable[list[float]]) -> None:
+        newest = view.paces[-1][0] if view.paces else -1
+        for number, own, talk, data in told:
+            if number > newest:
+                pace = Pace(own=own, talk=talk, data=data)
+                if view.first_paces or view.paces:  # the first block has the warm-up in it
+                    view.first_paces += [pace] if len(view.first_paces) < FIRST_PACES else []
+                view.paces.append((int(number), pace))
+
+    def _note_checks(self, view: RankView, told: Iterable[Message]) -> None:
+        for one in told:
+            self.checks.setdefault(one["step"], {})[view.rank] = one["piece"], one["digest"]
+        while len(self.checks) > CHECKS:
+            del self.checks[min(self.checks)]
+
+    def _on_worker_standing(self, _node: str, event: Message) -> None:
+        view, told = self.ranks[event["rank"]], standing_of(event.get("said") or {})
+        if told is None:
+            return
+        before, view.standing, view.standing_at = view.standing, told, self._now
+        if before is not None and operations([before]) != operations([told]):
+            view.moved_at = self._now
+
+    def _on_worker_sums(self, _node: str, event: Message) -> None:
+        said = event.get("said") or {}
+        if isinstance(said.get("sums"), dict):
+            self.sums[event["rank"], said.get("step", 0)] = {str(name): int(value) for name, value in said["sums"].items()}
+
+    def _on_worker_loss(self, node: str, event: Message) -> None:
+        self.news.append(BadLoss(node=node, rank=event["rank"], at=event["at"], step=event["step"], loss=float(event["loss"])))
 
     def _advance(self, view: RankView, step: int) -> None:
         view.step = max(view.step, step)
@@ -264,6 +350,11 @@ class Board:
         facts = {name: event[name] for name in ("rank", "at", "kind", "path", "why", "step")}
         return CheckpointTrouble(node=node, **facts)
 
+    @property
+    def now(self) -> float:
+        """When anything was heard last (wall clock)."""
+        return self._now
+
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def stops(self, now: float) -> list[WorkerStop]:
@@ -294,7 +385,19 @@ class Board:
             since_start=now - min(view.started or now for view in living),
             steps_expected=steps_expected,
             output_age=min(quiet, default=None),
+            moved=min((now - view.moved_at for view in living if view.moved_at > view.progress_at), default=None),
+            asked=self.asked_at > max(view.progress_at for view in living),
         )
+
+    def paces(self, now: float, roles: Roles) -> Paces | None:
+        """Return how all ranks spent their time, or None before all have told enough to compare."""
+        views = [view for view in self.ranks.values() if not view.ended]
+        if not views or any(len(view.paces) < 2 for view in views):  # noqa: PLR2004 (the first has the warm-up in it)
+            return None
+        recent = {view.rank: tuple(pace for _, pace in list(view.paces)[1:][-RECENT_PACES:]) for view in views}
+        first = {view.rank: tuple(view.first_paces) for view in views}
+        nodes = {view.rank: view.node for view in views}
+        return Paces(at=now, step=self.step_before, nodes=nodes, first=first, blocks=recent, roles=roles)
 
     def grouped(self) -> bool:
         """Tell whether the process groups of every rank are Holdfast's own."""
@@ -386,6 +489,7 @@ def _rank_progress(view: RankView, now: float) -> RankProgress:
         process=beat["process"],
         wait=beat["wait"],
         managed=view.managed,
+        standing=view.standing if view.standing_at > view.progress_at else None,
     )
 
 

@@ -10,6 +10,7 @@ from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
 from holdfast.control.board import Board
 from holdfast.history import Recorder, models
+from policies.case import Case
 from policies.ladder import Decision, Rung
 
 PHASES: Final = (
@@ -39,7 +40,11 @@ class IncidentInWork:
     fault_rows: list[models.Fault] = field(default_factory=list)
     decisions: list[models.Decision] = field(default_factory=list)
     diagnosis: Diagnosis | None = None
+    verdict: models.Verdict | None = None
+    """The newest verdict, with what was weighed."""
     decision: Decision | None = None
+    case: Case | None = None
+    """What the newest decision was made from, with what rules noted."""
     tried: list[Rung] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     """Members that cannot hold ranks any more."""
@@ -48,14 +53,19 @@ class IncidentInWork:
     """When the rung in work began."""
     takeovers: int = 0
     """Take-overs that were begun."""
+    approved: set[str] = field(default_factory=set)
+    """Nodes that may be isolated though too few are left: a person said so, or nobody said otherwise in time."""
     barred: str = ""
     """Why no take-over can answer this incident any more."""
 
     def note_order(self, recorder: Recorder) -> None:
-        """Record when the first order of the recovery went out."""
+        """Record when the orders of a rung had gone out, and been answered: the incident's first, and those of every attempt."""
+        now, facts = time.time(), self.row.facts or {}
+        rung = self.decision.rung if self.decision is not None else ""
+        self.row.facts = {**facts, "orders": [*facts.get("orders", ()), {"rung": rung, "at": now}]}
         if self.row.ordered_at is None:
-            self.row.ordered_at = time.time()
-            recorder.amend(models.Incident, self.row.id, ordered_at=self.row.ordered_at)
+            self.row.ordered_at = now
+        recorder.amend(models.Incident, self.row.id, ordered_at=self.row.ordered_at, facts=self.row.facts)
 
     def lap(self, phase: str, now: float) -> None:
         """Count the time since the last lap to *phase*."""

@@ -24,8 +24,14 @@ class Lineup:
     kept: tuple[int, ...] = ()
     joined: int = 0
     """The newest generation that every process in it has joined: who came later may hold no state yet."""
+    width: int = 0
+    """Ranks when no place is vacant: what a process that comes is built for."""
     every: int | None = None
     """Steps between two checkpoints, where the flow chooses them: all processes of a generation must go by the same number."""
+    written_off: tuple[tuple[int, int], ...] = ()
+    """States that nobody goes on from: from so many steps on, of generations before that one."""
+    skip: tuple[int, ...] = ()
+    """Steps that are done with the batches that follow theirs."""
 
     @classmethod
     def fresh(cls, generation: int, membership: Membership, store: tuple[str, int], *, every: int | None = None) -> Self:
@@ -38,6 +44,7 @@ class Lineup:
             store=store,
             serve=min(ranks, default=0),
             joined=generation,
+            width=len(ranks),
             every=every,
         )
 
@@ -53,7 +60,10 @@ class Lineup:
             since=int(record["since"]),
             kept=tuple(int(rank) for rank in record["kept"]),
             joined=int(record["joined"]),
+            width=int(record.get("width") or len(record["incarnations"])),
             every=record.get("every"),
+            written_off=tuple((int(step), int(number)) for step, number in record.get("written_off", ())),
+            skip=tuple(int(step) for step in record.get("skip", ())),
         )
 
     def as_record(self) -> dict[str, Any]:
@@ -66,8 +76,16 @@ class Lineup:
             "since": self.since,
             "kept": list(self.kept),
             "joined": self.joined,
+            "width": self.width,
             "every": self.every,
+            "written_off": [list(one) for one in self.written_off],
+            "skip": list(self.skip),
         }
+
+    def going_back(self, before: Self, step: int, skip: tuple[int, ...]) -> Self:
+        """Return this fresh line-up with what the one *before* it had written off, and from *step* on all that was made until now."""
+        own = ((step, max(self.incarnations.values())),) if step else ()
+        return replace(self, written_off=(*before.written_off, *own), skip=tuple(sorted({*before.skip, *skip})))
 
     @property
     def changed(self) -> list[int]:
@@ -75,11 +93,16 @@ class Lineup:
         return sorted(rank for rank, number in self.incarnations.items() if number > self.joined)
 
     def after(self, generation: int, membership: Membership, changed: frozenset[int]) -> Self:
-        """Return the line-up of the next *generation*, in which the ranks *changed* have new processes at the lowest places free."""
-        places = {rank: place for rank, place in self.places.items() if rank not in changed}
+        """Return the line-up of the next *generation*, in which the ranks *changed* have new processes at the lowest places free.
+
+        Ranks that *membership* does not have are vacant.
+        """
+        present = {rank for held in membership.values() for rank in held}
+        places = {rank: place for rank, place in self.places.items() if rank in present - changed}
         for held in membership.values():
             for rank in sorted(changed & set(held)):
                 taken = {places[other] for other in held if other in places}
                 places[rank] = next(place for place in range(len(taken) + 1) if place not in taken)
-        incarnations = {**self.incarnations, **dict.fromkeys(changed, generation)}
+        lived = {rank: number for rank, number in self.incarnations.items() if rank in present}
+        incarnations = {**lived, **dict.fromkeys(changed, generation)}
         return replace(self, incarnations=incarnations, places=places, kept=tuple(sorted(incarnations.keys() - changed)))

@@ -22,6 +22,8 @@ class MoveInWork:
     """Who is ready: ("rank", its number) or ("standby", its number)."""
     switched: set[tuple[str, int]] = field(default_factory=set)
     left: set[int] = field(default_factory=set)
+    pause: float = 0.0
+    """Seconds for which the change-over held training up: of the rank that took longest."""
     refused: dict[tuple[str, int], str] = field(default_factory=dict)
     membership: Membership = field(default_factory=dict)
 
@@ -36,6 +38,9 @@ class MoveInWork:
             self.refused[who] = str(event.get("why", "it did not say why"))
         else:
             (self.prepared if word == "prepared" else self.switched).add(who)
+            seconds = event.get("seconds")
+            if word == "switched" and isinstance(seconds, int | float):
+                self.pause = max(self.pause, float(seconds))
 
     @property
     def is_prepared(self) -> bool:

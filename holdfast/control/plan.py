@@ -18,7 +18,7 @@ from holdfast.runtime.preload import USUAL
 if TYPE_CHECKING:
     from holdfast.control.lineup import Lineup
     from holdfast.history import Job
-    from holdfast.spec import TrainingJob
+    from holdfast.spec import Cluster, TrainingJob
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -28,7 +28,7 @@ def log_directory(job: str) -> Path:
     return job_directory(job) / "logs"
 
 
-def how_to_run(spec: TrainingJob, job: Job) -> dict[str, Any]:
+def how_to_run(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
     """Return the fields of the ``prepare`` order: the same for every node and generation of this job."""
     warm = spec.script is not None
     argv = [str(spec.inside(spec.script)), *spec.args] if spec.script is not None else list(spec.command or [])
@@ -42,6 +42,8 @@ def how_to_run(spec: TrainingJob, job: Job) -> dict[str, Any]:
         "directory": str(spec.inside(".")),
         "environment": _environment(spec, job),
         "log_directory": str(log_directory(job.name)),
+        "watch": spec.checks.nodes,
+        "notice": cluster.notice.for_agents(),
         "memory": {"limit": spec.checkpoint.memory.limit} if spec.checkpoint.memory.every else None,
     }
 
@@ -60,10 +62,12 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
     environment = {
         "PYTHONUNBUFFERED": "1",  # what a killed worker printed is evidence
         "HOLDFAST_JOB": job.name,
+        "HOLDFAST_WIDTH": str(spec.nodes.wanted * spec.nodes.ranks),
         "HOLDFAST_TOKEN": token_of(job),
         "HOLDFAST_CHECKPOINT_DIR": str(spec.checkpoints),
         "HOLDFAST_SAVE_EVERY": str(spec.checkpoint.first),
         "HOLDFAST_KEEP": str(spec.checkpoint.keep),
+        "HOLDFAST_CHECK_EVERY": str(spec.checks.copies),
         "HOLDFAST_MEMORY_EVERY": str(memory.every),
         "HOLDFAST_MEMORY_OVERHEAD": str(memory.overhead),
         "HOLDFAST_MEMORY_POLICY": memory.policy,
@@ -126,7 +130,7 @@ def rank_environments(membership: dict[str, list[int]], *, generation: int, line
         "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
         "TORCHELASTIC_RUN_ID": job,
         "HOLDFAST_GENERATION": str(generation),
-        **cadence_environment(lineup),
+        **lineup_environment(lineup),
     }
     return {
         node: [
@@ -152,7 +156,7 @@ def seat_environment(rank: int, lineup: Lineup, *, generation: int, ranks_per_no
 
     What the others were told when they were started stays true: the width of a node, and the rank's number among nodes.
     """
-    world = len(lineup.incarnations)
+    world = lineup.width
     host, port = lineup.store
     return {
         "MASTER_ADDR": host,
@@ -170,13 +174,16 @@ def seat_environment(rank: int, lineup: Lineup, *, generation: int, ranks_per_no
         "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
         "TORCHELASTIC_RUN_ID": job,
         "HOLDFAST_GENERATION": str(generation),
-        **cadence_environment(lineup),
+        **lineup_environment(lineup),
     }
 
 
-def cadence_environment(lineup: Lineup) -> dict[str, str]:
-    """Return how often a process saves where the flow chooses it; else what is said for the whole job holds."""
-    return {} if lineup.every is None else {"HOLDFAST_SAVE_EVERY": str(lineup.every)}
+def lineup_environment(lineup: Lineup) -> dict[str, str]:
+    """Return how often a process saves, where the flow chooses it, and what it must neither go on from nor do again."""
+    every = {} if lineup.every is None else {"HOLDFAST_SAVE_EVERY": str(lineup.every)}
+    off = {"HOLDFAST_WRITTEN_OFF": ",".join(f"{step}:{number}" for step, number in lineup.written_off)} if lineup.written_off else {}
+    skip = {"HOLDFAST_SKIP": ",".join(map(str, lineup.skip))} if lineup.skip else {}
+    return {**every, **off, **skip}
 
 
 def roles_environment(roles: Sequence[Sequence[int]], tapes: str) -> dict[str, str]:

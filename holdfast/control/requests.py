@@ -7,8 +7,8 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final, Self
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
 
 from holdfast.history import History, Recorder, models, queries
 from holdfast.log import note
@@ -28,12 +28,31 @@ class MoveAsked:
     source: str | None = None
     rank: int | None = None
     target: str | None = None
+    kind: str = ""
+    """The fault for which a detector asked; empty where a person did."""
+    quote: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """All that is on record of it."""
 
     @classmethod
     def of(cls, row: models.Request) -> Self:
         """Return what the row asks for."""
         facts = row.facts or {}
-        return cls(id=row.id, by=row.by, source=facts.get("from"), rank=facts.get("rank"), target=facts.get("to"))
+        return cls(
+            id=row.id,
+            by=row.by,
+            source=facts.get("from"),
+            rank=facts.get("rank"),
+            target=facts.get("to"),
+            kind=facts.get("kind", ""),
+            quote=facts.get("quote", ""),
+            facts=facts,
+        )
+
+    @property
+    def home(self) -> str | None:
+        """Return the node that the ranks are to leave, as far as who asked knew it."""
+        return self.source or self.facts.get("node")
 
     def in_words(self) -> str:
         """Say what is to move."""
@@ -48,6 +67,8 @@ class Requests:
         self.stop_asked = False
         self.moves: deque[MoveAsked] = deque()
         """Moves that are still to be carried out; their rows stay open until then."""
+        self.outcomes: dict[str, str] = {}
+        """Node to why the last planned move of ranks of it came to nothing; empty where it did not."""
         self._seen: set[str] = set()
         self._history, self._recorder, self._job_id = history, recorder, job_id
         self._over = threading.Event()
@@ -60,11 +81,26 @@ class Requests:
         self._over.set()
         self._thread.join(timeout=EVERY)  # it may hang in the database: it is a daemon and has nothing to save
 
-    def answer(self, asked: MoveAsked, outcome: str, *, done: bool) -> None:
-        """Tell what came of a move that was asked for."""
+    def ask(self, row: models.Request) -> None:
+        """Ask for a move from within the flow: it counts at once, and is on record for a flow to come."""
+        self._seen.add(row.id)
+        self._recorder.add(row)
+        self.moves.append(MoveAsked.of(row))
+
+    def asked_for(self, node: str) -> bool:
+        """Tell whether a move of ranks of *node* is asked for, or in work."""
+        return any(one.home == node for one in self.moves)
+
+    def answer(self, asked: MoveAsked, outcome: str, *, done: bool, pause: float | None = None) -> models.Request:
+        """Tell what came of a move that was asked for, and for how many seconds it held training up; return its row as it is then."""
         with suppress(ValueError):
             self.moves.remove(asked)
-        self._recorder.amend(models.Request, asked.id, handled_at=time.time(), done=done, outcome=outcome)
+        if asked.home is not None:
+            self.outcomes[asked.home] = "" if done else outcome
+        facts = {**asked.facts, **({} if pause is None else {"pause": pause})}
+        fields: dict[str, Any] = {"handled_at": time.time(), "done": done, "outcome": outcome, "facts": facts}
+        self._recorder.amend(models.Request, asked.id, **fields)
+        return models.Request(id=asked.id, job_id=self._job_id, at=time.time(), kind="migrate", by=asked.by, **fields)
 
     def _follow(self) -> None:
         while not self._over.wait(EVERY):

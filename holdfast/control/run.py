@@ -5,35 +5,49 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
 
-from detectors.catalogue import Fault, Level
+from detectors.catalogue import Fault, Levels
 from detectors.diagnosis import Before, see
-from detectors.evidence import Evidence, MemoryTrouble
+from detectors.evidence import Evidence
+from detectors.progress import STANDSTILLS
 from holdfast.control.board import Board, limits_of
 from holdfast.control.cadence import Cadence
+from holdfast.control.concerns import Concerns
+from holdfast.control.consent import Consent
+from holdfast.control.departures import Departures
 from holdfast.control.fleet import Fleet
+from holdfast.control.growth import Growth
+from holdfast.control.hearing import Hearing
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
 from holdfast.control.move import MoveInWork
+from holdfast.control.past import Past
 from holdfast.control.plan import roles_environment, seat_environment
+from holdfast.control.preflight import Preflight
 from holdfast.control.rebuilt import came_back, facts_of
 from holdfast.control.replicas import Replicas
 from holdfast.control.requests import Requests
+from holdfast.control.rulebook import Rulebook
+from holdfast.control.slow_ranks import SlowRanks
 from holdfast.control.snapshots import Snapshots, age_of
 from holdfast.control.standbys import Pool, Wanted, places_for
+from holdfast.control.standings import RollCall
+from holdfast.control.wards import Wards
 from holdfast.errors import LeaseLost
-from holdfast.history import History, LeaseKeeper, Recorder, models
+from holdfast.history import History, LeaseKeeper, Recorder, models, queries
 from holdfast.history.figures import STEPS
 from holdfast.log import note
+from holdfast.places import job_directory
 from holdfast.report import wording
 from holdfast.spec import Cluster, TrainingJob
-from holdfast.wire import Message
-from policies.ladder import Budget, Recovery, Rung
+from policies.case import IN_PROCESS, Copies, Recovery, Rung
+from policies.holds import Owner
 from policies.placement import regular
+from policies.policy import Policy
 from policies.states import TERMINAL, Event, State, advance
 
 log = logging.getLogger("holdfast.control")
@@ -45,6 +59,12 @@ FILL: Final = 0.5
 """Seconds between two looks at the pool of standbys, while training runs."""
 STARTED: Final = frozenset({State.LAUNCHING, State.RUNNING, State.RESUMING, State.MIGRATING})
 """States in which the job's nodes are those that will train."""
+REMEMBERED: Final = 5000
+"""Faults whose rows are remembered."""
+DOUBT: Final = 1.0
+"""Seconds without a word from an agent, four beats, from which on a standstill of the job may be its node's."""
+SILENT_AND_STILL: Final = 2.0
+"""Seconds without a word from an agent that count as its silence while the job stands still: two signals that agree need less of each."""
 SETTLED: Final = 300.0
 """Seconds a job without steps must run for its recovery to count as having brought it on."""
 
@@ -59,6 +79,10 @@ class Attempt:
     best: int
     incident: str
     """Id of the incident that it is to answer."""
+    kind: str = ""
+    """Catalogue kind of the root fault, where it is on record."""
+    step: int | None = None
+    """The step that it came at."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,8 +98,19 @@ class Run:
     keeper: LeaseKeeper = field(init=False)
     pool: Pool = field(init=False)
     requests: Requests = field(init=False)
+    preflight: Preflight = field(init=False)
+    wards: Wards = field(init=False)
+    consent: Consent = field(init=False)
     replicas: Replicas = field(init=False)
     snapshots: Snapshots = field(init=False)
+    roll: RollCall = field(init=False)
+    concerns: Concerns = field(init=False)
+    hearing: Hearing = field(init=False)
+    departures: Departures = field(init=False)
+    slow_ranks: SlowRanks = field(init=False)
+    rulebook: Rulebook = field(init=False)
+    growth: Growth = field(init=False)
+    seen_before: Past = field(default_factory=Past)
     state: State = State.LAUNCHING
     generation: int = 0
     members: tuple[str, ...] = ()
@@ -83,6 +118,8 @@ class Run:
     lineup: Lineup = field(default_factory=Lineup)
     roles: tuple[tuple[int, ...], ...] = ()
     """Sets of ranks that do the same work on different data, as rank 0 told of them."""
+    copies: Copies = ()
+    """Sets of ranks that hold one copy of the model together, where the script shares each step's samples out among them."""
     tapes: str = ""
     """Where rank 0 left what a standby needs to warm up by itself."""
     held: dict[str, int] = field(default_factory=dict)
@@ -91,6 +128,8 @@ class Run:
     """The greatest number of a generation that any worker may have heard of."""
     board: Board = field(default_factory=lambda: Board(0, {}))
     incident: IncidentInWork | None = None
+    closed: models.Incident | None = None
+    """The newest incident that was closed."""
     moving: MoveInWork | None = None
     incidents: int = 0
     cadence: Cadence | None = None
@@ -107,18 +146,27 @@ class Run:
     """Who took the lease away, if somebody did."""
     tell: Callable[[str, dict[str, Any]], None] = lambda _event, _facts: None
     """Where news for the Prefect UI go."""
-    _recorded: int = 0
-    _saved: int = 0
     _paced: int = 0
     """The generation whose cadence was changed while it ran."""
-    _troubles: set[tuple[str, str]] = field(default_factory=set)
+    _rows: dict[int, tuple[Fault, models.Fault]] = field(default_factory=dict)
+    """The newest faults on record, by their identity, with their rows."""
     _next_ping: float = 0.0
     _next_fill: float = 0.0
+    _next_roll: float = 0.0
 
     def __post_init__(self) -> None:
         self.pool = Pool(self.fleet, self.remark)
+        asking = self.cluster.quarantine.ask.total_seconds()
+        self.consent = Consent(self.history, self.job, asking, self.remark, self.pass_on)
+        owner = Owner(name=f"job {self.job.name}")
+        self.wards = Wards(self.cluster, self.history, self.fleet.source.names, owner, self.remark, self.consent)
+        self.preflight = Preflight(self.cluster, self.history, on=self.spec.preflight, doubts=self.wards.doubts)
         self.replicas = Replicas(self.fleet, self.spec.checkpoint.memory)
         self.snapshots = Snapshots(self.recorder, self.job.id)
+        self.roll, self.concerns = RollCall(self.fleet), Concerns(lambda: self.levels)
+        self.hearing, self.departures, self.slow_ranks = Hearing(self), Departures(self), SlowRanks(self)
+        self.rulebook = Rulebook(self.spec, job_directory(self.spec.name))
+        self.growth = Growth(self)
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -158,6 +206,10 @@ class Run:
             )
         )
 
+    def pass_on(self, event: str, facts: dict[str, Any]) -> None:
+        """Give news of others to where the Prefect UI gets them."""
+        self.tell(event, facts)
+
     def lose(self, holder: str) -> None:
         """Learn that *holder* took the lease away."""
         self.lost = holder
@@ -180,7 +232,7 @@ class Run:
         try:
             node, event = self.fleet.inbox.get(timeout=seconds)
             while True:
-                self._take(node, event)
+                self.hearing.take(node, event)
                 node, event = self.fleet.inbox.get_nowait()
         except queue.Empty:
             pass
@@ -196,127 +248,51 @@ class Run:
             self.drop_dead_spares()
             if self.state in STARTED:
                 for evidence, words in self.replicas.keep_up(self.members):
-                    self._tell_of_memory(evidence, words)
+                    self.hearing.tell_of_memory(evidence, words)
+            for why, nodes in self.preflight.news(self.members).items():
+                self.remark(f"{', '.join(nodes)}: {why}")
             self.snapshots.look(self.board, time.time(), training=self.state is State.RUNNING)
+            self.tell_of_policy()
+            self.departures.look(time.time())
+        if self.state in STARTED:
+            self._look_out(now)
         if now >= self._next_fill and self.state is State.RUNNING and self.incident is None:
             self._next_fill = now + FILL
             self.fill_pool()
+            self.preflight.keep_up(self.spares())
+            self.growth.look(now)
 
-    def _take(self, node: str, event: Message) -> None:
-        self.board.take(node, event, time.time())
-        self.best = max(self.best, self.board.step_before)
-        if event["event"] == "steps" and event["generation"] < self.generation:
-            self._record_steps(event)  # heard again by a flow that adopted the job; a step that is recorded already stays as it is
-        handler = getattr(self, "_on_" + event["event"].replace(".", "_"), None)
-        if handler is not None and event.get("generation", self.generation) == self.generation:
-            handler(node, event)
-
-    def _on_steps(self, _node: str, event: Message) -> None:
-        self.managed = True
-        self._record_steps(event)
-        step, _, seconds, loss = event["steps"][-1]
-        self.tell("progress", {"step": step, "until": self.board.until(), "loss": loss, "seconds": seconds})
-
-    def _record_steps(self, event: Message) -> None:
-        generation = event["generation"]
-        for step, at, seconds, loss in event["steps"]:
-            if generation < self.generation or step > self._recorded:
-                row = models.Step(job_id=self.job.id, generation=generation, step=step, at=at, seconds=seconds, loss=loss)
-                self.recorder.add(row)
-        if generation == self.generation:
-            self._recorded = max(self._recorded, event["steps"][-1][0])
-
-    def _on_resumed(self, _node: str, _event: Message) -> None:
-        self.managed = True
-
-    def _on_worker_stepped(self, _node: str, _event: Message) -> None:
-        if self.board.all_stepped():
-            self.note_first_step()
-
-    def _on_worker_roles(self, _node: str, event: Message) -> None:
-        """Remember the job's roles, for standbys and for the flows to come."""
-        roles = event.get("roles")
-        if roles:
-            self.roles, self.tapes = tuple(tuple(ranks) for ranks in roles), str(event.get("tapes") or "")
-            self.recorder.amend(models.Generation, self.generation_id(), facts=self.facts())
-
-    def _of_move(self, _node: str, event: Message) -> None:
-        if self.moving is not None:
-            self.moving.take(event["event"].partition(".")[2], event)
-
-    _on_worker_prepared = _on_worker_unprepared = _on_worker_switched = _on_worker_left = _of_move
-    _on_standby_prepared = _on_standby_unprepared = _on_standby_switched = _of_move
-
-    def _on_standby_started(self, _node: str, event: Message) -> None:
-        self.pool.note_started(event["id"])
-
-    def _on_standby_ready(self, _node: str, event: Message) -> None:
-        self.pool.note_ready(event)
-
-    def _on_standby_gone(self, _node: str, event: Message) -> None:
-        self.pool.note_gone(event)
-
-    def _on_agent_leaving(self, node: str, event: Message) -> None:
-        """Have the ranks of a node that is about to go moved away while there is time; one that cannot be is a lost node in a moment."""
-        if node in self.fleet.leaving:
-            return
-        self.fleet.leaving.add(node)
-        self.remark(f"{node} was told to go, and will be gone in {event['seconds']:.0f} s")
-        if node in self.members:
-            facts = {"from": node}
-            self.recorder.add(models.Request(job_id=self.job.id, at=time.time(), kind="migrate", by=f"the agent of {node}", facts=facts))
-
-    @property
-    def nowhere(self) -> bool:
-        """Tell whether all nodes of the job were told to go, and there is none to go on with."""
-        return bool(self.members) and set(self.members) <= self.fleet.leaving and not self.fleet.free()
-
-    def _on_saved(self, _node: str, event: Message) -> None:
-        if event["step"] <= self._saved:
-            return
-        self._saved = event["step"]
-        facts = {name: event[name] for name in ("at", "step", "path", "seconds", "size")}
-        beside = event.get("beside") or None
-        self.recorder.add(models.Checkpoint(job_id=self.job.id, generation=self.generation, beside=beside, **facts))
-        if self.cadence is not None:
-            self.cadence.note_saved(event["seconds"], beside)
-            self.pace()
-
-    def _on_trouble(self, node: str, event: Message) -> None:
-        """Record a checkpoint's trouble at once; training goes on through it, so the flow need not turn."""
-        if (event["kind"], event["path"]) in self._troubles:
-            return
-        self._troubles.add((event["kind"], event["path"]))
-        facts = {name: event[name] for name in ("at", "step", "path")}
-        self.recorder.add(
-            models.Checkpoint(job_id=self.job.id, generation=self.generation, trouble=event["kind"], because=event["why"], **facts)
-        )
-        for fault in see([self.board.trouble(node, event)], limits_of(self.spec.limits)):
+    def _look_out(self, now: float) -> None:
+        """Tell of what training goes on through, and ask ranks that are quiet where they stand."""
+        for fault in self.concerns.look(
+            self.board, now, roles=self.roles, limits=limits_of(self.spec.limits), good=self.hearing.good_before
+        ):
             self.record_fault(fault, incident=None)
-            self.remark(f"{fault.entry.title}: {fault.quote}. Cure: {fault.entry.action}")
-
-    def _of_memory(self, node: str, event: Message) -> None:
-        """Take in what an agent tells of the state in memory."""
-        self._tell_of_memory(*self.replicas.take(node, event))
-
-    def _tell_of_memory(self, evidence: MemoryTrouble | None, words: str) -> None:
-        """Record a trouble with the state in memory; training goes on through it."""
-        for fault in see([evidence], limits_of(self.spec.limits)) if evidence is not None else ():
-            self.record_fault(fault, incident=None)
-            words = words and f"{fault.entry.title}: {words}. Cure: {fault.entry.action}"
-        if words:
-            self.remark(words)
-
-    _on_memory_none = _on_memory_full = _on_replica_lost = _on_replica_kept = _of_memory
+            self.remark(wording.told(fault.entry.title, fault.quote, fault.entry.action))
+            self.slow_ranks.weigh(fault)
+        for step, ranks in self.concerns.questions(self.board):
+            self.roll.ask(self.board, {self.board.ranks[rank].node for rank in ranks}, {"do": "sums", "step": step}, ranks=sorted(ranks))
+        if now >= self._next_roll:
+            self._next_roll = now + TICK
+            seen = self.board.progress(time.time(), steps_expected=self._steps_expected())
+            if seen is not None:
+                self.roll.look(self.board, seen, limits_of(self.spec.limits))
 
     def record_fault(self, fault: Fault, *, incident: str | None, root: bool = False) -> models.Fault:
-        """Write a fault into the history, and return its row."""
+        """Write a fault into the history, and return its row; one that is there already becomes the incident's."""
+        if id(fault) in self._rows:
+            known = self._rows[id(fault)][1]
+            known.incident_id, known.root = incident, root
+            self.seen_before.remember([known])
+            self.recorder.amend(models.Fault, known.id, incident_id=incident, root=root)
+            return known
+        evidence = {name: getattr(fault, name) for name in ("quote", "signature", "detail", "device")}
         row = models.Fault(
             job_id=self.job.id,
             incident_id=incident,
             at=fault.at,
             kind=fault.kind,
-            level=fault.entry.level,
+            level=self.levels.of(fault),
             subject=fault.subject,
             blame=fault.entry.blame,
             rank=fault.rank,
@@ -324,11 +300,19 @@ class Run:
             generation=self.generation,
             step=fault.step,
             root=root,
-            evidence={"quote": fault.quote, "signature": fault.signature, "detail": fault.detail, "source": fault.entry.source},
+            evidence={**evidence, "source": fault.source or fault.entry.source},
         )
         self.recorder.add(row)
-        self.tell("fault", {"kind": fault.kind, "subject": fault.subject, "quote": fault.quote, "level": fault.entry.level})
+        self.seen_before.remember([row])
+        self._rows[id(fault)] = fault, row
+        if len(self._rows) > REMEMBERED:
+            del self._rows[next(iter(self._rows))]
+        self.tell("fault", {"kind": fault.kind, "subject": fault.subject, "quote": fault.quote, "level": self.levels.of(fault)})
         return row
+
+    def rows_of(self, faults: Iterable[Fault]) -> set[str]:
+        """Return the ids of the rows that *faults* have in the history already."""
+        return {self._rows[id(fault)][1].id for fault in faults if id(fault) in self._rows}
 
     # -- evidence -----------------------------------------------------------------------------------------------------
 
@@ -336,31 +320,44 @@ class Run:
         """Return everything that speaks against this generation now, agents' silence aside."""
         now = time.time()
         found: list[Evidence] = [*self.board.evidence, *self.board.stops(now)]
-        steps = self.spec.progress == "steps" or (self.spec.progress == "auto" and (self.managed or self.board.managed()))
-        progress = self.board.progress(now, steps_expected=steps)
+        progress = self.board.progress(now, steps_expected=self._steps_expected())
         if progress is not None:
             found.append(progress)
         if self.board.overrun is not None:
             found.append(self.board.overrun)
         return found
 
+    def _steps_expected(self) -> bool:
+        return self.spec.progress == "steps" or (self.spec.progress == "auto" and (self.managed or self.board.managed()))
+
     def faults(self) -> list[Fault]:
         """Return the faults of this generation that ask for an act."""
         seen = see(self.evidence(), limits_of(self.spec.limits))
-        return [fault for fault in seen if fault.entry.level not in (Level.RECORD, Level.WATCH)]
+        return [fault for fault in seen if self.levels.acts(fault) and not self.wards.pardons(fault, self.levels)]
 
     def missing(self) -> dict[str, str]:
         """Return the members whose agents do not speak, and why: gone, or silent while no step comes through."""
-        gone = self.fleet.gone()
-        silent = self.fleet.silent(self.spec.limits.agent_silence.total_seconds())
+        gone, limit = self.fleet.gone(), self.spec.limits.agent_silence.total_seconds()
+        silent = self.fleet.silent(limit)
         if silent and self._steps_advance():
             silent = {}  # never act on a node while the job's steps still advance through it
+        if not silent and (soon := self.fleet.silent(min(limit, SILENT_AND_STILL))) and self._stands_still():
+            silent = soon
         return {node: why for node, why in {**silent, **gone}.items() if node in self.members}
+
+    def doubtful(self) -> bool:
+        """Tell whether the job stands still and an agent has missed several beats: in a moment it is missing, or has spoken again."""
+        silent = self.fleet.silent(DOUBT).keys() & set(self.members)
+        return bool(silent) and self._stands_still() and not silent <= self.missing().keys()
 
     def _steps_advance(self) -> bool:
         limit = self.spec.limits.agent_silence.total_seconds()
         newest = max((view.progress_at for view in self.board.ranks.values()), default=0.0)
         return time.time() - newest < limit
+
+    def _stands_still(self) -> bool:
+        """Tell whether no rank gets on, by the job's own limit."""
+        return any(fault.kind in STANDSTILLS for fault in self.faults())
 
     def symptom(self) -> str | None:
         """Return what has to be explained, if anything."""
@@ -378,13 +375,22 @@ class Run:
         return self.board.all_stepped() if expects else True
 
     def spares(self) -> tuple[str, ...]:
-        """Return the nodes with an agent and no ranks."""
-        return tuple(node for node in self.fleet.alive() if node not in self.members)
+        """Return the nodes with an agent and no ranks, those last that something speaks against; none that no job may be given."""
+        return tuple(self.preflight.by_worth(self.wards.usable(node for node in self.fleet.alive() if node not in self.members)))
+
+    def free(self) -> list[str]:
+        """Return the nodes of the cluster that nobody holds and that jobs may be given, in the cluster's order."""
+        return self.wards.usable(self.fleet.free())
+
+    def vacant(self) -> frozenset[int]:
+        """Return the ranks that the job goes on without."""
+        return frozenset(range(self.lineup.width)) - self.board.ranks.keys()
 
     def room(self) -> dict[str, int]:
         """Return how many more ranks each node with an agent could hold: spare nodes, and those that a take-over left with fewer."""
         ranks = self.board.membership
-        return {node: max(0, self.spec.nodes.ranks - len(ranks.get(node, ()))) for node in self.fleet.alive()}
+        alive = [node for node in self.fleet.alive() if not (self.wards.departure(node) if node in ranks else self.wards.bars(node))]
+        return {node: max(0, self.spec.nodes.ranks - len(ranks.get(node, ()))) for node in alive}
 
     def drop_dead_spares(self) -> None:
         """Let go of spares whose agents are gone: no rank is hurt, so it is recorded and no incident."""
@@ -393,6 +399,16 @@ class Run:
                 self.fleet.drop(node)
                 self.stand(node, "lost", f"the agent of this spare is gone: {why}")
                 self.remark(f"spare {node} is gone ({why}); {len(self.spares())} spare(s) left")
+        if self.members and self.moving is None:  # who is to come in a planned move is no member yet
+            self._drop_barred_spares()
+
+    def _drop_barred_spares(self) -> None:
+        """Let go of spares that were taken out of service meanwhile."""
+        for node in self.fleet.alive():
+            if node not in self.members and (why := self.wards.bars(node)):
+                self.fleet.drop_later(node)
+                self.stand(node, "excluded", why)
+                self.remark(f"spare {node} is let go: {why}; {len(self.spares())} spare(s) left")
 
     # -- standbys -----------------------------------------------------------------------------------------------------
 
@@ -414,11 +430,12 @@ class Run:
             return
         nodes, room = self.spec.nodes, self.room()
         count = nodes.standbys if nodes.standbys is not None else min(nodes.ranks * nodes.spare, sum(room.values()))
-        self.pool.keep_up(places_for(count, room, self.members), self.wanted())
+        stay = tuple(node for node in self.members if not self.wards.departure(node))
+        self.pool.keep_up(places_for(count, room, stay), self.wanted())
 
     def wanted(self) -> Wanted:
         """Return what this job's standbys are to be good for."""
-        return Wanted(roles=self.roles, world=len(self.board.ranks), environment=self.standby_environment)
+        return Wanted(roles=self.roles, world=self.lineup.width, environment=self.standby_environment)
 
     def standby_environment(self, rank: int, number: int, role: int) -> dict[str, str]:
         """Return the environment of standby *number*, which stands for *rank* until it is given one, and parks in *role*."""
@@ -434,6 +451,11 @@ class Run:
         number, ranks = self.generation if generation is None else generation, self.spec.nodes.ranks
         place = seat_environment(rank, lineup or self.lineup, generation=number, ranks_per_node=ranks, job=self.job.name)
         return {**place, **self.replicas.environment()}
+
+    @property
+    def width(self) -> int:
+        """Return how many nodes the job's ranks take when each holds as many as it can."""
+        return -(-len(self.board.ranks) // self.spec.nodes.ranks)
 
     def regular(self) -> tuple[str, ...]:
         """Return the nodes that hold the job's ranks when each holds as many as it can."""
@@ -456,10 +478,11 @@ class Run:
     def begin_generation(self, number: int, membership: dict[str, list[int]], *, lineup: Lineup) -> None:
         """Start a new generation with an empty board; of processes that live on it knows what was known of them."""
         before, self.board = self.board, Board(number, membership, since=lineup.since, kept=lineup.kept)
-        self.board.keep(before)
+        self.board.keep(before, self.levels)
+        self.concerns = Concerns(lambda: self.levels)
         self.generation, self.newest, self.members = number, max(self.newest, number), tuple(membership)
         self.lineup, self.port = lineup, lineup.store[1]
-        self._recorded = self._saved = 0
+        self.hearing.begin()
         self._next_ping = 0.0  # whose snapshots are kept where has to follow
 
     def enter_generation(self, number: int, membership: dict[str, list[int]], *, lineup: Lineup, because: str) -> None:
@@ -506,7 +529,7 @@ class Run:
             self.lineup, self._paced = replace(self.lineup, every=every), self.generation
             self.recorder.amend(models.Generation, self.generation_id(), facts=self.facts())
         if self._paced == self.generation:
-            self.fleet.later(self.board.ranks[0].node, "pace", generation=self.generation, every=every)
+            self.fleet.later(self.board.first.node, "pace", generation=self.generation, every=every)
 
     def answered(self) -> frozenset[str]:
         """Return the incidents for which a recovery was decided, or is about to be."""
@@ -515,12 +538,16 @@ class Run:
 
     def facts(self) -> dict[str, Any]:
         """Return what the next flow must know of this generation's processes, if it has to adopt them."""
-        return {**self.lineup.as_record(), "roles": [list(ranks) for ranks in self.roles], "tapes": self.tapes}
+        told = {"roles": [list(ranks) for ranks in self.roles], "tapes": self.tapes, "copies": [list(ranks) for ranks in self.copies]}
+        return {**self.lineup.as_record(), **told}
 
     def continue_generation(self, number: int, membership: dict[str, list[int]], *, lineup: Lineup, recorded: int, saved: int) -> None:
         """Take up a generation that another flow began: what the history has of it is not recorded twice."""
         self.begin_generation(number, membership, lineup=lineup)
-        self._recorded, self._saved = recorded, saved
+        self.hearing.begin(recorded=recorded, saved=saved)
+        newest = queries.last_step(self.history, self.job.id)
+        begun = {one.number: one.resumed_step or 0 for one in queries.generations(self.history, self.job.id)}
+        self.hearing.remember(newest.step if newest is not None else 0, begun)
 
     def note_first_step(self) -> None:
         """Record when this generation did its first step, and what it went on from."""
@@ -537,7 +564,8 @@ class Run:
         row.outcome, row.closed_at, row.generation_after = outcome, now, self.generation
         if outcome == "recovered":
             self._account(incident, now)
-            row.facts = facts_of(self.board.regrouped, self.board.covered) or came_back(self.board.ranks.values())
+            grouped = facts_of(self.board.regrouped, self.board.covered) or came_back(self.board.ranks.values()) or {}
+            row.facts = {**(row.facts or {}), **grouped} or None
             if self.cadence is not None:
                 self.cadence.note_recovered(row)
         age = age_of(incident.board)
@@ -548,7 +576,7 @@ class Run:
         fields = ("rung", "outcome", "closed_at", "generation_after", "resumed_step", "steps_lost", "downtime_s", "because", "facts")
         self.recorder.amend(models.Incident, row.id, **{name: getattr(row, name) for name in fields})
         self.tell("incident", {"incident": incident})
-        self.incident = None
+        self.incident, self.closed = None, row
 
     def _account(self, incident: IncidentInWork, now: float) -> None:
         """Split the time since the ranks were stopped into T1 to T4, and price the rollback (T0) by what the lost steps had taken."""
@@ -575,25 +603,26 @@ class Run:
                 rung=one.rung,
                 node=one.node,
                 gained=best > one.best if self.managed else at - one.at > SETTLED,
-                overtaken=one.rung is Rung.TAKE_OVER and one.incident == incident,
+                overtaken=one.rung in IN_PROCESS and one.incident == incident,
+                kind=one.kind,
+                step=one.step,
             )
             for one, (at, best, incident) in zip(self.attempts, nexts, strict=True)
         )
 
-    def budget(self) -> Budget:
-        """Return the job's budget as the policies read it."""
-        budget = self.spec.budget
-        return Budget(
-            in_place=budget.in_place, window=budget.window.total_seconds(), recoveries=budget.recoveries, fruitless=budget.fruitless
-        )
+    # -- the policy ---------------------------------------------------------------------------------------------------
 
-    def deadline(self, rung: Rung) -> float:
-        """Return how many seconds *rung* may take."""
-        deadlines = self.spec.deadlines
-        return {
-            Rung.TAKE_OVER: deadlines.take_over,
-            Rung.RESTART_IN_PLACE: deadlines.restart_in_place,
-            Rung.REPLACE_NODE: deadlines.replace_node,
-            Rung.SHRINK: deadlines.shrink,
-            Rung.WAIT_FOR_CAPACITY: deadlines.replace_node,  # once capacity is there; the wait has its own
-        }[rung].total_seconds()
+    @property
+    def policy(self) -> Policy:
+        """Return the policy that is in force, under what the job itself says."""
+        return self.rulebook.present
+
+    @property
+    def levels(self) -> Levels:
+        """Return how much faults ask for now."""
+        return self.rulebook.present.asks
+
+    def tell_of_policy(self) -> None:
+        """Record what is new about the policy."""
+        for text in self.rulebook.news():
+            self.remark(text)

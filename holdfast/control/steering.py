@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from detectors.catalogue import Fault
 from holdfast.cluster import open_cluster
 from holdfast.control import runs
 from holdfast.control.adoption import adopt
@@ -37,7 +38,10 @@ from holdfast.history import (
 from holdfast.history.figures import fleet, work
 from holdfast.log import note
 from holdfast.places import job_directory
-from holdfast.spec import Cluster, TrainingJob
+from holdfast.spec import Cluster, TrainingJob, cluster_of
+from holdfast.spec.load_policy import policy_for
+from holdfast.spec.policy import LONGEST
+from policies.offences import Offence, takes_out
 from policies.states import Event, State
 
 log = logging.getLogger("holdfast.control")
@@ -101,10 +105,12 @@ def _take_wheel(spec: TrainingJob, cluster: Cluster, history: History, recorder:
         directory=str(job_directory(spec.name)),
         at=time.time(),
     )
+    if live is None:
+        policy_for(spec)  # a file that cannot be used is refused before anything begins
     holder = "the flow"
     lease = _lease(history, job, holder)
     if live is not None:
-        spec, cluster = TrainingJob.model_validate(live.spec), type(cluster).model_validate(live.cluster)
+        spec, cluster = TrainingJob.model_validate(live.spec), cluster_of(live.cluster)
     source = open_cluster(cluster)
     run = Run(
         job=job,
@@ -112,10 +118,13 @@ def _take_wheel(spec: TrainingJob, cluster: Cluster, history: History, recorder:
         cluster=cluster,
         history=history,
         recorder=recorder,
-        fleet=Fleet(source, how_to_run(spec, job), epoch=lease.epoch),
+        fleet=Fleet(source, how_to_run(spec, cluster, job), epoch=lease.epoch),
     )
     run.keeper = LeaseKeeper(history, lease, run.lose)
     run.requests = Requests(history, recorder, job.id)
+    run.consent.begin()
+    run.wards.begin()
+    run.seen_before.remember(queries.faults_of_hardware(history, cluster.name, since=time.time() - LONGEST.total_seconds(), but=job.id))
     if live is None:
         run.submit()
     else:
@@ -149,7 +158,11 @@ def _let_go(run: Run) -> None:
         else:
             run.fleet.close(end=False)
     finally:
+        run.preflight.close()
         run.requests.close()
+        run.wards.close()
+        run.consent.close(ended=run.over and run.lost is None)
+        run.rulebook.close()
         run.keeper.release()
         runs.leave(run)
 
@@ -163,6 +176,7 @@ def _end(run: Run) -> None:
             _stop_gently(run)
         if run.state is not State.COMPLETED:
             save_what_lives(run)
+        run.wards.accuse(_found_beside(run))
         if run.incident is not None:
             run.close_incident("stopped" if run.state is State.CANCELLED else "gave-up")
         run.end_generation()
@@ -173,6 +187,20 @@ def _end(run: Run) -> None:
             if node not in run.fleet.channels:
                 run.fleet.clear(node)
         run.fleet.close(end=True)
+
+
+def _found_beside(run: Run) -> list[Offence]:
+    """Return what takes nodes out of service that trained on in spite of it, or could not be replaced: now they are idle."""
+    against: dict[str, list[Fault]] = {}
+    for fault in run.board.node_faults:
+        if fault.node in run.members:
+            against.setdefault(str(fault.node), []).append(fault)
+    if run.incident is not None and run.incident.case is not None:
+        for fault in run.incident.case.against_nodes():
+            if fault.node in run.members:
+                against.setdefault(str(fault.node), []).append(fault)
+    counted = ([fault for fault in faults if not run.wards.pardons(fault, run.levels)] for faults in against.values())
+    return [found for faults in counted if (found := takes_out(faults, run.levels)) is not None]
 
 
 def _doubt(run: Run) -> None:

@@ -30,7 +30,7 @@ USER_ERROR: Final = "user-error"
 """Level of faults that are the script's: they say nothing about the nodes."""
 NO_FAULT: Final = frozenset({"passed", "stopped"})
 """Outcomes of incidents that interrupted nothing, or whose end a person chose."""
-TAKE_OVER: Final = "take-over"
+IN_PROCESS: Final = frozenset({"retry-step", "take-over"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +161,9 @@ def _interruptions(session: Session) -> list[Incident]:
 
 
 def went_back(one: Incident) -> bool:
-    """Tell whether a recovery went back to a checkpoint: any but a take-over does, and one that found no living copy; none from memory."""
+    """Tell whether a recovery went back to a checkpoint: one that ended all processes, or found no living copy; never one from memory."""
     source = (one.facts or {}).get("source")
-    return source == "checkpoint" or (one.rung != TAKE_OVER and source != "memory")
+    return source == "checkpoint" or (one.rung not in IN_PROCESS and source != "memory")
 
 
 def _phases(session: Session, recovered: Sequence[Incident]) -> dict[str, float]:

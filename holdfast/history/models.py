@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any, ClassVar, Final
 
-from sqlalchemy import JSON, BigInteger, Column, Dialect, Float, Index, TypeDecorator
+from sqlalchemy import JSON, BigInteger, Column, Dialect, Float, Index, TypeDecorator, UniqueConstraint
 from sqlmodel import Field, SQLModel
 
 _making = threading.Lock()
@@ -130,6 +130,85 @@ class NodeMove(SQLModel, table=True):
     job_id: str | None = None
 
 
+class NodeVerdict(SQLModel, table=True):
+    """A change of what is thought of a node from outside (`policies.verdicts`), or of what is held against it."""
+
+    __tablename__: ClassVar[Any] = "node_verdict"
+    id: str = Field(default_factory=new_id, primary_key=True)
+    cluster: str = Field(index=True)
+    node: str = Field(index=True)
+    at: float
+    before: str
+    """The standing before; empty for a node that was never looked at."""
+    after: str
+    because: str
+    facts: dict[str, Any] = _json()
+    """The faults that are `new` and `over`, each with kind, part and quote."""
+
+
+class NodeHold(SQLModel, table=True):
+    """One hold on a node (`policies.holds`): why it is not, or not gladly, given to jobs. Open while *ended_at* is empty."""
+
+    __tablename__: ClassVar[Any] = "node_hold"
+    __table_args__ = (UniqueConstraint("cluster", "node", "number"),)
+    id: str = Field(default_factory=new_id, primary_key=True)
+    cluster: str = Field(index=True)
+    node: str = Field(index=True)
+    number: int
+    """Of this node; burn-ins take numbers of the same row."""
+    kind: str
+    owner: str
+    person: bool
+    because: str
+    evidence: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    at: float
+    until: float | None = None
+    drains: bool = False
+    """Jobs on the node are asked to leave it."""
+    leave_by: float | None = None
+    """When they have to be gone; empty: as soon as that interrupts nobody."""
+    test: int = 0
+    """Number of the burn-in that runs for it; 0: none."""
+    newest_test: int = 0
+    """Number of the newest burn-in that was begun for it."""
+    test_until: float | None = None
+    ended_at: float | None = None
+    ended_by: str = ""
+    ended_because: str = ""
+
+
+class ServiceMove(SQLModel, table=True):
+    """One move of a node's state machine (`policies.node_states`); the one with the greatest number is its state."""
+
+    __tablename__: ClassVar[Any] = "service_move"
+    __table_args__ = (UniqueConstraint("cluster", "node", "number"),)
+    id: str = Field(default_factory=new_id, primary_key=True)
+    cluster: str = Field(index=True)
+    node: str = Field(index=True)
+    number: int
+    at: float
+    before: str
+    event: str
+    after: str
+    owner: str
+    person: bool
+    because: str
+    hold: int
+    """The number of the hold that it is about."""
+
+
+class LastLook(SQLModel, table=True):
+    """The last look at a node, and what is thought of it since: written anew by each sweep, as the next one compares with it."""
+
+    __tablename__: ClassVar[Any] = "last_look"
+    cluster: str = Field(primary_key=True)
+    node: str = Field(primary_key=True)
+    at: float
+    verdict: dict[str, Any] = _json()
+    reading: str | None = None
+    """The last `NodeReading`, as compressed JSON (`holdfast.history.looks`); empty before the first."""
+
+
 class Incident(SQLModel, table=True):
     """The faults that one recovery answers. Open while *closed_at* is empty."""
 
@@ -159,7 +238,8 @@ class Incident(SQLModel, table=True):
     """From *fault_at* to the first new step (first start of all workers for scripts that report no steps)."""
     because: str = ""
     facts: dict[str, Any] | None = _maybe_json()
-    """What the recovery did inside the workers (see `holdfast.control.rebuilt`), and how old the newest snapshot in memory was in steps."""
+    """What the recovery did inside the workers (see `holdfast.control.rebuilt`), how old the newest snapshot in memory was in steps, and
+    ``orders``: of each attempt the rung, and when its orders had been answered."""
 
 
 class Fault(SQLModel, table=True):
@@ -181,6 +261,23 @@ class Fault(SQLModel, table=True):
     evidence: dict[str, Any] = _json()
 
 
+class Verdict(SQLModel, table=True):
+    """What an incident was taken for, and the explanations that were weighed; each diagnosis of one incident adds a row."""
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    job_id: str = Field(index=True)
+    incident_id: str = Field(index=True)
+    at: float
+    kind: str
+    """Catalogue kind of the root."""
+    subject: str
+    weight: float
+    """How likely it was beside the others: 0 to 1."""
+    because: str
+    candidates: list[dict[str, Any]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    """The explanations, the likeliest first (see `holdfast.control.verdict.record`)."""
+
+
 class Decision(SQLModel, table=True):
     """What a policy answered, and why."""
 
@@ -195,6 +292,15 @@ class Decision(SQLModel, table=True):
     """Fields of the decision: nodes dropped, nodes added, restarts counted."""
     passed_over: dict[str, Any] = _json()
     """Rule to the reason why it did not answer."""
+
+
+class DecidedCase(SQLModel, table=True):
+    """What a decision was made from (`policies.record`), so that another policy can be asked the same; of older ones there is none."""
+
+    __tablename__: ClassVar[Any] = "decided_case"
+    decision_id: str = Field(primary_key=True)
+    job_id: str = Field(index=True)
+    record: dict[str, Any] = _json()
 
 
 class Phase(SQLModel, table=True):
@@ -305,6 +411,55 @@ class Request(SQLModel, table=True):
     """What came of it, in words."""
 
 
+class Weighing(SQLModel, table=True):
+    """What was decided about a rank that holds the others up (`policies.slowness`), and from what."""
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    job_id: str = Field(index=True)
+    at: float
+    kind: str
+    rank: int
+    node: str
+    act: str
+    because: str
+    policy: str
+    record: dict[str, Any] = _json()
+    """The case, so that another policy can be asked the same."""
+
+
+class Question(SQLModel, table=True):
+    """What a person is asked before a program may isolate nodes. Open while *answered_at* is empty."""
+
+    id: str = Field(default_factory=new_id, primary_key=True)
+    number: int = Field(unique=True)
+    """By which a person answers: counted over the whole history."""
+    cluster: str
+    job_id: str = Field(index=True)
+    job: str
+    """Its name."""
+    about: str
+    """``share``: the cluster would lose more than a program may take; ``least``: the job would be left with fewer nodes than it needs."""
+    nodes: dict[str, Any] = Field(sa_column=Column(JSON, nullable=False))
+    """Node to what speaks against it: ``because``, ``seen``, ``evidence``."""
+    because: str
+    otherwise: str
+    """What happens when nobody answers: ``keep`` or ``isolate``."""
+    at: float
+    until: float
+    """When that happens (seconds since 1970)."""
+    flow_run: str | None = None
+    """The paused flow run in which it is asked in the Prefect UI."""
+    answered_at: float | None = None
+    answer: str = ""
+    """``isolate``, ``keep``, or ``withdrawn`` where it need not be answered any more."""
+    picked: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    """The nodes that are to be isolated."""
+    by: str = ""
+    """Who answered; empty where nobody did in time."""
+    words: str = ""
+    """Why, in the words of who answered."""
+
+
 class Remark(SQLModel, table=True):
     """Something worth telling that is no fault: a warning, an adoption, a script that ended at once."""
 
@@ -314,8 +469,9 @@ class Remark(SQLModel, table=True):
     text: str
 
 
-TABLES: Final = [
-    SQLModel.metadata.tables[str(model.__tablename__)]
-    for model in (Job, Lease, Move, Generation, NodeMove, Incident, Fault, Decision, Phase, Step, Checkpoint, Snapshots, Request, Remark)
-]
+_MODELS: Final = (
+    Job, Lease, Move, Generation, NodeMove, NodeVerdict, NodeHold, ServiceMove, LastLook, Incident, Fault, Verdict, Decision, DecidedCase,
+    Phase, Step, Checkpoint, Snapshots, Request, Weighing, Question, Remark,
+)  # fmt: skip
+TABLES: Final = [SQLModel.metadata.tables[str(model.__tablename__)] for model in _MODELS]
 """Every table of the history; a program around us may have SQLModel tables of its own."""

@@ -26,6 +26,8 @@ from holdfast.history.models import (
     Request,
     Snapshots,
     Step,
+    Verdict,
+    Weighing,
 )
 from holdfast.history.store import History
 
@@ -142,9 +144,35 @@ def faults_of_kinds(history: History, kinds: Collection[str]) -> list[Fault]:
     return _rows(history, Fault, col(Fault.kind).in_(kinds))
 
 
+def faults_of_hardware(history: History, cluster: str, *, since: float, but: str, limit: int = 2000) -> list[Fault]:
+    """Return what GPUs and nodes of *cluster* were blamed for since a time as the root of an incident, in all jobs *but* one, oldest first.
+
+    At most *limit* of them, the newest.
+    """
+    of_cluster = select(Job.id).where(col(Job.cluster)["name"].as_string() == cluster, col(Job.id) != but)
+    where = (
+        col(Fault.job_id).in_(of_cluster),
+        col(Fault.root).is_(True),
+        col(Fault.at) >= since,
+        col(Fault.blame).in_(("gpu", "node")),
+        col(Fault.node).is_not(None),
+    )
+    return _rows(history, Fault, *where, newest_first=True, limit=limit)[::-1]
+
+
 def newest_fault(history: History, job_id: str, kinds: Collection[str]) -> Fault | None:
     """Return the job's newest fault of one of these *kinds*."""
     return _newest(history, Fault, col(Fault.job_id) == job_id, col(Fault.kind).in_(kinds))
+
+
+def faults_within(history: History, job_id: str, generation: int, kinds: Collection[str]) -> list[Fault]:
+    """Return the faults of these *kinds* that one generation of the job had, in the order they were recorded."""
+    return _rows(history, Fault, col(Fault.job_id) == job_id, col(Fault.generation) == generation, col(Fault.kind).in_(kinds))
+
+
+def verdicts(history: History, job_id: str | None = None, *, incident_id: str | None = None) -> list[Verdict]:
+    """Return the verdicts on a job's incidents, or on one incident, in the order they were come to."""
+    return _rows(history, Verdict, *_of(Verdict, job_id, incident_id))
 
 
 def decisions(history: History, job_id: str | None = None, *, incident_id: str | None = None) -> list[Decision]:
@@ -292,3 +320,16 @@ def _rows(
     query = select(model).where(*where).order_by(by.desc() if newest_first else by).limit(limit)
     with history.session() as session:
         return list(session.exec(query))
+
+
+def weighings(history: History, job_id: str) -> list[Weighing]:
+    """Return what was decided about slow ranks of a job, in order."""
+    with history.session() as session:
+        return list(session.exec(select(Weighing).where(col(Weighing.job_id) == job_id).order_by(col(Weighing.at), col(Weighing.id))))
+
+
+def moves_asked(history: History, job_id: str) -> list[Request]:
+    """Return the planned moves of a job that came to an end, in the order of their ends."""
+    query = select(Request).where(col(Request.job_id) == job_id, col(Request.kind) == "migrate", col(Request.handled_at).is_not(None))
+    with history.session() as session:
+        return list(session.exec(query.order_by(col(Request.handled_at))))

@@ -6,7 +6,7 @@ import base64
 import importlib.util
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -14,22 +14,36 @@ from typing import Final
 ROOT: Final = Path(__file__).parent.parent.parent
 OPTIONS: Final = ("-I", "-")
 """How an interpreter is called that gets the program as its input: neither its folder nor its environment has a say in what is imported."""
+BOOT: Final = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
+"""The command of an interpreter that takes a program, whose length comes first, from its input, and leaves it what follows."""
 EVIDENCE: Final = ("detectors.evidence", "detectors.gpu_readings", "detectors.portable", "detectors.readings")
 """What readers need beside each other."""
 STAYS: Final = frozenset({"bundle", "local", "prelude"})
 """Modules of this package for who asks, not for who is asked."""
 
 
-def program(arguments: Iterable[str] = ()) -> str:
-    """Return the source of a program that prints one look at the node it runs on, with *arguments* as `collect.main` takes them."""
+def program(arguments: Iterable[str] = (), *, entry: str = "collect") -> str:
+    """Return the source of a program that prints a look at the node it runs on, with *arguments* as `collect.main` takes them.
+
+    With *entry* `resident` it prints one whenever it is asked for one.
+    """
+    return carrying(_packed(), f"holdfast.readers.{entry}", arguments)
+
+
+def carrying(packed: str, entry: str, arguments: Iterable[str] = ()) -> str:
+    """Return the source of a program that runs `main` of the module *entry* with the *packed* sources around it."""
     prelude = (Path(__file__).parent / "prelude.py").read_text(encoding="utf-8")
-    return f"{prelude}\n\nstart({_packed()!r}, {list(arguments)!r})\n"
+    return f"{prelude}\n\nstart({packed!r}, {entry!r}, {list(arguments)!r})\n"
 
 
 @cache
 def _packed() -> str:
-    """Return the carried sources as text, the same in every process."""
-    return base64.b64encode(zlib.compress(json.dumps(sources(), sort_keys=True).encode(), 9)).decode()
+    return packed_text(sources())
+
+
+def packed_text(modules: Mapping[str, str]) -> str:
+    """Return sources as text that `prelude.start` unpacks, the same in every process."""
+    return base64.b64encode(zlib.compress(json.dumps(dict(modules), sort_keys=True).encode(), 9)).decode()
 
 
 def sources() -> dict[str, str]:

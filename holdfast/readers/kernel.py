@@ -25,11 +25,14 @@ NEWEST: Final = 200
 
 
 class KernelLog:
-    """The kernel's log, followed. To be waited for with `select` by its file number; reading it never waits."""
+    """The kernel's log, followed. To be waited for with `select` by its file number; reading it never waits.
 
-    def __init__(self, path: Path = Path("/") / KMSG, *, from_end: bool = True) -> None:
+    *plain* takes lines without a record's head too, as a syslog daemon writes them to a file: as warnings without number or time.
+    """
+
+    def __init__(self, path: Path = Path("/") / KMSG, *, from_end: bool = True, plain: bool = False) -> None:
         self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._rest = b""
+        self._rest, self._plain = b"", plain
         self.lost = 0
         """Records that were overwritten before they were read, at least."""
         if from_end:
@@ -69,7 +72,12 @@ class KernelLog:
         if not data:
             return None
         *whole, self._rest = (self._rest + data).split(b"\n")
-        return [line for raw in whole if (line := parsed(raw)) is not None]
+        return [line for raw in whole if (line := parsed(raw) or self._without_head(raw)) is not None]
+
+    def _without_head(self, raw: bytes) -> KernelLine | None:
+        if not self._plain or not raw.strip() or raw.startswith(b" "):
+            return None
+        return KernelLine(sequence=-1, microseconds=0, level=WARNING, text=raw.decode(errors="replace").strip())
 
 
 def parsed(raw: bytes) -> KernelLine | None:

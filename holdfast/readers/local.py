@@ -20,23 +20,29 @@ START: Final = 20.0
 
 def read_node(node: str, *, seconds: float = 10.0, root: Path = Path("/"), python: str = sys.executable) -> NodeReading:
     """Return one look at this node within *seconds*; where none could be had, every part says why."""
+    found = seen(node, seconds=seconds, root=root, python=python)
+    return dark(node, found.why) if isinstance(found, Blind) else found
+
+
+def seen(node: str, *, seconds: float = 10.0, root: Path = Path("/"), python: str = sys.executable) -> NodeReading | Blind:
+    """Return one look at this node within *seconds*, or why there is none."""
     asked = program([f"--node={node}", f"--root={root}", f"--seconds={seconds}"])
     try:
         done = subprocess.run([python, *OPTIONS], input=asked, capture_output=True, text=True, check=False, timeout=seconds + START)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return dark(node, f"the readers could not be run: {error}")
-    return heard(node, done.stdout, done.stderr)
+        return Blind(f"the readers could not be run: {error}")
+    return told(done.stdout, done.stderr)
 
 
-def heard(node: str, answer: str, complaint: str = "") -> NodeReading:
-    """Return the look that a program of readers printed, wherever it ran."""
+def told(answer: str, complaint: str = "") -> NodeReading | Blind:
+    """Return the look that a program of readers printed, wherever it ran; where it is none, why: in the last words of *complaint*."""
     try:
-        told = json.loads(answer)
-        refused = unpacked(Blind, {"why": told["blind"]}) if isinstance(told, dict) and set(told) == {"blind"} else None
-        return dark(node, refused.why) if refused else unpacked(NodeReading, told)
+        said = json.loads(answer)
+        refused = unpacked(Blind, {"why": said["blind"]}) if isinstance(said, dict) and set(said) == {"blind"} else None
+        return refused or unpacked(NodeReading, said)
     except (ValueError, Misshapen) as error:
         last = (complaint.strip().splitlines() or [str(error)])[-1]
-        return dark(node, f"the readers gave no answer: {last}")
+        return Blind(f"the readers gave no answer: {last}")
 
 
 def dark(node: str, why: str) -> NodeReading:

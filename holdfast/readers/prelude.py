@@ -41,11 +41,11 @@ class Carried(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         exec(compile(self._sources[module.__name__], "<" + module.__name__ + ">", "exec"), module.__dict__)  # noqa: S102 (our own)
 
 
-def start(packed: str, arguments: list[str]) -> None:
-    """Unpack what is carried and run the collector, or say why not."""
+def start(packed: str, entry: str, arguments: list[str]) -> None:
+    """Unpack what is carried and run the module *entry*, or say why not."""
     if sys.version_info[:2] < OLDEST:
         print(json.dumps({"blind": "its python3 is %d.%d; the readers need 3.10 or newer" % sys.version_info[:2]}))  # noqa: T201, UP031
         return
     sources = json.loads(zlib.decompress(base64.b64decode(packed)))
     sys.meta_path.insert(0, Carried(sources))
-    importlib.import_module("holdfast.readers.collect").main(arguments)
+    importlib.import_module(entry).main(arguments)

@@ -58,7 +58,8 @@ def read_processes(root: Path = Path("/")) -> ProcessReading:
     found = [one for one in all_processes(root) if one.parent != os.getppid()]
     up = files.text(root / "proc/uptime")
     uptime = 0.0 if isinstance(up, Blind) else float(up.split()[0])
-    return ProcessReading(count=len(found), stuck=tuple(_stuck(one, uptime, root) for one in found if one.state in {"D", "Z"}))
+    stuck = [_stuck(one, uptime, root) for one in found if one.state in {"D", "Z"}]
+    return ProcessReading(count=len(found), stuck=tuple(one for one in stuck if (root / "proc" / str(one.pid)).exists()))  # others went on
 
 
 def _stuck(process: Process, uptime: float, root: Path) -> Stuck:

@@ -17,6 +17,8 @@ from holdfast.readers.processes import all_processes, sees_the_whole_node
 
 PROGRAMS: Final = ("usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin", "bin", "sbin")
 UNITS: Final = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
+BOOTED: Final = "run/systemd/system"
+"""What is there only where systemd began all processes; see sd_booted(3)."""
 BRIDGE: Final = 0x0680
 """PCI class of an NVSwitch."""
 SHOWN: Final = 15
@@ -66,7 +68,12 @@ def _service(known: Known, running: set[str], hardware: set[str], whole: bool | 
 
 
 def _enabled(root: Path, unit: str) -> bool:
-    """Say whether systemd starts *unit* by itself; its link may lead out of what can be seen from here."""
+    """Say whether systemd starts *unit* by itself; its link may lead out of what can be seen from here.
+
+    Where something else began the node's processes, as in a container, units lie there from their packages and mean nothing.
+    """
+    if not (root / BOOTED).is_dir():
+        return False
     wanted = (folder / unit for place in UNITS for folder in (root / place).glob("*.wants"))
     return any(link.is_symlink() or link.exists() for link in wanted)
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from holdfast.errors import NotWritable
 
 if TYPE_CHECKING:
+    from holdfast.accounting.bill import Bill
     from holdfast.history.models import Job
     from holdfast.history.store import History
     from holdfast.report.profiles import JobProfile
 
-__all__ = ["write_profile", "write_report"]
+__all__ = ["write_cost", "write_profile", "write_report"]
 
 
 def write_report(history: History, job: Job, output: Path) -> Path:
@@ -35,6 +36,13 @@ def write_profile(profile: JobProfile, job: str, output: Path) -> Path:
     from holdfast.report.profile_page import drawn  # noqa: PLC0415
 
     return _written("profile", output, drawn(profile, job, output.suffix.lower().removeprefix(".")))
+
+
+def write_cost(bill: Bill, job: str | None, output: Path) -> Path:
+    """Write the picture of *bill*, of *job* or of all jobs, to *output*, as HTML, PNG or SVG by its name, and return its path."""
+    from holdfast.report.cost_page import drawn  # noqa: PLC0415
+
+    return _written("account of costs", output, drawn(bill, job, output.suffix.lower().removeprefix(".")))
 
 
 def _written(what: str, output: Path, content: bytes) -> Path:

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from holdfast.history.models import Decision, Fault, Incident, Phase
+from holdfast.history.models import Decision, Fault, Incident, Phase, Verdict
 from holdfast.report import wording
 from holdfast.report.evidence import pieces
 from holdfast.report.phases import parts
+from holdfast.report.weighing import explanations
 
 LONGEST: Final = 4000
 """Characters of one piece of evidence; the history has all of it."""
@@ -18,13 +19,16 @@ _SPECIAL: Final = re.compile(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)|^(?:[-+#=](?=[-+#=\
 _HTML: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
-def incident_markdown(incident: Incident, faults: Sequence[Fault], decisions: Sequence[Decision], phases: Sequence[Phase]) -> str:
-    """Return what was seen, what was decided and why, and where the time went."""
+def incident_markdown(
+    incident: Incident, faults: Sequence[Fault], decisions: Sequence[Decision], phases: Sequence[Phase], verdicts: Sequence[Verdict] = ()
+) -> str:
+    """Return what was seen, how it was explained, what was decided and why, and where the time went."""
     blocks = [
         f"# Incident {incident.number}: {_plain(incident.kind)}",
         _summary(incident),
         "## What was seen",
         *(_seen(faults) if faults else ["No fault was recorded with it."]),
+        *_explained(verdicts),
         "## What was decided",
         *(_decided(decisions) if decisions else [_plain(incident.because) or "Nothing was decided yet."]),
         "## Where the time went",
@@ -71,6 +75,20 @@ def _seen(faults: Sequence[Fault]) -> Iterator[str]:
             if piece.block:
                 yield f"{_plain(piece.name)}:"
                 yield _fenced(piece.text)
+
+
+def _explained(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Yield the explanations that were weighed, each with its evidence."""
+    found = list(explanations(verdicts))
+    if not found:
+        return
+    yield "## How it was explained"
+    for one in found:
+        yield f"**{wording.share(one.weight)}** {_plain(one.kind)} of {_plain(one.subject)}"
+        lines = [f"- {wording.moment(at)}, {_plain(source)}: {_plain(quote)}" for at, source, quote in one.evidence]
+        lines += [f"- explains {_plain(one.explains)}"] if one.explains else []
+        lines += [f"- leaves unexplained {_plain(one.unexplained)}"] if one.unexplained else []
+        yield "\n".join(lines)
 
 
 def _decided(decisions: Sequence[Decision]) -> Iterator[str]:

@@ -11,9 +11,9 @@ import numpy as np
 from markupsafe import Markup
 
 import detectors.catalogue
-import detectors.diagnosis  # enters every kind into the catalogue
+import detectors.whole  # enters every kind into the catalogue
 from holdfast.history.models import Checkpoint, Generation, NodeMove
-from holdfast.report import evidence, facts, loss, memory, phases, recoveries, timeline, wording
+from holdfast.report import evidence, facts, loss, memory, phases, recoveries, timeline, weighing, wording
 from holdfast.report.ink import Box, pens
 from holdfast.report.story import Case, Story
 from holdfast.report.surroundings import surroundings
@@ -78,6 +78,7 @@ def page(story: Story) -> str:
         acted=lambda act: list(evidence.pieces(wording.act(act), longest=longest)),
         pieces=lambda found: list(evidence.pieces(found, longest=longest)),
         parts=phases.parts,
+        explained=lambda verdicts: list(weighing.explanations(verdicts)),
         taken_over=wording.taken_over,
         source=wording.source,
         open_case=_open_case(story),

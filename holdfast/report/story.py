@@ -13,7 +13,21 @@ import sqlalchemy
 from sqlmodel import col, select
 
 from holdfast.history import queries
-from holdfast.history.models import Checkpoint, Decision, Fault, Generation, Incident, Job, Move, NodeMove, Phase, Remark, Snapshots, Step
+from holdfast.history.models import (
+    Checkpoint,
+    Decision,
+    Fault,
+    Generation,
+    Incident,
+    Job,
+    Move,
+    NodeMove,
+    Phase,
+    Remark,
+    Snapshots,
+    Step,
+    Verdict,
+)
 from holdfast.history.queries import TERMINAL, Losses
 from holdfast.history.store import History
 from holdfast.report.thinning import Floats, Places
@@ -69,6 +83,7 @@ class Case:
     faults: Sequence[Fault]
     decisions: Sequence[Decision]
     phases: Sequence[Phase]
+    verdicts: Sequence[Verdict] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +168,9 @@ def gather(history: History, job: Job, *, now: float) -> Story:
 def _cases(history: History, job: Job, faults: Mapping[str | None, list[Fault]]) -> list[Case]:
     decisions = _by_incident(queries.decisions(history, job.id))
     phases = _by_incident(queries.phases(history, job_id=job.id))
+    verdicts = _by_incident(queries.verdicts(history, job.id))
     return [
-        Case(incident=one, faults=faults.get(one.id, []), decisions=decisions[one.id], phases=phases[one.id])
+        Case(incident=one, faults=faults.get(one.id, []), decisions=decisions[one.id], phases=phases[one.id], verdicts=verdicts[one.id])
         for one in queries.incidents(history, job.id)
     ]
 

@@ -57,6 +57,11 @@ def since(at: float | None, zero: float) -> str:
     return NOTHING if at is None else duration(max(0.0, at - zero))
 
 
+def told(title: str, quote: str, cure: str) -> str:
+    """Return a fault in one line: what it is, what was seen, and what to do."""
+    return f"{title}: {quote.removesuffix('.')}. Cure: {cure}"
+
+
 def count(number: int | None) -> str:
     """Group the digits of *number*."""
     return NOTHING if number is None else f"{number:,}"
@@ -104,6 +109,8 @@ def act(fields: Mapping[str, Any]) -> dict[str, Any]:
     said = {name: value for name, value in fields.items() if value}
     if "seats" in said:
         said["seats"] = [seat(one) for one in said["seats"]]
+    if "noted" in said:
+        said["noted"] = list(said["noted"].values())
     return said
 
 
@@ -111,6 +118,12 @@ def seat(fields: Mapping[str, Any]) -> str:
     """Say in what process a rank goes on after a take-over."""
     number, node = fields.get("standby"), fields.get("node")
     return f"rank {fields.get('rank')} in " + (f"standby {number} on {node}" if number is not None else f"a fresh process on {node}")
+
+
+def in_ranks(size: int, facts: Mapping[str, Any] | None) -> str:
+    """Say how many ranks a generation of *size* has, and of how many while the places of some are vacant."""
+    whole = (facts or {}).get("width") or size
+    return plural(size, "rank") if whole <= size else f"{size:,} of {plural(whole, 'rank')}"
 
 
 def kept(facts: Mapping[str, Any] | None) -> str:
@@ -123,13 +136,20 @@ def _all(names: Iterable[str] | None) -> str:
     return ", ".join(names or ())
 
 
+def _grown(node: str, facts: Mapping[str, Any]) -> str:
+    """Say which counters of errors grew on a node."""
+    counters = ", ".join(f"{name} +{growth}" for name, growth in facts["counters"].items())
+    return f"on {node} there grew within {duration(facts['seconds'])}: {counters}"
+
+
 def taken_over(facts: Mapping[str, Any] | None) -> list[str]:
     """Say what a recovery did inside the workers, a sentence each; empty where nothing is known of that."""
     if not facts:
         return []
-    age = [f"the newest snapshot in memory was {plural(facts['snapshot_age'], 'step')} old"] if "snapshot_age" in facts else []
+    beside = [f"the newest snapshot in memory was {plural(facts['snapshot_age'], 'step')} old"] if "snapshot_age" in facts else []
+    beside += [_grown(node, one) for node, one in (facts.get("grew") or {}).items()]
     if "rebuilt" not in facts:  # all processes were started anew
-        return [*([f"all ranks went on from {_source(facts)}"] if "source" in facts else []), *age]
+        return [*([f"all ranks went on from {_source(facts)}"] if "source" in facts else []), *beside]
     said = [f"{plural(facts.get('rebuilt') or 0, 'group')} built anew, {facts.get('kept') or 0} kept"]
     if facts.get("bytes"):
         speed = f" at {size(round(facts['bandwidth']))}/s" if facts.get("bandwidth") else ""
@@ -137,7 +157,7 @@ def taken_over(facts: Mapping[str, Any] | None) -> list[str]:
         said.append(f"{size(facts['bytes'])} of state taken from {_source(facts)}{speed}{over}")
     elif facts.get("source") == "checkpoint":
         said.append("no living rank held the state: all went on from a checkpoint")
-    said += age
+    said += beside
     phases = {name: seconds for name, seconds in (facts.get("seconds") or {}).items() if seconds}
     if phases:
         said.append(

@@ -19,10 +19,15 @@ M = TypeVar("M", bound=nn.Module)
 
 _made: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _settled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_watching = False
 
 
 def watch() -> None:
     """Take note of every DDP module that is made from now on."""
+    global _watching  # noqa: PLW0603 (torch's hook is the process's, too)
+    if _watching:
+        return
+    _watching = True
 
     def registered(module: nn.Module, name: str, _value: Any) -> None:  # noqa: ANN401 (torch's signature)
         if name == "module" and isinstance(module, DistributedDataParallel):
@@ -40,6 +45,12 @@ def settle_all() -> bool:
     for model in found:
         settled(model)
     return all(model in _settled or getattr(model, "find_unused_parameters", False) for model in found)
+
+
+def sum_up(*, at_once: bool) -> None:
+    """Have every DDP module that was made since `watch` average gradients in its next backward pass, or leave that to a later one."""
+    for model in _made:
+        model.require_backward_grad_sync = at_once  # type: ignore[assignment]  # what `no_sync` does
 
 
 def settled(model: M) -> M:

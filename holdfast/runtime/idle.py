@@ -56,6 +56,8 @@ class Idle:
         """Windows of this step that were opened so far."""
         self.operations: list[tuple[str, int]] = []
         """Point-to-point operations of this step, with their peers: what the schedule of a pipeline is recognised by."""
+        self.sums: dict[str, float] = {}
+        """Seconds of all waits since this process began, by what was waited for."""
         self.left = 0.0
         """When the newest window was closed (`time.perf_counter`)."""
         self._since, self._kind = 0.0, ""
@@ -86,8 +88,14 @@ class Idle:
         if self.wake is not None:
             self.wake.clear()
         now = self.left = time.perf_counter()
+        self.sums[self._kind] = self.sums.get(self._kind, 0.0) + now - self._since
         if now - self._since >= LEAST and len(self.windows) < MOST:
             self.windows.append(Window(self._since - self.step_began, now - self.step_began, self._kind, self.number))
+
+    def present(self) -> tuple[str, float]:
+        """Return what training waits for now, and for how many seconds it has; nothing while it does not wait. Callable from any thread."""
+        kind, since = self._kind, self._since
+        return (kind, time.perf_counter() - since) if self.open else ("", 0.0)
 
     # -- waits inside of torch ------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from holdfast.runtime.groups.managed import BACKEND
 from holdfast.runtime.groups.sandbox import Sandbox
 from holdfast.runtime.link import link
 from holdfast.runtime.parking import Roles
+from holdfast.runtime.standing import answering
 
 
 def join() -> None:
@@ -46,7 +47,7 @@ def _assemble(made: Assembly) -> None:
         made.sandbox = Sandbox.from_env(made.groups)
     else:
         made.record()
-    link().listen(made.hear)
+    link().listen(answering(made.hear))
     for order in promoted.pop_orders():
         made.hear(order)
     if not comes_later:

@@ -85,10 +85,13 @@ class Link:
         told = {"t": "resumed", "step": step, "path": None if path is None else str(path), "generation": self.generation}
         self._send(told | ({"replica": True} if replica else {}))
 
-    def beat(self, step: int, loss: float | None, seconds: float, until: int | None, snapshot: Mapping[str, object] | None = None) -> None:
-        """Tell that *step* is committed, and what there is to say of snapshots; may be dropped when the agent does not read."""
+    def beat(self, step: int, loss: float | None, seconds: float, until: int | None, **more: Mapping[str, object] | None) -> None:
+        """Tell that *step* is committed; may be dropped when the agent does not read.
+
+        *more*: what there is to say of the ``snapshot`` in memory, and the ``pace``: how the step spent its time.
+        """
         told = {"t": "beat", "step": step, "loss": loss, "seconds": seconds, "until": until, "generation": self.generation}
-        self._send(told | ({"snapshot": dict(snapshot)} if snapshot else {}), droppable=True)
+        self._send(told | {name: dict(value) for name, value in more.items() if value}, droppable=True)
 
     def section(self, name: str, limit_s: float | None, *, begin: bool) -> None:
         """Tell that a declared long section begins or ends."""

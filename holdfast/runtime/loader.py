@@ -6,14 +6,16 @@ import copy
 import hashlib
 import random
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from holdfast.runtime import rng
 from holdfast.runtime.idle import idle
+from holdfast.runtime.shares import Cut, Deal, Share, cut
 from holdfast.runtime.world import World
 
 _END: Final = object()
@@ -32,6 +34,9 @@ class Loader:
 
     When the number of ranks changes, a sampler that splits the data among them (``num_replicas``) goes on after the same
     number of samples over all ranks; ranks that are new follow rank 0.
+
+    `Session.shares` has it share a step's batch out: its batches are whole steps' then, drawn by all ranks in the same order, and each rank
+    loads its own samples of them.
     """
 
     follows_rank_0: Final = True
@@ -50,6 +55,10 @@ class Loader:
         self._begin_generators: list[torch.Tensor] = []
         self._inner: Iterator[Any] | None = None
         self._order: _Order | None = None
+        self._deal: Deal | None = None
+        self._unwanted = 0
+        """Batches that are to be passed over before the next one is handed out."""
+        self._handed, self._per_step = 0, 1
         self._base_seeds = torch.Generator()
         self._ours = self._prepared(loader)
 
@@ -59,17 +68,16 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Go on at the present position."""
+        if self._deal is not None:
+            raise RuntimeError("session.shares() shares this Loader's batches out: take them from there alone")
         while True:
-            inner = self._open() if self._inner is None else self._inner
-            window = idle()
-            ours = self.loader.num_workers > 0 and window.enter("data")  # without workers this process itself is at work
-            try:
-                batch = next(inner, _END)
-            finally:
-                if ours:
-                    window.leave()
+            batch = self._next()
             if batch is not _END:
                 self.consumed += 1
+                if self._unwanted:
+                    self._unwanted -= 1
+                    continue
+                self._handed += 1
                 yield batch
                 continue
             if self.endless and self.consumed == 0:
@@ -78,6 +86,80 @@ class Loader:
             self._begin = self._inner = None
             if not self.endless:
                 return
+
+    def _next(self) -> Any:  # noqa: ANN401 (a batch, or the end of the epoch)
+        inner = self._open() if self._inner is None else self._inner
+        window = idle()
+        ours = self.loader.num_workers > 0 and window.enter("data")  # without workers this process itself is at work
+        try:
+            return next(inner, _END)
+        finally:
+            if ours:
+                window.leave()
+
+    # -- sharing out --------------------------------------------------------------------------------------------------
+
+    def deal(self, deal: Deal) -> None:
+        """Load only this copy's samples of each batch from now on, which begins a step."""
+        if self._deal == deal:
+            return
+        if self._deal is None:
+            self._check_can_deal()
+        self._deal = deal
+        if self._inner is not None:  # what was loaded ahead was for other shares
+            self.load_state_dict(self.state_dict())
+
+    def _check_can_deal(self) -> None:
+        order, sampler = self._order, self.loader.sampler
+        if order is None or self.loader.batch_sampler is None:
+            raise ValueError("session.shares() needs a DataLoader with a batch size, over a dataset with a length")
+        if not getattr(self.loader, "in_order", True):
+            raise ValueError("session.shares() needs a DataLoader that gives batches in their order: leave in_order=False out")
+        if any(getattr(part, "num_replicas", 1) > 1 for part in self._parts()):
+            raise ValueError(
+                "session.shares() shares each batch out itself: leave the DistributedSampler out, and give the DataLoader the batch size "
+                "of a whole step and a sampler that gives the same order on every rank"
+            )
+        if isinstance(sampler, RandomSampler) and sampler.generator is None:
+            raise ValueError(
+                "session.shares() needs the same order on every rank: give the DataLoader (or its RandomSampler) a generator that is "
+                "seeded alike everywhere, generator=torch.Generator().manual_seed(...)"
+            )
+
+    @property
+    def samples_of_a_step(self) -> int:
+        """Return the samples in a batch; 0 where only the batch sampler knows."""
+        return int(self.loader.batch_size or getattr(self.loader.batch_sampler, "batch_size", 0) or 0)
+
+    def step_shares(self) -> Iterator[Share]:
+        """Return what this copy has to compute of the next step, part by part; nothing at the end of an epoch that is the last."""
+        assert self._order is not None
+        while True:
+            batch = self._next()
+            if batch is _END:
+                if self.endless and self.consumed == 0:
+                    raise RuntimeError("the DataLoader gives no batch: its dataset is empty, or smaller than a batch with drop_last=True")
+                self.epoch, self.consumed = self.epoch + 1, 0
+                self._begin = self._inner = None
+                if self.endless:
+                    continue
+                return
+            told = self._order.cuts.popleft()
+            self.consumed += told.last
+            if self._unwanted:
+                self._unwanted -= told.last
+                continue
+            self._handed += told.last
+            yield Share(batch=batch, weight=told.weight, last=told.last)
+            if told.last:
+                return
+
+    # -- position -----------------------------------------------------------------------------------------------------
+    def begin_step(self, *, skip: int = 0) -> None:
+        """Learn that a step begins, and pass over the batches of *skip* steps first: as many each as the step before took."""
+        if self._handed:
+            self._per_step, self._handed = self._handed, 0
+        self._unwanted += skip * self._per_step
 
     def can_take_rank(self, ranks: int) -> bool:
         """Tell whether samplers that split the data do so among all *ranks*: then it is known which part another rank has."""
@@ -152,7 +234,7 @@ class Loader:
             for _ in range(skip):
                 next(inner, None)
             return inner
-        self._order.begin(skip, name)
+        self._order.begin(skip, name, self._deal)
         inner = iter(self._ours)
         self._order.pass_over()
         return inner
@@ -195,11 +277,14 @@ class _Order:
     def __init__(self, sampler: Any, *, marked: bool) -> None:  # noqa: ANN401 (anything that can be iterated)
         self._sampler, self._marked = sampler, marked
         self._skip, self._name = 0, ""
+        self._deal: Deal | None = None
         self._latest: _Walk | None = None
+        self.cuts: deque[Cut] = deque()
+        """Of batches that are shared out, what the next parts to come are."""
 
-    def begin(self, skip: int, name: str) -> None:
-        """Let the next walk begin after *skip* batches; *name* is the epoch's own, for seeds."""
-        self._skip, self._name = skip, name
+    def begin(self, skip: int, name: str, deal: Deal | None = None) -> None:
+        """Let the next walk begin after *skip* batches; *name* is the epoch's own, for seeds; *deal*: how batches are shared out."""
+        self._skip, self._name, self._deal = skip, name, deal
 
     def pass_over(self) -> None:
         """Draw the order now, while the generators are those of the epoch's beginning."""
@@ -210,7 +295,12 @@ class _Order:
         return len(self._sampler)
 
     def __iter__(self) -> _Walk:
-        self._latest = _Walk(self._sampler, self._skip, self._name if self._marked else None)
+        name = self._name if self._marked else None
+        if self._deal is None:
+            self._latest = _Walk(self._sampler, self._skip, name)
+        else:
+            self.cuts = deque()
+            self._latest = _Dealt(self._sampler, self._skip, name, self._deal, self.cuts)
         return self._latest
 
 
@@ -238,6 +328,23 @@ class _Walk:
         if self._name is None:
             return index
         return _Marked(_seed_of(f"{self._name}:{self._number}"), index)
+
+
+class _Dealt(_Walk):
+    """A walk that gives one copy's parts of each batch; what they are stands beside, in the order in which they come."""
+
+    def __init__(self, sampler: Any, skip: int, name: str | None, deal: Deal, cuts: deque[Cut]) -> None:  # noqa: ANN401 (as above)
+        super().__init__(sampler, skip, name)
+        self._deal, self._cuts = deal, cuts
+        self._parts: deque[tuple[list[Any], Cut]] = deque()
+
+    def __next__(self) -> Any:  # noqa: ANN401 (a batch of indexes)
+        if not self._parts:
+            self._parts.extend(cut(list(next(self.start())), self._deal))
+            self._number += 1
+        index, told = self._parts.popleft()
+        self._cuts.append(told)
+        return index if self._name is None else _Marked(_seed_of(f"{self._name}:{self._number}:{len(self._parts)}"), index)
 
 
 class _Seeded:

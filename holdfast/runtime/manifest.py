@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from holdfast.runtime.written_off import NOTHING, WrittenOff
+
 FORMAT: Final = 1
 """Version of the manifest and of the tensors' keys."""
 
@@ -105,9 +107,20 @@ def step_of(folder: Path) -> int:
     return int(match[1])
 
 
-def whole_steps(directory: Path) -> Iterator[int]:
-    """Yield the steps of the checkpoints below *directory* that look whole, newest first; each is looked at when its turn comes."""
-    return (step_of(folder) for folder in candidates(directory) if looks_whole(folder))
+def whole_steps(directory: Path, off: WrittenOff = NOTHING) -> Iterator[int]:
+    """Yield the steps of the checkpoints below *directory* that look whole, newest first; each is looked at when its turn comes.
+
+    Those that are written *off* do not count.
+    """
+    return (step_of(folder) for folder in candidates(directory) if looks_whole(folder) and not is_off(folder, off))
+
+
+def is_off(folder: Path, off: WrittenOff) -> bool:
+    """Tell whether the checkpoint in *folder* is written off; one that cannot be read is not."""
+    try:
+        return bool(off.ranges) and off.covers(step_of(folder), read(folder).generation)
+    except Unusable:
+        return False
 
 
 def read(folder: Path) -> Manifest:

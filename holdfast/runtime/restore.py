@@ -12,6 +12,7 @@ from holdfast.runtime.state import Misfit, Training
 from holdfast.runtime.storage import Reader
 from holdfast.runtime.trouble import Teller, Trouble
 from holdfast.runtime.world import World
+from holdfast.runtime.written_off import NOTHING, WrittenOff
 
 T = TypeVar("T")
 
@@ -34,8 +35,8 @@ class _Candidate:
     trouble: Trouble | None
 
 
-def newest_whole(directory: Path, world: World) -> Found:
-    """Return the newest checkpoint below *directory* whose every byte is as it was written.
+def newest_whole(directory: Path, world: World, off: WrittenOff = NOTHING) -> Found:
+    """Return the newest checkpoint below *directory* whose every byte is as it was written, and that is not written *off*.
 
     Rank 0 says which folders there are, for a shared file system may show them to others later; each rank then checks its
     share of the files.
@@ -45,6 +46,9 @@ def newest_whole(directory: Path, world: World) -> Found:
     if isinstance(listed, OSError):
         raise listed  # on every rank: going on from nothing because a folder cannot be listed would throw work away
     for candidate in listed:
+        if candidate.manifest is not None and off.covers(candidate.manifest.step, candidate.manifest.generation):
+            skipped.append(candidate.folder)
+            continue
         trouble = candidate.trouble or _first(world.gather(_trouble_in_share(candidate, world)))
         if trouble is None:
             return Found(candidate.folder, candidate.manifest, tuple(skipped))

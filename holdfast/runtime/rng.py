@@ -46,3 +46,13 @@ def borrowed(state: State) -> Iterator[None]:
         yield
     finally:
         apply(before)
+
+
+def part(number: int) -> None:
+    """Have the generators draw other numbers than those of whoever they were taken from: which ones, *number* and their state decide."""
+    seed = int(torch.randint(2**31, ()).item()) ^ (number + 1) * 0x9E3779B1 % 2**31
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)

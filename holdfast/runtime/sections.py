@@ -8,6 +8,13 @@ from datetime import timedelta
 
 from holdfast.runtime.link import link
 
+_begun = 0
+
+
+def begun() -> int:
+    """Return how many sections this process has begun so far: who measures steps leaves out those with one in them."""
+    return _begun
+
 
 @contextmanager
 def section(name: str, limit: float | timedelta | None = None) -> Iterator[None]:
@@ -18,6 +25,8 @@ def section(name: str, limit: float | timedelta | None = None) -> Iterator[None]
     seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
     if seconds is not None and not seconds > 0:
         raise ValueError(f"section '{name}': the limit is {limit!r}, but must be a number of seconds above 0")
+    global _begun  # noqa: PLW0603 (a count of the whole process)
+    _begun += 1
     link().section(name, seconds, begin=True)
     try:
         yield

@@ -21,18 +21,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from holdfast.runtime import manifest, parking, rng, tree
-from holdfast.runtime.buckets import M, settle_all, settled
+from holdfast.runtime.buckets import M, settle_all, settled, sum_up, watch
 from holdfast.runtime.checkpoint import Keeping, Saver
+from holdfast.runtime.copies import Checker
 from holdfast.runtime.farewell import STATUS, Farewell
 from holdfast.runtime.groups.assembly import assembly
 from holdfast.runtime.groups.keeper import Keeper
+from holdfast.runtime.groups.managed import ManagedGroup
 from holdfast.runtime.groups.tape import WARM_STEPS
 from holdfast.runtime.link import FAREWELL_SECONDS, link
 from holdfast.runtime.loader import Loader
+from holdfast.runtime.pace import PaceMaker
 from holdfast.runtime.parking import Parked, Roles
 from holdfast.runtime.promoted import Again
 from holdfast.runtime.restore import load, newest_whole
 from holdfast.runtime.sections import section
+from holdfast.runtime.shares import Deal, Share
 from holdfast.runtime.snapshots.bubbles import PROFILE
 from holdfast.runtime.snapshots.ledger import Ledger
 from holdfast.runtime.snapshots.restart import from_memory
@@ -40,10 +44,12 @@ from holdfast.runtime.snapshots.setting import Config, Place, Wish
 from holdfast.runtime.snapshots.stored import Memory
 from holdfast.runtime.snapshots.taker import Taker
 from holdfast.runtime.snapshots.told import Told
+from holdfast.runtime.standing import answering
 from holdfast.runtime.state import Stateful, Training, unwrapped
 from holdfast.runtime.threads import let_go
 from holdfast.runtime.trouble import Teller, Trouble
 from holdfast.runtime.world import World, join
+from holdfast.runtime.written_off import WrittenOff
 
 EVERY: Final = 100
 """Steps between checkpoints unless the session or the job says otherwise."""
@@ -62,6 +68,8 @@ class Step:
     def __init__(self, session: Session, number: int) -> None:
         self.number = number
         """Counted from 1 over the whole job; after its commit so many steps are done."""
+        self.skip = session._off.passed_over(number)  # noqa: SLF001 (as below)
+        """Batches of so many steps are to be passed over first, as a loss was no number: a `Loader` does so, other data is the script's."""
         self._session, self._start, self.committed = session, time.perf_counter(), False
 
     def commit(self, loss: Tensor | float | None = None) -> None:
@@ -95,6 +103,9 @@ class Session(AbstractContextManager["Session"]):
         self._behind = Teller()
         self._told = Told(None if keeping is None else keeping.directory)
         self._ledger = Ledger()
+        self._off = WrittenOff.of()
+        self._pace = PaceMaker()
+        self._checker = Checker(training.model, os.environ)
         self._from_replica = False
         """Whether this rank goes on from a replica of its snapshot."""
         self._lineage = 0
@@ -112,7 +123,8 @@ class Session(AbstractContextManager["Session"]):
     def __enter__(self) -> Self:
         """Announce this worker, join the other ranks, and go back to the newest whole checkpoint."""
         _report_what_nobody_catches()
-        link().hello()
+        _announce()
+        watch()
         start = time.monotonic()
         self._made_group = join(_device_of(self._training.model))
         self._world = World.present()
@@ -183,10 +195,21 @@ class Session(AbstractContextManager["Session"]):
             link().step = step.number
             if self._keeper is not None:
                 self._keeper.begin(step.number)
+            self._check_copies()
             self._take_snapshot()
+            if isinstance(self._training.data, Loader):
+                self._training.data.begin_step(skip=step.skip)
             yield step
             if not step.committed:
                 raise RuntimeError(f"step {step.number} was not committed: call step.commit(loss) at its end, or break to stop early")
+
+    def _check_copies(self) -> None:
+        """Tell what the parameters are like, if it is time: whoever holds copies of them must have the same."""
+        rank = str(World.present().rank)
+        pieces = self._keeper.numbered("pieces") if self._keeper is not None else self._pieces
+        mine = pieces.get(rank, "")
+        if World.present().size > 1 and (not mine or list(pieces.values()).count(mine) > 1):
+            self._checker.look(self.step, mine)
 
     def _take_snapshot(self) -> None:
         """Begin a snapshot of the present state in the node's memory, if it is time; it ends before the step that begins is applied."""
@@ -196,7 +219,7 @@ class Session(AbstractContextManager["Session"]):
         taker.begin_step()
         if keeper is not None:
             if keeper.facts:
-                taker.sit(Place.of(world.rank, world.size, keeper.facts["pieces"]), keeper.lineage)
+                taker.sit(Place.of(world.rank, world.size, keeper.numbered("pieces")), keeper.lineage)
             keeper.taker, taker.every, taker.held = taker, keeper.agreed.every, keeper.agreed.behind
             self._tell_profile()
             if taker.due(self.step):
@@ -216,9 +239,9 @@ class Session(AbstractContextManager["Session"]):
         taker, keeper, world = self._taker, self._keeper, World.present()
         if taker is None or not (at_once or self._told.due()):
             return
-        pieces = keeper.facts.get("pieces", {}) if keeper is not None else self._pieces
-        roles = keeper.facts.get("roles", {}) if keeper is not None else self._pieces
-        groups = keeper.facts.get("groups", {}).get(str(world.rank), []) if keeper is not None else []
+        pieces = keeper.numbered("pieces") if keeper is not None else self._pieces
+        roles = keeper.numbered("roles") if keeper is not None else self._pieces
+        groups = keeper.numbered("groups").get(str(world.rank), []) if keeper is not None else []
         mine = str(world.rank)
         layout = {
             "piece": pieces.get(mine, ""),
@@ -229,6 +252,46 @@ class Session(AbstractContextManager["Session"]):
         }
         facts = {"rank": world.rank, "world": world.size, "generation": link().generation, "step": self.step, "layout": layout}
         self._told.tell(taker, facts)
+
+    def shares(self, *, group: dist.ProcessGroup | None = None, most: int | None = None, even: bool = False) -> Iterator[Share]:
+        """Hand out what this rank computes of the next step's batch, drawn from the session's `Loader`: one share, as a rule.
+
+        The batch of the `DataLoader` is that of a whole step, over all ranks. While the job goes on with fewer ranks each computes more of
+        it, in several shares. Gradients add up over them; DDP averages them over the ranks with the last one::
+
+            for share in session.shares():
+                loss = loss_of(model(share.batch)) * share.weight
+                loss.backward()
+
+        Args:
+            group: the ranks that hold copies of the same parameters and share the batch; default: all.
+            most: samples that a rank computes at once at most; default: its part of the batch when all ranks are there.
+            even: every share has *most* samples, for what is built for one size, like a pipeline's stages; a rank for which there are not
+                enough computes some again at a weight of 0. *most* should divide the batch.
+        """
+        data = self._training.data
+        if not isinstance(data, Loader):
+            raise TypeError("session.shares() hands out the batches of the session's data: give session(data=holdfast.Loader(...))")
+        present = World.present()
+        place, copies = (present.rank, present.size) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+        if self._keeper is not None and self._keeper.shared_by is None:
+            self._keeper.shared_by = place
+        if most is None and data.samples_of_a_step:
+            most = -(-data.samples_of_a_step // self._copies_of(group, copies))
+        data.deal(Deal(place=place, copies=copies, most=most, even=even))
+        try:
+            for share in data.step_shares():
+                sum_up(at_once=share.last)
+                yield share
+        finally:
+            sum_up(at_once=True)
+
+    def _copies_of(self, group: dist.ProcessGroup | None, present: int) -> int:
+        """Return how many members *group* has at the job's full width: places may be vacant, or all ranks have begun on fewer nodes."""
+        managed, everybody = dist.group.WORLD if group is None else group, assembly()
+        copies = len(managed.everybody) if isinstance(managed, ManagedGroup) else present
+        ranks = World.present().size if everybody is None else everybody.width
+        return max(copies, copies * int(os.environ.get("HOLDFAST_WIDTH") or 0) // ranks)
 
     def section(self, name: str, limit: float | timedelta | None = None) -> AbstractContextManager[None]:
         """Declare a long section: `holdfast.section`."""
@@ -246,10 +309,13 @@ class Session(AbstractContextManager["Session"]):
             loss = None if self._keeper.damaged else loss  # summed up after the vote, without a peer that was lost meanwhile
             self._keeper.last = loss, seconds
         self.step, self.loss = number, loss if loss is not None or self._keeper is None else math.nan
-        link().beat(number, loss, seconds, self._until, self._ledger.said(self._taker, link().generation))
+        pace = self._pace.end() if self._keeper is not None and _device_of(self._training.model).type == "cpu" else None
+        snapshot = self._ledger.said(self._taker, link().generation)
+        link().beat(number, loss, seconds, self._until, snapshot=snapshot, pace=pace)
         if self._keeping is not None and (self._keeping.due(number) or (number == self._until and self._keeping.every > 0)):
             self._save(at_once=number == self._until)
         self._end_if_told()
+        self._pace.begin()
 
     def _end_if_told(self) -> None:
         """Save the step that is done and end, if any rank was told to end: what lives is saved as a whole, or not at all."""
@@ -372,6 +438,7 @@ class Session(AbstractContextManager["Session"]):
         if self._taker is not None:
             self._taker.give_up()  # the state may be replaced
         verdict = keeper.mend()
+        self._pace.begin()
         self._world = World.present()
         if self._keeping is not None:
             self._keeping = self._keeping.following(keeper.assembly.generation.every)  # here, where all ranks change over between two steps
@@ -395,7 +462,7 @@ class Session(AbstractContextManager["Session"]):
         if self._keeping is None:
             return []
         with suppress(OSError):
-            return list(manifest.whole_steps(self._keeping.directory))
+            return list(manifest.whole_steps(self._keeping.directory, self._off))
         return []
 
     def _prepare_saving(self) -> None:
@@ -412,16 +479,17 @@ class Session(AbstractContextManager["Session"]):
         self._saver = Saver(self._keeping, world, link().generation)
         if memory and self._restored_from_memory(world):
             return
-        found = newest_whole(self._keeping.directory, world)
+        found = newest_whole(self._keeping.directory, world, self._off)
         self._saver.corrupt.update(found.skipped)
         if world.rank == 0:
             self._saver.clear()
-        if found.folder is None:
-            return
-        progress = load(self._training, found.folder, world)
-        self.step = self._tried = self.saved = progress["step"]
-        self.loss, self._generators = progress["loss"], progress["rng"]
-        self.resumed_from = found.folder
+        if found.folder is not None:
+            progress = load(self._training, found.folder, world)
+            self.step = self._tried = self.saved = progress["step"]
+            self.loss, self._generators = progress["loss"], progress["rng"]
+            self.resumed_from = found.folder
+        if memory and self._off.ranges:  # what lies in memory of later steps is older, and spoiled
+            self._begin_lineage()
 
     def _restored_from_memory(self, world: World) -> bool:
         """Go on from the memory of nodes if that has a newer step than the disk; tell whether it had."""
@@ -432,13 +500,18 @@ class Session(AbstractContextManager["Session"]):
             return False
         if world.rank == 0 and self._saver is not None:
             self._saver.clear()
-        self.step, self._lineage = found.step, link().generation
-        if self._keeper is not None:
-            self._keeper.lineage = self._lineage
+        self.step = found.step
+        self._begin_lineage()
         self._from_replica = found.takes_replica(world.rank)
-        self._memory.forget_newer(found.step, self._lineage)
         _log.info("%s", found.because)
         return True
+
+    def _begin_lineage(self) -> None:
+        """Have all that is made from now on be known from what was made of the same steps before; forget that on this node."""
+        self._lineage = link().generation
+        if self._keeper is not None:
+            self._keeper.lineage = self._lineage
+        self._memory.forget_newer(self.step, self._lineage)
 
     def _give_light(self, light: bytes) -> None:
         """Take the position in the data now, the generators when the steps begin."""
@@ -539,6 +612,13 @@ def _number(loss: Tensor | float | None) -> float | None:
 def _device_of(model: nn.Module) -> torch.device:
     """Return where *model* lives."""
     return next((value.device for value in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+def _announce() -> None:
+    """Say hello to the agent; where `join` has not begun to hear its orders, have its questions answered from now on."""
+    link().hello()
+    if assembly() is None and link().attached:
+        link().listen(answering())
 
 
 def _leave_group() -> None:

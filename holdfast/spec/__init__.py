@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.spec.check import checks
-from holdfast.spec.cluster import Cluster, LocalCluster
+from holdfast.spec.cluster import Cluster, LocalCluster, SshCluster, SshHop, SshHost, cluster_of
 from holdfast.spec.job import Budget, CheckpointPlan, Deadlines, Limits, Nodes, TrainingJob
 from holdfast.spec.load import load_cluster, load_job, review
 
@@ -15,8 +15,12 @@ __all__ = [
     "Limits",
     "LocalCluster",
     "Nodes",
+    "SshCluster",
+    "SshHop",
+    "SshHost",
     "TrainingJob",
     "checks",
+    "cluster_of",
     "load_cluster",
     "load_job",
     "review",

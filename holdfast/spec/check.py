@@ -9,13 +9,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.errors import Problem
-from holdfast.spec.cluster import Cluster
-from holdfast.spec.job import TrainingJob
+from holdfast.spec.cluster import Cluster, SshCluster
+from holdfast.spec.job import TrainingJob, is_policy_file
+
+NO_JOBS_YET = "`holdfast health CLUSTER_FILE` and `holdfast nodes CLUSTER_FILE`"
+"""What can be done with nodes on which no job runs yet."""
 
 
 def checks(job: TrainingJob, cluster: Cluster) -> list[Problem]:
     """Return what keeps *job* from running on *cluster* as things are now."""
-    return [*_places(job), *_room(job, cluster)]
+    return [*_places(job), *_policy(job), *_room(job, cluster)]
+
+
+def _policy(job: TrainingJob) -> Iterator[Problem]:
+    """Say all that is wrong with the job's policy file."""
+    if is_policy_file(job.policy):
+        from holdfast.spec.load_policy import review_policy  # noqa: PLC0415 (the whole catalogue: only who names a file needs it)
+
+        _, problems = review_policy(job.policy)
+        for problem in problems:
+            yield Problem(field="policy", reason=f"{job.policy}: {problem.field}: {problem.reason}", cure=problem.cure)
 
 
 def _places(job: TrainingJob) -> Iterator[Problem]:
@@ -76,6 +89,10 @@ def why_not_writable(folder: Path) -> str | None:
 
 
 def _room(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
+    if isinstance(cluster, SshCluster):
+        cure = f"Use `kind: local`, which this version runs jobs on; of `kind: ssh` there is {NO_JOBS_YET}"
+        yield Problem(field="cluster.kind", reason=f"no job can run on cluster '{cluster.name}' of kind ssh yet", cure=cure)
+        return
     wanted, spare = job.nodes.wanted, job.nodes.spare
     if wanted + spare > cluster.nodes:
         spares = f" and {spare} spare" if spare else ""

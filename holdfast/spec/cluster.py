@@ -2,17 +2,103 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import Field, StrictInt, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, StrictInt, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from holdfast import places
+from holdfast.spec.burn_in import BurnInSettings
+from holdfast.spec.durations import Duration, PositiveDuration, lasting
 from holdfast.spec.job import NAME, FilledText, Part
+from holdfast.spec.planned import Maintenance, Notice
+from policies.holds import Rules
+from policies.windows import Window
 
 MOST_LOCAL_NODES = 256
 """Each is a process on this machine; a larger number is a slip of the hand."""
+
+
+def _spelled(pattern: str, cure: str) -> AfterValidator:
+    """Refuse text that is not wholly of *pattern*."""
+
+    def checked(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise PydanticCustomError("spelling", "{shown} cannot stand here", {"shown": repr(value)[:80], "cure": cure})
+        return value
+
+    return AfterValidator(checked)
+
+
+NodeName = Annotated[
+    str, _spelled(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", "Use letters, digits, dots and dashes, e.g. 'gpu-17.example.org'")
+]
+Address = Annotated[str, _spelled(r"[A-Za-z0-9:][A-Za-z0-9:._%-]{0,253}", "Write the name or the address of a machine, and nothing else")]
+Login = Annotated[str, _spelled(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,254}[$]?", "Write the name of an account")]
+Program = Annotated[
+    str, _spelled(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]{0,254}", "Write a name or a path of letters, digits and `_ . / + -`: a shell reads it")
+]
+Port = Annotated[StrictInt, Field(ge=1, le=65535)]
+
+
+class Quarantine(Part):
+    """When a node is taken out of service, for how long, and how many at most. The same for all jobs of the cluster."""
+
+    share: float = Field(
+        default=0.25,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Share of the cluster's nodes that may be out of service before a program may take out no further one; one node "
+        "always may. Persons may take out any number (`holdfast nodes hold`).",
+    )
+    doubts: StrictInt = Field(
+        default=3,
+        ge=0,
+        description="So many lesser faults of a node, each of which makes it suspect, quarantine it within `doubt_for`; 0: never.",
+    )
+    doubt_for: PositiveDuration = lasting("1d", description="For so long a node is suspect: used where there is no better one.")
+    due_after: Duration = lasting(
+        "1h",
+        description="A quarantined node is due for a burn-in after so long; twice as long after each further quarantine or failed burn-in.",
+    )
+    retire_after: StrictInt = Field(
+        default=4, ge=0, description="So many quarantines of a node within `counted_for` retire it; 0: it is never retired by a program."
+    )
+    retire_after_failed: StrictInt = Field(
+        default=5, ge=0, description="So many failed burn-ins of a node within `counted_for` retire it; 0: they never do."
+    )
+    counted_for: PositiveDuration = lasting("30d", description="For so long a quarantine or a failed burn-in is counted.")
+    ask: Duration = lasting(
+        "30m",
+        description="For so long a person is asked (`holdfast approve`, or the Prefect UI) before more than `share` of the cluster, or so "
+        "many of a job's nodes that too few are left, are isolated. If nobody answers, the cluster's nodes stay, and the job waits for "
+        "others in place of its sick ones; 0: nobody is asked.",
+    )
+
+    @property
+    def rules(self) -> Rules:
+        """Return these settings as the state machine of nodes reads them."""
+        return Rules(
+            share=self.share,
+            doubts=self.doubts,
+            doubt_window=self.doubt_for.total_seconds(),
+            cool=self.due_after.total_seconds(),
+            retire=self.retire_after,
+            failures=self.retire_after_failed,
+            window=self.counted_for.total_seconds(),
+        )
+
+
+def _check_plan(plan: Sequence[Maintenance], names: Sequence[str], domains: Mapping[str, str]) -> None:
+    for number, one in enumerate(plan):
+        for field, reason, cure in one.problems(names, domains):
+            context = {"field": f"maintenance[{number}].{field}", "reason": reason, "cure": cure}
+            raise PydanticCustomError("contradiction", "{field}: {reason}. {cure}", context)
 
 
 class LocalCluster(Part):
@@ -29,10 +115,14 @@ class LocalCluster(Part):
         description="Failure domain of each node, e.g. `node-0: rack-a`: what is kept twice is kept in two domains. A node that is not "
         "named fails by itself.",
     )
+    quarantine: Quarantine = Field(default=Quarantine(), description="When nodes are taken out of service.")
+    burn_in: BurnInSettings = Field(default=BurnInSettings(), description="How nodes are tried before they come back.")
+    maintenance: list[Maintenance] = Field(default=[], description="Times at which nodes are taken away.")
+    notice: Notice = Field(default=Notice(), description="Where nodes are told that they will be taken away.")
 
     @model_validator(mode="after")
     def _names_nodes_that_there_are(self) -> Self:
-        known = [f"node-{number}" for number in range(self.nodes)]
+        known = self.names
         for node in self.domains:
             if node not in known:
                 reason = f"there is no node '{node[:80]}' in a cluster of {self.nodes}"
@@ -40,11 +130,152 @@ class LocalCluster(Part):
                 raise PydanticCustomError("contradiction", "{field}: {reason}. {cure}", context)
         return self
 
+    @model_validator(mode="after")
+    def _closes_nodes_that_there_are(self) -> Self:
+        _check_plan(self.maintenance, self.names, self.domains)
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all nodes."""
+        return [f"node-{number}" for number in range(self.nodes)]
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """Return the maintenance windows, each with its nodes."""
+        return tuple(one.window(self.names, self.domains) for one in self.maintenance)
+
     @property
     def home(self) -> Path:
         """Return the folder that holds the nodes."""
         return Path(self.directory).expanduser().absolute() if self.directory else places.cluster_directory(self.name)
 
 
-Cluster: TypeAlias = LocalCluster
-"""Every kind of cluster. With a second kind this becomes a union told apart by `kind`; pydantic takes no union of one."""
+def _of_hop(value: object) -> object:
+    """Take `user@host:port` for the fields that it stands for."""
+    if not isinstance(value, str):
+        return value
+    user, at, rest = value.rpartition("@")
+    host, colon, port = rest.rpartition(":")
+    if not colon or not port.isdigit() or (":" in host and not host.startswith("[")):  # a bare IPv6 address has no port
+        host, port = rest, ""
+    return {"address": host.strip("[]"), **({"user": user} if at else {}), **({"port": int(port)} if port else {})}
+
+
+def _of_host(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _of_way(value: object) -> object:
+    return value if isinstance(value, list) else [value]
+
+
+class SshHop(Part):
+    """A machine that connections go through. `user@host:port` is short for its fields."""
+
+    address: Address = Field(description="Name or address of the machine.")
+    port: Port = Field(default=22, description="Port that its SSH server listens on.")
+    user: Login | None = Field(default=None, description="Who logs in; empty: as on the nodes.")
+    key: FilledText | None = Field(default=None, description="File of the private key; empty: as for the nodes.")
+
+
+Way = Annotated[list[Annotated[SshHop, BeforeValidator(_of_hop)]], BeforeValidator(_of_way)]
+
+
+class SshHost(Part):
+    """A node that is reached by SSH. A name alone is short for its fields."""
+
+    name: NodeName = Field(description="Name of the node.")
+    address: Address | None = Field(default=None, description="Name or address under which it is reached; empty: its name.")
+    port: Port | None = Field(default=None, description="Port that its SSH server listens on; empty: the cluster's.")
+    user: Login | None = Field(default=None, description="Who logs in; empty: the cluster's.")
+    key: FilledText | None = Field(default=None, description="File of the private key; empty: the cluster's.")
+    jump: Way | None = Field(default=None, description="Machines to go through, first to last; empty: the cluster's; `[]`: none.")
+
+
+class SshCluster(Part):
+    """A cluster of machines that are reached by SSH. Nothing is installed on them: a look needs their python3 alone."""
+
+    kind: Literal["ssh"] = Field(description="Where the nodes come from; `ssh`: machines that one can log in to.")
+    name: Annotated[str, Field(pattern=NAME)] = Field(default="ssh", description="Name of the cluster: small letters, digits and dashes.")
+    hosts: Annotated[list[Annotated[SshHost, BeforeValidator(_of_host)]], Field(min_length=1)] = Field(
+        description="The nodes: a name each, or fields."
+    )
+    port: Port = Field(default=22, description="Port that the nodes' SSH servers listen on.")
+    user: Login | None = Field(default=None, description="Who logs in; empty: who runs Holdfast.")
+    key: FilledText | None = Field(
+        default=None, description="File of the private key, without a passphrase; empty: keys of the SSH agent, then `~/.ssh/id_*`."
+    )
+    known_hosts: FilledText | None = Field(
+        default=None,
+        description="File of the nodes' and jump hosts' keys, as OpenSSH writes it; empty: `~/.ssh/known_hosts`. Never written.",
+    )
+    jump: Way = Field(default=[], description="Machines to go through, first to last: `user@host:port`, or fields.")
+    python: Program = Field(default="python3", description="Interpreter on the nodes, 3.10 or newer: a name or a path.")
+    misses: StrictInt = Field(
+        default=3, ge=1, le=100, description="Looks in a row that a node may leave unanswered before it counts as unreachable."
+    )
+    quarantine: Quarantine = Field(default=Quarantine(), description="When nodes are taken out of service.")
+    burn_in: BurnInSettings = Field(default=BurnInSettings(), description="How nodes are tried before they come back.")
+    maintenance: list[Maintenance] = Field(default=[], description="Times at which nodes are taken away.")
+    notice: Notice = Field(default=Notice(), description="Where nodes are told that they will be taken away.")
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all nodes."""
+        return [host.name for host in self.hosts]
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """Return the maintenance windows, each with its nodes."""
+        return tuple(one.window(self.names, {}) for one in self.maintenance)
+
+    @model_validator(mode="after")
+    def _closes_nodes_that_there_are(self) -> Self:
+        _check_plan(self.maintenance, self.names, {})
+        return self
+
+    @model_validator(mode="after")
+    def _names_each_node_once(self) -> Self:
+        for name, times in Counter(host.name for host in self.hosts).items():
+            if times > 1:
+                context = {"field": "hosts", "reason": f"{times} hosts are called '{name}'", "cure": "Give each a name of its own"}
+                raise PydanticCustomError("contradiction", "{field}: {reason}. {cure}", context)
+        return self
+
+    @model_validator(mode="after")
+    def _names_each_machine_once(self) -> Self:
+        """Refuse one machine under two names: its faults would count twice, and a job could be given it twice."""
+        first: dict[tuple[object, ...], str] = {}
+        for host in self.hosts:
+            way = tuple((hop.address, hop.port) for hop in (self.jump if host.jump is None else host.jump))
+            machine = (host.address or host.name, host.port or self.port, way)
+            if (other := first.setdefault(machine, host.name)) != host.name:
+                reason = f"'{other}' and '{host.name}' are one machine, {machine[0]} port {machine[1]}"
+                context = {"field": "hosts", "reason": reason, "cure": "Remove one, or mend its address or port"}
+                raise PydanticCustomError("contradiction", "{field}: {reason}. {cure}", context)
+        return self
+
+
+KINDS: Final[dict[str, type[LocalCluster | SshCluster]]] = {"local": LocalCluster, "ssh": SshCluster}
+"""Every kind of cluster, by the word for it."""
+
+
+def kind_of(value: Any) -> Any:  # noqa: ANN401 (whatever a user wrote)
+    """Return of which kind a cluster is, as fields or made; without a word of it it is `local`."""
+    return value.get("kind", "local") if isinstance(value, dict) else getattr(value, "kind", "local")
+
+
+Cluster: TypeAlias = Annotated[Annotated[LocalCluster, Tag("local")] | Annotated[SshCluster, Tag("ssh")], Discriminator(kind_of)]
+"""Every kind of cluster, told apart by `kind`."""
+
+
+class Named(BaseModel):
+    """What holds a cluster as fields."""
+
+    cluster: Cluster
+
+
+def cluster_of(fields: object) -> LocalCluster | SshCluster:
+    """Return the cluster that *fields* describe, as a history or a program wrote them; raise pydantic's `ValidationError`."""
+    return Named.model_validate({"cluster": fields}).cluster

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from holdfast import places
@@ -22,6 +23,9 @@ OURS: Final = frozenset({
     "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
 })  # fmt: skip
 """Variables that the agent sets for each worker; a job cannot."""
+
+POLICIES: Final = ("patient", "balanced", "aggressive")
+"""Names of policies; anything else that a job may say there is the path of a file."""
 
 
 def _text(value: str) -> str:
@@ -40,6 +44,20 @@ def _variable(name: str) -> str:
     if name in OURS or name.startswith("HOLDFAST_"):
         raise PydanticCustomError("variable", "is set by Holdfast for every worker", {"cure": "Remove it from `environment`"})
     return name
+
+
+def is_policy_file(policy: str) -> bool:
+    """Tell whether *policy* is the path of a file rather than a name."""
+    return policy not in POLICIES and (policy.lower().endswith((".yaml", ".yml", ".json")) or "/" in policy)
+
+
+def _policy(policy: str) -> str:
+    """Refuse a name that no policy has."""
+    if policy in POLICIES or is_policy_file(policy):
+        return policy
+    near = difflib.get_close_matches(policy[:120], POLICIES, n=1)
+    cure = f"Did you mean '{near[0]}'?" if near else f"Write {', '.join(POLICIES)}, or the path of a policy file (.yaml)"
+    raise PydanticCustomError("policy", "no policy is called {shown}", {"shown": repr(policy)[:80], "cure": cure})
 
 
 Text = Annotated[str, AfterValidator(_text)]
@@ -162,6 +180,11 @@ class Limits(Part):
         "30s",
         description="When a job ends before its goal, what its nodes hold in memory is put on disk for so long at most; 0 lets it go.",
     )
+    walltime: PositiveDuration | None = Field(
+        default=None,
+        description="The job ends so long after it was submitted, as when its allocation ends: what it has is saved before (within "
+        "`last_save`), and the same `holdfast run` goes on from there; empty: never.",
+    )
     stopped_grace: Duration = lasting("1s", description="A worker stopped by a signal for longer is a fault.")
     agent_silence: PositiveDuration = lasting("5s", description="An agent that says nothing for so long is asked about.")
     lease: PositiveDuration = lasting("30m", description="Agents end their workers when no flow has spoken to them for so long.")
@@ -170,29 +193,72 @@ class Limits(Part):
     )
 
 
-class Deadlines(Part):
-    """How long each rung of the recovery ladder may take; the next is tried at once after it."""
+class Checks(Part):
+    """What is looked at while training goes well."""
 
-    take_over: PositiveDuration = lasting("20s", description="Keep the ranks that live, and replace the lost ones by warm processes.")
-    restart_in_place: PositiveDuration = lasting("2m", description="Restart the workers on the same nodes.")
-    replace_node: PositiveDuration = lasting("3m", description="Replace a node by a spare one.")
-    shrink: PositiveDuration = lasting("3m", description="Go on with fewer nodes, where the job allows it.")
-    wait_for_capacity: Duration = lasting("1d", description="Wait for nodes to come back before giving up.")
+    copies: StrictInt | Literal["auto"] = Field(
+        default="auto",
+        description="Steps between two comparisons of the parameters of ranks that hold copies of each other, which tell silent "
+        "corruption; `auto`: as often as costs less than half a percent of the training time; 0: never.",
+    )
+    nodes: bool = Field(
+        default=True,
+        description="Have a process beside each agent look for faults of its node while the job runs (kernel log, GPUs, network, disks).",
+    )
+    straggler: Literal["tell", "auto", "migrate"] = Field(
+        default="tell",
+        description="What follows when one rank holds the others up for long: tell of it; `auto`: move it to a spare node meanwhile if its "
+        "slowness costs more than that, by the policy; or move it in any case.",
+    )
+
+    @field_validator("copies", mode="before")
+    @classmethod
+    def _number_or_auto(cls, value: object) -> object:
+        """Refuse in one sentence what is neither."""
+        if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+            return value
+        cure = "Write a number of steps, 0 for no comparison, or `auto`, without quotes around a number"
+        raise PydanticCustomError(
+            "copies", "{shown} is neither a whole number of at least 0 nor `auto`", {"shown": repr(value)[:80], "cure": cure}
+        )
+
+
+class Deadlines(Part):
+    """How long each rung of the recovery ladder may take; the next is tried at once after it. Empty: as long as the policy says."""
+
+    retry_step: PositiveDuration | None = Field(
+        default=None, description="No rank is lost: build the groups anew and do the step again; else 20s."
+    )
+    take_over: PositiveDuration | None = Field(
+        default=None, description="Keep the ranks that live, and replace the lost ones by warm processes; else 20s."
+    )
+    narrow: PositiveDuration | None = Field(
+        default=None, description="Keep the ranks that live, and go on with fewer copies of the model; else 20s."
+    )
+    restart_in_place: PositiveDuration | None = Field(default=None, description="Restart the workers on the same nodes; else 2m.")
+    replace_node: PositiveDuration | None = Field(default=None, description="Replace a node by a spare one; else 3m.")
+    shrink: PositiveDuration | None = Field(default=None, description="Go on with fewer nodes, where the job allows it; else 3m.")
+    wait_for_capacity: Duration | None = Field(default=None, description="Wait for nodes to come back before giving up; else 1d.")
     migrate: PositiveDuration = lasting(
         "10m", description="A planned move, while training goes on; one that takes longer is given up and changes nothing."
     )
 
 
 class Budget(Part):
-    """How many recoveries a job may have, so that a broken script never loops."""
+    """How many recoveries a job may have, so that a broken script never loops. Empty: as many as the policy says."""
 
-    in_place: StrictInt = Field(default=3, ge=0, description="Restarts in place on one node within the window, before it is replaced.")
-    window: PositiveDuration = lasting("1h", description="The window in which recoveries are counted.")
-    recoveries: StrictInt = Field(default=20, ge=0, description="Recoveries of the job within the window, before it is given up.")
-    fruitless: StrictInt = Field(
-        default=3,
+    in_place: StrictInt | None = Field(
+        default=None, ge=0, description="Restarts in place on one node within the window, before it is replaced; else 3."
+    )
+    window: PositiveDuration | None = Field(default=None, description="The window in which recoveries are counted; else 1h.")
+    recoveries: StrictInt | None = Field(
+        default=None, ge=0, description="Recoveries of the job within the window, before it is given up; else 20."
+    )
+    fruitless: StrictInt | None = Field(
+        default=None,
         ge=1,
-        description="Recoveries in a row without one new step, before the job is given up; those that answer a lost node do not count.",
+        description="Recoveries in a row without one new step, before the job is given up; those that answer a lost node do not count; "
+        "else 3.",
     )
 
 
@@ -213,14 +279,22 @@ class TrainingJob(Part):
     nodes: Nodes = Field(default=Nodes(), description="How many nodes, spares and ranks.")
     environment: dict[Variable, Text] = Field(default={}, description="Environment variables for every worker.")
     checkpoint: CheckpointPlan = Field(default=CheckpointPlan(), description="Where checkpoints go, how often, how many stay.")
-    policy: Literal["patient", "balanced", "aggressive"] = Field(
-        default="balanced", description="How soon a node is suspected: patient keeps nodes longest, aggressive replaces them first."
+    policy: Annotated[Text, AfterValidator(_policy)] = Field(
+        default="balanced",
+        description="`patient` keeps nodes longest, `aggressive` replaces them first, `balanced` stands between them; or the path of "
+        "a policy file (.yaml), relative to the job file.",
+        examples=["patient", "balanced", "aggressive"],
     )
     progress: Literal["auto", "steps", "none"] = Field(
         default="auto",
         description="Whether steps are expected: auto from the first worker that announces itself, steps always, none never.",
     )
+    preflight: StrictBool = Field(
+        default=True,
+        description="Whether nodes are looked at before ranks are put on them: sick ones are used only where there are no others.",
+    )
     limits: Limits = Field(default=Limits(), description="How long things may take before they count as a fault.")
+    checks: Checks = Field(default=Checks(), description="What is looked at while training goes well.")
     deadlines: Deadlines = Field(default=Deadlines(), description="How long each rung of the recovery may take.")
     budget: Budget = Field(default=Budget(), description="How many recoveries the job may have.")
 

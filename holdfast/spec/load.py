@@ -13,16 +13,13 @@ from pydantic import BaseModel, ValidationError
 
 from holdfast.errors import BadFile, Problem
 from holdfast.spec.check import checks
-from holdfast.spec.cluster import Cluster, LocalCluster
-from holdfast.spec.job import TrainingJob, contradictions
+from holdfast.spec.cluster import KINDS, Cluster, LocalCluster, SshHop, SshHost, kind_of
+from holdfast.spec.job import TrainingJob, contradictions, is_policy_file
 from holdfast.spec.problems import dotted, nearest, path_of, problems_in, shown
 from holdfast.spec.python_file import values_of
 from holdfast.spec.yaml_text import MOST_BYTES, Document, Unreadable
 
 YAML: Final = frozenset({".yaml", ".yml", ".json"})
-KINDS: Final = ("local",)
-"""Kinds of clusters there are."""
-
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -68,15 +65,15 @@ def _job_draft(path: Path) -> Draft:
     draft = Draft()
     try:
         if path.suffix.lower() == ".py":
-            found, lines = values_of(path, _text(path), ("job", "cluster")), None
+            found, lines = values_of(path, text_of(path), ("job", "cluster")), None
             _expect_models(found)
             draft.job, draft.cluster = found["job"], found["cluster"]
         else:
-            lines = _document(path)
-            fields = _mapping(lines)
+            lines = document_of(path)
+            fields = mapping_of(lines)
             if "cluster" in fields:
-                draft.cluster = _model(LocalCluster, fields.pop("cluster"), draft.problems, lines, "cluster")
-            draft.job = _model(TrainingJob, fields, draft.problems, lines)
+                draft.cluster = _cluster(fields.pop("cluster"), draft.problems, lines, "cluster")
+            draft.job = made_of(TrainingJob, fields, draft.problems, lines)
     except Unreadable as error:
         draft.problems.append(error.problem)
     except ValidationError as error:
@@ -88,12 +85,12 @@ def _cluster_draft(path: Path) -> Draft:
     draft = Draft()
     try:
         if path.suffix.lower() == ".py":
-            found = values_of(path, _text(path), ("cluster",))
+            found = values_of(path, text_of(path), ("cluster",))
             _expect_models(found)
             draft.cluster = found["cluster"]
         else:
-            document = _document(path)
-            draft.cluster = _model(LocalCluster, _mapping(document), draft.problems, document)
+            document = document_of(path)
+            draft.cluster = _cluster(mapping_of(document), draft.problems, document)
     except Unreadable as error:
         draft.problems.append(error.problem)
     except ValidationError as error:
@@ -109,17 +106,48 @@ def _at_home(draft: Draft, path: Path) -> Draft:
         plan = draft.job.checkpoint
         if plan.directory is not None:
             plan = plan.model_copy(update={"directory": str(Path(directory, Path(plan.directory).expanduser()))})
-        draft.job = draft.job.model_copy(update={"directory": os.path.normpath(directory), "checkpoint": plan})
-    if draft.cluster is not None and draft.cluster.directory is not None:
-        draft.cluster = draft.cluster.model_copy(update={"directory": str(Path(home, Path(draft.cluster.directory).expanduser()))})
+        policy = draft.job.policy
+        policy = str(Path(home, Path(policy).expanduser())) if is_policy_file(policy) else policy
+        draft.job = draft.job.model_copy(update={"directory": os.path.normpath(directory), "checkpoint": plan, "policy": policy})
+    if draft.cluster is not None:
+        draft.cluster = _cluster_at_home(draft.cluster, home)
     return draft
 
 
-def _model(model: type[ModelT], fields: object, problems: list[Problem], document: Document, under: str = "") -> ModelT | None:
-    """Return *fields* as a *model*. What is wrong joins *problems*; then the model is made of the rest, so that it can be checked too."""
-    if unknown := _unknown_kind(model, fields):
-        problems.append(_placed(unknown, document, under))
+def _cluster_at_home(cluster: Cluster, home: Path) -> Cluster:
+    """Make the files and folders that *cluster* names absolute."""
+    if isinstance(cluster, LocalCluster):
+        return cluster.model_copy(update=_absolute(cluster, home, "directory"))
+    hosts = [host.model_copy(update={**_absolute(host, home, "key"), "jump": _way_at_home(host.jump, home)}) for host in cluster.hosts]
+    files = _absolute(cluster, home, "key", "known_hosts")
+    return cluster.model_copy(update={**files, "hosts": hosts, "jump": _way_at_home(cluster.jump, home)})
+
+
+def _way_at_home(way: list[SshHop] | None, home: Path) -> list[SshHop] | None:
+    return None if way is None else [hop.model_copy(update=_absolute(hop, home, "key")) for hop in way]
+
+
+def _absolute(model: BaseModel, home: Path, *names: str) -> dict[str, str]:
+    """Return the fields of *names* that name a file, as seen from *home*."""
+    given = {name: getattr(model, name) for name in names}
+    return {name: str(Path(home, Path(value).expanduser())) for name, value in given.items() if value is not None}
+
+
+def _cluster(fields: object, problems: list[Problem], document: Document, under: str = "") -> Cluster | None:
+    """Return *fields* as the kind of cluster that they name."""
+    kind = kind_of(fields)
+    if isinstance(fields, Mapping) and "hosts" in fields and "kind" not in fields:
+        without = Problem(field="kind", reason="is missing, and a cluster without it is of this machine alone", cure="Add `kind: ssh`")
+        problems.append(placed_in(document, without, under))
         return None
+    if unknown := _unknown_kind(kind):
+        problems.append(placed_in(document, unknown, under))
+        return None
+    return made_of(KINDS.get(kind, LocalCluster) if isinstance(kind, str) else LocalCluster, fields, problems, document, under)
+
+
+def made_of(model: type[ModelT], fields: object, problems: list[Problem], document: Document, under: str = "") -> ModelT | None:
+    """Return *fields* as a *model*. What is wrong joins *problems*; then the model is made of the rest, so that it can be checked too."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -127,19 +155,18 @@ def _model(model: type[ModelT], fields: object, problems: list[Problem], documen
         if model is TrainingJob and isinstance(fields, Mapping) and error.errors()[0]["type"] != "contradiction":
             meant = {name for name in ("script", "command") if any(f"'{name}'" in problem.cure for problem in told)}
             told += [problem for problem in contradictions(dict(fields)) if not (problem.field == "script" and meant)]
-        problems += [_placed(problem, document, under) for problem in told]
+        problems += [placed_in(document, problem, under) for problem in told]
         return _rest(model, fields, error)
 
 
-def _unknown_kind(model: type[BaseModel], fields: object) -> Problem | None:
-    kind = fields.get("kind", "local") if isinstance(fields, Mapping) else "local"
-    if model is not LocalCluster or not isinstance(kind, str) or kind in KINDS:
+def _unknown_kind(kind: object) -> Problem | None:
+    if not isinstance(kind, str) or kind in KINDS:
         return None
     cure = nearest(kind, list(KINDS)) or f"This version knows: {', '.join(KINDS)}"
     return Problem(field="kind", reason=f"no kind of cluster is called {shown(repr(kind))}", cure=cure)
 
 
-def _placed(problem: Problem, document: Document, under: str) -> Problem:
+def placed_in(document: Document, problem: Problem, under: str = "") -> Problem:
     """Return *problem* with the line it is on."""
     name = ".".join(part for part in (under, problem.field) if part and part != "file") or "file"
     line = next((number for path, number in document.lines.items() if dotted(path) == name), None)
@@ -172,23 +199,25 @@ def _without(fields: Mapping[str, Any], refused: set[tuple[str | int, ...]], at:
     return kept
 
 
-def _mapping(document: Document) -> dict[str, Any]:
+def mapping_of(document: Document, cure: str = "Write at least `name:` and `script:`; examples/ has job files") -> dict[str, Any]:
+    """Return the fields of *document*; raise `Unreadable` where there are none, with what to write at least."""
     if document.data is None:
-        raise Unreadable(Problem(field="file", reason="is empty", cure="Write at least `name:` and `script:`; examples/ has job files"))
+        raise Unreadable(Problem(field="file", reason="is empty", cure=cure))
     if not isinstance(document.data, dict):
         raise Unreadable(Problem(field="file", reason="holds no fields", cure="Write one `name: value` a line; examples/ has job files"))
     return document.data
 
 
-def _document(path: Path) -> Document:
-    text = _text(path)
+def document_of(path: Path) -> Document:
+    """Return the YAML in the file at *path*; raise `Unreadable` for anything else."""
+    text = text_of(path)
     if path.suffix.lower() not in YAML:
         cure = "Name it .yaml (fields) or .py (a module that sets `job`)"
         raise Unreadable(Problem(field="file", reason=f"the ending '{shown(path.suffix)}' says neither YAML nor Python", cure=cure))
     return Document(text)
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     """Return the text of the file at *path*; raise `Unreadable` for anything that has none."""
     try:
         data = None
@@ -222,18 +251,19 @@ def _neighbours(path: Path) -> list[str]:
 
 
 def _expect_models(found: Mapping[str, object]) -> None:
-    for name, model in (("job", TrainingJob), ("cluster", LocalCluster)):
+    for name, models in (("job", (TrainingJob,)), ("cluster", tuple(KINDS.values()))):
         value = found.get(name)
-        if name in found and not isinstance(value, model) and not (name == "cluster" and "job" in found and value is None):
-            reason = f"`{name}` is a {type(value).__name__}, not a {model.__name__}"
-            cure = f"Write `from holdfast.spec import {model.__name__}` and `{name} = {model.__name__}(...)`"
+        if name in found and not isinstance(value, models) and not (name == "cluster" and "job" in found and value is None):
+            words = [model.__name__ for model in models]
+            reason = f"`{name}` is a {type(value).__name__}, not a {' or '.join(words)}"
+            cure = f"Write `from holdfast.spec import {words[0]}` and `{name} = {words[0]}(...)`"
             raise Unreadable(Problem(field=name, reason=reason, cure=cure))
 
 
 def _raised_in_python(error: ValidationError) -> Iterator[Problem]:
     """Tell what a model refused inside a Python file; which model it was stands in the error's title."""
-    for model in (TrainingJob, LocalCluster, *(type(info.default) for info in TrainingJob.model_fields.values())):
-        if isinstance(model, type) and issubclass(model, BaseModel) and model.__name__ == error.title:
+    for model in (TrainingJob, *KINDS.values(), SshHost, SshHop, *(type(info.default) for info in TrainingJob.model_fields.values())):
+        if issubclass(model, BaseModel) and model.__name__ == error.title:
             yield from problems_in(error, model)
             return
     yield Problem(field="file", reason=f"raised a ValidationError of {error.title}", cure="Mend the values given to it")

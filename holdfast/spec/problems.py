@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import re
+import typing
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from holdfast.errors import Problem
+from holdfast.spec.durations import text_of
 from holdfast.spec.yaml_text import Path
 
 CURES: Final[dict[str, str]] = {
@@ -33,6 +37,8 @@ CURES: Final[dict[str, str]] = {
 }
 """Cure by pydantic's kind of error."""
 
+_LENGTH: Final = re.compile(r"datetime\.timedelta\((?:0|(?:(?:days|seconds|microseconds)=\d+(?:, )?)+)\)")
+_UNIT: Final = re.compile(r"(days|seconds|microseconds)=(\d+)")
 LONGEST: Final = 120
 """Characters of a user's value that are repeated in a message."""
 
@@ -86,11 +92,20 @@ def _unknown_field(path: Path, model: type[BaseModel]) -> Problem:
 def _fields_at(path: Path, model: type[BaseModel]) -> list[str]:
     """Return the names of the fields of the part of *model* at *path*."""
     for part in path:
-        inner = model.model_fields[str(part)].annotation
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        if isinstance(part, int):
+            continue  # one of a list: the list's type told of what
+        inner = model_in(model.model_fields[str(part)].annotation)
+        if inner is None:
             return []
         model = inner
     return list(model.model_fields)
+
+
+def model_in(annotation: object) -> type[BaseModel] | None:
+    """Return the model that a field of that *annotation* holds, by itself or in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for inner in typing.get_args(annotation) if (found := model_in(inner)) is not None), None)
 
 
 def _reason(details: ErrorDetails) -> str:
@@ -104,6 +119,7 @@ def _reason(details: ErrorDetails) -> str:
         "string_pattern_mismatch": f"{value} is not a name of small letters, digits and dashes",
         "literal_error": f"{value} is not one of {details.get('ctx', {}).get('expected')}",
     }
+    said = _LENGTH.sub(lambda found: text_of(timedelta(**{unit: int(number) for unit, number in _UNIT.findall(found[0])})), said)
     wanted = said.removeprefix("Input should be ").replace("a valid integer", "a whole number").replace("a valid ", "")
     return reasons.get(details["type"]) or (said if wanted == said else f"{value} is not {wanted}")
 

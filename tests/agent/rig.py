@@ -18,6 +18,8 @@ from holdfast.process import NODE_MARK, children_of, mark_of, marked, sweep
 from holdfast.wire import PROTOCOL, LineBuffer, Message, connect, encode
 from tests.waiting import wait_until
 
+KEPT: Final = ("HOLDFAST_VAULTS", "HOLDFAST_KERNEL_LOG")
+
 ROOT: Final = Path(__file__).parents[2]
 SECONDS: Final = 15.0
 
@@ -121,6 +123,7 @@ class Flow:
         plan = {
             "lease": 60.0,
             "warm": False,
+            "watch": False,
             "python": sys.executable,
             "preload": [],
             "argv": [str(word) for word in argv],
@@ -165,7 +168,7 @@ class Node:
         """Start the agent; its guardian is our child. What it says when it is up, or refuses, is kept."""
         ours, theirs = socket.socketpair()
         command = [*through, sys.executable, "-m", "holdfast.agent", "--directory", str(self.folder), "--node", "node", *arguments]
-        bare = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_") or name == "HOLDFAST_VAULTS"}
+        bare = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_") or name in KEPT}
         with ours, self.log.open("ab") as log:
             with theirs:
                 self.guardian = subprocess.Popen(

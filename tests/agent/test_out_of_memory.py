@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent import memory
+from holdfast.agent.kernel_log import Follower
 from holdfast.agent.memory import OutOfMemory
-from tests.agent.rig import SPEAKING, Flow, Node
+from tests.agent.rig import SPEAKING, Node
 from tests.waiting import wait_until
 
 SLEEPER = SPEAKING + "hello(); time.sleep(600)"
@@ -39,7 +40,7 @@ def test_the_kernels_words_name_the_process(tmp_path: Path, line: str) -> None:
     """Of today's kernels and of older ones; as records of /dev/kmsg and as plain lines."""
     log = tmp_path / "kmsg"
     log.write_text(line.format(7) + "\n")
-    oom = OutOfMemory(log)
+    oom = OutOfMemory(Follower(log))
     assert oom.killed(7) is None, "it is from before"
     with log.open("a") as file:
         file.write("6,1,1,-;usb 1-1: new device\n" + line.format(4242) + "\n SUBSYSTEM=x\n" + line.format(4243)[:30])
@@ -55,7 +56,7 @@ def test_the_kernels_words_name_the_process(tmp_path: Path, line: str) -> None:
 def test_without_any_evidence_it_is_said_that_nothing_could_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not seen is not the same as not so."""
     monkeypatch.setattr(memory, "_cgroup_counter", lambda: None)
-    oom = OutOfMemory(tmp_path / "missing")
+    oom = OutOfMemory(Follower(tmp_path / "missing"))
     assert oom.killed(1) is None
     assert oom.blind == f"{tmp_path}/missing: No such file or directory, and no cgroup counter"
 
@@ -65,13 +66,13 @@ def test_the_counter_speaks_once_for_each_kill(tmp_path: Path, monkeypatch: pyte
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 3\noom_kill 3\n")
     monkeypatch.setattr(memory, "_cgroup_counter", lambda: counter)
-    oom = OutOfMemory(tmp_path / "missing")
+    oom = OutOfMemory(Follower(tmp_path / "missing"))
     assert (oom.killed(1), oom.blind) == (None, None)
     counter.write_text("low 0\noom 5\noom_kill 5\n")
     assert [bool(oom.killed(pid)) for pid in (1, 2, 3)] == [True, True, False]
     monkeypatch.setattr(memory, "_pids_are_the_logs", lambda: False)
     (tmp_path / "kmsg").touch()
-    elsewhere = OutOfMemory(tmp_path / "kmsg")
+    elsewhere = OutOfMemory(Follower(tmp_path / "kmsg"))
     counter.write_text("oom_kill 6\n")
     assert "rose to 6" in str(elsewhere.killed(9))
 
@@ -83,7 +84,7 @@ def test_a_neighbours_loss_is_not_taken_for_ours(tmp_path: Path, monkeypatch: py
     (tmp_path / "kmsg").touch()
     monkeypatch.setattr(memory, "_cgroup_counter", lambda: counter)
     monkeypatch.setattr(memory, "_pids_are_the_logs", lambda: True)
-    oom = OutOfMemory(tmp_path / "kmsg")
+    oom = OutOfMemory(Follower(tmp_path / "kmsg"))
     counter.write_text("oom_kill 1\n")
     assert oom.killed(5) is None
 
@@ -106,15 +107,17 @@ def test_a_worker_killed_for_want_of_memory_ends_with_the_kernels_words(unborn: 
 
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK | os.W_OK) or not memory._pids_are_the_logs(), reason="needs the kernel's log")
-def test_the_real_kernel_log_is_followed(node: Node, flow: Flow) -> None:
+def test_the_real_kernel_log_is_followed(unborn: Node) -> None:
     """What is written there by root reads like the kernel's own."""
-    flow.prepare(node, [sys.executable, node.script(SLEEPER)])
-    flow.start(1)
-    flow.wait("worker.hello")
-    with Path("/dev/kmsg").open("w") as log:
-        log.write(killed_line(flow.pid()) + "\n")
-    os.kill(flow.pid(), signal.SIGKILL)
-    assert flow.exited()["oom"] == killed_line(flow.pid())
+    unborn.begin("--kernel-log", "/dev/kmsg")
+    with unborn.flow().attach(0) as flow:
+        flow.prepare(unborn, [sys.executable, unborn.script(SLEEPER)])
+        flow.start(1)
+        flow.wait("worker.hello")
+        with Path("/dev/kmsg").open("w") as log:
+            log.write(killed_line(flow.pid()) + "\n")
+        os.kill(flow.pid(), signal.SIGKILL)
+        assert flow.exited()["oom"] == killed_line(flow.pid())
 
 
 def memory_groups() -> tuple[Path, str] | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.process import children_of, is_alive
+from holdfast.process import children_of, is_alive, state_of
 from holdfast.wire import PROTOCOL, Message
 from tests.agent.rig import SPEAKING, Flow, Node
 from tests.waiting import wait_until
@@ -238,7 +238,9 @@ def test_a_regroup_that_lacks_anybody_changes_nothing(team: Team) -> None:
     for generation, workers, why in cases:
         refused = team.regroup(generation, *workers)
         assert (refused["ok"], why in refused["why"]) == (False, True), refused
-    os.kill(int(team.flow.wait("standby.started", id=1)["pid"]), signal.SIGSTOP)
+    standby = int(team.flow.wait("standby.started", id=1)["pid"])
+    os.kill(standby, signal.SIGSTOP)
+    wait_until(lambda: state_of(standby) == "T", seconds=10)
     wait_until(lambda: "stands still" in team.regroup(2, kept(0), from_standby(1, 1))["why"], seconds=10)
     assert team.about()["generation"] == 1
     assert team.named("worker.kept") == []

@@ -73,6 +73,13 @@ def test_the_fast_matcher_misses_nothing_that_the_plain_one_sees(text: str) -> N
     assert judge_lines(log) == judge_lines(log, EveryOne())
 
 
+@pytest.mark.parametrize("filling", ["a", "_", "a.", "0000:", "x/"])
+def test_a_word_without_end_hides_no_words_before_it(filling: str) -> None:
+    """And takes no minutes: the time limit of the tests is the proof."""
+    log = "\n".join(f"[{number}.0] dm-3: writeback error on inode 12 {number}{filling * (16000 // len(filling))}" for number in range(20))
+    assert [kind for _, kind in kinds(log)] == ["disk-other"] * 20
+
+
 def test_one_fast_matcher_is_made() -> None:
     """It takes seconds the first time."""
     assert best() is best()
@@ -142,6 +149,17 @@ def test_memory_is_bounded_whatever_comes() -> None:
     for number in range(REMEMBERED + 10):
         classifier._kind(f"error {number}".encode(), (0,))
     assert len(classifier._known) <= REMEMBERED
+
+
+def test_a_flood_is_judged_as_each_of_its_lines_is() -> None:
+    """What is known is not searched again; what is new among it, and a traceback that takes known lines in, is seen all the same."""
+    other = "EXT4-fs error (device sda1): ext4_find_entry:1463: inode #2: comm python: reading directory lblock 0"
+    flood = [f"[{number}.5] {OFF_BUS}" for number in range(40)]
+    block = [*flood, FINE, f"[41.5] {other}", *TRACEBACK.format("ValueError: of 1").split("\n"), *flood]
+    classifier = Classifier()
+    found = [(one.line, one.kind) for _ in range(3) for one in classifier.feed(("\n".join(block) + "\n").encode()).faults]
+    assert classifier._flooded
+    assert sorted([*found, *((one.line, one.kind) for one in classifier.finish().faults)]) == kinds("\n".join(block * 3))
 
 
 def test_a_verdict_comes_as_soon_as_its_line_is_whole() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
-from detectors.whole import by_place
+import pytest
+
+from detectors.whole import CATALOGUE, by_place
 from holdfast.history import Fault
 from holdfast.history.store import History
 from tests.cli.conftest import PROGRAM, Command, environment
@@ -43,6 +46,27 @@ def test_faults_show_explains_one_kind(here: Command) -> None:
     told = json.loads(here("faults", "show", "gpu-off-bus", "--json").stdout)
     assert told["sick"].startswith("NodeReading(")
     assert "AgentSilence(" in here("faults", "show", "node-lost").stdout
+
+
+def test_a_kind_is_found_by_what_logs_call_it_though_devices_show_it_too(here: Command) -> None:
+    """Whoever has an Xid 79 in a log looks for it by that."""
+    assert "gpu-off-bus" in here("faults", "--words", "xid 79").stdout
+    text = here("faults", "show", "gpu-off-bus").stdout
+    assert "(Xid 79) (evict-now: " in text
+    assert "GPU has fallen off the bus." in text
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "known"),
+    [("--area", "hardwear", "hardware"), ("--component", "nvlnk", "nvlink"), ("--level", "evict", "evict-now"), ("--blame", "gp", "gpu")],
+)
+def test_a_word_that_no_kind_can_have_is_refused(here: Command, option: str, given: str, known: str) -> None:
+    """An empty list would say that there are no such faults."""
+    for more in ([], ["--json"]):
+        done = here("faults", option, given, *more)
+        assert done.returncode == 2
+        assert known in done.stderr.partition("Give one of")[2]
+    assert f"None of {len(CATALOGUE)} kinds" in here("faults", "--words", "nothing-is-called-this").stderr
 
 
 def test_a_kind_that_does_not_exist_names_the_nearest(here: Command) -> None:
@@ -85,10 +109,23 @@ def test_classify_reads_a_file_and_what_comes_in(holdfast_home: Path, tmp_path: 
     assert list((holdfast_home / "cache").glob("*.hyperscan"))
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", ">&- 2>&-"])
+def test_a_closed_input_or_output_is_no_accident(holdfast_home: Path, tmp_path: Path, closed: str) -> None:
+    """Daemons start programs so. Nothing is told where nobody listens, and a closed input is named."""
+    (tmp_path / "said").write_text(f"hello\n{OFF_BUS}\n")
+    source = closed if "<" in closed else f"{closed} < {tmp_path / 'said'}"
+    command = f"{shlex.join(PROGRAM)} classify - {source}"
+    done = subprocess.run(["bash", "-c", command], env=environment(), capture_output=True, text=True, check=False, timeout=60)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (2 if "<" in closed else 0), done.stderr
+    assert ("input is closed" in done.stderr) == ("<" in closed)
+
+
 def test_a_log_that_cannot_be_read_is_named_with_the_cure(here: Command, tmp_path: Path) -> None:
     """A missing file, and a folder."""
-    for path in (tmp_path / "no.log", tmp_path):
+    for path, cure in ((tmp_path / "no.log", "Check the path"), (tmp_path, "Name a file in it")):
         done = here("classify", str(path))
         assert done.returncode == 2
         assert str(path) in done.stderr
         assert "cannot be read" in done.stderr
+        assert cure in done.stderr

@@ -13,8 +13,9 @@ from holdfast.cli import app
 from tests.cli.conftest import Command, environment
 
 COMMANDS = [
-    *("validate", "run", "status", "history", "show", "report", "advise", "checkpoints", "profile", "stop", "migrate", "nodes"),
-    *("health", "classify", "faults", "demo"),
+    *("validate", "run", "status", "history", "show", "report", "advise", "checkpoints", "profile"),
+    *("cost", "replay", "stop", "migrate", "drain", "nodes", "burn-in", "approve", "notify"),
+    *("health", "classify", "faults", "policy", "demo"),
 ]
 
 
@@ -37,8 +38,11 @@ def test_every_command_explains_itself_with_an_example(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "demo"])
 def test_every_command_speaks_to_programs_too(name: str) -> None:
-    """`--json` is a switch; that of the demo names a file."""
-    assert any("--json" in option.opts for option in app.commands[name].params)
+    """`--json` is a switch; that of the demo names a file. A word that does nothing by itself leaves it to those below."""
+    command = app.commands[name]
+    below = isinstance(command, click.Group) and not command.invoke_without_command
+    for one in command.commands.values() if below and isinstance(command, click.Group) else [command]:
+        assert any("--json" in option.opts for option in one.params), one.name
 
 
 def test_help_and_version_need_no_more_than_click(holdfast: Command) -> None:
@@ -63,6 +67,8 @@ def test_help_and_version_need_no_more_than_click(holdfast: Command) -> None:
         ["report", "x"],
         ["advise", "x"],
         ["profile", "x"],
+        ["cost"],
+        ["replay", "--policy", "patient"],
         ["health", "--local"],
     ],
 )

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.history import Fault, take
+from holdfast.history import Fault, queries, take
+from holdfast.history.looks import keep
 from holdfast.history.store import History
+from policies.verdicts import FRESH, Verdict
 from tests.cli.conftest import Command
-from tests.cli.written_history import TRACEBACK, Author
+from tests.cli.written_history import TRACEBACK, Author, a_verdict
 
 
 def test_status_lists_what_runs_and_only_that(here: Command, running: Author, book: History) -> None:
@@ -52,6 +54,22 @@ def test_status_of_a_job_tells_where_it_stands(here: Command, running: Author, b
         "the flow of this test",
     ):
         assert words in text
+
+
+def test_status_tells_of_nodes_that_are_thought_to_be_sick(here: Command, running: Author, book: History) -> None:
+    """Those of the job that are so now; not those that it has left, and not what was thought long ago."""
+    now = time.time()
+    cluster = running.job.cluster["name"]
+    told = {
+        node: Verdict(node=node, standing=standing, since=at, at=at, seen=at, because=f"{node} is not well")
+        for node, standing, at in (("n0", "sick", now), ("n1", "sick", now), ("n2", "unreachable", now - 2 * FRESH))
+    }
+    keep(book, cluster, told, [], {})
+    text = here("status", "gpt-small").stdout
+    assert "n0 sick since" in text
+    assert "n0 is not well" in text
+    assert "n1 is not well" not in text
+    assert "n2 is not well" not in text
 
 
 def test_status_tells_how_old_the_newest_snapshot_is_and_what_snapshots_cost(here: Command, running: Author) -> None:
@@ -188,6 +206,24 @@ def test_show_tells_what_was_seen_decided_and_how_long_it_took(here: Command, ru
         assert term in text
 
 
+def test_show_tells_what_was_weighed_with_its_evidence(here: Command, running: Author, book: History) -> None:
+    """The newest verdict counts: each explanation with its weight, its evidence with time and source, and what it leaves unexplained."""
+    (incident, *_) = queries.incidents(book, running.job.id)
+    running.write(a_verdict(incident, 0.4), a_verdict(incident, 0.8))
+    text = here("show", "1", "--job", "gpt-small").stdout
+    for words in (
+        "80.0%  gpu-off-bus of node n1, blames gpu",
+        "kernel log on n1: NVRM: Xid 79",
+        "explains worker-peer-lost of rank 0 on n0 and 999 more",
+        "leaves unexplained worker-sigkill of rank 5 on n2",
+        "20.0%  worker-sigkill of rank 5 on n2",
+    ):
+        assert words in text
+    assert "40.0%" not in text
+    told = json.loads(here("show", "1", "--job", "gpt-small", "--json").stdout)["verdicts"]
+    assert [one["candidates"][0]["weight"] for one in told] == [0.4, 0.8]
+
+
 def test_show_quotes_a_traceback_whole(here: Command, running: Author) -> None:
     """Line by line, as it was."""
     text = here("show", "3", "--job", "gpt-small").stdout
@@ -195,6 +231,16 @@ def test_show_quotes_a_traceback_whole(here: Command, running: Author) -> None:
         assert f"│ {line}" in text
     (fault,) = json.loads(here("show", "3", "--job", "gpt-small", "--json").stdout)["faults"]
     assert fault["evidence"]["detail"] == TRACEBACK
+
+
+def test_show_quotes_a_traceback_once(here: Command, running: Author, book: History) -> None:
+    """Each fault that it speaks for names it; a page of the same text hides what differs."""
+    incident = queries.incidents(book, running.job.id)[2]
+    (fault,) = queries.faults(book, incident_id=incident.id)
+    running.write(Fault(**{**fault.model_dump(), "id": "f" * 24, "kind": "user-error", "at": fault.at + 1}))
+    text = here("show", "3", "--job", "gpt-small").stdout
+    assert text.count(TRACEBACK.splitlines()[-1]) == 1
+    assert "detail: as of worker-exception on rank 3 on n2 above" in text
 
 
 def test_nodes_tells_what_is_seen_and_what_is_known(here: Command, running: Author) -> None:

@@ -23,6 +23,7 @@ from holdfast.history.models import (
     Remark,
     Snapshots,
     Step,
+    Verdict,
 )
 from holdfast.history.store import History
 
@@ -148,6 +149,26 @@ class Author:
     def node(self, name: str, standing: str, because: str, *, seconds: float) -> None:
         """Write a change of a node's standing."""
         self.write(NodeMove(cluster="local", node=name, at=self.zero + seconds, standing=standing, because=because, job_id=self.job.id))
+
+
+def a_verdict(incident: Incident, weight: float) -> Verdict:
+    """Return what was weighed of an incident: a GPU that explains it, and a kill beside it."""
+    seen = {"at": incident.fault_at, "source": "kernel log on n1", "subject": "node n1", "quote": "NVRM: Xid 79"}
+    killed = {"kind": "worker-sigkill", "count": 1, "subjects": ["rank 5 on n2"]}
+    gpu = {
+        "kind": "gpu-off-bus", "subject": "node n1", "node": "n1", "rank": None, "weight": weight, "blame": "gpu", "level": "evict-now",
+        "evidence": [seen], "unexplained": [killed],
+        "explains": [{"kind": "worker-peer-lost", "count": 1000, "subjects": ["rank 0 on n0"]}],
+    }  # fmt: skip
+    kill = {
+        "kind": "worker-sigkill", "subject": "rank 5 on n2", "node": "n2", "rank": 5, "weight": 1 - weight, "blame": "process",
+        "level": "restart-process", "explains": [], "unexplained": [],
+        "evidence": [{**seen, "source": "process exit of rank 5", "subject": "rank 5 on n2", "quote": "ended by signal 9"}],
+    }  # fmt: skip
+    return Verdict(
+        job_id=incident.job_id, incident_id=incident.id, at=incident.detected_at, kind="gpu-off-bus", subject="node n1", weight=weight,
+        because="gpu-off-bus of node n1: NVRM: Xid 79", candidates=[gpu, kill],
+    )  # fmt: skip
 
 
 def a_running_job(history: History, name: str, zero: float) -> Author:

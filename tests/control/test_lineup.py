@@ -19,8 +19,8 @@ def test_a_fresh_line_up_has_only_new_processes_which_have_all_joined() -> None:
 
 def test_a_replaced_rank_takes_the_place_that_is_free_on_its_node() -> None:
     """Processes that live keep theirs: a device is not shared by two."""
-    after = FIRST.after(4, {"a": [1, 2], "b": [3]}, frozenset({0, 2}) - {0})
-    assert after.places == {0: 0, 1: 1, 2: 0, 3: 1}
+    after = FIRST.after(4, {"a": [1, 2], "b": [3]}, frozenset({2}))
+    assert after.places == {1: 1, 2: 0, 3: 1}
     moved = FIRST.after(4, {"b": [2, 3, 0], "a": [1]}, frozenset({0}))
     assert moved.places[0] == 2
     back = moved.after(5, {"a": [1, 0], "b": [2, 3]}, frozenset({0}))
@@ -34,6 +34,15 @@ def test_who_came_in_a_generation_that_came_to_nothing_is_still_new_in_the_next(
     assert (second.changed, second.kept) == ([1], (0, 2, 3))
     assert (third.changed, third.kept, third.incarnations) == ([1, 3], (0, 1, 2), {0: 3, 1: 4, 2: 3, 3: 5})
     assert replace(third, joined=5).after(6, {"a": [0, 1], "b": [2, 3]}, frozenset({0})).changed == [0]
+
+
+def test_ranks_that_nobody_holds_are_vacant_until_somebody_takes_them() -> None:
+    """Who comes later is built for the width that the others were built for."""
+    fewer = FIRST.after(4, {"a": [0, 1]}, frozenset())
+    assert (fewer.incarnations, fewer.places, fewer.kept, fewer.width) == ({0: 3, 1: 3}, {0: 0, 1: 1}, (0, 1), 4)
+    assert seat_environment(2, fewer, generation=4, ranks_per_node=2, job="j")["WORLD_SIZE"] == "4"
+    again = replace(fewer, joined=4).after(5, {"a": [0, 1], "s": [2, 3]}, frozenset({2, 3}))
+    assert (again.incarnations, again.changed, again.kept) == ({0: 3, 1: 3, 2: 5, 3: 5}, [2, 3], (0, 1))
 
 
 def test_a_line_up_survives_the_history() -> None:

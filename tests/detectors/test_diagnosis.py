@@ -10,14 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.catalogue import CATALOGUE, Fault
-from detectors.diagnosis import CAUSE_SECONDS, SILENCE_SECONDS, TWINS_SECONDS, Before, Diagnosis, diagnose, seconds_to_settle
-from detectors.evidence import Blind, CheckpointTrouble, Evidence, Overrun, Progress, StartTrouble, WorkerStop
+from detectors.associations import follows_step, is_echo
+from detectors.catalogue import CATALOGUE, Blame, Fault
+from detectors.diagnosis import SILENCE_SECONDS, Before, Diagnosis, diagnose, seconds_to_settle
+from detectors.evidence import Blind, CheckpointTrouble, Evidence, LogLine, Overrun, Progress, StartTrouble, WorkerStop
 from tests.detectors.evidence_of import a_killed, a_rank, a_silence, an_echo, an_end, an_error, seen
 
 BAD_SHAPE = "ValueError at train.py:3"
 HANGING = Progress(at=9.0, ranks={0: a_rank("n0", age=9.0), 1: a_rank("n1", age=9.0)}, step_seconds=(0.3,) * 8)
 STUCK = CheckpointTrouble(node="n0", rank=0, at=0.0, kind="checkpoint-torn", path="/ckpt/step-00000100", why="no manifest")
+CAUSE_SECONDS = 0.5
+"""Echoes from every node wait for their cause: all agents speak, so an end that caused them is on its way."""
+TWINS_SECONDS = 0.3
+"""A failure waits for its like on other nodes: ranks in step reach the same line within milliseconds."""
 AWAY = SILENCE_SECONDS + 1.0
 """An echo waits for a node that says nothing at all until its silence must have been noticed."""
 
@@ -172,8 +177,8 @@ SCENES = {
     "a mount that went stale under all nodes, twice": Scene(
         evidence=(an_error("n1", 0, type="OSError", errno=errno.ESTALE), an_error("n0", 1, at=0.1, type="OSError", errno=errno.ESTALE)),
         past=(before("n0", 7, "OSError at train.py:3"),),
-        root="worker-storage-failed",
-        on="rank 0 on n1",
+        root="storage-service-failed",
+        on="job",
     ),
     "a data server that refuses all nodes": Scene(
         evidence=tuple(an_error(f"n{n}", n, at=n / 10, type="ConnectionRefusedError", errno=errno.ECONNREFUSED) for n in range(2)),
@@ -289,7 +294,8 @@ def test_every_fault_is_kept_as_root_or_echo(name: str) -> None:
     scene = SCENES[name]
     verdict, faults = scene.verdict(), scene.faults()
     assert all(fault in (verdict.root, *verdict.echoes) for fault in faults)
-    assert len(verdict.echoes) == len(faults) - (verdict.root.kind != "user-error")
+    made = [fault for fault in (verdict.root, *verdict.echoes) if fault not in faults and fault.kind != "user-error"]
+    assert len(verdict.echoes) == len(faults) + len(made) - (verdict.root.kind != "user-error")
 
 
 def test_a_users_error_shows_the_traceback_of_the_first_that_failed() -> None:
@@ -323,10 +329,12 @@ def test_a_users_error_says_what_makes_it_one(scene: str, words: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
 def test_only_what_the_script_itself_did_can_become_the_users_error(name: str) -> None:
-    """Whatever else comes twice, at once or again, on however many nodes, stays what it is."""
+    """Whatever else comes twice, at once or again, on however many nodes, stays what it is, or becomes the fault of what they share."""
     faults = [Fault(kind=name, at=float(n), node=f"n{n}", rank=n, step=7, signature="same") for n in range(3)]
     past = (before("n8", 7, "same"), before("n9", 7, "same"))
     scripts = {"worker-exception", "worker-exit-code", "worker-exit-early", "worker-gpu-out-of-memory", "user-error"}
+    if isinstance(CATALOGUE[name].sick.evidence, LogLine):
+        scripts |= {name} & {one for one in CATALOGUE if follows_step(one) and CATALOGUE[one].blame is Blame.USER_CODE}
     assert (diagnose(faults[:1], past, 4).root.kind == "user-error") is (name in scripts)
     assert (diagnose(faults, (), 4).root.kind == "user-error") is (name in scripts)
 
@@ -366,10 +374,13 @@ PIECES = [
 
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=8), st.integers(1, 4))
 def test_any_evidence_has_a_verdict_and_an_end_of_waiting(evidence: list[Evidence], members: int) -> None:
-    """The root is never lighter than an echo, and a node that is gone always beats what follows from it."""
+    """The root is no echo where there is anything else, and a node that is gone always beats what follows from it."""
     faults = seen(*evidence)
     verdict = diagnose(faults, (before(),), members)
     assert 0.0 <= seconds_to_settle(faults, members) <= AWAY
-    assert verdict.root.entry.weight >= max(fault.entry.weight for fault in faults)
+    assert not is_echo(verdict.root.kind) or all(is_echo(fault.kind) for fault in faults)
+    assert verdict.candidates[0].fault == verdict.root
+    assert all(0.0 <= one.weight <= 1.0 for one in verdict.candidates)
+    assert 0.7 <= sum(one.weight for one in verdict.candidates) <= 1.001
     if any(fault.kind == "node-lost" for fault in faults):
         assert verdict.root.kind == "node-lost"

@@ -8,12 +8,17 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from holdfast.errors import HoldfastError, JobAlreadyRunning
 from holdfast.history import History, LeaseKeeper, queries, take
+from holdfast.history.holds import Place
+from holdfast.history.holds import say as say_of
+from policies import quarantine as acts
+from policies.holds import Answer, Changed, Node, Owner, Rules, Ward, Word
 from tests.history.rows import a_job, a_step
 
 ROOT: Final = Path(__file__).parents[2]
@@ -150,6 +155,30 @@ def write_or_say(url: str) -> None:
         say("written")
     except HoldfastError as error:
         say(f"{type(error).__name__}: {error}")
+
+
+def speak_of_nodes(url: str, name: str, rounds: str) -> None:
+    """Take nodes out and back by turns as a program and as a person; say how many a program saw isolated after its own word."""
+    place = Place(cluster="c", names=[f"n{number}" for number in range(8)], rules=Rules())
+    history, program, person = History.open(url, patience=15), Owner(name=name), Owner(name=f"{name}@desk", person=True)
+    most = 0
+
+    def out(node: Node, ward: Ward) -> Answer:
+        nonlocal most
+        answer = acts.quarantine(node, Word(owner=program, because="sick", at=time.time()), ward)
+        if isinstance(answer, Changed):
+            most = max(most, ward.isolated + 1)
+        return answer
+
+    def back(node: Node, _: Ward) -> Answer:
+        return acts.readmit(node, Word(owner=person, because="well", at=time.time()))
+
+    say("ready")
+    sys.stdin.readline()
+    for number in range(int(rounds)):
+        for node in place.names:
+            say_of(history, place, node, out if (number + len(name)) % 3 else back, now=time.time())
+    say(f"most {most}")
 
 
 if __name__ == "__main__":

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from holdfast.ports import free_port
+from tests.integration.flow_server import Flows
 from tests.integration.stage import Stage
+from tests.runtime.flow_double import Workers
 from tests.waiting import wait_until
 
 START_SECONDS = 90
@@ -48,13 +52,31 @@ def answers(url: str) -> bool:
 
 
 @pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give an empty database of Prefect's: migrated once for all workers, as that is ten seconds of a processor."""
+    base = tmp_path_factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "prefect-template"
+    place.mkdir(exist_ok=True)
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "made").exists():
+            bare = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+            command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
+            subprocess.run(command, env={**bare, "PREFECT_HOME": str(place)}, check=True, capture_output=True)
+            (place / "made").touch()
+    return place / "prefect.db"
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> Iterator[PrefectServer]:
     """Start a Prefect server with an empty database; end it with all it started."""
     place, port = tmp_path_factory.mktemp("prefect"), free_port()
+    shutil.copy(prefect_database, place)
     url = f"http://127.0.0.1:{port}/api"
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "HOLDFAST_"))}
     environment = bare | {
         "HOLDFAST_VAULTS": os.environ["HOLDFAST_VAULTS"],
+        "HOLDFAST_KERNEL_LOG": os.environ["HOLDFAST_KERNEL_LOG"],
         "HOLDFAST_HOME": str(tmp_path_factory.mktemp("h")),
         "PREFECT_HOME": str(place),
         "PREFECT_API_URL": url,
@@ -75,12 +97,43 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect
         server.wait()
 
 
+@pytest.fixture(scope="session")
+def flows(prefect_server: PrefectServer) -> Iterator[Flows]:
+    """Give what starts flows that talk to the Prefect server."""
+    flows = Flows(prefect_server.environment)
+    yield flows
+    flows.close()
+
+
 @pytest.fixture
-def stage(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(prefect_server: PrefectServer, flows: Flows, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Give an empty stage, and see to it that a job that has ended left nothing running."""
     home = tmp_path_factory.mktemp("s")
-    stage = Stage(home, prefect_server.environment | {"HOLDFAST_HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])})
+    stage = Stage(home, prefect_server.environment | {"HOLDFAST_HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}, flows)
     yield stage
     left = [*stage.left(), *stage.kept()] if all(play.process.poll() is not None for play in stage.plays) else []
     stage.close()
     assert not left
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., None]]:
+    """Give what runs a script and its arguments on two ranks to their end, with neither flow nor agent around them."""
+    workers = Workers()
+
+    def run(*argv: object) -> None:
+        folder = tmp_path_factory.mktemp("a")
+        world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        words = [str(one) for one in argv]
+        pids = {workers.fork(words, {**world, "RANK": rank, "LOCAL_RANK": rank}, folder / f"rank-{rank}.log") for rank in ("0", "1")}
+        ended: dict[int, int] = {}
+
+        def over() -> bool:
+            ended.update(workers.ended())
+            return ended.keys() >= pids
+
+        wait_until(over, seconds=60)
+        assert {ended[pid] for pid in pids} == {0}, [path.read_text() for path in folder.glob("*.log")]
+
+    yield run
+    workers.close()

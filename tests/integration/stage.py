@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import vault
+from holdfast.accounting.bill import bill
+from holdfast.accounting.ledger import SECOND
+from holdfast.accounting.replay import replay
 from holdfast.chaos import Chaos
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, Incident, Job, queries
 from holdfast.process import NODE_MARK, mark_of, marked
+from holdfast.spec.job import is_policy_file
+from tests.integration.flow_server import Flow, Flows, prefect_of
 from tests.waiting import wait_until
 
 PACED = Path(__file__).with_name("paced.py")
@@ -27,7 +32,7 @@ class Play:
 
     name: str
     stage: Stage
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Flow
     spec: Path
 
     @property
@@ -56,15 +61,28 @@ class Play:
         wait_until(lambda: self.state() == state, seconds=seconds, explain=lambda: f"state {self.state()}\n{self.log()}")
 
     def steps_to(self, step: int, seconds: float = 60.0) -> None:
-        """Wait until the job has finished *step*."""
-        wait_until(lambda: self.chaos.step() >= step, seconds=seconds, explain=self.log)
+        """Wait until the job has finished *step*, and all its ranks are at work."""
+        wait_until(lambda: self.chaos.step() >= step and self.chaos.complete(), seconds=seconds, explain=self.log)
 
     def ends(self, seconds: float = 100.0) -> int:
-        """Wait for the flow's end; return its exit status."""
+        """Wait for the flow's end; return its exit status. Whatever happened: what is on record of it must hold together."""
         try:
-            return self.process.wait(seconds)
+            status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the flow did not end, state {self.state()}\n{self.log()}") from None
+        for job in queries.jobs(self.stage.history, self.name, limit=1):
+            self._holds_together(job)
+        return status
+
+    def _holds_together(self, job: Job) -> None:
+        """Make the job's decisions again by its own policy, unless that is a file, which may have changed, and settle its accounts."""
+        if not is_policy_file(job.spec["policy"]):
+            again = replay(self.stage.history, job.spec["policy"], job=job)
+            assert (again.differences, again.unreadable) == ([], {}), f"decided otherwise from the case on record\n{self.log()}"
+            assert again.same == len(queries.decisions(self.stage.history, job.id))
+        found = bill(self.stage.history, job)
+        end = found.jobs[0].job.end
+        assert found.ledger.sum().wall == round(max(job.at, end) * SECOND) - round(job.at * SECOND)
 
     def incidents(self) -> list[Incident]:
         """Return the job's incidents."""
@@ -95,9 +113,12 @@ class Stage:
 
     home: Path
     environment: dict[str, str]
+    flows: Flows
     count: int = 3
     domains: dict[str, str] = field(default_factory=dict)
     """Failure domain of nodes; one that is not named fails by itself."""
+    cluster: dict[str, Any] = field(default_factory=dict)
+    """What else is said of the cluster."""
     plays: list[Play] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -116,25 +137,30 @@ class Stage:
         if "script" not in fields and "command" not in fields:
             fields["script"] = str(PACED)
         job = {"name": name, "directory": str(folder), **fields}
-        cluster = {"kind": "local", "name": "stage", "nodes": self.count, "directory": str(self.home / "nodes"), "domains": self.domains}
+        place = {"nodes": self.count, "directory": str(self.home / "nodes"), "domains": self.domains}
+        cluster = {"kind": "local", "name": "stage", **place, **self.cluster}
         spec = folder / "spec.json"
         spec.write_text(json.dumps({"job": job, "cluster": cluster}))
         return self.again(name, spec)
 
     def again(self, name: str, spec: Path) -> Play:
-        """Start a flow for a job that has been described before."""
-        with spec.with_name("flow.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "flows.training_job", str(spec)],
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        """Start a flow for a job that has been described before: as a program where the server of flows has another Prefect in mind."""
+        log, forked = spec.with_name("flow.log"), prefect_of(self.environment) == self.flows.prefect
+        process = self.flows.start(spec, log, self.environment) if forked else self._program(spec, log)
         play = Play(name, self, process, spec)
         self.plays.append(play)
         return play
+
+    def _program(self, spec: Path, log: Path) -> subprocess.Popen[bytes]:
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "flows.training_job", str(spec)],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
 
     def close(self) -> None:
         """End whatever still plays."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,7 +50,8 @@ def test_a_fault_while_no_flow_lives_is_found_by_the_next_one(stage: Stage) -> N
     """It is in the agent's journal."""
     play = stage.play("between", args=["--steps", "200"], nodes=TWO)
     play.steps_to(10)
-    pid = play.pids()[1]
+    pid = wait_until(lambda: play.pids().get(1), seconds=30, explain=play.log)
+    assert pid is not None
     kill_flow(play)
     os.kill(pid, signal.SIGKILL)
     again = stage.again("between", play.spec)
@@ -137,8 +139,11 @@ def test_an_agent_without_a_flow_ends_with_its_workers_when_the_lease_runs_out(s
     wait_until(lambda: not stage.left(), seconds=30, explain=lambda: str(stage.left()))
 
 
-def test_a_job_goes_on_and_recovers_while_the_prefect_server_is_dead(stage: Stage, tmp_path: Path, prefect_server: PrefectServer) -> None:
+def test_a_job_goes_on_and_recovers_while_the_prefect_server_is_dead(
+    stage: Stage, tmp_path: Path, prefect_server: PrefectServer, prefect_database: Path
+) -> None:
     """What Prefect missed stands in the history."""
+    shutil.copy(prefect_database, tmp_path)
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     environment = prefect_server.environment | {"PREFECT_HOME": str(tmp_path), "PREFECT_API_URL": url}
@@ -159,3 +164,24 @@ def test_a_job_goes_on_and_recovers_while_the_prefect_server_is_dead(stage: Stag
     assert play.state() == "COMPLETED"
     assert play.kinds() == ["worker-sigkill"]
     assert killed < time.time()
+
+
+def test_a_flow_that_had_answered_an_incident_and_died_before_it_could_say_so_is_replaced(stage: Stage) -> None:
+    """The incident is closed in the history, the job's state is still that of its recovery: the ranks are at work, and stay so."""
+    play = stage.play("unsaid", args=["--steps", "400"], nodes=TWO)
+    play.chaos.at_step(5, lambda: play.chaos.kill(1))
+    wait_until(lambda: any(one.closed_at for one in play.incidents()), seconds=60, explain=play.log)
+    play.reaches("RUNNING")
+    kill_flow(play)
+    last = queries.state_of(stage.history, play.job.id)
+    assert last is not None
+    with stage.history.session(immediate=True) as session:
+        session.delete(session.merge(last))
+        session.commit()
+    assert play.state() == "RESUMING"
+    before = play.pids()
+    again = stage.again("unsaid", play.spec)
+    again.reaches("RUNNING")
+    assert again.pids() == before
+    again.process.send_signal(signal.SIGTERM)
+    again.ends()

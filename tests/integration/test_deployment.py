@@ -1,4 +1,4 @@
-"""The deployment that we ship works with a real Prefect server and worker."""
+"""The deployments that we ship work with a real Prefect server and worker."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.history import queries
+from holdfast.history.looks import verdicts
 from holdfast.history.store import History
 from tests.integration.conftest import PrefectServer
 from tests.waiting import wait_until
@@ -21,6 +22,7 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).parent.parent.parent
 POOL = "holdfast"
 DEPLOYMENT = "training-job/holdfast"
+HEALTH = "cluster-health/holdfast"
 
 
 def prefect(server: PrefectServer, *args: str) -> str:
@@ -60,14 +62,18 @@ def deployed(prefect_server: PrefectServer) -> str:
     return DEPLOYMENT
 
 
-def test_a_deployed_training_job_runs_to_its_end(prefect_server: PrefectServer, deployed: str, worker: Path) -> None:
-    """Deploy, start it from Prefect's command line, and see it complete in Prefect and in the history."""
+def test_deployed_flows_run_to_their_end(prefect_server: PrefectServer, deployed: str, worker: Path) -> None:
+    """Deploy, start a job and a look at its cluster from Prefect's command line, and see both in Prefect and in the history."""
     job = {"name": "deployed", "command": [sys.executable, "-c", "print('trained')"], "directory": str(worker.parent), "progress": "none"}
     cluster = {"kind": "local", "name": "deployed", "nodes": 1}
     params = json.dumps({"job": job, "cluster": cluster})
     said = prefect(prefect_server, "deployment", "run", deployed, "--params", params, "--watch")
     assert "finished successfully in 'Completed'" in said, f"{said}\n{worker.read_text()}"
+    checked = json.dumps({"cluster": cluster, "sweeps": 1})
+    said = prefect(prefect_server, "deployment", "run", HEALTH, "--params", checked, "--watch")
+    assert "finished successfully in 'Completed'" in said, f"{said}\n{worker.read_text()}"
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}", create=False)) as history:
+        assert list(verdicts(history, "deployed")) == ["node-0"]
         move = queries.state_of(history, queries.newest_job(history, "deployed").id)
     assert move is not None
     assert move.after == "COMPLETED"

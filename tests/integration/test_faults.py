@@ -126,7 +126,7 @@ def test_without_a_spare_the_job_goes_on_with_what_is_left(stage: Stage) -> None
 
 def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) -> None:
     """Capacity that comes back is taken within seconds."""
-    play = stage.play("waits", args=["--steps", "200"], nodes={"wanted": 3, "ranks": 1})
+    play = stage.play("waits", args=["--steps", "60"], nodes={"wanted": 3, "ranks": 1})
     _, node = play.chaos.at_step(8, lambda: play.chaos.power_off(1))
     play.reaches("WAITING")
     play.chaos.power_on(node)

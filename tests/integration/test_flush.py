@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +87,12 @@ def test_shards_become_checkpoints_that_plain_torch_reads_and_a_run_goes_on_from
     assert result(place) == whole
 
 
-def test_a_job_that_is_stopped_keeps_its_newest_step(stage: Stage) -> None:
+def test_a_job_that_is_stopped_keeps_its_newest_step(stage: Stage, alone: Callable[..., None]) -> None:
     """Under torch's own groups nobody votes, and the workers die of the signal: what their nodes hold is saved, and led on from."""
     results = [stage.home / "whole.json", stage.home / "stopped.json"]
     fields: dict[str, Any] = {"script": COPIES, "nodes": NODES, "checkpoint": {"every": 1000, "memory": MEMORY}}
-    whole = stage.play("whole", args=["150", str(results[0])], **fields)
-    assert whole.ends() == 0, whole.log()
-    play = stage.play("stopped", args=["150", str(results[1])], **fields)
+    alone(COPIES, 100, results[0])
+    play = stage.play("stopped", args=["100", str(results[1])], **fields)
     play.steps_to(30)
     os.kill(play.process.pid, signal.SIGTERM)
     play.ends()
@@ -132,19 +132,26 @@ def test_a_slow_disk_and_a_killed_flusher_hold_up_nobody(stage: Stage) -> None:
 
 
 def test_when_the_last_nodes_are_told_to_go_what_they_hold_is_saved(stage: Stage) -> None:
-    """A spot notice or a shutdown is SIGTERM to the agents: no other node is free, so the job ends with its newest step on disk."""
-    stage.count = 2
+    """Their notice is a file: no other node is free, so the job ends with its newest step saved, and goes on from there later."""
+    notice = stage.home / "notice"
+    stage.count, stage.cluster = 2, {"notice": {"file": str(notice), "every": "200ms", "lasts": "20s"}}
     fields: dict[str, Any] = {"script": COPIES, "nodes": NODES, "checkpoint": {"every": 1000, "memory": MEMORY}}
     play = stage.play("spot", args=["2000", str(stage.home / "spot.json")], **fields)
     play.steps_to(30)
-    for node in ("node-0", "node-1"):
-        os.kill(play.chaos.ask(node)["pid"], signal.SIGTERM)
+    notice.write_text("spot instance to be terminated")
     play.ends()
     assert play.state() == "CANCELLED", play.log()
     assert "every node of the job was told to go" in play.because()
     (newest,) = manifest.candidates(checkpoints(play))
-    assert int(newest.name.removeprefix("step-")) >= play.chaos.step() - 1, play.log()
+    saved_step = int(newest.name.removeprefix("step-"))
+    assert saved_step >= play.chaos.step() - 1, play.log()
     assert stage.kept() == []
+    notice.unlink()
+    again = stage.again("spot", play.spec)
+    again.steps_to(saved_step + 5)
+    assert queries.generations(stage.history, again.job.id)[-1].resumed_step == saved_step, again.log()
+    os.kill(again.process.pid, signal.SIGTERM)
+    again.ends()
 
 
 def test_a_node_that_is_told_to_go_is_left_in_time(stage: Stage) -> None:

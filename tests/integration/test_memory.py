@@ -45,9 +45,15 @@ def keeps(play: Play, home: str, source: str, *, rank: int, lineage: int) -> boo
     return sum(name.startswith(sign) and label.lineage == lineage for name, label in kept(stage, play, home).items()) >= 2
 
 
-def copied(stage: Stage, play: Play) -> int:
-    """Return the newest step of which node-0 has a replica."""
-    return max(label.step for name, label in kept(stage, play, "node-0").items() if name.startswith("copy-"))
+def copied(stage: Stage, play: Play, node: str) -> int:
+    """Return the newest step of which a node has a replica."""
+    return max(label.step for name, label in kept(stage, play, node).items() if name.startswith("copy-"))
+
+
+def homes(play: Play) -> list[str]:
+    """Return the nodes of ranks 0 and 1, and then those without a rank."""
+    held = {rank: placed.node for rank, placed in play.chaos.ranks().items()}
+    return [held[0], held[1], *(node for node in play.stage.nodes.names() if node not in held.values())]
 
 
 def told(stage: Stage, play: Play, word: str, rank: int = 0) -> str:
@@ -60,20 +66,21 @@ def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
     """Each of two keeps the other's; after a power cut the spare keeps, and is kept; the workers know where all servers are."""
     play = stage.play("memory", args=["--steps", "2000", "--first", FIRST, "--each", EACH], nodes=TWO)
     play.steps_to(3)
+    first, second, spare = homes(play)
     wait_until(
-        lambda: keeps(play, "node-0", "node-1", rank=1, lineage=1) and keeps(play, "node-1", "node-0", rank=0, lineage=1),
-        seconds=30,
+        lambda: keeps(play, first, second, rank=1, lineage=1) and keeps(play, second, first, rank=0, lineage=1),
+        seconds=60,
         explain=play.log,
     )
     servers = {node: tuple(address) for node, address in json.loads(told(stage, play, "servers")).items()}
     assert sorted(servers) == ["node-0", "node-1", "node-2"]
-    assert set(labels(servers["node-0"], told(stage, play, "token"))) == set(kept(stage, play, "node-0"))
-    assert labels(servers["node-2"], told(stage, play, "token")) == {}
-    place = vault.vault_of(mark_of(stage.nodes.folder("node-1")), play.job.id)
+    assert set(labels(servers[first], told(stage, play, "token"))) == set(kept(stage, play, first))
+    assert labels(servers[spare], told(stage, play, "token")) == {}
+    place = vault.vault_of(mark_of(stage.nodes.folder(second)), play.job.id)
     play.chaos.power_off(1)
     assert not place.exists()
     wait_until(
-        lambda: keeps(play, "node-0", "node-2", rank=1, lineage=2) and keeps(play, "node-2", "node-0", rank=0, lineage=2),
+        lambda: keeps(play, first, spare, rank=1, lineage=2) and keeps(play, spare, first, rank=0, lineage=2),
         seconds=60,
         explain=play.log,
     )
@@ -87,11 +94,12 @@ def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
     """A new agent of the node finds the vault and serves it where the old one did; a new flow leaves the homes as they are."""
     play = stage.play("again", args=["--steps", "2000", "--first", FIRST, "--each", EACH], nodes={"wanted": 2, "ranks": 1})
     play.steps_to(3)
-    wait_until(lambda: keeps(play, "node-0", "node-1", rank=1, lineage=1), seconds=30, explain=play.log)
+    first, second, *_ = homes(play)
+    wait_until(lambda: keeps(play, first, second, rank=1, lineage=1), seconds=60, explain=play.log)
     before = told(stage, play, "servers")
-    play.chaos.kill_agent("node-1")
+    play.chaos.kill_agent(second)
     wait_until(
-        lambda: keeps(play, "node-0", "node-1", rank=1, lineage=2) and keeps(play, "node-1", "node-0", rank=0, lineage=2),
+        lambda: keeps(play, first, second, rank=1, lineage=2) and keeps(play, second, first, rank=0, lineage=2),
         seconds=60,
         explain=play.log,
     )
@@ -101,11 +109,11 @@ def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
     again = stage.again("again", play.spec)
     adopted = lambda: any("adopted" in remark.text for remark in queries.remarks(stage.history, play.job.id))  # noqa: E731
     wait_until(adopted, seconds=60, explain=again.log)
-    newest = copied(stage, play)
-    wait_until(lambda: copied(stage, play) > newest + 20, seconds=60, explain=again.log)
+    newest = copied(stage, play, first)
+    wait_until(lambda: copied(stage, play, first) > newest + 20, seconds=60, explain=again.log)
     os.kill(again.process.pid, signal.SIGTERM)
     again.ends()
-    assert stage.kept() == []
+    assert stage.kept() == [], again.log()
     assert [fault.kind for fault in queries.faults(stage.history, play.job.id) if fault.kind in {"replica-lost", "memory-none"}] == []
 
 
@@ -116,7 +124,8 @@ def test_a_node_without_memory_is_told_and_trains_on(stage: Stage) -> None:
     play = stage.play("none", args=["--steps", "10"], nodes={"wanted": 2, "ranks": 1})
     assert play.ends() == 0, play.log()
     faults = queries.faults(stage.history, play.job.id)
-    assert sorted((fault.kind, fault.node) for fault in faults) == [("memory-none", "node-0"), ("memory-none", "node-1")]
+    told_of = sorted((fault.kind, fault.node) for fault in faults if fault.kind.startswith(("memory-", "replica-")))
+    assert told_of == [("memory-none", "node-0"), ("memory-none", "node-1")]
     outlook = look(stage.history, play.job)
     assert outlook.snapshots is None
     assert outlook.no_snapshots.startswith("none: memory-none on node"), outlook.no_snapshots

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import subprocess
+import sys
+import threading
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 from tests.integration.conftest import PrefectServer
 from tests.integration.stage import Stage
@@ -22,8 +29,49 @@ def asked(server: PrefectServer, path: str, **body: Any) -> Any:
         return json.load(answer)
 
 
-def test_a_run_shows_its_name_progress_incidents_and_events(stage: Stage, prefect_server: PrefectServer) -> None:
-    """The flow run is named for the job; each incident is a page of its own; automations can hang on the events."""
+class Mailbox(http.server.ThreadingHTTPServer):
+    """A webhook's receiving end."""
+
+    def __init__(self) -> None:
+        self.mail: list[dict[str, Any]] = []
+
+        class Slot(http.server.BaseHTTPRequestHandler):
+            def do_POST(slot) -> None:  # noqa: N805 (the library's name; `self` is the mailbox)
+                self.mail.append(json.loads(slot.rfile.read(int(slot.headers["Content-Length"]))))
+                slot.send_response(204)
+                slot.end_headers()
+
+            def log_message(slot, *_: object) -> None:  # noqa: N805 (as above)
+                """Keep the output of tests quiet."""
+
+        super().__init__(("127.0.0.1", 0), Slot)
+
+    @property
+    def address(self) -> str:
+        """Return where to send to."""
+        return f"http://127.0.0.1:{self.server_address[1]}/hook"
+
+
+@pytest.fixture
+def mailbox(prefect_server: PrefectServer) -> Iterator[Mailbox]:
+    """Have all messages sent to a mailbox while the test lasts."""
+    with Mailbox() as box:
+        threading.Thread(target=box.serve_forever, daemon=True).start()
+        notify(prefect_server, "add", "box", "--webhook", "-", "--all", stdin=box.address)
+        yield box
+        box.shutdown()
+
+
+def notify(server: PrefectServer, *words: str, stdin: str = "") -> str:
+    """Run `holdfast notify`; return what it said."""
+    command = [sys.executable, "-m", "holdfast", "notify", *words]
+    done = subprocess.run(command, env=server.environment, input=stdin, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_run_shows_its_name_progress_incidents_and_events(stage: Stage, prefect_server: PrefectServer, mailbox: Mailbox) -> None:
+    """The flow run is named for the job; each incident is a page of its own; each is one message to whoever asked for them."""
     play = stage.play("shown", args=["--steps", "120"], nodes=TWO)
     play.chaos.at_step(10, lambda: play.chaos.kill(1))
     assert play.ends() == 0, play.log()
@@ -51,3 +99,16 @@ def test_a_run_shows_its_name_progress_incidents_and_events(stage: Stage, prefec
 
     wanted = {"holdfast.fault.seen", "holdfast.incident.recovered", "holdfast.recovery.done", "holdfast.job.completed"}
     wait_until(lambda: wanted <= events(), seconds=20, explain=lambda: str(events()))
+
+    def mail() -> list[dict[str, Any]]:
+        return [one["payload"] for one in mailbox.mail if one["resource"] == "holdfast.job.shown"]
+
+    wait_until(lambda: len(mail()) >= 2, seconds=30, explain=lambda: str(mailbox.mail))
+    over, ended = sorted(mail(), key=lambda one: one["state"], reverse=True)
+    (incident,) = play.incidents()
+    assert (over["id"], over["state"], over["attention"]) == (f"incident {incident.id}", "over", False)
+    assert "incident 1, worker-sigkill of rank 1" in over["subject"]
+    assert "restart-in-place: training again after" in over["text"]
+    assert (ended["state"], ended["subject"]) == ("ended", "[shown] completed")
+    assert "box   webhook  all       yes" in notify(prefect_server, "list")
+    assert "nothing goes there any more" in notify(prefect_server, "remove", "box")

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.history import History, holder_of, queries
+from holdfast.leftovers import leftovers
+from policies.states import State
 from tests.cli.terminal import Terminal
 from tests.integration.conftest import PrefectServer
-from tests.leftovers import leftovers
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -119,10 +120,17 @@ def test_a_job_runs_to_its_end(place: Place) -> None:
     assert status == 0, said + place.log()
     lines = [line[10:] for line in said.splitlines()]
     assert lines[0].startswith("Job 'binary': binary.py on 1 node of cluster 'local', 2 ranks each.")
-    assert any(line.startswith("RUNNING: ") for line in lines)
+    told = [line.partition(": ")[0] for line in lines if line.partition(": ")[0] in set(State)]
+    assert told == states(place, "binary"), "so short a job may have ended before it was seen at work"
     assert lines[-1].startswith("job 'binary' COMPLETED after")
     assert any(bytes(range(256)) in log.read_bytes() for log in place.home.glob("jobs/binary/logs/*"))
     gone(place)
+
+
+def states(place: Place, job: str) -> list[str]:
+    """Return the states that a job went through, as the history has them."""
+    with closing(History.open(place.history, create=False)) as history:
+        return [move.after for move in queries.moves(history, queries.newest_job(history, job).id)]
 
 
 def test_a_program_reads_how_it_went(place: Place) -> None:

@@ -107,7 +107,7 @@ def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(
 
 def test_without_a_standby_a_fresh_process_takes_over_on_the_same_node(stage: Stage) -> None:
     """A kill, a stopped rank and an exception, one after the other: nobody else restarts."""
-    each = "if rank == 1 and generation == 3 and step % 25 == 0: raise ValueError('a passing cloud')"
+    each = "seen = globals().get('seen', 0) + (generation == 3)\nif rank == 1 and seen == 80: raise ValueError('a passing cloud')"
     play = begun(stage, "fresh", "--each", each, nodes=TWO, limits={"stopped_grace": "300ms"})
     play.steps_to(10)
     before = play.pids()
@@ -124,6 +124,21 @@ def test_without_a_standby_a_fresh_process_takes_over_on_the_same_node(stage: St
     assert play.pids()[0] == before[0]
     assert newest(play).number == 4
     assert newest(play).ranks == {"node-0": [0], "node-1": [1]}
+    ended(play)
+
+
+def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stage: Stage) -> None:
+    """Every rank tells of a broken connection and lives: all stay where they are, meet again and do the step again."""
+    each = "if step == 30 and generation == 1: line.report('broken', generation=1, step=29, group='0', why='Connection reset by peer')"
+    play = begun(stage, "blip", "--each", each, nodes=TWO)
+    play.steps_to(10)
+    before = play.pids()
+    wait_until(lambda: play.saw(1), seconds=30, explain=play.log)
+    recovered(play)
+    goes_on(play)
+    assert [(one.kind, one.rung, one.outcome) for one in play.incidents()] == [("group-broken", "retry-step", "recovered")], play.log()
+    assert play.pids() == before
+    assert newest(play).number == 2
     ended(play)
 
 
@@ -239,4 +254,23 @@ def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -
     assert {one.rung for one in decisions} <= {"take-over", "restart-in-place"}
     whys = [one.passed_over.get("TakeOver", "") for one in decisions if one.rung == "restart-in-place"]
     assert all("the flow" in why for why in whys), whys
+    ended(play)
+
+
+def test_a_restart_after_two_ranks_came_to_one_node_starts_them_all(stage: Stage) -> None:
+    """The only node that is left holds both after a take-over; when it cannot go on so, both are started anew, on two nodes again."""
+    stuck = "if order['do'] == 'regroup' and order['generation'] == 3: line.report('cannot', generation=3, why='no copy')"
+    play = begun(stage, "crowded", "--on", stuck, nodes={"wanted": 2, "ranks": 1, "standbys": 1})
+    stands_by(play)
+    home = next(iter(standbys(play))).partition("/")[0]
+    (away,) = (rank for rank, placed in play.chaos.ranks().items() if placed.node != home)
+    play.chaos.kill(away)
+    recovered(play)
+    goes_on(play)
+    assert newest(play).ranks == {home: [1 - away, away]}, play.log()
+    play.chaos.kill(away)
+    recovered(play, 2)
+    goes_on(play)
+    assert [one.rung for one in queries.decisions(stage.history, play.job.id)][-1] == "restart-in-place", play.log()
+    assert sorted(newest(play).ranks.values()) == [[0], [1]], play.log()
     ended(play)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from detectors.catalogue import CATALOGUE
-from detectors.diagnosis import FOLLOWS_STEP
+from detectors.associations import follows_step
+from detectors.whole import CATALOGUE
 from holdfast.spec import TrainingJob
+from holdfast.spec.job import POLICIES as NAMES
 from policies.ladder import POLICIES, Budget, Case, Decision, Pass, Rung, decide
+from policies.policy import BASE, NAMED
 from tests.policies.cases import NOW, a_case, a_recovery, a_verdict, decided
 
-TAKE_OVER, IN_PLACE, REPLACE, SHRINK, WAIT, GIVE_UP = Rung
+RETRY, TAKE_OVER, NARROW, IN_PLACE, GO_BACK, REPLACE, SHRINK, ASK, WAIT, GIVE_UP = Rung
 SPENT = tuple(a_recovery(node="a", at=NOW - 100 * n) for n in range(1, 4))
 """As many restarts in place of node a as its budget allows."""
 FRUITLESS = (a_recovery(), *(a_recovery(node=node, gained=False) for node in "abc"))
@@ -42,7 +44,7 @@ CASES: dict[str, Row] = {
     "a restart in place that failed, no spare": (a_case(tried=(IN_PLACE,)), all_say(WAIT)),
     "a restart in place that failed, no spare, fewer do": (a_case(tried=(IN_PLACE,), least=2), they_say(WAIT, SHRINK, SHRINK)),
     "a restart in place of no node's fault that failed": (
-        a_case("recovery-overrun", None, tried=(IN_PLACE,), spares=("s",)), all_say(GIVE_UP),
+        a_case("recovery-overrun", None, tried=(IN_PLACE,), spares=("s",)), all_say(IN_PLACE),
     ),
     "the node's budget spent, a spare": (a_case(past=SPENT, spares=("s",)), all_say(REPLACE)),
     "another node's budget spent": (a_case(node="b", past=SPENT), all_say(IN_PLACE)),
@@ -53,6 +55,14 @@ CASES: dict[str, Row] = {
         a_case(past=tuple(a_recovery(at=NOW - 3600.0) for _ in range(3))), all_say(IN_PLACE),
     ),
     "no restarts in place allowed, a spare": (a_case(budget=Budget(in_place=0), spares=("s",)), all_say(REPLACE)),
+    "a GPU that has to be reset, a spare": (a_case("gpu-memory-double-bit", spares=("s",)), all_say(REPLACE)),
+    "a GPU that has to be reset, no spare": (a_case("gpu-memory-double-bit"), all_say(IN_PLACE)),
+    "a GPU that has to be reset beside a lost node, one spare": (
+        a_case("node-lost", "b", ("gpu-memory-double-bit", "a"), spares=("s",)), all_say(REPLACE),
+    ),
+    "a GPU off the bus beside the process that died first elsewhere, a spare": (
+        a_case("gpu-off-bus", "c", ("worker-exception", "a"), spares=("s",)), all_say(REPLACE),
+    ),
     "a lost node, a spare": (a_case("node-lost", lost="a", spares=("s",)), all_say(REPLACE)),
     "a lost node, no spare": (a_case("node-lost", lost="a"), all_say(WAIT)),
     "a lost node, no spare, fewer do": (a_case("node-lost", lost="a", least=2), they_say(WAIT, SHRINK, SHRINK)),
@@ -68,17 +78,23 @@ CASES: dict[str, Row] = {
     "a replacement that failed, another spare, fewer do": (
         a_case(tried=(IN_PLACE, REPLACE), spares=("t",), least=2), all_say(SHRINK),
     ),
-    "a replacement that failed, another spare, all are needed": (a_case(tried=(IN_PLACE, REPLACE), spares=("t",)), all_say(GIVE_UP)),
+    "a replacement that failed, another spare, all are needed": (a_case(tried=(IN_PLACE, REPLACE), spares=("t",)), all_say(IN_PLACE)),
     "a replacement whose new node was lost, another spare": (
         a_case("node-lost", lost="a", tried=(REPLACE,), spares=("t",)), all_say(REPLACE),
     ),
-    "a shrink that failed, fewer would do": (a_case(tried=(IN_PLACE, SHRINK), least=1), they_say(WAIT, GIVE_UP, GIVE_UP)),
+    "a shrink that failed, fewer would do": (a_case(tried=(IN_PLACE, SHRINK), least=1), they_say(WAIT, IN_PLACE, IN_PLACE)),
     "a shrink in which a node was lost, fewer would do": (
         a_case("node-lost", lost="a", tried=(SHRINK,), least=1), they_say(WAIT, SHRINK, SHRINK),
     ),
     "a wait that failed": (a_case("node-lost", lost="a", tried=(WAIT,)), all_say(GIVE_UP)),
     "a wait that failed, fewer do": (a_case("node-lost", lost="a", tried=(WAIT,), least=2), all_say(SHRINK)),
-    "everything failed": (a_case(tried=(IN_PLACE, REPLACE, SHRINK, WAIT), spares=("s",), least=1), all_say(GIVE_UP)),
+    "everything failed": (a_case(tried=(IN_PLACE, REPLACE, SHRINK, WAIT), spares=("s",), least=1), all_say(IN_PLACE)),
+    "everything failed, three times without a step": (
+        a_case(tried=(IN_PLACE, REPLACE, SHRINK, WAIT), spares=("s",), least=1, past=FRUITLESS), all_say(GIVE_UP),
+    ),
+    "everything failed, and a node cannot hold ranks": (
+        a_case("gpu-off-bus", tried=(IN_PLACE, REPLACE, SHRINK, WAIT), spares=("s",), least=1), all_say(GIVE_UP),
+    ),
     "three recoveries without a step": (a_case(past=FRUITLESS, spares=("s",)), all_say(GIVE_UP)),
     "two recoveries without a step": (a_case(node="b", past=FRUITLESS[:3]), all_say(IN_PLACE)),
     "three recoveries without a step, then one with": (a_case(past=(*FRUITLESS[1:], a_recovery(node="b"))), all_say(IN_PLACE)),
@@ -96,7 +112,15 @@ CASES: dict[str, Row] = {
     "the user's error while a node is lost": (a_case("user-error", lost="b", spares=("s",)), all_say(GIVE_UP)),
     "a job of one node": (a_case(members=("a",), least=1), all_say(IN_PLACE)),
     "a job of one node that is lost": (a_case("node-lost", members=("a",), lost="a", least=1), all_say(WAIT)),
-    "a fault on a node that has left": (a_case(node="gone", tried=(IN_PLACE,), spares=("s",)), all_say(GIVE_UP)),
+    "a GPU off the bus, no spare, nobody is asked": (a_case("gpu-off-bus"), all_say(WAIT)),
+    "a GPU off the bus, no spare": (a_case("gpu-off-bus", askable=True), all_say(ASK)),
+    "a GPU off the bus, no spare, a person agreed": (a_case("gpu-off-bus", askable=True, approved=frozenset("a")), all_say(WAIT)),
+    "a GPU off the bus, no spare, fewer do": (a_case("gpu-off-bus", askable=True, least=2), they_say(WAIT, SHRINK, SHRINK)),
+    "a GPU off the bus, a spare": (a_case("gpu-off-bus", askable=True, spares=("s",)), all_say(REPLACE)),
+    "a GPU off the bus beside a lost node, without which too few are left": (
+        a_case("gpu-off-bus", "a", ("node-lost", "b"), lost="b", askable=True), all_say(WAIT),
+    ),
+    "a fault on a node that has left": (a_case(node="gone", tried=(IN_PLACE,), spares=("s",)), all_say(IN_PLACE)),
 }  # fmt: skip
 
 
@@ -148,8 +172,8 @@ def test_a_decision_says_who_leaves_and_who_comes(name: str) -> None:
 def test_ranks_change_nodes_exactly_when_the_failure_may_follow_the_step(kind: str) -> None:
     """What comes again with the rank on another node is the script; a kill tells nothing that way, and one node has no other."""
     decision = decided("balanced", a_case(kind))
-    assert decision.rotate is (kind in FOLLOWS_STEP)
-    assert ("with the ranks on other nodes" in decision.because) is (kind in FOLLOWS_STEP)
+    assert decision.rotate is follows_step(kind)
+    assert ("with the ranks on other nodes" in decision.because) is follows_step(kind)
     assert not decided("balanced", a_case(kind, members=("a",), least=1)).rotate
 
 
@@ -186,9 +210,15 @@ def test_a_person_can_read_which_rules_were_passed_over_and_why() -> None:
         "StopForUserError": "no user error",
         "StopWhenFruitless": "a is lost: that is no script's doing",
         "StopWhenSpent": "0 of 20 recoveries used",
+        "ExcuseWhenCommon": "node-lost came on 1 node(s) within 600 s, not on 3",
+        "LeaveWhenFrequent": "node-lost for time 1 within 86400 s on a, of 6",
+        "LeaveWhenFlapping": "node-lost came 1 time(s) within 600 s on a, of 8",
+        "GoBack": "the loss is not lost",
+        "RetryStep": "the job's process groups are not Holdfast's own",
         "TakeOver": "the job's process groups are not Holdfast's own",
         "RestartInPlace": "a cannot hold ranks",
         "ReplaceBySpare": "0 spare(s) for 1 node(s)",
+        "AskAPerson": "no node that still works would be taken out without a person's word",
     }
 
 
@@ -204,10 +234,13 @@ def test_a_policy_that_does_not_always_answer_is_a_mistake_of_ours() -> None:
 
 def test_the_policies_are_those_that_a_job_can_name() -> None:
     """What a user may write and what the ladder knows must not drift apart."""
-    assert set(get_args(TrainingJob.model_fields["policy"].annotation)) == set(POLICIES)
-    assert TrainingJob.model_fields["policy"].default in POLICIES
+    assert set(NAMES) == set(POLICIES) == set(NAMED)
+    assert TrainingJob.model_fields["policy"].default == BASE
 
 
 def test_the_rungs_are_words_of_the_history() -> None:
     """They are stored, and must not change."""
-    assert [str(rung) for rung in Rung] == ["take-over", "restart-in-place", "replace-node", "shrink", "wait-for-capacity", "give-up"]
+    assert [str(rung) for rung in Rung] == [
+        *("retry-step", "take-over", "narrow", "restart-in-place", "go-back", "replace-node", "shrink", "ask-a-person"),
+        *("wait-for-capacity", "give-up"),
+    ]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.catalogue import CATALOGUE, Fault
+from detectors.catalogue import Fault, Level, Levels
 from detectors.diagnosis import Diagnosis
-from policies.ladder import POLICIES, Budget, Case, Decision, Recovery, Rung, Standby, decide
+from detectors.whole import CATALOGUE
+from policies.case import Earlier
+from policies.ladder import POLICIES, Budget, Case, Decision, Recovery, RestartAgain, Rung, Standby, decide
 from policies.placement import members_after, membership_after
 from policies.takeover import sick_ranks, unfit_nodes
 from tests.policies.cases import NOW, a_verdict
@@ -30,9 +34,18 @@ def cases(draw: st.DrawFn) -> Case:
     rank = st.sampled_from([*home, None])
     fault = st.builds(Fault, kind=st.sampled_from(sorted(CATALOGUE)), at=st.just(NOW), node=anywhere, rank=rank)
     recovery = st.builds(Recovery, at=st.floats(0.0, NOW), rung=st.sampled_from(Rung), node=anywhere, gained=st.booleans())
+    root = draw(fault)
+    earlier = st.builds(
+        Earlier,
+        kind=st.sampled_from([root.kind, "worker-sigkill", "link-down"]),
+        at=st.floats(NOW - 1000, NOW),
+        node=st.sampled_from(NODES),
+        incident=st.sampled_from(["", "1", "2", "3", "4"]),
+        root=st.booleans(),
+    )
     return Case(
         now=NOW,
-        diagnosis=Diagnosis(root=draw(fault), echoes=tuple(draw(st.lists(fault, max_size=3))), because="what was seen"),
+        diagnosis=Diagnosis(root=root, echoes=tuple(draw(st.lists(fault, max_size=3))), because="what was seen"),
         members=members,
         lost=frozenset(draw(st.sets(st.sampled_from(members)))),
         spares=tuple(others[: draw(st.integers(0, len(others)))]),
@@ -48,6 +61,10 @@ def cases(draw: st.DrawFn) -> Case:
         ),
         roles=(tuple(sorted(home)),),
         takeovers=draw(st.integers(0, 6)),
+        askable=draw(st.booleans()),
+        approved=frozenset(draw(st.sets(st.sampled_from(members)))),
+        earlier=tuple(draw(st.lists(earlier, max_size=12))),
+        levels=Levels(changed=draw(st.dictionaries(st.sampled_from(sorted(CATALOGUE)), st.sampled_from(Level), max_size=3))),
         budget=Budget(in_place=draw(st.integers(0, 3)), recoveries=draw(st.integers(0, 20)), fruitless=draw(st.integers(1, 5))),
     )
 
@@ -80,15 +97,16 @@ def test_no_decision_ends_below_the_least_width_unless_it_waits_or_gives_up(poli
     left = len(members_after(case.members, decision))
     if decision.rung is Rung.WAIT_FOR_CAPACITY:
         assert max(left, case.least - 1) < decision.need <= len(case.members)
-    elif decision.rung not in (Rung.GIVE_UP, Rung.TAKE_OVER):
+    elif decision.rung not in (Rung.GIVE_UP, Rung.TAKE_OVER, Rung.ASK_A_PERSON):
         assert left >= case.least
 
 
 @given(A_POLICY, cases())
 def test_no_rank_stays_on_a_node_that_cannot_hold_it(policy: str, case: Case) -> None:
-    """Lost nodes and those that a fault asks to leave are out in every decision that goes on."""
-    decision = decide(POLICIES[policy], case).decision
-    if decision.rung is not Rung.GIVE_UP:
+    """Lost nodes and those that a fault asks to leave, unless it is excused, are out in every decision that goes on."""
+    answer = decide(POLICIES[policy], case)
+    case, decision = answer.case, answer.decision
+    if decision.rung not in (Rung.GIVE_UP, Rung.ASK_A_PERSON):
         assert not (set(case.lost) | set(case.unfit)) & set(members_after(case.members, decision))
 
 
@@ -100,27 +118,51 @@ def test_a_rung_is_what_its_name_says(policy: str, case: Case) -> None:
     widths = {
         Rung.TAKE_OVER: not decision.add,
         Rung.RESTART_IN_PLACE: not decision.drop and not decision.add,
+        Rung.GO_BACK: not decision.drop and not decision.add and decision.before > 0,
         Rung.REPLACE_NODE: bool(decision.drop) and left == len(case.members),
         Rung.SHRINK: left < len(case.members),
+        Rung.ASK_A_PERSON: bool(decision.drop) and not decision.add,
         Rung.WAIT_FOR_CAPACITY: bool(decision.drop),
         Rung.GIVE_UP: not decision.drop and not decision.add,
     }
     assert widths[decision.rung]
     assert not decision.rotate or decision.rung is Rung.RESTART_IN_PLACE
-    assert (decision.need > 0) is (decision.rung is Rung.WAIT_FOR_CAPACITY)
+    assert (decision.need > 0) is (decision.rung in (Rung.WAIT_FOR_CAPACITY, Rung.ASK_A_PERSON))
+
+
+@given(A_POLICY, cases())
+def test_a_person_is_asked_for_sick_nodes_that_work_and_only_where_their_word_decides(policy: str, case: Case) -> None:
+    """Without them the job cannot go on, with them it could; nobody is asked twice, nor for what is lost anyway."""
+    decision = decide(POLICIES[policy], case).decision
+    if decision.rung is not Rung.ASK_A_PERSON:
+        return
+    assert case.askable
+    assert set(decision.drop) <= case.leaving - case.lost - case.approved
+    went = set(case.unfit) - set(decision.drop)
+    without = len(case.members) - len(case.unfit) + min(len(case.spares), len(case.unfit))
+    assert without < case.least <= without + len(decision.drop)
+    assert went <= case.lost | case.approved
+    again = decide(POLICIES[policy], replace(case, approved=case.approved | set(decision.drop))).decision
+    assert again.rung is not Rung.ASK_A_PERSON
 
 
 @given(A_POLICY, cases())
 def test_a_rung_that_failed_is_not_tried_again_while_no_node_was_lost(policy: str, case: Case) -> None:
-    """The next one is tried at once."""
-    decision = decide(POLICIES[policy], case).decision
+    """The next one is tried at once; a restart is made again only where the job would be given up else."""
+    answer = decide(POLICIES[policy], case)
+    if answer.rule == repr(RestartAgain()):
+        others = tuple(rule for rule in POLICIES[policy] if not isinstance(rule, RestartAgain))
+        assert decide(others, case).decision.rung is Rung.GIVE_UP
+        return
+    decision = answer.decision
     assert case.lost or decision.rung not in case.tried or (decision.rung is Rung.TAKE_OVER and decision.seats)
 
 
 @given(A_POLICY, cases())
 def test_a_take_over_replaces_all_that_are_sick_and_nobody_else(policy: str, case: Case) -> None:
     """Somebody lives on; each sick rank has one place, on a node that can hold it; no standby becomes two ranks."""
-    decision = decide(POLICIES[policy], case).decision
+    answer = decide(POLICIES[policy], case)
+    case, decision = answer.case, answer.decision
     if decision.rung is not Rung.TAKE_OVER:
         assert not decision.seats
         return

@@ -10,7 +10,7 @@ from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
 from policies.case import Case, Decision, Pass, Rung, Seat, Standby
 from policies.ladder import POLICIES, decide
-from policies.placement import membership_after, regular
+from policies.placement import filled_up, membership_after, place, regular
 from policies.takeover import TakeOver
 from tests.policies.cases import NOW, a_recovery
 
@@ -130,3 +130,13 @@ def test_a_restart_after_take_overs_uses_as_many_nodes_as_the_job_has_room_for()
     assert regular(spread, 2) == ("b", "s")
     assert regular(spread, 2, frozenset("s")) == ("a", "b")
     assert regular({"a": [0, 1], "b": [2, 3]}, 2) == ("a", "b")
+
+
+def test_a_restart_loses_no_rank_when_a_take_over_has_put_several_on_one_node() -> None:
+    """A spare node takes the place that is missing; without one some node goes on holding more."""
+    crowded = regular({"a": [0, 2], "b": [1]}, 1)
+    assert crowded == ("a", "b")
+    assert place(filled_up(crowded, ("b", "s", "t"), 3), 1, 3) == {"a": [0], "b": [1], "s": [2]}
+    assert place(filled_up(crowded, (), 3), 1, 3) == {"a": [0, 1], "b": [2]}
+    assert place(("a", "b"), 2, 7) == {"a": [0, 1, 2, 3], "b": [4, 5, 6]}
+    assert place(("a", "b"), 2, 4) == place(("a", "b"), 2) == {"a": [0, 1], "b": [2, 3]}

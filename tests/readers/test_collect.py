@@ -27,7 +27,7 @@ from detectors.readings import (
     StorageReading,
 )
 from holdfast.readers.bundle import OPTIONS, program, sources
-from holdfast.readers.local import heard, read_node
+from holdfast.readers.local import read_node, told
 
 PARTS = [field.name for field in dataclasses.fields(NodeReading) if field.name not in {"node", "at"}]
 
@@ -52,7 +52,8 @@ def test_the_program_needs_nothing_of_ours(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a trap')")
     asked = [sys.executable, "-S", *OPTIONS]
     done = subprocess.run(asked, input=program(["--node=n1"]), cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
-    reading = heard("n1", done.stdout, done.stderr)
+    reading = told(done.stdout, done.stderr)
+    assert isinstance(reading, NodeReading), reading
     assert isinstance(reading.host, HostReading), done.stderr
     gpus = packed(reading.gpus)
     assert "not installed" not in str(gpus), "pynvml travels with the program"
@@ -87,13 +88,13 @@ def test_a_source_that_hangs_or_breaks_blinds_only_itself() -> None:
     done = subprocess.run(
         [sys.executable, "-c", GATHER], cwd=Path(__file__).parent.parent.parent, capture_output=True, text=True, check=True
     )
-    told = json.loads(done.stdout)
-    assert told["quick"] == 5
-    assert told["prints"] == 6
-    assert told["hangs"] == {"blind": "too late"}
-    assert "ZeroDivisionError" in told["raises"]["blind"]
-    assert told["refused"] == {"blind": "/nowhere/at/all: No such file or directory"}
-    assert told["dies"] == {"blind": "its reader ended without an answer"}
+    answers = json.loads(done.stdout)
+    assert answers["quick"] == 5
+    assert answers["prints"] == 6
+    assert answers["hangs"] == {"blind": "too late"}
+    assert "ZeroDivisionError" in answers["raises"]["blind"]
+    assert answers["refused"] == {"blind": "/nowhere/at/all: No such file or directory"}
+    assert answers["dies"] == {"blind": "its reader ended without an answer"}
 
 
 def test_a_file_that_hangs_leaves_all_others_seen(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_an_interpreter_that_is_too_old_is_told_by_its_version() -> None:
     old = "import sys\nsys.version_info = (3, 8, 10, 'final', 0)\n"
     prelude, _, start = program().rpartition("\nstart(")
     done = subprocess.run([sys.executable, *OPTIONS], input=f"{prelude}\n{old}start({start}", capture_output=True, text=True, check=True)
-    assert heard("n0", done.stdout).gpus == Blind("its python3 is 3.8; the readers need 3.10 or newer")
+    assert told(done.stdout) == Blind("its python3 is 3.8; the readers need 3.10 or newer")
 
 
 @pytest.mark.parametrize(
@@ -145,19 +146,17 @@ def test_an_interpreter_that_is_too_old_is_told_by_its_version() -> None:
         '{"blind": 5}',
     ],
 )
-def test_an_answer_in_another_shape_is_dark(answer: str) -> None:
+def test_an_answer_in_another_shape_is_none(answer: str) -> None:
     """What a node says is believed only in the shape that it should have."""
-    reading = heard("n0", answer)
-    assert isinstance(reading.host, Blind)
-    assert reading.node == "n0"
+    assert isinstance(told(answer), Blind)
 
 
 def test_more_than_we_know_is_left_out() -> None:
     """A newer program may tell more."""
-    told = {"node": "n0", "at": 5, "humidity": 40, "clock": {"synchronized": True, "offset": 0, "worst": 0.5, "moon": 1}}
-    assert unpacked(NodeReading, told).clock == ClockReading(synchronized=True, offset=0.0, worst=0.5)
+    newer = {"node": "n0", "at": 5, "humidity": 40, "clock": {"synchronized": True, "offset": 0, "worst": 0.5, "moon": 1}}
+    assert unpacked(NodeReading, newer).clock == ClockReading(synchronized=True, offset=0.0, worst=0.5)
     with pytest.raises(Misshapen, match=r"clock\.synchronized"):
-        unpacked(NodeReading, {**told, "clock": {"synchronized": 1, "offset": 0, "worst": 0}})
+        unpacked(NodeReading, {**newer, "clock": {"synchronized": 1, "offset": 0, "worst": 0}})
 
 
 def test_a_look_has_the_nodes_own_time() -> None:

@@ -115,7 +115,7 @@ def test_one_fault_that_nvml_and_the_kernel_tell_of_is_one(stand_in: StandIn) ->
     lines = [KernelLine(sequence=1, microseconds=1, level=3, text=f"NVRM: Xid (PCI:0000:18:00): {text}") for text in said]
     stand_in.say("gpu0.nvmlDeviceGetTemperature 15")
     now = dataclasses.replace(looked(stand_in.reading()), kernel=KernelReading(lines=tuple(lines)))
-    assert kinds(judge(now)) == ["gpu-off-bus", "gpu-xid"]
+    assert kinds(judge(now)) == ["gpu-off-bus", "gpu-channel-cleanup"]
 
 
 def test_what_a_gpu_does_not_support_is_blind_and_nothing_else_is(stand_in: StandIn) -> None:

@@ -186,6 +186,10 @@ def test_a_service_is_needed_by_hardware_or_by_systemds_word(tree: Tree) -> None
     (root / "etc/systemd/system/multi-user.target.wants").mkdir(parents=True)
     (root / "etc/systemd/system/multi-user.target.wants/ssh.service").symlink_to("/lib/systemd/system/ssh.service")
     a_process(root, 10, "sshd")
+    assert not [one for one in read_services(root).services if one.name == "sshd" and one.needed], (
+        "systemd did not begin this node's processes: its units mean nothing"
+    )
+    (root / "run/systemd/system").mkdir(parents=True)
     needed = {service.name: service.needed for service in read_services(root).services}
     assert needed == {"fabric manager": True, "nvidia-persistenced": False, "sshd": True}
     ssh = the_service(root, "sshd")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -115,12 +116,13 @@ def the_mount(place: Path) -> Mount:
 
 
 def test_a_full_disk_and_a_broken_one_are_seen(small_disk: Path) -> None:
-    """Both are real: every byte is taken, then the kernel itself meets an error and lets nobody write any more."""
+    """Both are real: hardly a byte is left, then the kernel itself meets an error and lets nobody write any more."""
     assert judged(the_mount(small_disk)) == []
     with pytest.raises(OSError, match="No space left"):
         (small_disk / "big").write_bytes(bytes(32 << 20))
     (full,) = judged(the_mount(small_disk))
-    assert (full.kind, "0.0% of its space" in full.quote) == ("disk-full", True)
+    assert full.kind == "disk-full"
+    assert re.search(r"\b0\.\d% of its space", full.quote), full.quote  # the kernel may keep a block or two back
     (small_disk / "big").unlink()
     trigger = Path("/sys/fs/ext4") / Path(the_mount(small_disk).source).name / "trigger_fs_error"
     if not trigger.exists():

@@ -94,8 +94,16 @@ def test_where_nothing_can_be_heard_that_is_said(stand_in: StandIn, listener: Ca
     assert "NoNvml: NVML's events: Not Supported" in child.stderr.read()
 
 
-@pytest.mark.parametrize(("code", "kind"), [(79, "gpu-off-bus"), (48, "gpu-ecc-uncorrectable"), (74, "nvlink-errors"), (13, "gpu-xid")])
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(79, "gpu-off-bus"), (48, "gpu-memory-double-bit"), (74, "gpu-nvlink"), (13, "gpu-engine-exception"), (201, "gpu-xid-other")],
+)
 def test_an_xid_is_named_by_its_code(code: int, kind: str) -> None:
     """Those that are a kind of their own are that kind, wherever they were heard."""
     (fault,) = see([XidEvent(node="n0", at=5.0, xid=Xid(code=code, bus="0000:28:00.0"))], HangLimits())
     assert (fault.kind, fault.quote, fault.at) == (kind, f"GPU 0000:28:00.0: Xid {code}", 5.0)
+
+
+def test_an_xid_that_tells_of_no_fault_is_none() -> None:
+    """A circuit that works again is no news."""
+    assert see([XidEvent(node="n0", at=5.0, xid=Xid(code=162, bus="0000:28:00.0"))], HangLimits()) == []

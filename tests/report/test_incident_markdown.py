@@ -15,6 +15,7 @@ from holdfast.history.store import History
 from holdfast.report import wording
 from holdfast.report.markdown import incident_markdown
 from holdfast.report.story import Case, Story
+from tests.cli.written_history import a_verdict
 from tests.report import filled, odd
 
 
@@ -132,3 +133,27 @@ def test_no_text_changes_the_shape_of_the_markdown(text: str) -> None:
     ]
     shown = ["".join(child.content for child in one.children or []) for one in found if one.type == "inline"]
     assert "because " + " ".join(wording.visible(text).split()) in shown
+
+
+def test_it_says_how_the_incident_was_explained(killed: Case) -> None:
+    """Each explanation with its weight and its evidence; an incident from before that was kept says nothing of it."""
+    written = incident_markdown(killed.incident, killed.faults, killed.decisions, killed.phases, [a_verdict(killed.incident, 0.8)])
+    for line in (
+        "**80.0%** gpu-off-bus of node n1",
+        "- leaves unexplained worker-sigkill of rank 5 on n2",
+        f"- {wording.moment(killed.incident.fault_at)}, kernel log on n1: NVRM: Xid 79",
+    ):
+        assert line in written.splitlines()
+    assert "How it was explained" not in _written(killed)
+
+
+@given(text=st.text(min_size=1))
+def test_no_evidence_of_an_explanation_changes_the_shape(text: str) -> None:
+    """Quotes come from strangers."""
+    incident = Incident(job_id="1", number=1, kind="k", subject="s", fault_at=1.0, detected_at=2.0, generation_before=1)
+    shapes = []
+    for words in (f"x{text}", "word"):
+        verdict = a_verdict(incident, 0.8)
+        verdict.candidates[0]["evidence"][0] |= {"quote": words, "source": words}
+        shapes.append(shape(incident_markdown(incident, [], [], [], [verdict])))
+    assert shapes[0] == shapes[1]

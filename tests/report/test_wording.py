@@ -125,3 +125,23 @@ def test_evidence_is_shown_in_its_order_and_without_what_says_nothing() -> None:
         "lines": ("a\nb", True),
         "more": ('{\n  "x": 1\n}', True),
     }
+
+
+def test_a_fault_in_one_line_has_no_two_full_stops() -> None:
+    """What was seen may be a sentence or not."""
+    assert wording.told("T", "q", "c") == wording.told("T", "q.", "c") == "T: q. Cure: c"
+
+
+@pytest.mark.parametrize(
+    ("size", "facts", "words"),
+    [
+        (3, None, "3 ranks"),
+        (1, {"roles": []}, "1 rank"),
+        (3, {"width": 3}, "3 ranks"),
+        (2, {"width": 3}, "2 of 3 ranks"),
+        (3, {"width": 0}, "3 ranks"),
+    ],
+)
+def test_missing_ranks_are_said_beside_those_that_are_there(size: int, facts: dict[str, object] | None, words: str) -> None:
+    """Whoever reads the width of a job sees at once that it is not its full one."""
+    assert wording.in_ranks(size, facts) == words

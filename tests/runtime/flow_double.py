@@ -108,6 +108,7 @@ class FlowDouble:
         self.pids: dict[int | str, int] = {}
         """Of the present process of each rank, and of each standby (``"s0"``)."""
         self.incarnations = dict.fromkeys(range(ranks), 1)
+        """Of the ranks that are there."""
         self.changes = dict.fromkeys(range(ranks), 0)
         """How often each rank went to another process."""
         self.every: int | None = None
@@ -260,30 +261,43 @@ class FlowDouble:
 
     def abandon(self, lost: Sequence[int]) -> None:
         """Have the survivors leave every wait, and kill those who are lost and still live."""
-        for rank in range(self.ranks):
+        for rank in self.incarnations:
             if rank in lost:
                 with suppress(ProcessLookupError):
                     self.kill(rank)
             else:
                 self._tell(rank, {"do": "abandon", "generation": self.generation, "lost": list(lost)})
 
+    def shrink(self, lost: Sequence[int]) -> None:
+        """End the generation and begin the next without the *lost* ranks."""
+        self.abandon(lost)
+        for rank in lost:
+            del self.incarnations[rank]
+        since, self.generation = self.generation, self.newest + 1
+        self.newest = self.generation
+        if self.serve in lost:
+            self.serve = min(self.incarnations)
+            self._store = ("127.0.0.1", free_port())
+        for rank in self.incarnations:
+            self._tell(rank, {"do": "regroup", **self._facts(self.generation, [], since), "rank": rank})
+
     def regroup(self, lost: Sequence[int] = (), standbys: Mapping[int, str] | None = None, *, fork: bool = True) -> Callable[[], None]:
-        """End the generation and begin the next: *lost* ranks go to *standbys*, or to fresh processes.
+        """End the generation and begin the next: *lost* ranks go to *standbys*, or to fresh processes; so do vacant ones named there.
 
         Return what starts the fresh processes, when they are not to be started at once (*fork*).
         """
-        self.abandon(lost)
+        self.abandon([rank for rank in lost if rank in self.incarnations])
         since, self.generation = self.generation, self.newest + 1
         self.newest = self.generation
         self.incarnations.update(dict.fromkeys(lost, self.generation))
         for rank in lost:
             self.changes[rank] += 1
         if self.serve in lost:
-            self.serve = min(set(range(self.ranks)) - set(lost))
+            self.serve = min(self.incarnations.keys() - set(lost))
             self._store = ("127.0.0.1", free_port())
         facts = {"do": "regroup", **self._facts(self.generation, lost, since)}
         fresh = [rank for rank in lost if rank not in (standbys or {})]
-        for rank in set(range(self.ranks)) - set(fresh):
+        for rank in self.incarnations.keys() - set(fresh):
             more: Message = {}
             if rank in lost:
                 self.pids[rank] = self.pids.pop((standbys or {})[rank])
@@ -304,7 +318,7 @@ class FlowDouble:
         """Return what everybody must know of a coming *generation*."""
         return {
             "generation": generation,
-            "world": self.ranks,
+            "world": len(self.incarnations),
             "incarnations": {str(rank): number for rank, number in self.incarnations.items()} | {str(rank): generation for rank in changed},
             "store": list(self._store),
             "serve": self.serve,
@@ -321,14 +335,14 @@ class FlowDouble:
 
     def mended(self) -> list[Message]:
         """Wait until every rank has regrouped in the present generation; return what they say."""
-        wanted = {self.pids[rank] for rank in range(self.ranks)}
+        wanted = {self.pids[rank] for rank in self.incarnations}
 
         def told() -> dict[int, Message]:
             assert not [one for one in self.of("cannot") if one["generation"] == self.generation], self.logs()
             return {one["pid"]: one for one in self.of("regrouped") if one["generation"] == self.generation}
 
         self.until(lambda: told().keys() >= wanted, f"the regrouping of all in generation {self.generation}")
-        return [told()[self.pids[rank]] for rank in range(self.ranks)]
+        return [told()[self.pids[rank]] for rank in self.incarnations]
 
     # -- planned moves ------------------------------------------------------------------------------------------------
 
@@ -344,16 +358,40 @@ class FlowDouble:
         environment = {**self._of(rank), "HOLDFAST_GENERATION": str(self.newest)}
         self.send(standby, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
 
+    def widen(self, rank: int, standby: str) -> None:
+        """Have everybody get ready, beside training, for *standby* to take the vacant place of *rank*."""
+        self.newest += 1
+        facts = {"do": "prepare", **self._facts(self.newest, [rank], self.generation), "leavers": []}
+        facts["world"] = len(self.incarnations) + 1
+        self.moving = rank, standby, facts
+        for one in self.incarnations:
+            self._tell(one, {**facts, "rank": one})
+        environment = {**self._of(rank), "HOLDFAST_GENERATION": str(self.newest)}
+        self.send(standby, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
+
+    def widened(self) -> None:
+        """Wait until everybody has changed over."""
+        rank, standby, _ = self.moving
+        self.hear("switched", standby, generation=self.newest)
+        self.generation = self.newest
+        self.pids[rank] = self.pids.pop(standby)
+        self._rank_of[self.pids[rank]] = rank
+        self.incarnations[rank] = self.generation
+        self.changes[rank] += 1
+        for one in self.incarnations:
+            self.hear("switched", one, generation=self.generation)
+
     def prepared(self) -> None:
         """Wait until all ranks and the one that comes are ready to change over."""
-        for key in (*range(self.ranks), self.moving[1]):
+        keys: list[int | str] = [*self.incarnations, self.moving[1]]
+        for key in keys:
             self.hear("prepared", key, generation=self.newest)
 
     def may_switch(self) -> None:
         """Let everybody change over; wait until each rank knows, so that its next vote says so."""
-        for rank in range(self.ranks):
+        for rank in self.incarnations:
             self.send(rank, {"do": "switch", "generation": self.newest})
-        for rank in range(self.ranks):
+        for rank in self.incarnations:
             self.hear("may switch", rank, generation=self.newest)
 
     def switched(self) -> list[Message]:
@@ -382,7 +420,7 @@ class FlowDouble:
 
     def finish(self) -> Ended:
         """Wait until all ranks have ended; return how."""
-        mine = [self.pids[rank] for rank in range(self.ranks)]
+        mine = [self.pids[rank] for rank in self.incarnations]
         status = self.until(lambda: (ended := self.workers.ended()).keys() >= set(mine) and [ended[pid] for pid in mine], "the end of all")
         assert status
         told = [

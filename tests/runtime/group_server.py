@@ -23,6 +23,7 @@ import holdfast
 import holdfast.runtime.joining
 import holdfast.runtime.session  # noqa: F401 (as numpy)
 from holdfast.runtime import warm
+from tests.reaping import look
 
 
 def main() -> None:
@@ -50,18 +51,6 @@ def end() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def look(ended: dict[int, int]) -> None:
-    """Add to *ended* the status of every worker that has ended."""
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if not pid:
-            return
-        ended[pid] = os.waitstatus_to_exitcode(status)
 
 
 def say(message: dict[str, Any]) -> None:

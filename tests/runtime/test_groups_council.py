@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.runtime.groups import council
 from holdfast.runtime.groups.council import Council, Desk, Peer, PeerGone
@@ -35,7 +37,7 @@ class Table:
             self.councils[rank].close()
         since = [generation if rank in changed else 1 for rank in range(self.size)]
         incarnations = dict(enumerate(since))
-        new = [Council(rank, self.size, generation, incarnations, self.stride) for rank in range(self.size)]
+        new = [Council(rank, generation, incarnations, self.stride) for rank in range(self.size)]
         find = lambda rank: ("127.0.0.1", self.desks[rank].port)  # noqa: E731 (said once)
         self.made = everybody(lambda rank: new[rank].convene(old[rank], self.desks[rank], TOKEN, find), range(self.size))
         self.councils = new
@@ -133,6 +135,21 @@ def test_facts_are_gathered_by_rank(table: Callable[..., Table]) -> None:
     for turn in range(3):
         told = sitting.all(lambda one, turn=turn: one.gather([one.rank, turn]))  # type: ignore[misc]
         assert told == [{rank: [rank, turn] for rank in range(5)}] * 5
+
+
+@given(st.sets(st.integers(0, 11), min_size=1), st.sampled_from([1, 2, 4]))
+def test_with_vacant_places_everybody_is_reached_and_kept(ranks: set[int], stride: int) -> None:
+    """The tree has one root and all ranks in it; each light state is with two others where there are two, and both sides know."""
+    councils = {rank: Council(rank, 1, dict.fromkeys(ranks, 1), stride) for rank in ranks}
+    for one in councils.values():
+        one.close()
+    assert [rank for rank, one in councils.items() if one.parent is None] == [min(ranks)]
+    assert sorted(child for one in councils.values() for child in one.children) == sorted(ranks - {min(ranks)})
+    for rank, one in councils.items():
+        assert all(councils[child].parent == rank for child in one.children)
+        assert len(set(one.buddies) - {rank}) == min(2, len(ranks) - 1)
+        assert all(rank in councils[buddy].wards for buddy in one.buddies)
+        assert all(rank in councils[ward].buddies for ward in one.wards)
 
 
 def test_forty_ranks_talk_over_a_tree(table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,9 +52,9 @@ def test_every_message_arrives_as_it_was_said(line_to: Lines, agent: AgentDouble
     line.mark("group", 0.25)
     line.resumed(8, Path("/c/step-00000008"))
     line.resumed(0, None)
-    line.beat(9, 0.1 + 0.2, 0.5, 10)
+    line.beat(9, 0.1 + 0.2, 0.5, 10, pace={"own": 0.4})
     line.beat(10, math.nan, 0.5, None)
-    line.beat(10, None, 0.5, None, {"step": 9})
+    line.beat(10, None, 0.5, None, snapshot={"step": 9}, pace={})
     line.resumed(8, None, replica=True)
     line.section("evaluation", 60.0, begin=True)
     line.saved(10, Path("/c/step-00000010"), 0.1, 77)
@@ -67,7 +67,7 @@ def test_every_message_arrives_as_it_was_said(line_to: Lines, agent: AgentDouble
         {"t": "mark", "name": "group", "seconds": 0.25, "generation": 5},
         {"t": "resumed", "step": 8, "path": "/c/step-00000008", "generation": 5},
         {"t": "resumed", "step": 0, "path": None, "generation": 5},
-        {"t": "beat", "step": 9, "loss": 0.30000000000000004, "seconds": 0.5, "until": 10, "generation": 5},
+        {"t": "beat", "step": 9, "loss": 0.1 + 0.2, "seconds": 0.5, "until": 10, "generation": 5, "pace": {"own": 0.4}},
         {"t": "beat", "step": 10, "loss": None, "seconds": 0.5, "until": None, "generation": 5, "snapshot": {"step": 9}},
         {"t": "resumed", "step": 8, "path": None, "generation": 5, "replica": True},
         {"t": "section", "name": "evaluation", "limit_s": 60.0, "begin": True},

@@ -201,3 +201,19 @@ def test_wrong_use_is_said_clearly() -> None:
     state = holdfast.Loader(DataLoader(Counted(3), generator=own(1))).state_dict()
     with pytest.raises(ValueError, match="0 generators of its own, not 1"):
         holdfast.Loader(DataLoader(Counted(3))).load_state_dict(state)
+
+
+@pytest.mark.parametrize("of_a_step", [1, 3])
+def test_steps_are_done_without_their_batches_and_the_position_counts_them(of_a_step: int) -> None:
+    """As many as the step before took; who resumes later does not pass them over again."""
+    loader = holdfast.Loader(DataLoader(Counted(40, noise=False), 1))
+    batches, seen = iter(loader), []
+    for skip in (0, 0, 2, 0):
+        loader.begin_step(skip=skip)
+        seen.append([int(next(batches)[0, 0]) for _ in range(of_a_step)])
+    first = of_a_step * 4
+    assert seen[2] == list(range(first, first + of_a_step))
+    assert loader.consumed == 6 * of_a_step
+    later = holdfast.Loader(DataLoader(Counted(40, noise=False), 1))
+    later.load_state_dict(loader.state_dict())
+    assert int(next(iter(later))[0, 0]) == 6 * of_a_step

@@ -211,7 +211,7 @@ def test_no_bytes_bring_a_loader_down(file: Any, content: bytes) -> None:
     load_all(file(content))
 
 
-@QUICK
+@settings(QUICK, max_examples=50)  # large trees: a tenth of a second each
 @given(NEARLY)
 def test_no_yaml_tree_brings_a_loader_down(file: Any, tree: Any) -> None:
     """Only `BadFile` leaves it."""

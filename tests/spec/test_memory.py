@@ -57,7 +57,7 @@ def test_what_cannot_be_is_refused_by_its_field(wrong: dict[str, Any]) -> None:
 def order(**memory: Any) -> dict[str, Any]:
     """Return the order that prepares a node for a job."""
     spec = TrainingJob.model_validate({"name": "a", "script": "b.py", "checkpoint": {"memory": memory}})
-    return how_to_run(spec, Job(name="a", spec={}, cluster={}, directory="/", at=0.0))
+    return how_to_run(spec, LocalCluster(), Job(name="a", spec={}, cluster={}, directory="/", at=0.0))
 
 
 @pytest.mark.usefixtures("holdfast_home")

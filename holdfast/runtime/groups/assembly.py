@@ -55,6 +55,11 @@ class Generation:
     memory: Mapping[str, tuple[str, int]] | None = None
     """Where the memory of the job's nodes is served now; None: where this process was told when it started."""
 
+    @property
+    def ranks(self) -> list[int]:
+        """Return the ranks that are there. Where the job has shrunk the places of others are vacant: numbers have gaps then."""
+        return sorted(self.incarnations)
+
     @classmethod
     def of(cls, message: Message) -> Generation:
         """Return the generation in an order ``regroup`` or ``prepare``."""
@@ -92,6 +97,8 @@ class Assembly:
 
     def __init__(self, generation: Generation, token: str, stride: int, devices: tuple[str, ...]) -> None:
         self.generation, self.token, self.stride, self.devices = generation, token, stride, devices
+        self.width = generation.world
+        """Ranks of the job when no place is vacant."""
         self.attempt = Attempt()
         self.desk = Desk(token)
         self.council: Council | None = None
@@ -226,7 +233,8 @@ class Assembly:
 
     def create(self, options: Any, _more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's options)
         """Make the group that torch asks for."""
-        ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+        present = self.generation.ranks
+        ranks = [present[number] for number in options.global_ranks_in_group or range(options.group_size)]
         group = ManagedGroup(str(options.group_id), ranks, self.generation.rank, self.attempt, options.timeout)
         group.listener = self.listener
         if self.sandbox is not None:
@@ -253,7 +261,7 @@ class Assembly:
 
     def convene(self, generation: Generation) -> int:
         """Connect to the neighbours in the council of *generation*; return how many connections were made."""
-        council = Council(generation.rank, generation.world, generation.number, dict(generation.incarnations), self.stride)
+        council = Council(generation.rank, generation.number, dict(generation.incarnations), self.stride)
         before, self.council = self.council, council
         if self._over >= generation.number:
             council.give_up()
@@ -276,13 +284,13 @@ class Assembly:
 
     def build(self, group: ManagedGroup, generation: Generation, over: Reached | None = None) -> Inner:
         """Build connections for *group* in *generation*, *over* its store where that is not the present one."""
-        reached = over or self.reached
+        reached, members = over or self.reached, group.among(generation.ranks)
         assert reached is not None
         return build(
             reached.shelf("groups"),
             f"group-{group.group_name}",
-            group.ranks.index(generation.rank),
-            len(group.ranks),
+            members.index(generation.rank),
+            len(members),
             way=Way(devices=self.devices, timeout=group.timeout, host=reached.host),
             gave_up=self.gave_up(generation.number),
         )
@@ -300,13 +308,16 @@ class Assembly:
         return {
             group.group_name: [
                 group.operations,
-                group.is_broken
-                or group.inner is None
-                or any(group.built.get(rank) != generation.incarnations[rank] for rank in group.ranks),
+                group.is_broken or group.inner is None or group.built != {rank: generation.incarnations[rank] for rank in group.ranks},
                 group.used,
             ]
             for group in self.groups
         }
+
+    def fill(self, generation: Generation) -> None:
+        """Have only ranks as members of groups that are there in *generation*."""
+        for group in self.groups:
+            group.fill(generation.ranks)
 
     def rebuild(self, generation: Generation, told: Mapping[int, Mapping[str, list[int | bool]]]) -> tuple[int, int, list[ManagedGroup]]:
         """Give new connections to the groups that need them; return how many were made, how many stay, and those left for later.

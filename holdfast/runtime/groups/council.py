@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -190,11 +190,14 @@ def children_of(rank: int, size: int) -> list[int]:
     return [child for child in range(rank * FAN + 1, rank * FAN + FAN + 1) if child < size]
 
 
-def buddies_of(rank: int, size: int, stride: int) -> list[int]:
+def buddies_of(rank: int, size: int, stride: int, ranks: Sequence[int] | None = None) -> list[int]:
     """Return who keeps the light state of *rank*: two ranks on other nodes, of *stride* ranks each, as far as there are any.
 
-    Two, so that a rank and one of its buddies may be lost at once; on two nodes they are two ranks of the other one.
+    Two, so that a rank and one of its buddies may be lost at once; on two nodes they are two ranks of the other one. Where only some of the
+    numbers below *size* are *ranks*, who follows takes the part of one that is not there.
     """
+    if ranks is not None and len(ranks) < size:
+        return _buddies_among(ranks, rank, size, stride)
     step = stride if size > stride else 1
     first, second = (rank + step) % size, (rank + 2 * step) % size
     if second == rank:
@@ -202,14 +205,28 @@ def buddies_of(rank: int, size: int, stride: int) -> list[int]:
     return [one for one in dict.fromkeys((first, second)) if one != rank and one < size]
 
 
+def _buddies_among(ranks: Sequence[int], rank: int, size: int, stride: int) -> list[int]:
+    """Return the buddies of *rank* where some places are vacant."""
+    found: list[int] = []
+    for _ in range(2):
+        start = (found or [rank])[-1] + (stride if size > stride else 1)
+        others = [other for other in ranks if other not in (rank, *found)]
+        found += [min(others, key=lambda other: ((other - start) % size, other))] if others else []
+    return found
+
+
 class Council:
     """This rank's connections in one generation."""
 
-    def __init__(self, rank: int, size: int, generation: int, incarnations: dict[int, int], stride: int) -> None:
-        self.rank, self.size, self.generation, self.incarnations = rank, size, generation, incarnations
-        self.parent, self.children = parent_of(rank), children_of(rank, size)
-        self.buddies = buddies_of(rank, size, stride)
-        self.wards = [other for other in range(size) if rank in buddies_of(other, size, stride)]
+    def __init__(self, rank: int, generation: int, incarnations: dict[int, int], stride: int) -> None:
+        self.rank, self.generation, self.incarnations = rank, generation, incarnations
+        ranks = sorted(incarnations)
+        place, size = ranks.index(rank), max(ranks) + 1
+        above = parent_of(place)
+        self.parent = None if above is None else ranks[above]
+        self.children = [ranks[child] for child in children_of(place, len(ranks))]
+        self.buddies = buddies_of(rank, size, stride, ranks)
+        self.wards = [other for other in ranks if rank in buddies_of(other, size, stride, ranks)]
         self.peers: dict[int, Peer] = {}
         self._number = 0
         self._wake, self._waker = os.pipe()

@@ -70,6 +70,9 @@ class Agreed:
 class Keeper:
     """Keeps one session's training whole over changes of its ranks."""
 
+    shared_by: int | None = None
+    """Which copy of the model this rank belongs to, where the samples of a step are shared out among the copies."""
+
     def __init__(self, training: Training, assembly: Assembly, checkpoints: Callable[[], list[int]]) -> None:
         self.training, self.assembly = training, assembly
         self.live = 0
@@ -385,6 +388,7 @@ class Keeper:
     def _gathered(self, generation: Generation) -> Meeting | None:
         assembly, clock = self.assembly, Clock()
         self.learn_of(generation)
+        assembly.fill(generation)
         if assembly.council is not None:
             assembly.council.leftovers(self._keep)
         assembly.connect(generation)
@@ -398,7 +402,7 @@ class Keeper:
         first = min((rank for rank, has in knows.items() if has), default=-1)
         mine = self.facts if generation.rank == first else {}
         if first < 0 and generation.rank == min(knows):  # nobody is left of those who knew
-            mine = tape.read_facts(tape.folder(), generation.world)
+            mine = tape.read_facts(tape.folder(), assembly.width)
         facts = assembly.council.reduce(mine, lambda one, other: one or other)
         if self.new:
             self.take_facts(generation, facts)
@@ -406,6 +410,8 @@ class Keeper:
         checkpoints = set.intersection(*(set(one["checkpoints"]) for one in told.values()))  # of those that every rank can see
         lowest, gather = generation.rank == min(told), assembly.council.gather
         stored = self.memory.reached(list(told.values()), generation.world, lowest=lowest, gather=lambda found: gather(found).values())
+        if generation.world < assembly.width:
+            stored = set()  # snapshots name their ranks as torch does, by number without gaps: they may be of others than those who live
         found = plan(_holdings(told, self.facts, stored), checkpoints, stored)
         clock.lap("meet")
         if isinstance(found, NoPlan):
@@ -424,6 +430,7 @@ class Keeper:
         self.facts = facts
         if facts:
             self.assembly.take_places(self.facts["groups"][str(generation.rank)], generation.rank)
+            self.assembly.fill(generation)
 
     def _holding(self, generation: Generation) -> dict[str, Any]:
         """Return what this rank tells the others about itself."""
@@ -545,12 +552,29 @@ class Keeper:
             return
         else:
             assembly.hear_nothing()
-        if assembly.generation.rank == 0:
+        if assembly.generation.rank == min(assembly.generation.ranks):
             if place is not None:
                 with suppress(OSError):  # said above, for the tape
                     tape.write_roles(place, self.roles)
                     tape.write_facts(place, self.facts)
-            link().report("roles", roles=self.roles, tapes=str(place or ""))
+            link().report("roles", roles=self.roles, tapes=str(place or ""), copies=self.copies)
+
+    def numbered(self, fact: str) -> dict[str, Any]:
+        """Return what is known of each rank that is there, by the number that torch knows it by."""
+        known: dict[str, Any] = self.facts.get(fact, {})
+        return {str(number): known[str(rank)] for number, rank in enumerate(self.assembly.generation.ranks)} if known else {}
+
+    @property
+    def copies(self) -> list[list[int]]:
+        """Return the ranks that hold a copy of the model together, for each copy; none where a step's samples are not shared out anew."""
+        copies: dict[str, int | None] = self.facts.get("copies", {})
+        found: dict[int, list[int]] = {}
+        for rank, copy_ in copies.items():
+            if copy_ is None:
+                return []
+            found.setdefault(copy_, []).append(int(rank))
+        held = [sorted(self.facts["pieces"][str(rank)] for rank in ranks) for ranks in found.values()]
+        return sorted(map(sorted, found.values())) if all(one == held[0] for one in held) else []
 
     @property
     def roles(self) -> list[list[int]]:
@@ -574,12 +598,14 @@ class Keeper:
                 "piece": self.training.sample(),
                 "role": self.training.shape(),
                 "groups": [[group.group_name, group.ranks] for group in assembly.groups],
+                "copy": self.shared_by,
             }
         )
         self.facts = {
             "pieces": {str(rank): one["piece"] for rank, one in told.items()},
             "roles": {str(rank): one["role"] for rank, one in told.items()},
             "groups": {str(rank): one["groups"] for rank, one in told.items()},
+            "copies": {str(rank): one["copy"] for rank, one in told.items()},
         }
 
 

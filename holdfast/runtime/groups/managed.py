@@ -24,6 +24,7 @@ from holdfast.runtime.failure import is_peer_loss
 from holdfast.runtime.groups.attempt import Attempt
 from holdfast.runtime.groups.equals import as_equals
 from holdfast.runtime.groups.inner import Inner
+from holdfast.runtime.groups.trail import Mark, Trail
 from holdfast.runtime.idle import idle, kind_of
 
 BACKEND: Final = "holdfast"
@@ -50,6 +51,7 @@ class Call(NamedTuple):
     name: str
     outputs: list[Tensor]
     inputs: list[Tensor]
+    mark: Mark
 
 
 class ManagedWork(dist.Work):
@@ -67,9 +69,10 @@ class ManagedWork(dist.Work):
             self._work.wait(timeout) if timeout else self._work.wait()
         except RuntimeError as error:
             self._group.lose(self._inner, error)
-            self._group.stand_in(*self._call)
+            self._group.stand_in(*self._call[:3])
             return True
         finally:
+            self._group.trail.leave(self._call.mark)
             if ours:
                 window.leave()
         if self._ended is not None:
@@ -84,6 +87,7 @@ class ManagedWork(dist.Work):
 
         def settle(future: torch.futures.Future[Any]) -> Any:  # noqa: ANN401 (tensors)
             window.landed()
+            self._group.trail.leave(self._call.mark)
             try:
                 future.value()
             except RuntimeError as error:
@@ -91,7 +95,7 @@ class ManagedWork(dist.Work):
                     self._group.lose(self._inner, error)
                 except RuntimeError as real:  # nobody could catch it in this thread: the vote raises it
                     self._group.attempt.fail(f"{type(real).__name__}: {real}", self._group.group_name)
-                self._group.stand_in(*self._call)
+                self._group.stand_in(*self._call[:3])
             else:
                 if self._ended is not None:
                     self._ended()
@@ -175,9 +179,13 @@ class ManagedGroup(dist.ProcessGroup):
     def __init__(self, name: str, ranks: list[int], me: int, attempt: Attempt, timeout: timedelta) -> None:
         super().__init__(ranks.index(me), len(ranks))
         self.name_in_torch, self.ranks, self.me = name, ranks, me
+        self.everybody = ranks
+        """Its ranks when none of their places is vacant."""
         self.attempt, self.timeout = attempt, timeout
         self.operations = 0
         """Operations begun on the present connections: members that do not agree about it cannot go on with them."""
+        self.trail = Trail()
+        """How far this rank is in it."""
         self.used = False
         """Whether any operation ever went through it: one that is not used need not be mended at once."""
         self.built: dict[int, int] = {}
@@ -192,6 +200,7 @@ class ManagedGroup(dist.ProcessGroup):
     def give(self, inner: Inner | None, incarnations: dict[int, int]) -> Inner | None:
         """Put *inner* under this group (None: to come) and return what was there."""
         before, self._inner = self._inner, inner
+        self.trail.forget()
         self.operations, self.built = 0, {rank: incarnations.get(rank, 0) for rank in self.ranks}
         if inner is None:
             self._there.clear()
@@ -233,14 +242,28 @@ class ManagedGroup(dist.ProcessGroup):
 
     def take_place(self, name: str, ranks: list[int], me: int) -> None:
         """Become the group *name* of *ranks*: a standby built it for another rank of the same role."""
-        if len(ranks) != len(self.ranks):
-            raise ValueError(f"group '{self.group_name}' has {len(self.ranks)} members and cannot become '{name}' with {len(ranks)}")
+        if len(ranks) != len(self.everybody):
+            raise ValueError(f"group '{self.group_name}' has {len(self.everybody)} members and cannot become '{name}' with {len(ranks)}")
         c10d._unregister_process_group(self.name_in_torch)  # noqa: SLF001 (torch has no other way to rename a group)
-        self.name_in_torch, self.ranks, self.me = name, ranks, me
+        self.name_in_torch, self.ranks, self.me, self.everybody = name, ranks, me, ranks
         world = c10d._world  # noqa: SLF001
         world.pg_names[self] = c10d.GroupName(name) if hasattr(c10d, "GroupName") else name
         world.pg_group_ranks[self] = {rank: place for place, rank in enumerate(ranks)}
         c10d._register_process_group(name, self)  # noqa: SLF001
+
+    def among(self, present: Sequence[int]) -> list[int]:
+        """Return those of its ranks that are *present* in the world."""
+        return [rank for rank in self.everybody if rank in present]
+
+    def fill(self, present: Sequence[int]) -> None:
+        """Have those of its ranks as members that are *present* in the world: the places of others are vacant.
+
+        torch numbers the ranks of the world without gaps: to it each is its place among those present.
+        """
+        numbers = {rank: number for number, rank in enumerate(present)}
+        self.ranks = self.among(present)
+        table = {numbers[rank]: place for place, rank in enumerate(self.ranks)}
+        c10d._world.pg_group_ranks[self] = table  # noqa: SLF001
 
     # -- what torch asks ----------------------------------------------------------------------------------------------
 
@@ -341,13 +364,15 @@ class ManagedGroup(dist.ProcessGroup):
         ended = self.listener.begun(self, name, outputs, inputs) if self.listener is not None else None
         self.used = True
         self.operations += 1
+        mark = self.trail.enter(name, inputs or outputs)
         try:
             work = call(inner.backend(device or (outputs or inputs)[0].device.type))
         except RuntimeError as error:
+            self.trail.leave(mark)
             self.lose(inner, error)
             self.stand_in(name, outputs, inputs)
             return DoneWork(outputs)
-        return ManagedWork(self, inner, work, Call(name, outputs, inputs), ended)
+        return ManagedWork(self, inner, work, Call(name, outputs, inputs, mark), ended)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401 (torch's signatures, here and below)
         """See `torch.distributed.all_reduce`."""

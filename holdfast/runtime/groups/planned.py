@@ -1,5 +1,7 @@
 """A planned move: a rank's place goes to another process while training goes on, and changes hands between two steps.
 
+Where the places of ranks are vacant, processes come for which none leaves: one that stays hands its own state on, once all have switched.
+
 Prepare: those who will stay build the groups of the coming generation beside the present ones, in a thread; the process that comes does the
 same, and the one that leaves makes a connection to it. Switch: a step whose vote says that all are ready is the last one of the old
 generation. Whatever fails before that vote is forgotten; what fails after it is a fault like any other.
@@ -13,8 +15,10 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from holdfast.runtime import rng
 from holdfast.runtime.groups.assembly import Generation
 from holdfast.runtime.groups.inner import Abandoned, Inner
 from holdfast.runtime.groups.mover import Mover
@@ -31,21 +35,23 @@ _log = logging.getLogger("holdfast.runtime")
 class Prepared:
     """What a rank has ready for a coming generation."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, sources: Mapping[int, int] | None = None) -> None:
         self.generation = generation
+        self.sources = sources or {}
+        """Ranks that come to a vacant place, and who hands its state to each."""
         self.inners: dict[str, Inner] = {}
         self.reached: Reached | None = None
         """Its store."""
-        self.handover: Inner | None = None
-        """The connection between who leaves and who comes."""
+        self.handovers: dict[int, Inner] = {}
+        """The connections to those who come, by rank: of who leaves, or hands its state on."""
         self.ready = False
 
     def forget(self) -> None:
         """Give everything back."""
-        for inner in [*self.inners.values(), *([self.handover] if self.handover else [])]:
+        for inner in [*self.inners.values(), *self.handovers.values()]:
             inner.close()
         self.inners.clear()
-        self.handover = None
+        self.handovers.clear()
         self.ready = False
 
 
@@ -86,7 +92,7 @@ class Moves:
         """Build what the coming generation needs beside what the present one uses."""
         begin = time.monotonic()
         generation = Generation.of({"rank": self._assembly.generation.rank, **order})
-        prepared = Prepared(generation)
+        prepared = Prepared(generation, sources_of(generation, order, self._keeper.facts))
         with self._lock:
             self.prepared = prepared
         try:
@@ -108,18 +114,24 @@ class Moves:
         assembly, generation = self._assembly, prepared.generation
         leaving = generation.rank in generation.changed
         prepared.reached = assembly.reach(generation, leaving=leaving)
-        stayers = [rank for rank in range(generation.world) if rank not in generation.changed]
+        stayers = [rank for rank in generation.ranks if rank not in generation.changed]
         if leaving:
-            mover = Mover(self._keeper.training, assembly, generation, prepared.reached)
-            prepared.handover = mover.pair(f"handover-{generation.rank}", 0)
-            self._check(prepared)
+            self._meet(prepared, [generation.rank])
             return
         if generation.rank == min(stayers):
             prepared.reached.shelf("facts").set("facts", json.dumps(self._keeper.facts))
         for group in sorted(assembly.groups, key=lambda one: one.group_name):
-            if generation.changed & set(group.ranks):
+            if generation.changed & set(group.everybody):
                 prepared.inners[group.group_name] = assembly.build(group, generation, prepared.reached)
                 self._check(prepared)
+        self._meet(prepared, sorted(rank for rank, source in prepared.sources.items() if source == generation.rank))
+
+    def _meet(self, prepared: Prepared, coming: list[int]) -> None:
+        """Make connections to the processes that are *coming* as these ranks: to hand the state over."""
+        mover = Mover(self._keeper.training, self._assembly, prepared.generation, prepared.reached)
+        for rank in coming:
+            prepared.handovers[rank] = mover.pair(f"handover-{rank}", 0)
+            self._check(prepared)
 
     def _check(self, prepared: Prepared) -> None:
         """Go no further with what was given up meanwhile."""
@@ -145,24 +157,33 @@ class Moves:
 
     def _leave(self, prepared: Prepared) -> NoReturn:
         """Hand the state over and end: what follows in the script is the other process's."""
-        keeper, generation = self._keeper, prepared.generation
-        mover = Mover(keeper.training, self._assembly, generation, prepared.reached)
-        assert prepared.handover is not None
-        mover.put("light", keeper.live.to_bytes(8, "big") + keeper.light())
-        mover.send(prepared.handover, 1, generation.rank, 0, 1)
-        mover.get(f"arrived/{generation.rank}")
-        link().report("left", step=keeper.live)
+        self._hand_over(prepared)
+        link().report("left", step=self._keeper.live)
         link().flush(2.0)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+    def _hand_over(self, prepared: Prepared) -> None:
+        """Give this rank's state to those who come."""
+        keeper, generation = self._keeper, prepared.generation
+        mover = Mover(keeper.training, self._assembly, generation, prepared.reached)
+        for rank, inner in sorted(prepared.handovers.items()):
+            mover.put(f"light/{rank}", keeper.live.to_bytes(8, "big") + keeper.light())
+            mover.send(inner, 1, rank, 0, 1)
+        for rank in sorted(prepared.handovers):
+            mover.get(f"arrived/{rank}")
 
     def _stay(self, prepared: Prepared) -> None:
         """Put the new connections under the groups."""
         begin, assembly, generation = time.monotonic(), self._assembly, prepared.generation
         incarnations = dict(generation.incarnations)
         assert prepared.reached is not None
+        self._hand_over(prepared)
+        for handover in prepared.handovers.values():
+            handover.close()
         assembly.take(prepared.reached)
+        assembly.fill(generation)
         assembly.convene(generation)
         for group in assembly.groups:
             inner = prepared.inners.pop(group.group_name, None)
@@ -191,9 +212,10 @@ class Moves:
         mover = Mover(keeper.training, assembly, generation)
         handover = mover.pair(f"handover-{generation.rank}", 1)
         link().report("prepared", generation=generation.number, seconds=time.monotonic() - begin)
-        light = mover.take("light")
+        light = mover.take(f"light/{generation.rank}")
         begin = time.monotonic()
-        size = mover.receive([(handover, 0, generation.rank, 0, 1)])
+        source = sources_of(generation, order, facts).get(generation.rank, generation.rank)
+        size = mover.receive([(handover, 0, source, 0, 1)])
         mover.put(f"arrived/{generation.rank}", b"")
         handover.close()
         keeper.leave_sandbox(generation)
@@ -203,5 +225,22 @@ class Moves:
         assembly.enter(generation)
         keeper.learn_of(generation)
         keeper.settle_in(int.from_bytes(light[:8], "big"), light[8:])
+        if source != generation.rank:  # two ranks that draw the same numbers would drop out the same units
+            rng.part(generation.rank)
         took = time.monotonic() - begin
         link().report("switched", generation=generation.number, step=keeper.live, seconds=took, bytes=size, bandwidth=size / took)
+
+
+def sources_of(generation: Generation, order: Message, facts: Mapping[str, Any]) -> dict[int, int]:
+    """Return who hands its state to whom: to each rank that comes to a vacant place one that stays and holds what it is to hold.
+
+    All ranks compute the same. A rank of which nobody holds the state has none here, and the move cannot be prepared.
+    """
+    pieces, coming = facts.get("pieces", {}), sorted(generation.changed - {int(rank) for rank in order["leavers"]})
+    found = {}
+    for rank in coming:
+        holders = [one for one in generation.ranks if one not in generation.changed and pieces.get(str(one)) == pieces.get(str(rank))]
+        if not holders:
+            raise RuntimeError(f"no rank that stays holds the state of rank {rank}")
+        found[rank] = holders[coming.index(rank) % len(holders)]
+    return found

@@ -22,6 +22,7 @@ from holdfast.runtime.planner import Fetch, Stored
 from holdfast.runtime.snapshots.copier import sum_of
 from holdfast.runtime.state import Training
 from holdfast.runtime.trouble import Teller, Trouble
+from holdfast.runtime.written_off import NOTHING, WrittenOff
 from holdfast.vault import Label, Snapshot
 
 _log = logging.getLogger("holdfast.runtime")
@@ -53,6 +54,8 @@ class Memory:
 
     def __init__(self, own: Path | None, node: str, servers: Mapping[str, tuple[str, int]], token: str) -> None:
         self.own, self.node, self.servers, self._token = own, node, servers, token
+        self.off = NOTHING
+        """What nobody goes on from, though it is whole."""
         self.spoiled: set[tuple[str, str, int, int]] = set()
         """Snapshots that were found unusable: node, name, step, lineage."""
 
@@ -63,7 +66,9 @@ class Memory:
         servers: dict[str, tuple[str, int]] = {}
         with suppress(ValueError, AttributeError):
             servers = servers_of(json.loads(environment.get("HOLDFAST_MEMORY_SERVERS") or "{}"))
-        return cls(Path(place) if place else None, environment.get("HOLDFAST_NODE", ""), servers, environment.get("HOLDFAST_TOKEN", ""))
+        made = cls(Path(place) if place else None, environment.get("HOLDFAST_NODE", ""), servers, environment.get("HOLDFAST_TOKEN", ""))
+        made.off = WrittenOff.of(environment)
+        return made
 
     def listed(self, world: int) -> list[dict[str, Any]]:
         """Return what lies in this node's vault for a job of *world* ranks, as JSON holds it."""
@@ -99,10 +104,12 @@ class Memory:
         return self.usable(listed, [item for one in told for item in one["spoiled"]])
 
     def usable(self, told: Iterable[Iterable[Mapping[str, Any]]], spoiled: Iterable[Sequence[Any]] = ()) -> set[Stored]:
-        """Return all that was listed, each once, less what somebody found spoiled."""
+        """Return all that was listed, each once, less what somebody found spoiled or what is written off."""
         bad = self.spoiled | {(str(node), str(name), int(step), int(lineage)) for node, name, step, lineage in spoiled}
         found = {Stored(**one) for items in told for one in items}
-        return {one for one in found if (one.node, one.name, one.step, one.lineage) not in bad}
+        return {
+            one for one in found if (one.node, one.name, one.step, one.lineage) not in bad and not self.off.covers(one.step, one.lineage)
+        }
 
     def open(self, stored: Stored) -> Snapshot:
         """Open a snapshot here, brought over from its node if need be; raise `Spoiled` when it cannot be had."""

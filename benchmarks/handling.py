@@ -1,0 +1,135 @@
+"""How soon faults are answered, rung by rung, and whether a job that suffers hundreds of them keeps its promises.
+
+    python -m benchmarks.handling --json FILE [--rounds N] [--only KEY ...] [--faults 200] [--seed S] [--kinds KIND ...]
+
+Real jobs under a real flow, Prefect server and agents, on a local cluster: nodes are groups of processes of this machine.
+
+- ``orders``: from the event, as the agent or the rank saw it, to the orders of the rung that answers it, through the flow; one line a rung.
+  A wait, a question and the end have no orders: there it is the job's move, and for the wait the stop of all ranks is in it.
+- ``next-rung``: from the fault that ends an attempt to the orders of the next one.
+- ``shrink-by-restart``: from the event until all ranks that are left have made a step, in new processes.
+- ``shrink``, ``grow``: the same in the processes that live, from the injection, and by how much the step with a newcomer comes later.
+- ``chaos``: a job of three ranks on four nodes with managed groups, a standby, replicated snapshots and checkpoints suffers random faults
+  (havoc.py has the kinds). Promised, or the exit status is 1: every step has the loss, and the end the parameters, of an undisturbed run,
+  bit for bit; no node is isolated, as none has a fault of its own; no process and no memory is left; every incident ends well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.chaos_run import Broken, ChaosRun, promises
+from benchmarks.havoc import KINDS
+from benchmarks.measuring import prefect, spread
+from benchmarks.rungs import Rungs, Times
+from benchmarks.widths import Widths
+
+KEYS: Final = ("orders", "next-rung", "shrink-by-restart", "shrink", "grow", "chaos")
+IN_PROCESS: Final = frozenset({"shrink", "grow"})
+ORDERS: Final = {"median": 0.15, "p99": 0.5}
+NEXT: Final = {"median": 0.2}
+SHRINK: Final = {"median": 1.0}
+GROW: Final = {"median": 2.0}
+"""In steps."""
+TURNS: Final = 4
+"""How often a job comes in a round to each rung that leaves it as it was."""
+
+
+def a_line(key: str, values: Sequence[float], goal: dict[str, float] | None, **details: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
+    """Return what the result says of *values* (seconds): their spread, and whether each goal was met."""
+    told = spread(values)
+    met = None if goal is None or not values else all(told[name] <= most for name, most in goal.items())
+    return {"key": key, **told, "goal": goal, "met": met, **details}
+
+
+def rungs(folder: Path, environment: dict[str, str], rounds: int, keys: set[str]) -> list[dict[str, Any]]:
+    """Measure every rung, in as many jobs as there are *rounds*."""
+    times = Times()
+    for number in range(rounds):
+        Rungs(folder / f"rungs-{number}", environment, times).play(TURNS)
+    for missed in times.missed:
+        print(f"answered otherwise: {missed}", flush=True)
+    found = [
+        a_line(
+            f"orders: {rung}",
+            values,
+            ORDERS,
+            from_decision_task=spread(times.in_flow[rung]),
+            from_injection=spread(times.injected[rung]),
+        )
+        for rung, values in times.orders.items()
+    ]
+    following = [a_line(f"next-rung: {both}", values, NEXT) for both, values in times.following.items()]
+    every = [value for values in times.following.values() for value in values]
+    following += [a_line("next-rung: all", every, NEXT)] if every else []
+    shrunk = [a_line("shrink-by-restart", times.shrunk, None)]
+    parts = {"orders": found, "next-rung": following, "shrink-by-restart": shrunk}
+    return [line for key, lines in parts.items() if key in keys for line in lines]
+
+
+def widths(folder: Path, environment: dict[str, str], rounds: int, keys: set[str]) -> list[dict[str, Any]]:
+    """Measure how a job gets narrower and wider in the processes that live."""
+    found = Widths()
+    for number in range(rounds):
+        found.play(folder / f"widths-{number}", environment, TURNS)
+    for missed in found.missed:
+        print(f"answered otherwise: {missed}", flush=True)
+    lines = {
+        "shrink": a_line("shrink", found.narrowed, SHRINK),
+        "grow": a_line("grow", found.grown_steps, GROW, unit="steps", seconds=spread(found.grown)),
+    }
+    return [line for key, line in lines.items() if key in keys]
+
+
+def chaos(folder: Path, environment: dict[str, str], given: argparse.Namespace) -> dict[str, Any]:
+    """Break a job again and again, and judge what is left."""
+    try:
+        found = ChaosRun(folder / "chaos", environment, given.faults, given.seed, given.kinds).play()
+    except (Broken, TimeoutError) as error:
+        return {"key": "chaos", "seed": given.seed, "goal": "every promise", "met": False, "why": str(error)}
+    kept = promises(found)
+    downtimes = {"median": found["downtime_s"], "p99": found["downtime_p99_s"], "n": found["faults"]}
+    return {"key": "chaos", **downtimes, "goal": "every promise", "met": all(kept.values()), "promises": kept, **found}
+
+
+def main() -> int:
+    """Measure, print, and write; return 1 when a promise was broken."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, one object a line")
+    parser.add_argument("--rounds", type=int, default=3, help="jobs that come to every rung")
+    parser.add_argument("--faults", type=int, default=200, help="faults of the chaos run")
+    parser.add_argument("--seed", type=int, default=1, help="of the chaos run: the same seed draws the same faults in the same order")
+    parser.add_argument("--kinds", nargs="+", default=[], choices=KINDS, metavar="KIND", help=f"of the chaos run; of {', '.join(KINDS)}")
+    parser.add_argument("--only", nargs="+", choices=KEYS, default=KEYS, metavar="KEY", help=f"of {', '.join(KEYS)}")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="an empty folder for homes, logs and histories, which stays")
+    given = parser.parse_args()
+    keys, lines = set(given.only), list[dict[str, Any]]()
+    with tempfile.TemporaryDirectory(prefix="hf-bench-", ignore_cleanup_errors=True) as temporary:
+        folder = given.keep.absolute() if given.keep else Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        with prefect(folder) as environment:
+            if keys - {"chaos"} - IN_PROCESS:
+                lines += rungs(folder, environment, given.rounds, keys)
+            if keys & IN_PROCESS:
+                lines += widths(folder, environment, given.rounds, keys)
+            for line in lines:
+                print(json.dumps(line), flush=True)
+            if "chaos" in keys:
+                lines.append(chaos(folder, environment, given))
+                print(json.dumps(lines[-1]), flush=True)
+    setting = {"cores": os.cpu_count(), "load": os.getloadavg()[0], "simulated": "nodes are groups of processes on one machine"}
+    if given.json:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text("".join(json.dumps({**line, **setting}) + "\n" for line in lines))
+    return 1 if any(line["key"] == "chaos" and not line["met"] for line in lines) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

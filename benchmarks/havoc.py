@@ -1,0 +1,353 @@
+"""Random real faults for one job on a local cluster: each is done, and seen to have happened, before it counts."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from benchmarks.measuring import wait_for
+from benchmarks.steered import Steered
+from holdfast.chaos import Placed
+from holdfast.errors import NodeLost
+from holdfast.process import NODE_MARK, is_alive, marked, started_at, state_of
+from holdfast.runtime import manifest
+
+SECONDS: Final = 20.0
+"""How long the sign of a fault may take to show."""
+DISK_BYTES: Final = 8 << 20
+"""Room for checkpoints, where they have a file system of their own."""
+
+
+class NotPossible(Exception):
+    """There is nothing to break in this way now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A fault that happened."""
+
+    kind: str
+    at: float
+    what: str
+
+
+@dataclass
+class Havoc:
+    """Breaks one job, by the dice of a seed."""
+
+    job: Steered
+    dice: random.Random
+    own_disk: bool
+    """The checkpoints have a small file system to themselves, which may be filled."""
+    done: list[Done] = field(default_factory=list)
+
+    def wreak(self, kind: str) -> bool:
+        """Have a fault of *kind* happen; tell whether that was possible now."""
+        at = time.time()
+        try:
+            what = KINDS[kind](self)
+        except (NotPossible, NodeLost, ProcessLookupError, KeyError):  # what it was about has gone, for another fault
+            return False
+        self.done.append(Done(kind=kind, at=at, what=what))
+        return True
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def a_rank(self) -> Placed:
+        """Return a rank that has a process."""
+        ranks = self.job.chaos.ranks()
+        if not ranks:
+            raise NotPossible
+        return self.dice.choice(sorted(ranks.values(), key=lambda one: one.rank))
+
+    def an_agent(self) -> tuple[str, int]:
+        """Return a node with an agent, and the agent's process."""
+        up = [(one.name, one.pid) for one in self.job.nodes.survey() if one.pid is not None]
+        if not up:
+            raise NotPossible
+        return self.dice.choice(up)
+
+    def a_part(self, module: bytes) -> tuple[str, int]:
+        """Return a node, and the process of *module* that runs on it."""
+        found = [(node, pid) for node in self.job.nodes.names() for pid in marked(NODE_MARK, self.job.mark(node)) if module in command(pid)]
+        if not found:
+            raise NotPossible
+        return self.dice.choice(sorted(found))
+
+    # -- acting -------------------------------------------------------------------------------------------------------
+
+    def signal_to(self, pid: int, number: int, sign: Callable[[int | None], bool]) -> None:
+        """Send a signal, and see its *sign*."""
+        started = started_at(pid)
+        os.kill(pid, number)
+        wait_for(lambda: sign(started), f"the effect of signal {number} on process {pid}", seconds=SECONDS)
+
+    def end(self, pid: int, number: int = signal.SIGKILL) -> None:
+        """End a process by a signal, and see its end."""
+        self.signal_to(pid, number, lambda started: not is_alive(pid, started))
+
+    @contextmanager
+    def stopped(self, pids: list[int]) -> Iterator[None]:
+        """Have processes stand still meanwhile; those that are still there go on."""
+        try:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            wait_for(lambda: all(state_of(pid) in "TZ?" for pid in pids), "processes that stand still", seconds=SECONDS)
+            yield
+        finally:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    def in_a_step(self, statements: str) -> str:
+        """Have a rank run *statements* in a step of its, while all train: a hang in a restart's first step has the rung's deadline."""
+        self.job.until(self.job.at_work, "a job at work")
+        rank = self.dice.randrange(self.job.ranks)
+        self.job.trouble(rank, statements)
+        return f"rank {rank}: {statements}"
+
+
+def command(pid: int) -> bytes:
+    """Return the command line of a process; nothing when it is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+# -- ranks ---------------------------------------------------------------------------------------------------------------
+
+
+def by_signal(number: signal.Signals) -> Callable[[Havoc], str]:
+    """Return what ends a rank by a signal."""
+
+    def act(havoc: Havoc) -> str:
+        one = havoc.a_rank()
+        havoc.end(one.pid, number)
+        return f"rank {one.rank} on {one.node}"
+
+    return act
+
+
+def stop(havoc: Havoc) -> str:
+    """Have a rank stand still, for good."""
+    one = havoc.a_rank()
+    havoc.signal_to(one.pid, signal.SIGSTOP, lambda _: state_of(one.pid) in "TZ?")
+    return f"rank {one.rank} on {one.node}"
+
+
+def kill_all(havoc: Havoc) -> str:
+    """End all ranks at once."""
+    ranks = havoc.job.chaos.ranks()
+    for one in ranks.values():
+        havoc.end(one.pid)
+    return f"ranks {', '.join(map(str, ranks))}"
+
+
+def kill_two(havoc: Havoc) -> str:
+    """End two ranks at once."""
+    ranks = havoc.job.chaos.ranks()
+    picked = havoc.dice.sample(sorted(ranks), min(2, len(ranks)))
+    for rank in picked:
+        havoc.end(ranks[rank].pid)
+    return f"ranks {', '.join(map(str, picked))}"
+
+
+def kill_in_recovery(havoc: Havoc) -> str:
+    """End a rank, and another one while the job recovers from that."""
+    one = havoc.a_rank()
+    havoc.end(one.pid)
+    with suppress(TimeoutError):
+        wait_for(lambda: havoc.job.state() != "RUNNING", "a recovery", every=0.005, seconds=2.0)
+    time.sleep(havoc.dice.uniform(0.0, 0.4))
+    other = havoc.a_rank()
+    havoc.end(other.pid)
+    return f"rank {one.rank} on {one.node}, then rank {other.rank} on {other.node}"
+
+
+def raise_(havoc: Havoc) -> str:
+    """Have a rank raise an exception that never comes again."""
+    return havoc.in_a_step(f"raise RuntimeError('fault {len(havoc.done)} of the benchmark')")
+
+
+def slow(havoc: Havoc) -> str:
+    """Have a rank compute slowly for a while."""
+    rank = havoc.dice.randrange(havoc.job.ranks)
+    havoc.job.trouble(rank, "slow = 0.1")
+    time.sleep(2.0)
+    havoc.job.trouble(rank, "slow = 0.0")
+    return f"rank {rank} for 2 s"
+
+
+def in_a_step(statements: str) -> Callable[[Havoc], str]:
+    """Return what has a rank run *statements*."""
+    return lambda havoc: havoc.in_a_step(statements)
+
+
+# -- nodes ---------------------------------------------------------------------------------------------------------------
+
+
+def power_off(havoc: Havoc) -> str:
+    """Take a node away, and let it come back empty some time later."""
+    node, pid = havoc.an_agent()
+    started = started_at(pid)
+    havoc.job.nodes.power_off(node)
+    wait_for(lambda: not is_alive(pid, started), f"the end of {node}'s agent", seconds=SECONDS)
+    away = havoc.dice.uniform(0.2, 4.0)
+    time.sleep(away)
+    havoc.job.nodes.power_on(node)
+    return f"{node} for {away:.1f} s"
+
+
+def kill_agent(havoc: Havoc) -> str:
+    """End a node's agent."""
+    node, pid = havoc.an_agent()
+    havoc.end(pid)
+    return node
+
+
+def stall_agent(havoc: Havoc) -> str:
+    """Have a node's agent stand still for a while, shorter than counts as silence; training goes on through it."""
+    node, pid = havoc.an_agent()
+    with havoc.stopped([pid]):
+        time.sleep(1.5)
+    return f"{node} for 1.5 s"
+
+
+def cut_node(havoc: Havoc) -> str:
+    """Have everything on a node stand still, as if it were cut off, and go on after it has been given up."""
+    node, agent = havoc.an_agent()
+    others = [pid for pid in marked(NODE_MARK, havoc.job.mark(node)) if pid != agent]
+    with havoc.stopped([agent, *others]):
+        time.sleep(6.0)
+    return f"{node} for 6 s"
+
+
+def kill_part(module: str) -> Callable[[Havoc], str]:
+    """Return what ends one of the agent's helpers."""
+
+    def act(havoc: Havoc) -> str:
+        node, pid = havoc.a_part(module.encode())
+        havoc.end(pid)
+        return f"{module} on {node}"
+
+    return act
+
+
+def kill_standby(havoc: Havoc) -> str:
+    """End a standby."""
+    up = [one.name for one in havoc.job.nodes.survey() if one.standing == "up"]
+    found = [(node, number, one["pid"]) for node in up for number, one in havoc.job.chaos.ask(node)["standbys"].items() if one["pid"]]
+    if not found:
+        raise NotPossible
+    node, number, pid = havoc.dice.choice(sorted(found))
+    havoc.end(pid)
+    return f"standby {number} on {node}"
+
+
+# -- what steers ---------------------------------------------------------------------------------------------------------
+
+
+def kill_flow(havoc: Havoc) -> str:
+    """End the flow by SIGKILL, and start another one."""
+    havoc.job.kill_flow()
+    away = havoc.dice.uniform(0.0, 2.0)
+    time.sleep(away)
+    havoc.job.begin_flow()
+    return f"for {away:.1f} s"
+
+
+def kill_flow_and_rank(havoc: Havoc) -> str:
+    """End a rank and, a moment later, the flow that is to answer that."""
+    one = havoc.a_rank()
+    havoc.end(one.pid)
+    time.sleep(havoc.dice.uniform(0.0, 0.3))
+    return f"rank {one.rank} on {one.node}, and the flow {kill_flow(havoc)}"
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+def newest_of_two(havoc: Havoc) -> Path:
+    """Return the newest whole checkpoint; there is another one."""
+    whole = [one for one in manifest.candidates(havoc.job.checkpoints) if manifest.looks_whole(one)]
+    if len(whole) < 2:  # noqa: PLR2004 (the last one is left alone: nobody could go back to another)
+        raise NotPossible
+    return max(whole, key=manifest.step_of)
+
+
+def flip_bit(havoc: Havoc) -> str:
+    """Flip a bit in the newest checkpoint."""
+    folder = newest_of_two(havoc)
+    try:
+        place = next(folder.glob("*.distcp"))
+        data = bytearray(place.read_bytes())
+        data[len(data) // 2] ^= 1
+        with place.open("r+b") as file:
+            file.write(data)
+    except (OSError, StopIteration) as error:  # it was the oldest a moment later, and was removed
+        raise NotPossible from error
+    return folder.name
+
+
+def remove_checkpoint(havoc: Havoc) -> str:
+    """Take a file of the newest checkpoint away."""
+    folder = newest_of_two(havoc)
+    try:
+        next(folder.glob("*.distcp")).unlink()
+    except (OSError, StopIteration) as error:
+        raise NotPossible from error
+    return folder.name
+
+
+def fill_disk(havoc: Havoc) -> str:
+    """Leave no room for checkpoints for a while."""
+    if not havoc.own_disk:
+        raise NotPossible
+    filler = havoc.job.checkpoints / "filler"
+    written = 0
+    try:
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while written < DISK_BYTES:
+                written += file.write(bytes(1 << 12))
+        time.sleep(2.0)
+    finally:
+        filler.unlink(missing_ok=True)
+    return f"with {written:,} bytes for 2 s"
+
+
+KINDS: Final[dict[str, Callable[[Havoc], str]]] = {
+    "rank-sigkill": by_signal(signal.SIGKILL),
+    "rank-sigsegv": by_signal(signal.SIGSEGV),
+    "rank-sigabrt": by_signal(signal.SIGABRT),
+    "rank-stopped": stop,
+    "rank-raises": raise_,
+    "rank-exits": in_a_step("os._exit(7)"),
+    "rank-hangs": in_a_step("stuck_in_user_code()"),
+    "rank-slow": slow,
+    "wrong-collective": in_a_step("dist.broadcast(torch.zeros(4), 0)"),
+    "connections-cut": in_a_step("cut_connections()"),
+    "two-ranks-killed": kill_two,
+    "all-ranks-killed": kill_all,
+    "killed-in-recovery": kill_in_recovery,
+    "node-power-cut": power_off,
+    "node-cut-off": cut_node,
+    "agent-killed": kill_agent,
+    "agent-stalls": stall_agent,
+    "memory-server-killed": kill_part("holdfast.agent.memory_server"),
+    "lookout-killed": kill_part("holdfast.agent.lookout"),
+    "standby-killed": kill_standby,
+    "flow-killed": kill_flow,
+    "flow-and-rank-killed": kill_flow_and_rank,
+    "checkpoint-bit-flipped": flip_bit,
+    "checkpoint-file-removed": remove_checkpoint,
+    "disk-full": fill_disk,
+}
+"""Every kind of fault, and what does it."""

@@ -1,0 +1,188 @@
+"""How long the flow takes from an event to the orders of a rung that answers it, and from a rung that failed to the next one's.
+
+One job under a real flow suffers one real fault after another; its policy file, which the flow reads anew, says before each which rung is
+to answer. Times come from the history: `fault_at` is when the observer of a fault (agent or rank) saw it, orders count as sent when the
+agents have answered them. A wait, a question and the end have no orders: there it is the job's move.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from benchmarks.steered import Steered, kill_at_start, power_off_at_start
+from holdfast.history import models, queries, questions
+from holdfast.history.questions import KEEP, Reply
+
+NODES: Final = {"wanted": 3, "least": 2, "ranks": 1, "spare": 5, "standbys": 0}
+REPLACED: Final = 3
+"""Spares that replace a node one by one; the other two are for a replacement that fails."""
+QUIET: Final = 3
+"""Steps without a fault before the next one."""
+GENEROUS: Final = (
+    "budget: {in_place: 10000, recoveries: 10000, fruitless: 10000}\n"
+    "frequent: {times: 0, processes: 0}\nflapping: {times: 0}\ncommon: {nodes: 0, share: 0}\n"
+)
+ENDS: Final = {"wait-for-capacity": "WAITING", "ask-a-person": "WAITING", "give-up": "FAILED"}
+"""Rungs without orders, and the state that the job comes to."""
+
+
+@dataclass
+class Times:
+    """What was measured, in seconds, by rung; a failed rung is named with the one that followed it."""
+
+    orders: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """From the event, as its observer saw it, to the orders."""
+    in_flow: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """The same from the moment at which the flow's task began that explains and decides (`detected_at`)."""
+    injected: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """The same from the injection."""
+    following: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """From the fault that ended an attempt to the orders of the next rung."""
+    shrunk: list[float] = field(default_factory=list)
+    """From the event until all ranks that are left have made a step."""
+    missed: list[str] = field(default_factory=list)
+    """Faults that another rung answered than the one that was to."""
+
+
+class Rungs:
+    """One job that comes to every rung, some of them several times."""
+
+    def __init__(self, place: Path, environment: dict[str, str], times: Times) -> None:
+        self.times, self.policy = times, place / "policy.yaml"
+        place.mkdir(parents=True)
+        self.rule("retry-step", "take-over", "restart-in-place")
+        self.job = Steered(
+            place,
+            environment,
+            count=NODES["wanted"] + NODES["spare"],
+            args=["--pace", "0", "--rest", "0.03"],
+            policy=str(self.policy),
+            checkpoint={"every": 0},
+            nodes=NODES,
+        )
+
+    def rule(self, *rungs: str, more: str = "") -> None:
+        """Say which rungs there are from now on; none of the others is tried."""
+        beside = self.policy.with_suffix(".new")
+        beside.write_text(f"{GENEROUS}rungs: [{', '.join(rungs)}]\n{more}")
+        beside.replace(self.policy)
+
+    def play(self, turns: int) -> None:
+        """Come to every rung; to those that leave the job as it was *turns* times."""
+        job = self.job
+        try:
+            job.until(lambda: job.chaos.step() > 0 and job.at_work(), "the first step", seconds=180)
+            for _ in range(turns):
+                self.ordinary()
+            self.replaced()
+            self.narrow()
+            for _ in range(turns):
+                self.stranded()
+            self.over()
+        finally:
+            job.close()
+
+    # -- what is done to the job --------------------------------------------------------------------------------------
+
+    def ordinary(self) -> None:
+        """Answer a fault in the ways that leave the job on its nodes; twice so that the first attempt fails."""
+        self.rule("retry-step", "restart-in-place")
+        self.answered("retry-step", lambda: self.job.trouble(1, "cut_connections()"))
+        self.rule("take-over", "restart-in-place")
+        self.answered("take-over", lambda: self.job.chaos.kill(1))
+        self.rule("restart-in-place")
+        self.answered("restart-in-place", lambda: self.job.chaos.kill(1))
+        self.rule("take-over", "restart-in-place")
+        self.job.trouble_next(1, kill_at_start())
+        self.answered("take-over", lambda: self.job.chaos.kill(1))
+
+    def replaced(self) -> None:
+        """Give the place of a node to a spare one, and once to one that loses power while it takes it."""
+        self.rule("replace-node", "restart-in-place")
+        for _ in range(REPLACED):
+            self.answered("replace-node", lambda: self.job.chaos.kill(1))
+        self.job.trouble_next(1, power_off_at_start(self.job.nodes))
+        self.answered("replace-node", lambda: self.job.chaos.kill(1))
+
+    def narrow(self) -> None:
+        """Go on with a node less, as there is no spare left."""
+        self.rule("shrink")
+        one = self.answered("shrink", lambda: self.job.chaos.kill(1))
+        if one.rung == "shrink" and one.downtime_s is not None:
+            self.times.shrunk.append(one.downtime_s)
+
+    def stranded(self) -> None:
+        """Wait for capacity, also after a restart that failed, and ask a person."""
+        self.rule("wait-for-capacity")
+        self.answered("wait-for-capacity", lambda: self.job.chaos.kill(1))
+        self.rule("restart-in-place", "wait-for-capacity")
+        self.job.trouble_next(1, kill_at_start())
+        self.answered("restart-in-place", lambda: self.job.chaos.kill(1))
+        self.rule("restart-in-place", "wait-for-capacity", more="levels: {worker-sigkill: evict-now}\n")
+        self.answered("ask-a-person", lambda: self.job.chaos.kill(1), then=self.reply)
+
+    def reply(self) -> None:
+        """Have a person keep the node that the job asks about."""
+        (asked,) = self.job.until(lambda: questions.still_open(self.job.history), "the question")
+        questions.reply(self.job.history, asked.number, Reply(answer=KEEP, by="the benchmark"), now=time.time())
+
+    def over(self) -> None:
+        """Leave the job no rung but the last."""
+        self.rule("retry-step")
+        self.answered("give-up", lambda: self.job.chaos.kill(1))
+        self.job.ends()
+
+    # -- what came of it ----------------------------------------------------------------------------------------------
+
+    def answered(self, rung: str, act: Callable[[], float], then: Callable[[], None] = lambda: None) -> models.Incident:
+        """Do *act* to a job that is at work, wait for the end of the incident, and note its times; *rung* is to answer first."""
+        job = self.job
+        job.goes_on(QUIET)
+        known, at = len(job.incidents()), act()
+        job.until(lambda: len(job.incidents()) > known, f"an incident for {rung}")
+        then()
+        job.until(lambda: all(one.closed_at for one in job.incidents()), f"the end of the incident for {rung}")
+        if rung != "give-up":
+            job.goes_on(1)
+        one = job.incidents()[known]
+        self.note(rung, one, at)
+        return job.incidents()[known]
+
+    def note(self, rung: str, one: models.Incident, injected: float) -> None:
+        """Take an incident's times from the history."""
+        history = self.job.history
+        decided = queries.decisions(history, incident_id=one.id)
+        faults = queries.faults(history, incident_id=one.id)
+        moves = queries.moves(history, self.job.row.id)
+        if decided[0].rung != rung:
+            self.times.missed.append(f"{rung}: {decided[0].rung}, because {decided[0].because}")
+            return
+        for place, decision in enumerate(decided):
+            until = decided[place + 1].at if place + 1 < len(decided) else float("inf")
+            sent = ordered(decision, one, moves, until)
+            if sent is None:
+                continue
+            if not place:
+                self.times.orders[rung].append(sent - one.fault_at)
+                self.times.in_flow[rung].append(sent - one.detected_at)
+                self.times.injected[rung].append(sent - injected)
+                continue
+            before = decided[place - 1]
+            if before.rung == "ask-a-person":  # a person has answered: nothing failed
+                continue
+            new = [fault.at for fault in faults if before.at < fault.at <= decision.at]
+            heard = [move.at for move in moves if move.event == "faulted" and before.at < move.at <= decision.at]
+            self.times.following[f"{before.rung} -> {decision.rung}"].append(sent - min([*new, *heard]))
+
+
+def ordered(decision: models.Decision, one: models.Incident, moves: list[models.Move], until: float) -> float | None:
+    """Return when the orders of *decision* had gone out; nothing when it did not come to that before the next one."""
+    if decision.rung in ENDS:
+        return next((move.at for move in moves if move.after == ENDS[decision.rung] and decision.at <= move.at < until), None)
+    sent = [told["at"] for told in (one.facts or {}).get("orders", ()) if decision.at <= told["at"] < until]
+    return sent[0] if sent else None

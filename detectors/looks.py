@@ -1,0 +1,34 @@
+"""What came of looking at a node from outside: a reading, no answer, or a probe that could not be carried out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from detectors.evidence import Blind
+from detectors.readings import NodeReading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """A node gave no answer."""
+
+    times: int
+    """In a row, over looks and repetitions."""
+    why: str
+    """What happened instead, the last time."""
+
+
+Found = NodeReading | Missed | Blind
+"""`Blind` says that the probe itself could not be carried out: that speaks against nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLook:
+    """One look at one node from outside."""
+
+    node: str
+    at: float
+    """Seconds since 1970 on the clock of who looked."""
+    seconds: float
+    """What it took, repetitions included."""
+    found: Found

@@ -1,0 +1,176 @@
+"""Faults that the loss tells of: it is no number, it jumps, or it stands still to the bit while steps go on."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from math import isfinite
+from statistics import median
+from typing import Final
+
+from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
+from detectors.evidence import BadLoss, HangLimits, Losses, SameState, Sample
+from detectors.robust import jitter
+
+WINDOW: Final = 64
+"""Losses before a jump that it is compared with."""
+NEAR: Final = 16
+"""Newest of them that tell where the loss is now: it falls meanwhile."""
+LEAST: Final = 24
+"""Fewer say nothing about what is usual."""
+PERSIST: Final = 3
+"""Steps in a row that must be as high: a single odd batch is no spike."""
+DEVIATIONS: Final = 8.0
+"""Standard deviations of the noise that a spike lies above the median (ours)."""
+RISE: Final = 0.3
+"""Share of the median's size that a spike lies above it at least: a loss that hardly moves has hardly any noise (ours)."""
+FROZEN: Final = 64
+"""Steps in a row with one loss to the bit, after which nothing can be learnt any more (ours)."""
+USUAL_RUNS: Final = 4
+"""A loss that is reported every n-th step stands still in between: so many times the longest such run so far is still usual (ours)."""
+GONE: Final = 3
+"""Losses in a row that are no numbers, after which none will be one any more: the parameters have become none (ours)."""
+CHECKS: Final = 3
+"""Checks in a row with the same parameters to the bit."""
+
+
+def see_bad_loss(seen: BadLoss, _limits: HangLimits) -> Fault:
+    """Tell of a loss that is no number, at once."""
+    quote = f"the loss of rank {seen.rank} is {seen.loss} at step {seen.step}" + (", on this rank alone" if seen.alone else "")
+    quote += f"; {seen.good}" if seen.good else ""
+    return Fault(
+        kind=NOT_FINITE.id,
+        at=seen.at,
+        node=seen.node,
+        rank=seen.rank,
+        step=seen.step,
+        quote=quote,
+        signature=f"{NOT_FINITE.id} since step {seen.step}",
+    )
+
+
+def see_losses(seen: Losses, _limits: HangLimits) -> list[Fault]:
+    """Return what the newest losses tell of."""
+    return [fault for fault in (_lost(seen), _spike(seen), _frozen(seen)) if fault is not None]
+
+
+def _lost(seen: Losses) -> Fault | None:
+    """Look at whether the newest losses are no numbers, after some that were: then the parameters are none either."""
+    bad = len(seen.losses) - max((place + 1 for place, (_, loss) in enumerate(seen.losses) if isfinite(loss)), default=len(seen.losses))
+    if bad < GONE:
+        return None
+    (good, loss), (first, _) = seen.losses[-bad - 1], seen.losses[-bad]
+    quote = f"the loss has been no number for {bad} steps in a row, since step {first}; at step {good} it was {loss:.6g}"
+    return Fault(kind=LOST.id, at=seen.at, step=first, quote=quote, signature=f"{LOST.id} since step {first}")
+
+
+def _spike(seen: Losses) -> Fault | None:
+    """Look at whether the newest losses all lie far above what the ones before were like."""
+    finite = [(step, loss) for step, loss in seen.losses if isfinite(loss)]
+    high, usual = finite[-PERSIST:], [loss for _, loss in finite[-PERSIST - WINDOW : -PERSIST]]
+    if len(usual) < LEAST:
+        return None
+    center, noise = median(usual[-NEAR:]), jitter(usual)
+    limit = max(center + DEVIATIONS * noise, center + RISE * abs(center), *usual)
+    if any(loss <= limit for _, loss in high):
+        return None
+    since, worst = high[0][0], max(loss for _, loss in high)
+    quote = f"the loss jumped from {center:.4g} (median of {NEAR} steps, noise {noise:.2g}) to {worst:.4g}, since step {since}"
+    return Fault(kind=SPIKE.id, at=seen.at, step=since, quote=quote, signature=f"{SPIKE.id} since step {since}")
+
+
+def _frozen(seen: Losses) -> Fault | None:
+    """Look at whether the newest losses are one value to the bit, and never were for nearly as long before."""
+    runs = [(value, [step for step, _ in some]) for value, some in groupby(seen.losses, key=lambda one: one[1])]
+    if len(runs) < 2 or not isfinite(runs[-1][0]):  # noqa: PLR2004 (a loss that never changed was never one)
+        return None
+    (value, steps), before = runs[-1], runs[:-1]
+    longest = max(len(some) for _, some in before)
+    if len(steps) < max(FROZEN, USUAL_RUNS * longest) or len(before) < PERSIST:
+        return None
+    quote = f"steps go on and the loss has been {value!r} to the bit for {len(steps)} steps, since step {steps[0]}"
+    return Fault(kind=ZOMBIE.id, at=seen.at, step=steps[0], quote=quote, signature=f"{ZOMBIE.id} since step {steps[0]}")
+
+
+def see_same_state(seen: SameState, _limits: HangLimits) -> Fault | None:
+    """Tell of a rank whose optimizer changes nothing."""
+    if len(seen.steps) < CHECKS:
+        return None
+    return Fault(
+        kind=ZOMBIE.id,
+        at=seen.at,
+        node=seen.node,
+        rank=seen.rank,
+        step=seen.steps[0],
+        quote=f"steps go on and no parameter has changed from step {seen.steps[0]} to step {seen.steps[-1]} ({len(seen.steps)} checks)",
+        signature=f"{ZOMBIE.id} parameters",
+    )
+
+
+_FALLING: Final = tuple((step, 3.0 - 0.01 * step + 0.02 * (step % 5)) for step in range(1, 91))
+
+
+NOT_FINITE: Final = kind(
+    FaultKind(
+        id="loss-not-finite",
+        title="The loss or its gradient is no number any more",
+        component="user code",
+        source="losses that ranks report",
+        level=Level.WATCH,
+        blame=Blame.USER_CODE,
+        action="go back to the checkpoint that is named; look at the data and the learning rate; suspect a GPU when one rank alone has it",
+        reference="docs/architecture.md",
+        sick=Sample(evidence=BadLoss(node="n1", rank=1, at=0.0, step=4102, loss=float("nan"))),
+        healthy=Sample(evidence=Losses(at=0.0, losses=_FALLING)),
+        weight=30,
+        confused_with=("loss-spike", "gradient-nan-one-rank"),
+    )
+)
+LOST: Final = kind(
+    FaultKind(
+        id="loss-lost",
+        title="The loss is no number any more, and does not become one again: the parameters are spoiled",
+        component="user code",
+        source="losses that rank 0 reports",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.USER_CODE,
+        action="look at the batch and the gradient of the step that is named, and at the learning rate; the job goes back by itself, and "
+        "stops when that brings nothing",
+        reference="docs/architecture.md",
+        sick=Sample(evidence=Losses(at=0.0, losses=(*_FALLING, *((step, float("nan")) for step in range(91, 95))))),
+        healthy=Sample(evidence=Losses(at=0.0, losses=(*_FALLING, (91, float("nan")), (92, 2.1)))),
+        weight=45,
+        confused_with=("loss-not-finite", "silent-corruption"),
+    )
+)
+SPIKE: Final = kind(
+    FaultKind(
+        id="loss-spike",
+        title="The loss jumped",
+        component="performance",
+        source="losses that rank 0 reports",
+        level=Level.WATCH,
+        blame=Blame.USER_CODE,
+        action="watch; go back to an earlier checkpoint when it does not come down",
+        reference="docs/architecture.md",
+        sick=Sample(evidence=Losses(at=0.0, losses=(*_FALLING, *((step, 6.9) for step in range(91, 94))))),
+        healthy=Sample(evidence=Losses(at=0.0, losses=_FALLING)),
+        weight=25,
+        confused_with=("loss-not-finite",),
+    )
+)
+ZOMBIE: Final = kind(
+    FaultKind(
+        id="job-zombie",
+        title="Steps go on and nothing is learnt: the loss, or every parameter, stays the same to the bit",
+        component="job",
+        source="losses and digests of parameters that ranks report",
+        level=Level.WATCH,
+        blame=Blame.USER_CODE,
+        action="look at what the optimizer was given, at the learning rate, and at whether the data still changes",
+        reference="docs/architecture.md",
+        sick=Sample(evidence=Losses(at=0.0, losses=(*_FALLING, *((step, 2.1) for step in range(91, 160))))),
+        healthy=Sample(evidence=Losses(at=0.0, losses=_FALLING)),
+        weight=28,
+        confused_with=("job-hang",),
+    )
+)

@@ -1,0 +1,83 @@
+"""Who told of a fault, in a person's words: two faults from one source are one witness, from two sources they are two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from detectors.evidence import (
+    AgentSilence,
+    BadLoss,
+    CheckpointTrouble,
+    Copies,
+    CutShort,
+    GroupTrouble,
+    LogLine,
+    Losses,
+    MemoryTrouble,
+    NodeLeaving,
+    Overrun,
+    Paces,
+    Progress,
+    SameState,
+    StartTrouble,
+    StepTimes,
+    TakeOverTrouble,
+    WorkerExit,
+    WorkerStop,
+)
+from detectors.gpu_readings import XidEvent
+from detectors.readings import Growth, NodeReading
+
+
+def exception_report(rank: int) -> str:
+    """Return the source of what a rank's runtime told before its process ended."""
+    return f"exception report of rank {rank}"
+
+
+def worker_output(rank: int | None) -> str:
+    """Return the source of what a worker printed."""
+    return "worker output" if rank is None else f"worker output of rank {rank}"
+
+
+def _log_line(seen: LogLine) -> str:
+    if seen.rank is not None:
+        return worker_output(seen.rank)
+    return f"{seen.log} on {seen.node}" if seen.node else seen.log
+
+
+def _take_over(seen: TakeOverTrouble) -> str:
+    return f"report of rank {seen.rank}" if seen.rank is not None else f"agent of {seen.node}"
+
+
+SOURCES: Final[dict[type, Callable[[Any], str]]] = {
+    WorkerExit: lambda seen: f"process exit of rank {seen.rank}",
+    WorkerStop: lambda seen: f"process state of rank {seen.rank}",
+    AgentSilence: lambda seen: f"connection to the agent of {seen.node}",
+    Progress: lambda _seen: "steps and beats of all ranks",
+    CheckpointTrouble: lambda seen: f"report of rank {seen.rank}",
+    MemoryTrouble: lambda seen: f"agent of {seen.node}",
+    StartTrouble: lambda seen: f"agent of {seen.node}",
+    CutShort: lambda _seen: "journals of the agents",
+    NodeLeaving: lambda _seen: "persons' words, the cluster's file and notices",
+    Overrun: lambda _seen: "clock of the recovery",
+    GroupTrouble: lambda seen: f"report of rank {seen.rank}",
+    TakeOverTrouble: _take_over,
+    NodeReading: lambda seen: f"look at {seen.node}",
+    Growth: lambda seen: f"two looks at {seen.now.node}",
+    XidEvent: lambda seen: f"GPU driver events on {seen.node}",
+    LogLine: _log_line,
+    BadLoss: lambda seen: f"loss of rank {seen.rank}",
+    Losses: lambda _seen: "losses of rank 0",
+    StepTimes: lambda _seen: "times of steps",
+    Paces: lambda _seen: "times of own work and of waiting",
+    Copies: lambda _seen: "digests of parameters",
+    SameState: lambda seen: f"digests of parameters of rank {seen.rank}",
+}
+"""Where a kind of evidence comes from."""
+
+
+def source_of(evidence: object) -> str:
+    """Return who told of *evidence*; empty for a kind that has no entry."""
+    told = SOURCES.get(type(evidence))
+    return told(evidence) if told is not None else ""

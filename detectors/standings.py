@@ -1,0 +1,288 @@
+"""Who holds the others up: from where all ranks stand to the one that did not come, or did not come to the same place.
+
+A rank waits for those that have not begun the operation that it has begun. Whoever is waited for and waits for nobody is the culprit; if
+there is none, ranks wait for each other in a circle; if all have come, they came to different operations, or what lies between them holds
+it up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from detectors.catalogue import Blame, FaultKind, Level, kind
+from detectors.evidence import InGroup, InWork, Progress, RankProgress, Sample, Standing
+
+HELD: Final = 1.0
+"""Seconds after which an operation that all have come to has not merely just begun (ours)."""
+_EVEN: Final = frozenset({"allreduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single"})
+"""Operations whose tensors have the same size on all ranks."""
+_LISTED: Final = 8
+"""Ranks that are named one by one."""
+
+
+class Wait(NamedTuple):
+    """A rank waits for others."""
+
+    rank: int
+    words: str
+    """At what."""
+    seconds: float
+    missing: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What the standings of all ranks come to."""
+
+    kind: str
+    """Kind of the fault; empty where they only name the culprit of a hang."""
+    rank: int | None
+    quote: str
+
+
+def explain(ranks: Mapping[int, RankProgress]) -> Finding | None:
+    """Return who holds the others up, as far as the ranks have told where they stand; None where that says nothing."""
+    told = {rank: held.standing for rank, held in ranks.items() if held.standing is not None}
+    if not told:
+        return None
+    waits = list(_waits(told, frozenset(ranks)))
+    return _differ(ranks, told) or _absent(ranks, told, waits) or _circle(waits) or _held(told) or _by_stack(ranks, told)
+
+
+def operations(ranks: Iterable[Standing]) -> tuple[tuple[str, str, int], ...]:
+    """Return all that was begun, so that two looks can be compared."""
+    return tuple((group.name, way, number) for one in ranks for group in one.groups for way, number in sorted(group.counts.items()))
+
+
+# -- waits --------------------------------------------------------------------------------------------------------------
+
+
+def _waits(told: Mapping[int, Standing], everybody: frozenset[int]) -> Iterator[Wait]:
+    groups = {(rank, group.name): group for rank, one in told.items() for group in one.groups}
+    for rank, one in told.items():
+        if one.waits == "vote":
+            missing = frozenset(other for other in everybody if other not in told or told[other].waits != "vote")
+            if missing:
+                yield Wait(rank, "the vote on the step", one.seconds, missing)
+        for group in one.groups:
+            for work in group.pending:
+                missing = _missing(rank, group, work, groups) & everybody
+                if missing:
+                    yield Wait(rank, _words(group, work), work.seconds, missing)
+
+
+def _missing(rank: int, group: InGroup, work: InWork, groups: Mapping[tuple[int, str], InGroup]) -> frozenset[int]:
+    """Return who has not begun what *rank* has begun in *group*."""
+    if not work.way:
+        others = [other for other in group.ranks if other != rank]
+        return frozenset(other for other in others if _count(groups.get((other, group.name)), "") < work.number)
+    word, peer = work.way[:5], work.way[5:]
+    if not peer.isdigit():
+        return frozenset()  # from anybody: who should have sent is not known
+    there = f"recv<{rank}" if word == "send>" else f"send>{rank}"
+    return frozenset({int(peer)}) if _count(groups.get((int(peer), group.name)), there) < work.number else frozenset()
+
+
+def _count(group: InGroup | None, way: str) -> int:
+    return group.counts.get(way, 0) if group is not None else -1
+
+
+def _words(group: InGroup, work: InWork) -> str:
+    what = f"{work.name} #{work.number} of group {group.name}"
+    return what if not work.way else f"{what} ({'to' if work.way[4] == '>' else 'from'} rank {work.way[5:]})"
+
+
+# -- verdicts -----------------------------------------------------------------------------------------------------------
+
+
+def _absent(ranks: Mapping[int, RankProgress], told: Mapping[int, Standing], waits: list[Wait]) -> Finding | None:
+    """Name those that are waited for and wait for nobody."""
+    waiting = {wait.rank for wait in waits}
+    behind = Counter(rank for wait in waits for rank in wait.missing if rank not in waiting)
+    if not behind:
+        return None
+    culprit = min(behind, key=lambda rank: (rank in told, -behind[rank], ranks[rank].step, rank))
+    mine = [wait for wait in waits if culprit in wait.missing]
+    first = max(mine, key=lambda wait: wait.seconds)
+    same = [wait.rank for wait in mine if wait.words == first.words]
+    also = sorted(first.missing & behind.keys() - {culprit})
+    held = ranks[culprit]
+    quote = f"rank {culprit} on {held.node} did not arrive at {first.words} ({_listed(same)} {_verb(same)} since {first.seconds:.1f} s)"
+    if also:
+        quote += f", neither did {_listed(also)}"
+    return Finding(kind="", rank=culprit, quote=f"{quote}; {_where(culprit, ranks)}")
+
+
+def _differ(ranks: Mapping[int, RankProgress], told: Mapping[int, Standing]) -> Finding | None:
+    """Name those that came to another operation than most, where all count the same number."""
+    for name, number, here in _meetings(told):
+        shapes = {rank: _shape(work) for rank, (_, work) in here.items()}
+        usual, most = Counter(shapes.values()).most_common(1)[0]
+        if most == len(shapes):
+            continue
+        rest = sorted(rank for rank, shape in shapes.items() if shape != usual)
+        clear = most > len(shapes) / 2
+        rank, odd = rest[0], here[rest[0]][1]
+        there = here[next(rank for rank, shape in shapes.items() if shape == usual)][1]
+        agree = sorted(rank for rank, shape in shapes.items() if shape == usual)
+        quote = f"{_listed([one for one in rest if shapes[one] == shapes[rank]])} entered {_sized(odd)} as #{number} of group {name}"
+        quote += f" where {_listed(agree)} entered {_sized(there)}; {_where(rank, ranks)}; {_where(agree[0], ranks)}"
+        return Finding(kind=MISMATCH.id, rank=rank if clear else None, quote=quote)
+    return None
+
+
+def _meetings(told: Mapping[int, Standing]) -> Iterator[tuple[str, int, dict[int, tuple[InGroup, InWork]]]]:
+    """Yield the collectives that several ranks are in: group, number, and what each has begun under it."""
+    found: dict[tuple[str, int], dict[int, tuple[InGroup, InWork]]] = {}
+    for rank, one in told.items():
+        for group in one.groups:
+            for work in group.pending:
+                if not work.way:
+                    found.setdefault((group.name, work.number), {})[rank] = (group, work)
+    for (name, number), here in sorted(found.items()):
+        if len(here) > 1:
+            yield name, number, here
+
+
+def _shape(work: InWork) -> tuple[str, int, str]:
+    return (work.name, work.size, work.kind) if work.name in _EVEN else (work.name, 0, "")
+
+
+def _circle(waits: list[Wait]) -> Finding | None:
+    """Tell of ranks that wait for each other."""
+    by_rank = {wait.rank: wait for wait in waits}
+    if not by_rank:
+        return None
+    way, rank = list[int](), min(by_rank)
+    while rank not in way:
+        way.append(rank)
+        rank = min(by_rank[rank].missing)  # everybody who is waited for waits, or `_absent` would have named it
+    ring = way[way.index(rank) :]
+    steps = [f"rank {one} waits at {by_rank[one].words} for {_listed(sorted(by_rank[one].missing))}" for one in ring]
+    return Finding(kind=CIRCLE.id, rank=None, quote="; ".join(steps))
+
+
+def _held(told: Mapping[int, Standing]) -> Finding | None:
+    """Tell of an operation that all members have come to and that does not end."""
+    for name, number, here in _meetings(told):
+        group, work = next(iter(here.values()))
+        seconds = min(work.seconds for _, work in here.values())
+        if len(here) == len(group.ranks) and seconds >= HELD:
+            quote = f"all {len(here)} ranks of group {name} are at {_sized(work)}, #{number}, since {seconds:.1f} s, and it does not end"
+            return Finding(kind=STUCK.id, rank=None, quote=quote)
+    return None
+
+
+def _by_stack(ranks: Mapping[int, RankProgress], told: Mapping[int, Standing]) -> Finding | None:
+    """Name, where nobody counts operations, the ranks that are not in a wait while all others are in one.
+
+    Who is in backward may work or wait: when all others are in a collective it works, when all others are in it too it waits.
+    """
+    inside = sorted(rank for rank, one in told.items() if one.waits == "backward")
+    waiting = sorted(rank for rank, one in told.items() if one.waits not in ("", "data", "backward")) or inside
+    odd = sorted(set(ranks) - set(waiting))
+    if not waiting or not odd:
+        return None
+    culprit = min(odd, key=lambda rank: (rank in told, ranks[rank].step, rank))
+    also = f", neither does {_listed([rank for rank in odd if rank != culprit])}" if len(odd) > 1 else ""
+    quote = f"rank {culprit} on {ranks[culprit].node} does not wait for anybody{also}, while {_listed(waiting)} {_verb(waiting)} for others"
+    return Finding(kind="", rank=culprit, quote=f"{quote}; {_where(culprit, ranks)}")
+
+
+# -- words --------------------------------------------------------------------------------------------------------------
+
+
+def _where(rank: int, ranks: Mapping[int, RankProgress]) -> str:
+    held = ranks[rank]
+    if held.standing is None:
+        wait = f", waiting in {held.wait}" if held.wait else ""
+        return f"rank {rank} does not answer (process state {held.process}{wait})"
+    place = held.standing.place or (held.standing.stack[0] if held.standing.stack else "nowhere that Python knows of")
+    reason = {"data": ", waiting for its data"}.get(held.standing.waits, "")
+    return f"rank {rank} stands at {place}{reason}"
+
+
+def _sized(work: InWork) -> str:
+    return f"{work.name} of {work.size} {work.kind} values" if work.kind else work.name
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    found = sorted(ranks)
+    names = ", ".join(map(str, found[:_LISTED])) + (f" and {len(found) - _LISTED} more" if len(found) > _LISTED else "")
+    return f"rank {names}" if len(found) == 1 else f"ranks {names}"
+
+
+def _verb(ranks: list[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"
+
+
+# -- kinds --------------------------------------------------------------------------------------------------------------
+
+
+def _rank(number: int, name: str, *, group: str = "0", count: int | None = None, size: int = 1024) -> RankProgress:
+    work = InWork(number=number, name=name, size=size, kind="float32", seconds=8.0)
+    mine = InGroup(name=group, ranks=(0, 1), counts={"": number}, pending=(work,))
+    other = () if count is None else (InGroup(name="1" if group == "0" else "0", ranks=(0, 1), counts={"": count}),)
+    return RankProgress(node="n0", step=40, age=9.0, standing=Standing(waits="collective", seconds=8.0, groups=(mine, *other)))
+
+
+def _sample(one: RankProgress, other: RankProgress) -> Sample:
+    return Sample(evidence=Progress(at=0.0, ranks={0: one, 1: other}, step_seconds=(0.3,) * 8, asked=True))
+
+
+def _well(one: RankProgress, other: RankProgress) -> Sample:
+    ranks = {rank: RankProgress(node="n0", step=40, age=0.6, standing=held.standing) for rank, held in enumerate((one, other))}
+    return Sample(evidence=Progress(at=0.0, ranks=ranks, step_seconds=(0.3,) * 8, asked=True))
+
+
+MISMATCH: Final = kind(
+    FaultKind(
+        id="collective-mismatch",
+        title="Ranks entered different collectives, or one with tensors of different sizes",
+        component="job",
+        source="roll call of the ranks",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.USER_CODE,
+        action="mend the script: all ranks of a group must enter the same operations in the same order, with tensors of the same size",
+        reference="docs/architecture.md",
+        sick=_sample(_rank(7, "allreduce"), _rank(7, "broadcast")),
+        healthy=_well(_rank(7, "allreduce"), _rank(7, "broadcast")),
+        weight=45,
+        confused_with=("nccl-desync", "job-hang"),
+    )
+)
+CIRCLE: Final = kind(
+    FaultKind(
+        id="collective-deadlock",
+        title="Ranks wait for each other in different groups",
+        component="job",
+        source="roll call of the ranks",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.USER_CODE,
+        action="mend the script: ranks that share several groups must use them in the same order",
+        reference="docs/architecture.md",
+        sick=_sample(_rank(7, "allreduce", count=2), _rank(3, "allreduce", group="1", count=6)),
+        healthy=_well(_rank(7, "allreduce", count=2), _rank(3, "allreduce", group="1", count=6)),
+        weight=45,
+        confused_with=("job-hang",),
+    )
+)
+STUCK: Final = kind(
+    FaultKind(
+        id="collective-stuck",
+        title="All ranks have come to a collective and it does not end",
+        component="job",
+        source="roll call of the ranks",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.NETWORK,
+        action="restart the workers; look at the network between the nodes when it comes again",
+        reference="docs/architecture.md",
+        sick=_sample(_rank(7, "allreduce"), _rank(7, "allreduce")),
+        healthy=_well(_rank(7, "allreduce"), _rank(7, "allreduce")),
+        weight=42,
+        confused_with=("nccl-hang", "job-hang"),
+    )
+)

@@ -1,0 +1,40 @@
+"""The cluster-health flow: look at every node from outside, judge it by the look before, keep and show what was found."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from prefect import flow
+from prefect.client.schemas.objects import State as FlowState
+from prefect.states import Completed
+from pydantic import PositiveFloat, PositiveInt
+
+from holdfast.spec import Cluster, LocalCluster
+from holdfast.sweeping import DEADLINE
+from tasks.checkups import checking_up
+from tasks.probe import classify, publish, record, sweep
+
+THIS_MACHINE: Final = LocalCluster(nodes=1)
+
+
+@flow(name="cluster-health", flow_run_name="health of {cluster.name}", validate_parameters=True)
+def cluster_health(
+    cluster: Cluster = THIS_MACHINE, deadline: PositiveFloat = DEADLINE, sweeps: PositiveInt = 1, every: PositiveFloat = 60.0
+) -> FlowState:
+    """Find sick and silent nodes before a job lands on them.
+
+    Args:
+        cluster: Whose nodes to look at.
+        deadline: Seconds that one attempt to look at one node may take.
+        sweeps: How often to look before this run ends. Connections stay open from look to look.
+        every: Seconds from one look to the next.
+    """
+    begun, said = time.time(), ""
+    with checking_up(cluster):
+        for number in range(sweeps):
+            sweep(cluster.name, deadline=deadline, at=begun + number * every)
+            classify(cluster.name)
+            record(cluster.name)
+            said = publish(cluster.name)
+    return Completed(message=said)

@@ -1,0 +1,33 @@
+"""The node-repair flow: nodes whose quarantine has lasted long enough are tried with real work, and come back only when they pass."""
+
+from __future__ import annotations
+
+from prefect import flow
+from prefect.client.schemas.objects import State as FlowState
+from prefect.states import Completed
+from pydantic import PositiveFloat
+
+from flows.cluster_health import THIS_MACHINE
+from holdfast.spec import Cluster
+from tasks.repair import begin, burn_in, conclude, find, publish
+from tasks.repairs import repairing
+
+
+@flow(name="node-repair", flow_run_name="repair of {cluster.name}", validate_parameters=True)
+def node_repair(cluster: Cluster = THIS_MACHINE, nodes: list[str] | None = None, seconds: PositiveFloat | None = None) -> FlowState:
+    """Bring nodes back that pass a burn-in; those that fail stay out, are tried less often, and are retired at last.
+
+    Args:
+        cluster: Whose nodes to try.
+        nodes: Nodes to try now, whether they are due or not; empty: those that are due.
+        seconds: How long a node works; empty: as the cluster says (`burn_in.seconds`).
+    """
+    with repairing(cluster, seconds):
+        wanted = find(cluster.name, nodes)
+        begun = begin(cluster.name, wanted)
+        if begun:
+            burn_in(cluster.name, begun)
+            conclude(cluster.name)
+        if not wanted:
+            return Completed(message="no node is due for a burn-in")
+        return Completed(message=publish(cluster.name))

@@ -1,0 +1,248 @@
+"""Ask another policy what was asked of the one in force then, and price the difference by what recoveries took in this history."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+import sqlalchemy
+import sqlmodel
+from sqlalchemy import func
+from sqlmodel import Session, col
+
+import detectors.whole  # noqa: F401 (enters every kind into the catalogue: cases name them)
+from holdfast.accounting.slow_replay import NO_CASE, WeighedAgain, weighed_again
+from holdfast.errors import UnknownWord
+from holdfast.history.models import DecidedCase, Decision, Generation, Incident, Job, Phase
+from holdfast.history.store import History
+from holdfast.spec import TrainingJob
+from holdfast.spec.job import is_policy_file
+from holdfast.spec.load_policy import load_policy, under_job
+from policies.ladder import Decision as Made
+from policies.ladder import Rung
+from policies.policy import NAMED, Policy
+from policies.record import Unreadable, act_of, from_record
+
+NOT_KEPT: Final = "it was made before cases were kept"
+
+
+class RungCost(NamedTuple):
+    """What recoveries by one rung took, from the fault to where the job had been."""
+
+    seconds: float
+    """Median, the rollback included."""
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A decision that another policy would have made otherwise: the first of its incident."""
+
+    job: str
+    job_id: str
+    incident: int
+    kind: str
+    at: float
+    decided: str
+    """The rung on record."""
+    decided_act: Mapping[str, Any]
+    """Who left and came, where that is more than nothing."""
+    decided_because: str
+    would: Made
+    rule: str
+    passed_over: Mapping[str, str]
+    hours: float | None
+    """Compute-hours that would have been won, or lost where it is negative; empty where nobody can tell."""
+    why_not: str
+    """Why nobody can tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What came of asking *policy*."""
+
+    policy: str
+    incidents: int
+    decisions: int
+    same: int
+    follow: int
+    """Decisions of an incident that had gone another way before: they were never asked."""
+    unreadable: Mapping[str, int]
+    """Why a decision cannot be made again, and how many."""
+    differences: Sequence[Difference]
+    costs: Mapping[str, RungCost]
+    """By rung."""
+    weighings: int = 0
+    """Decisions about slow ranks."""
+    slow: Sequence[WeighedAgain] = ()
+    """Those of them that would have been others."""
+
+    @property
+    def won(self) -> float:
+        """Return the compute-hours of all differences that can be priced."""
+        return sum(one.hours for one in self.differences if one.hours is not None)
+
+    @property
+    def unpriced(self) -> int:
+        """Return how many differences cannot be."""
+        return sum(one.hours is None for one in self.differences)
+
+
+def policy_called(name: str) -> Policy:
+    """Return the policy that *name* or the file of that name stands for; raise `UnknownWord` with the nearest, or `BadFile`."""
+    if is_policy_file(name):
+        return load_policy(name)
+    if name not in NAMED:
+        raise UnknownWord("policy", name, tuple(NAMED))
+    return NAMED[name]
+
+
+def _for_job(session: Session, policy: Policy, job_id: str) -> Policy:
+    """Return *policy* under what that job says itself of budget and deadlines, as far as this version can read it."""
+    job = session.get(Job, job_id)
+    try:
+        return under_job(policy, TrainingJob.model_validate(job.spec)) if job is not None else policy
+    except ValueError:
+        return policy
+
+
+def replay(history: History, name: str, *, job: Job | None = None, since: float | None = None) -> Replay:
+    """Ask the policy called *name* about all decisions on record, of *job* or since *since* (seconds since 1970) where given."""
+    policy, policies = policy_called(name), dict[str, Policy]()
+    differences, unreadable = list[Difference](), defaultdict[str, int](int)
+    incidents, decisions, same, follow, parted = set[str](), 0, 0, 0, set[str]()
+    with history.session() as session, history.session() as beside:
+        pricing = _Pricing(beside)
+        for row in _asked(session, job, since):
+            decisions += 1
+            if row.job_id not in policies:
+                policies[row.job_id] = _for_job(beside, policy, row.job_id)
+            incidents.add(row.incident_id)
+            if row.incident_id in parted:
+                follow += 1
+                continue
+            try:
+                if row.record is None:
+                    raise Unreadable(NOT_KEPT)  # noqa: TRY301 (one place counts them all)
+                answer = policies[row.job_id].decide(from_record(row.record))
+            except Unreadable as error:
+                unreadable[str(error)] += 1
+                continue
+            if row.rung == answer.decision.rung and _said(row.act) == _said(act_of(answer.decision)):
+                same += 1
+                continue
+            parted.add(row.incident_id)
+            hours, why_not = pricing.difference(row, answer.decision.rung)
+            differences.append(
+                Difference(
+                    job=row.name,
+                    job_id=row.job_id,
+                    incident=row.number,
+                    kind=row.kind,
+                    at=row.at,
+                    decided=row.rung,
+                    decided_act=_said(row.act),
+                    decided_because=row.because,
+                    would=answer.decision,
+                    rule=answer.rule,
+                    passed_over=answer.passed_over,
+                    hours=hours,
+                    why_not=why_not,
+                )
+            )
+        costs = pricing.costs
+        weighed = list(weighed_again(beside, policy.slowness, job=job, since=since))
+    unread = sum(not one.would for one in weighed)
+    return Replay(
+        policy=name,
+        incidents=len(incidents),
+        decisions=decisions,
+        same=same,
+        follow=follow,
+        unreadable={**unreadable, **({NO_CASE: unread} if unread else {})},
+        differences=differences,
+        costs=costs,
+        weighings=len(weighed),
+        slow=[one for one in weighed if one.differs],
+    )
+
+
+def _said(act: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an act does; by which policy, and what that noted, is said elsewhere."""
+    return {name: value for name, value in act.items() if value and name not in {"policy", "noted"}}
+
+
+def _asked(session: Session, job: Job | None, since: float | None) -> Iterator[Any]:
+    """Yield the decisions with their cases, in the order in which they were made."""
+    columns = (
+        Decision.id, Decision.incident_id, Decision.job_id, Decision.at, Decision.rung, Decision.because, Decision.act,
+        Incident.number, Incident.kind, Incident.outcome, Incident.generation_before, Job.name, DecidedCase.record,
+    )  # fmt: skip
+    wanted = (
+        sqlalchemy.select(*map(col, columns))
+        .join(Incident, col(Incident.id) == col(Decision.incident_id))
+        .join(Job, col(Job.id) == col(Decision.job_id))
+        .outerjoin(DecidedCase, col(DecidedCase.decision_id) == col(Decision.id))
+        .order_by(col(Decision.id))
+    )
+    if job is not None:
+        wanted = wanted.where(col(Decision.job_id) == job.id)
+    if since is not None:
+        wanted = wanted.where(col(Decision.at) >= since)
+    yield from session.connection().execute(wanted, execution_options={"yield_per": 500})
+
+
+@dataclass(slots=True)
+class _Pricing:
+    """What recoveries took, by rung: read when the first difference asks."""
+
+    session: Session
+    _costs: dict[str, RungCost] | None = None
+
+    @property
+    def costs(self) -> dict[str, RungCost]:
+        """Return the median of each rung, over all recoveries of the history that needed one decision."""
+        if self._costs is None:
+            took = defaultdict[str, list[float]](list)
+            for rung, seconds in self.session.connection().execute(_single_recoveries()):
+                took[rung].append(seconds)
+            self._costs = {rung: RungCost(median(all_of), len(all_of)) for rung, all_of in took.items()}
+        return self._costs
+
+    def difference(self, row: Any, rung: Rung) -> tuple[float | None, str]:  # noqa: ANN401 (a row of several tables)
+        """Return the compute-hours that *rung* would have won in the incident of *row*, or none and why nobody can tell."""
+        if Rung.GIVE_UP in {rung, row.rung}:
+            return None, "the one ends the job, the other does not"
+        if rung == row.rung:
+            return None, "the same rung, on other nodes"
+        if row.outcome != "recovered":
+            return None, f"the incident {'is open' if row.outcome is None else 'did not end in a recovery'}"
+        if rung not in self.costs:
+            return None, f"no recovery by {rung} is on record"
+        took: Any = self.session.exec(sqlmodel.select(func.sum(Phase.seconds)).where(col(Phase.incident_id) == row.incident_id)).one()
+        width = self.session.exec(
+            sqlmodel.select(Generation.world_size).where(
+                col(Generation.job_id) == row.job_id, col(Generation.number) == row.generation_before
+            )
+        ).first()
+        if took is None or not width:
+            return None, "what the incident took is not on record"
+        return (took - self.costs[rung].seconds) * width / 3600, ""
+
+
+def _single_recoveries() -> Any:  # noqa: ANN401 (SQLAlchemy's own type)
+    """Return the query for what each recovery took, by rung: those that needed one decision, as others went through several rungs."""
+    once = sqlalchemy.select(col(Decision.incident_id)).group_by(col(Decision.incident_id)).having(func.count() == 1)
+    took = (
+        sqlalchemy.select(col(Phase.incident_id).label("incident"), func.sum(Phase.seconds).label("seconds"))
+        .group_by(col(Phase.incident_id))
+        .subquery()
+    )
+    return (
+        sqlalchemy.select(col(Incident.rung), took.c.seconds)
+        .join(took, took.c.incident == col(Incident.id))
+        .where(col(Incident.outcome) == "recovered", col(Incident.rung).is_not(None), col(Incident.id).in_(once))
+    )

@@ -1,0 +1,26 @@
+"""``python -m holdfast.agent.lookout DESCRIPTOR NODE KERNEL_LOG ROOT``: begun by the agent, ends with it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from pathlib import Path
+
+from holdfast.agent.lookout.watch import Watch
+
+
+def main(arguments: list[str]) -> None:
+    """Watch the node until the agent goes."""
+    descriptor, node, kernel_log, root = arguments
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    with socket.socket(fileno=int(descriptor)) as agent:
+        agent.set_inheritable(False)
+        try:
+            Watch(agent, node, Path(kernel_log), Path(root)).run()
+        except (EOFError, ConnectionError):
+            return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,155 @@
+"""``python -m holdfast.agent.notice_looker DESCRIPTOR``: looks for notices as the agent says, tells it what is new, ends with it."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import stat
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.wire import LineBuffer, Message, encode
+
+MOST: Final = 64 * 1024
+"""Bytes of a file or an answer that are read."""
+NONE_YET: Final = frozenset({404, 410})
+"""Answers that say that there is no notice (AWS answers 404 until there is one)."""
+
+
+class Unseen(Exception):
+    """Whether there is a notice could not be seen: that is neither a notice nor none."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def in_file(path: str, pattern: str) -> str | None:
+    """Return what the file at *path* says of the node's end; nothing while it is not there. Raise `Unseen` where that cannot be seen."""
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(MOST).decode(errors="replace") if stat.S_ISREG(Path(path).stat().st_mode) else ""
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except IsADirectoryError:
+        text = ""
+    except OSError as error:
+        raise Unseen(f"{path} cannot be read: {error.strerror or error}") from error
+    return f"{path} says that it will go{_quoted(text)}" if re.search(pattern, text) else None
+
+
+def at_url(url: str, headers: dict[str, str], pattern: str, *, timeout: float) -> str | None:
+    """Return what *url* answers of the node's end; nothing when there is no notice. Raise `Unseen` where it gives no answer in time."""
+    until = time.monotonic() + timeout
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # what speaks of this node is not asked by way of another
+    try:
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310 (http or https: the spec allows no other)
+        with opener.open(request, timeout=timeout) as answer:
+            if answer.status != http.client.OK:
+                raise Unseen(f"{url} answered with status {answer.status}")
+            text = _body(answer, until).decode(errors="replace")
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code in NONE_YET:
+            return None
+        raise Unseen(f"{url} answered with status {error.code}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise Unseen(f"{url} does not answer: {getattr(error, 'reason', None) or str(error) or type(error).__name__}") from error
+    return f"{url} says that it will go{_quoted(text)}" if re.search(pattern, text) else None
+
+
+def _body(answer: Any, until: float) -> bytes:  # noqa: ANN401 (urllib's answer)
+    body = b""
+    while len(body) < MOST and (more := answer.read1(MOST - len(body))):
+        body += more
+        if time.monotonic() > until:
+            raise TimeoutError("its answer does not end")
+    return body
+
+
+def _quoted(text: str) -> str:
+    line = " ".join(text.split())[:200]
+    return f": {line}" if line and line.isprintable() else ""
+
+
+def look(plan: Message) -> str | None:
+    """Return the notice that there is, if any; raise `Unseen` where one of the places could not be seen and no other has one."""
+    asked: list[Callable[[], str | None]] = []
+    if plan.get("file"):
+        asked.append(lambda: in_file(plan["file"], plan["pattern"]))
+    if plan.get("url"):
+        asked.append(lambda: at_url(plan["url"], plan["headers"], plan["pattern"], timeout=plan["timeout"]))
+    unseen = None
+    for ask in asked:
+        try:
+            found = ask()
+        except Unseen as error:
+            unseen = unseen or error
+            continue
+        if found:
+            return found
+    if unseen is not None:
+        raise unseen
+    return None
+
+
+class Looker:
+    """Looks again and again, and tells what is new; what cannot be seen changes nothing, and is told once."""
+
+    def __init__(self, agent: socket.socket) -> None:
+        self._agent, self._lines = agent, LineBuffer()
+        self._plan: Message | None = None
+        self._notice: str | None = None
+        self._blind = False
+
+    def run(self) -> None:
+        """Look until the agent goes."""
+        while True:
+            self._agent.settimeout(self._plan["every"] if self._plan is not None else None)
+            try:
+                data = self._agent.recv(1 << 16)
+            except TimeoutError:
+                data = None
+            if data == b"":
+                return
+            for message in self._lines.feed(data or b""):
+                self._plan = message
+            if self._plan is not None:
+                self._look(self._plan)
+
+    def _look(self, plan: Message) -> None:
+        try:
+            found = look(plan)
+        except Unseen as error:
+            if not self._blind:
+                self._say({"blind": error.why})
+            self._blind = True
+            return
+        self._blind = False
+        if bool(found) != bool(self._notice):
+            self._say({"notice": found})
+        self._notice = found
+
+    def _say(self, message: Message) -> None:
+        self._agent.settimeout(None)
+        self._agent.sendall(encode(message))
+
+
+def main(arguments: list[str]) -> None:
+    """Look for notices until the agent goes."""
+    with socket.socket(fileno=int(arguments[0])) as agent:
+        agent.set_inheritable(False)
+        try:
+            Looker(agent).run()
+        except ConnectionError:
+            return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

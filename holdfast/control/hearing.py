@@ -1,0 +1,198 @@
+"""What agents say, taken in: each event folded into the board and, where it is for later, into the history."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from detectors.catalogue import Level
+from detectors.diagnosis import see
+from detectors.evidence import MemoryTrouble
+from holdfast.control.board import limits_of
+from holdfast.control.nodes import NodeNews, with_growth
+from holdfast.history import models
+from holdfast.report.wording import told
+from holdfast.wire import Message
+
+if TYPE_CHECKING:
+    from holdfast.control.run import Run
+
+
+class Hearing:
+    """Takes in the events of a job's agents. What belongs to another generation than the present one is let pass."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.nodes = NodeNews()
+        self._recorded = self._saved = 0
+        self._newest = 0
+        """The step that was put on record last, by whichever generation."""
+        self._resumed: dict[int, int] = {}
+        """Generation to the step that it went on from, as far as another flow saw it."""
+        self._whole: dict[str, int] = {}
+        """Checkpoints that were written and of which no trouble was told since: path and step."""
+        self._troubles: set[tuple[str, str]] = set()
+
+    def begin(self, *, recorded: int = 0, saved: int = 0) -> None:
+        """Begin a generation of which the history has steps until *recorded* and checkpoints until *saved*."""
+        self._recorded, self._saved = recorded, saved
+
+    def remember(self, newest: int, resumed: dict[int, int]) -> None:
+        """Learn what another flow put on record: the *newest* step, and the step that each generation went on from."""
+        self._newest, self._resumed = newest, resumed
+
+    def take(self, node: str, event: Message) -> None:
+        """Take in an *event* of the agent of *node*."""
+        self._run.board.take(node, event, time.time())
+        self._run.best = max(self._run.best, self._run.board.step_before)
+        if event["event"] == "steps" and event["generation"] < self._run.generation:
+            self._record_steps(event)  # heard again by a flow that adopted the job; a step that is recorded already stays as it is
+        handler = getattr(self, "_on_" + event["event"].replace(".", "_"), None)
+        if handler is not None and event.get("generation", self._run.generation) == self._run.generation:
+            handler(node, event)
+
+    def good_before(self, step: int) -> str:
+        """Say what checkpoint there is from before *step*, as far as this flow has heard of any."""
+        resumed = {
+            view.resumed_from: view.resumed for view in self._run.board.ranks.values() if view.resumed_from and view.resumed is not None
+        }
+        good = [saved for saved in (self._whole | resumed).values() if saved < step]
+        return f"the newest checkpoint from before is that of step {max(good)}" if good else "no checkpoint from before is known"
+
+    def _on_steps(self, _node: str, event: Message) -> None:
+        self._run.managed = True
+        self._record_steps(event)
+        step, _, seconds, loss = event["steps"][-1]
+        self._run.tell("progress", {"step": step, "until": self._run.board.until(), "loss": loss, "seconds": seconds})
+
+    def _record_steps(self, event: Message) -> None:
+        generation = event["generation"]
+        for step, at, seconds, loss in event["steps"]:
+            if self._is_new(generation, step):
+                row = models.Step(job_id=self._run.job.id, generation=generation, step=step, at=at, seconds=seconds, loss=loss)
+                self._run.recorder.add(row)
+                self._newest = step if generation == self._run.generation else self._newest
+        if generation == self._run.generation:
+            self._recorded = max(self._recorded, event["steps"][-1][0])
+
+    def _is_new(self, generation: int, step: int) -> bool:
+        """Tell whether *step* is not only told again: a process that takes a place tells the step that all go on from.
+
+        The one before may not have lived to do so. If it has, its word stays: the newcomer has the loss of another rank.
+        """
+        if generation < self._run.generation:  # heard again by a flow that adopted the job
+            return step > self._resumed.get(generation, 0)
+        resumed = self._run.board.resumed_step()
+        return step > self._recorded and (resumed is None or step > min(resumed, self._newest))
+
+    def _on_resumed(self, _node: str, _event: Message) -> None:
+        self._run.managed = True
+
+    def _on_worker_stepped(self, _node: str, _event: Message) -> None:
+        if self._run.board.all_stepped():
+            self._run.note_first_step()
+
+    def _on_worker_roles(self, _node: str, event: Message) -> None:
+        """Remember the job's roles, for standbys and for the flows to come."""
+        roles = event.get("roles")
+        if roles:
+            self._run.roles, self._run.tapes = tuple(tuple(ranks) for ranks in roles), str(event.get("tapes") or "")
+            self._run.copies = tuple(tuple(ranks) for ranks in event.get("copies") or ())
+            self._run.recorder.amend(models.Generation, self._run.generation_id(), facts=self._run.facts())
+
+    def _of_move(self, _node: str, event: Message) -> None:
+        if self._run.moving is not None:
+            self._run.moving.take(event["event"].partition(".")[2], event)
+
+    _on_worker_prepared = _on_worker_unprepared = _on_worker_switched = _on_worker_left = _of_move
+    _on_standby_prepared = _on_standby_unprepared = _on_standby_switched = _of_move
+
+    def _on_standby_started(self, _node: str, event: Message) -> None:
+        self._run.pool.note_started(event["id"])
+
+    def _on_standby_ready(self, _node: str, event: Message) -> None:
+        self._run.pool.note_ready(event)
+
+    def _on_standby_gone(self, _node: str, event: Message) -> None:
+        self._run.pool.note_gone(event)
+
+    def _on_agent_leaving(self, node: str, event: Message) -> None:
+        """Take in that a node is about to go: its ranks move away while there is time."""
+        run, seconds = self._run, event["seconds"]
+        if event["at"] + seconds < time.time():  # of long ago, heard by a flow that adopts the job: the node has outlived it
+            return
+        run.fleet.leaving.add(node)
+        if run.wards.notice(node, at=event["at"], by=event["at"] + seconds, why=str(event.get("why", "it was told to go"))):
+            run.remark(f"{node} was told to go, and will be gone in {seconds:.0f} s")
+            run.departures.look(time.time())
+
+    def _on_agent_staying(self, node: str, _event: Message) -> None:
+        """Take in that a notice was taken back."""
+        self._run.fleet.leaving.discard(node)
+        self._run.wards.take_back(node)
+        self._run.remark(f"{node} stays: the notice that it would go was taken back")
+
+    def _on_notice_blind(self, node: str, event: Message) -> None:
+        self._run.remark(f"whether {node} will be taken away cannot be seen: {event['why']}")
+
+    def _on_saved(self, _node: str, event: Message) -> None:
+        if event["step"] <= self._saved:
+            return
+        self._saved = self._whole[event["path"]] = event["step"]
+        facts = {name: event[name] for name in ("at", "step", "path", "seconds", "size")}
+        beside = event.get("beside") or None
+        self._run.recorder.add(models.Checkpoint(job_id=self._run.job.id, generation=self._run.generation, beside=beside, **facts))
+        if self._run.cadence is not None:
+            self._run.cadence.note_saved(event["seconds"], beside)
+            self._run.pace()
+
+    def _on_trouble(self, node: str, event: Message) -> None:
+        """Record a checkpoint's trouble at once; training goes on through it, so the flow need not turn."""
+        if (event["kind"], event["path"]) in self._troubles:
+            return
+        self._troubles.add((event["kind"], event["path"]))
+        self._whole.pop(event["path"], None)
+        facts = {name: event[name] for name in ("at", "step", "path")}
+        self._run.recorder.add(
+            models.Checkpoint(
+                job_id=self._run.job.id, generation=self._run.generation, trouble=event["kind"], because=event["why"], **facts
+            )
+        )
+        for fault in see([self._run.board.trouble(node, event)], limits_of(self._run.spec.limits)):
+            self._run.board.troubles.append(fault)
+            self._run.record_fault(fault, incident=None)
+            self._run.remark(told(fault.entry.title, fault.quote, fault.entry.action))
+
+    def _of_memory(self, node: str, event: Message) -> None:
+        """Take in what an agent tells of the state in memory."""
+        self.tell_of_memory(*self._run.replicas.take(node, event))
+
+    def tell_of_memory(self, evidence: MemoryTrouble | None, words: str) -> None:
+        """Record a trouble with the state in memory; training goes on through it."""
+        for fault in see([evidence], limits_of(self._run.spec.limits)) if evidence is not None else ():
+            self._run.record_fault(fault, incident=None)
+            words = words and told(fault.entry.title, words, fault.entry.action)
+        if words:
+            self._run.remark(words)
+
+    _on_memory_none = _on_memory_full = _on_replica_lost = _on_replica_kept = _of_memory
+
+    def _on_node_fault(self, node: str, event: Message) -> None:
+        """Record what is wrong with a node at once. By itself it is no incident: nobody acts on a node while steps advance through it."""
+        fault = self.nodes.take(node, event)
+        if fault is None:
+            return
+        self._run.board.node_faults.append(fault)
+        self._run.record_fault(fault, incident=self._run.incident.row.id if self._run.incident is not None else None)
+        if self._run.levels.of(fault) is not Level.RECORD:
+            self._run.remark(f"{node}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
+
+    def _on_node_grew(self, node: str, event: Message) -> None:
+        """Keep what grew on a node with the incident that it belongs to; that may have been answered before the node could be looked at."""
+        row = self._run.incident.row if self._run.incident is not None else self._run.closed
+        if row is not None and row.generation_before == event["over"] and event["grew"]:
+            row.facts = with_growth(row.facts, node, event)
+            self._run.recorder.amend(models.Incident, row.id, facts=row.facts)
+
+    def _on_node_unwatched(self, node: str, event: Message) -> None:
+        self._run.remark(f"{node} is not watched for faults any more: {event['why']}")

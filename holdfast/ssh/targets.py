@@ -1,0 +1,52 @@
+"""Where the nodes of a cluster are, and how one gets there: what a user wrote, with all that was left out filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.spec import SshCluster, SshHop
+from holdfast.ssh.known_hosts import name_in_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """A machine to log in to."""
+
+    address: str
+    port: int
+    user: str
+    key: str | None
+
+    @property
+    def known_as(self) -> str:
+        """Return its name in known_hosts."""
+        return name_in_file(self.address, self.port)
+
+    def __str__(self) -> str:
+        return f"{self.address} port {self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A node, and the doors on the way to it."""
+
+    node: str
+    door: Door
+    way: tuple[Door, ...] = ()
+    """Jump hosts, first to last."""
+
+
+def targets_of(cluster: SshCluster, own_name: Callable[[], str]) -> list[Target]:
+    """Return the nodes of *cluster* in its order; *own_name* is asked for who logs in where nobody is named."""
+    found = []
+    for host in cluster.hosts:
+        user, key = host.user or cluster.user or own_name(), host.key or cluster.key
+        door = Door(address=host.address or host.name, port=host.port or cluster.port, user=user, key=key)
+        hops = cluster.jump if host.jump is None else host.jump
+        found.append(Target(node=host.name, door=door, way=tuple(_door(hop, user, key) for hop in hops)))
+    return found
+
+
+def _door(hop: SshHop, user: str, key: str | None) -> Door:
+    return Door(address=hop.address, port=hop.port, user=hop.user or user, key=hop.key or key)

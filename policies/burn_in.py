@@ -1,0 +1,95 @@
+"""When a node that was tried out is well: limits for what was measured, and a verdict from all that was tried. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from detectors.trials import Check, Mark
+
+WRITTEN: Final = "written MB/s"
+SENT: Final = "sent MB/s"
+RECEIVED: Final = "received MB/s"
+LATENCY: Final = "round trip ms"
+OFFSET: Final = "offset s"
+UNCERTAIN: Final = "uncertain s"
+"""Half the way of the question about the clock: the offset is known no better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a node has to reach. 0: no limit."""
+
+    disk: float = 20.0
+    """Least MB/s that its disk writes, the flush included."""
+    network: float = 50.0
+    """Least MB/s between it and another node, in either direction: half of what a link of 1 Gbit/s gives."""
+    latency: float = 20.0
+    """Most milliseconds that a message there and back may take, median of many."""
+    clock: float = 1.0
+    """Most seconds that its clock may be off from that of who asks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a node was found to be."""
+
+    node: str
+    mark: Mark
+    because: str
+    checks: tuple[Check, ...]
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """Return every check in words."""
+        return tuple(in_words(check) for check in self.checks)
+
+
+def held_against(check: Check, limits: Limits) -> Check:
+    """Return *check*, failed where it passed and a figure of it is beyond its limit."""
+    if check.mark is not Mark.PASSED:
+        return check
+    wrong = list(_beyond(check.figures, limits))
+    return replace(check, mark=Mark.FAILED, words="; ".join(wrong)) if wrong else check
+
+
+def outcome(node: str, checks: Iterable[Check]) -> Outcome:
+    """Return the verdict: one failure is one too many, and nobody passes whom nobody could see."""
+    checks = tuple(checks)
+    failed = [check for check in checks if check.mark is Mark.FAILED]
+    blind = [check for check in checks if check.mark is Mark.BLIND and check.needed]
+    if failed:
+        return Outcome(node=node, mark=Mark.FAILED, because="; ".join(f"{one.name}: {one.words}" for one in failed), checks=checks)
+    if blind or not any(check.mark is Mark.PASSED for check in checks):
+        why = "; ".join(f"{one.name}: {one.words}" for one in blind) or "nothing could be tried"
+        return Outcome(node=node, mark=Mark.BLIND, because=f"not known to be well, as not all could be tried: {why}", checks=checks)
+    passed = ", ".join(one.name for one in checks if one.mark is Mark.PASSED)
+    return Outcome(node=node, mark=Mark.PASSED, because=f"passed {passed}", checks=checks)
+
+
+def in_words(check: Check) -> str:
+    """Return a check with its figures."""
+    return f"{check.name} {check.mark}: {seen(check)}"
+
+
+def seen(check: Check) -> str:
+    """Return what a check saw and measured."""
+    figures = ", ".join(f"{_rounded(value)} {name}" for name, value in check.figures.items())
+    return check.words + (f" ({figures})" if figures else "")
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"  # noqa: PLR2004 (more figures than that are not measured)
+
+
+def _beyond(figures: Mapping[str, float], limits: Limits) -> Iterable[str]:
+    slow = ((WRITTEN, limits.disk, "its disk wrote"), (SENT, limits.network, "it sent"), (RECEIVED, limits.network, "it received"))
+    for name, least, what in slow:
+        if name in figures and figures[name] < least:
+            yield f"{what} {figures[name]:.4g} MB/s, and {least:g} are the least"
+    if limits.latency and figures.get(LATENCY, 0.0) > limits.latency:
+        yield f"a message there and back took {figures[LATENCY]:.4g} ms, and {limits.latency:g} are the most"
+    off = abs(figures.get(OFFSET, 0.0)) - figures.get(UNCERTAIN, 0.0)
+    if limits.clock and off > limits.clock:
+        yield f"its clock is off by {figures[OFFSET]:+.4g} s, and {limits.clock:g} are the most"

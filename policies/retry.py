@@ -1,0 +1,46 @@
+"""The finest rung: nobody is lost, so the ranks build their groups anew and do the step again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from detectors.catalogue import ASKS_NOTHING, Level
+from policies.case import Case, Decision, Pass, Rung
+from policies.takeover import sick_ranks
+
+LEVELS: Final = tuple(Level)
+"""By how much they ask for, the least first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryStep:
+    """Have all ranks stay in their processes, build their groups anew, and do the open step again."""
+
+    def __call__(self, case: Case) -> Decision | Pass:
+        """Answer a fault that asks for no more, when no rank is lost and no node has to leave."""
+        why = self._why_not(case)
+        if why:
+            return Pass(why)
+        ranks = sum(map(len, case.ranks.values()))
+        because = f"{case.because}; no rank is lost: all {ranks} stay in their processes, build their groups anew and do the step again"
+        return Decision(rung=Rung.RETRY_STEP, because=because)
+
+    def _asked_for(self, case: Case) -> Level:
+        """Return how much is asked for: by the root, or where that only explains what happened, by what it explains."""
+        root = case.levels.of(case.diagnosis.root)
+        asked = [case.levels.of(fault) for fault in case.diagnosis.echoes if case.levels.acts(fault)]
+        return max(asked, key=LEVELS.index, default=root) if root in ASKS_NOTHING else root
+
+    def _why_not(self, case: Case) -> str:
+        sick = sick_ranks(case)
+        level = self._asked_for(case)
+        reasons = {
+            case.barred: bool(case.barred),
+            f"the fault asks for {level}": level is not Level.RETRY_STEP,
+            "tried already in this incident": Rung.RETRY_STEP in case.tried,
+            f"{', '.join(case.unfit)} cannot hold ranks": bool(case.unfit),
+            f"rank(s) {', '.join(map(str, sorted(sick)))} must be replaced": bool(sick),
+            "the last retry brought no new step": bool(case.past) and case.past[-1].rung is Rung.RETRY_STEP and not case.past[-1].gained,
+        }
+        return next((why for why, true in reasons.items() if true), "")

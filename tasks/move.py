@@ -1,0 +1,91 @@
+"""Move ranks that live to another node, as somebody asked for."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from holdfast.control.requests import MoveAsked
+from holdfast.control.run import Run
+from holdfast.errors import WorldError
+from policies.offences import Offence
+from tasks.planned import CannotMove, Change
+
+
+class Move(Change):
+    """One planned move."""
+
+    def __init__(self, run: Run, asked: MoveAsked) -> None:
+        super().__init__(run)
+        self.asked = asked
+
+    def carry_out(self) -> str:
+        """Prepare, change over, put it on record; return what was done, in words."""
+        run, told = self.run, False
+        try:
+            self.wait(lambda: bool(run.roles) and run.board.all_stepped() and run.board.grouped(), self.why_not_yet)
+            leavers, source = self._leavers()
+            target = self._target(source, len(leavers))
+            seats = self.seats(dict.fromkeys(leavers, target))
+            lineup = self.plan(seats, leavers)
+            told = True
+            self.prepare(lineup, seats)
+            self.switch()
+        except BaseException:
+            self.give_up(told=told)
+            raise
+        self.record(seats, lineup, because=self.asked.in_words(), source=source)
+        if self.asked.kind:  # a detector's wish: the node held the others up
+            grave, words = source not in run.members, f"{self.asked.kind}: {self.asked.quote}"
+            run.wards.accuse([Offence(node=source, grave=grave, because=words, evidence=(words,), seen=time.time())])
+        ranks = ", ".join(map(str, sorted(leavers)))
+        if self.asked.rank is None and source not in run.members:
+            run.stand(source, "excluded", f"rank(s) {ranks} were moved to {target}")
+            run.fleet.drop_later(source)
+        return f"rank(s) {ranks} moved from {source} to {target}"
+
+    def _leavers(self) -> tuple[frozenset[int], str]:
+        """Return the ranks that are to move, and the node that holds them."""
+        membership, asked = self.run.board.membership, self.asked
+        held = ", ".join(f"{node} ({', '.join(map(str, ranks))})" for node, ranks in membership.items())
+        if asked.rank is not None:
+            node = next((node for node, ranks in membership.items() if asked.rank in ranks), None)
+            if node is None:
+                raise CannotMove(f"there is no rank {asked.rank}; the job runs on {held}")
+            leavers = frozenset({asked.rank})
+        else:
+            node = asked.source or ""
+            if node not in membership:
+                raise CannotMove(f"{node} holds no rank of this job; it runs on {held}")
+            leavers = frozenset(membership[node])
+        if len(leavers) == len(self.run.board.ranks):
+            raise CannotMove("all ranks would move at once; at least one has to stay, so that the others find it")
+        return leavers, node
+
+    def _target(self, source: str, count: int) -> str:
+        """Return the node to move to: the one asked for, else one where standbys wait or that has room, else any free one."""
+        fleet, wanted = self.run.fleet, self.asked.target
+        if wanted == source:
+            raise CannotMove(f"the ranks are on {source} already")
+        if wanted and (why := self.run.wards.bars(wanted)):
+            raise CannotMove(f"{wanted} is {why}")
+        candidates = [wanted] if wanted else [*self._alive(source, count), *(node for node in self.run.free() if node not in fleet.alive())]
+        refused = []
+        for node in candidates:
+            if node in fleet.alive():
+                return node
+            if node not in fleet.source.names():
+                raise CannotMove(f"cluster {self.run.cluster.name} has no node {node}")
+            answer = fleet.each([node], fleet.bring_up)[node]
+            if not isinstance(answer, WorldError):
+                self.run.stand(node, "healthy", "its agent is up")
+                return node
+            refused.append(f"{node}: {answer}")
+        refused += self.run.wards.left_out()
+        raise CannotMove("there is no other node to move to" + (f" ({'; '.join(refused)})" if refused else ""))
+
+    def _alive(self, source: str, count: int) -> list[str]:
+        """Return the nodes with an agent that can take *count* more ranks: where standbys wait first, then where there is most room."""
+        room, waiting = self.run.room(), Counter(one.node for one in self.run.pool.ready(self.run.lineup.width))
+        able = [node for node in room if node != source and max(room[node], waiting[node]) >= count]
+        return sorted(able, key=lambda node: (-min(waiting[node], count), -room[node]))

@@ -1,0 +1,190 @@
+"""A planned move: processes come, and others leave or none does, while training runs; all change over between two steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from detectors.evidence import TakeOverTrouble
+from holdfast.control.fleet import failures
+from holdfast.control.lineup import Lineup
+from holdfast.control.move import MoveInWork
+from holdfast.control.plan import log_directory
+from holdfast.control.run import TICK, Run
+from policies.ladder import Seat
+from policies.placement import Membership, membership_after
+from policies.states import Event
+from tasks.monitor import look
+from tasks.takeover import facts_of, store_without, worker_of
+from tasks.turn import Turn
+
+
+class CannotMove(Exception):
+    """A move that comes to nothing; training goes on as it was."""
+
+
+class Interrupted(Exception):
+    """Something came in between that the flow has to turn for."""
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(turn.because)
+        self.turn = turn
+
+
+class Change:
+    """One planned change of who holds which ranks."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.until = time.monotonic() + run.spec.deadlines.migrate.total_seconds()
+        self.joiners: list[int] = []
+        self.pause = 0.0
+        """Seconds for which training was held up."""
+
+    def why_not_yet(self) -> str:
+        """Say why nothing can be changed while training runs."""
+        return self.run.why_not_kept() or "the job has not told of its roles"
+
+    # -- plan ---------------------------------------------------------------------------------------------------------
+
+    def seats(self, places: Mapping[int, str]) -> tuple[Seat, ...]:
+        """Have a standby for each rank of *places*, on its node there, warmed up and parked."""
+        run, world = self.run, self.run.lineup.width
+        role_of = {rank: number for number, ranks in enumerate(run.roles) for rank in ranks}
+        ready = list(run.pool.ready(world))
+        taken, missing = dict[int, int](), dict[str, list[int]]()
+        for rank, node in sorted(places.items()):
+            fit = next((one for one in ready if one.node == node and one.role == role_of.get(rank, 0)), None)
+            if fit is None:
+                missing.setdefault(node, []).append(rank)
+                continue
+            ready.remove(fit)
+            taken[rank] = fit.id
+        for node, ranks in missing.items():
+            taken |= dict(zip(ranks, run.pool.start(node, [role_of.get(rank, 0) for rank in ranks], run.wanted()), strict=True))
+        self.joiners = list(taken.values())
+        self.wait(lambda: run.pool.are_ready(self.joiners), lambda: f"the standbys on {', '.join(set(places.values()))} have not parked")
+        return tuple(Seat(rank=rank, node=places[rank], standby=number) for rank, number in sorted(taken.items()))
+
+    def plan(self, seats: tuple[Seat, ...], leavers: frozenset[int]) -> Lineup:
+        """Agree on the coming generation."""
+        run = self.run
+        membership = membership_after(run.board.membership, seats)
+        store, serve = store_without(run, leavers, membership)
+        run.newest += 1  # whatever comes of this, no other generation has this number
+        joiners = {seat.rank: seat.standby for seat in seats if seat.standby is not None}
+        run.moving = MoveInWork(
+            generation=run.newest, leavers=leavers, joiners=joiners, ranks=frozenset(run.board.ranks), membership=membership
+        )
+        lineup = run.lineup.after(run.newest, membership, frozenset(joiners))
+        return replace(lineup, store=store, serve=serve, since=run.generation)
+
+    # -- prepare and change over --------------------------------------------------------------------------------------
+
+    @property
+    def _moving(self) -> MoveInWork:
+        assert self.run.moving is not None
+        return self.run.moving
+
+    def prepare(self, lineup: Lineup, seats: tuple[Seat, ...]) -> None:
+        """Have everybody build what the coming generation needs, beside training; wait until all have."""
+        run, moving = self.run, self._moving
+        shared = {
+            "do": "prepare",
+            "generation": moving.generation,
+            **facts_of(run, lineup),
+            "leavers": sorted(moving.leavers),
+            "joiners": {str(seat.rank): {"node": seat.node, "standby": seat.standby} for seat in seats},
+        }
+
+        def tell(node: str) -> None:
+            for rank in run.board.membership.get(node, ()):
+                run.fleet.channel(node).order("tell", ranks=[rank], standbys=[], message={**shared, "rank": rank})
+            for seat in (seat for seat in seats if seat.node == node):
+                environment = run.seat_environment(seat.rank, moving.generation, lineup)
+                own = {"rank": seat.rank, "environment": environment, "log": str(log_directory(run.job.name) / f"rank-{seat.rank}.log")}
+                run.fleet.channel(node).order("tell", ranks=[], standbys=[seat.standby], message={**shared, **own})
+
+        self.all_did(run.fleet.each({*run.members, *(seat.node for seat in seats)}, tell))
+        self.wait(lambda: moving.is_prepared, lambda: f"{moving.missing(moving.prepared)} did not get ready")
+
+    def switch(self) -> None:
+        """Have everybody change over at the next step that all of them vote for; wait until they have."""
+        run, moving = self.run, self._moving
+        self.all_did(self._tell_all({"do": "switch", "generation": moving.generation}))
+        try:
+            self.wait(lambda: moving.is_done, lambda: "the ranks did not agree on a step to change over")
+        except CannotMove as error:
+            if not (moving.switched or moving.left):
+                raise
+            run.board.evidence.append(TakeOverTrouble(node=run.members[0], at=time.time(), why=f"a planned move stopped halfway: {error}"))
+            raise Interrupted(Turn(Event.FAULTED, f"a planned move stopped halfway: {error}")) from error
+
+    def _tell_all(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Tell something to all ranks that live, and to those that are to come."""
+        run, at = self.run, {number: one.node for number, one in self.run.pool.standbys.items() if number in self.joiners}
+        living = {node: [rank for rank in ranks if not run.board.ranks[rank].ended] for node, ranks in run.board.membership.items()}
+        return run.fleet.each(
+            {*run.members, *at.values()},
+            lambda node: run.fleet.channel(node).order(
+                "tell", ranks=living.get(node, []), standbys=[number for number, where in at.items() if where == node], message=message
+            ),
+        )
+
+    def give_up(self, *, told: bool) -> None:
+        """Have everybody forget what was prepared. A standby that got ready for a rank is good for no other."""
+        if told:
+            self._tell_all({"do": "forget", "generation": self._moving.generation})
+        self.run.pool.drop(self.joiners)
+        self.run.moving = None
+
+    def record(self, seats: tuple[Seat, ...], lineup: Lineup, *, because: str, source: str | None = None) -> None:
+        """Put on record what the ranks have done: in the history, and at every agent."""
+        run, moving = self.run, self._moving
+        by_rank, run.moving, self.pause = {seat.rank: seat for seat in seats}, None, moving.pause
+        run.enter_generation(moving.generation, moving.membership, lineup=lineup, because=because)
+        nodes: Membership = {**({source: []} if source is not None else {}), **moving.membership}
+        answers = run.fleet.each(
+            nodes,
+            lambda node: run.fleet.channel(node).order(
+                "switch",
+                generation=run.generation,
+                membership=moving.membership,
+                workers=[worker_of(run, rank, by_rank.get(rank)) for rank in nodes[node]],
+            ),
+        )
+        run.pool.take(self.joiners)
+        run.held |= dict.fromkeys(answers.keys() - failures(answers).keys(), run.generation)
+        wrong = {node: error for node, error in failures(answers).items() if node in moving.membership}
+        if wrong:
+            now, why = time.time(), "; ".join(str(error) for error in wrong.values())
+            run.board.evidence.extend(TakeOverTrouble(node=node, at=now, why=str(error)) for node, error in wrong.items())
+            raise Interrupted(Turn(Event.FAULTED, why))
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def all_did(self, answers: dict[str, Any]) -> None:
+        """Go no further unless every node did as it was told."""
+        wrong = failures(answers)
+        if wrong:
+            raise CannotMove("; ".join(str(error) for error in wrong.values()))
+
+    def wait(self, done: Callable[[], bool], why_not: Callable[[], str]) -> None:
+        """Wait while training goes on; whatever asks for an answer of its own ends the move."""
+        run = self.run
+        while not done():
+            turn = look(run)
+            if turn is not None:
+                raise Interrupted(turn)
+            run.pool.settle()
+            lost = run.pool.lost(self.joiners)
+            if lost:
+                raise CannotMove(f"standby {lost[0]}, which was to take a rank over, is lost")
+            if run.moving is not None and run.moving.refused:
+                (kind, number), why = next(iter(run.moving.refused.items()))
+                raise CannotMove(f"{kind} {number} cannot prepare it: {why}")
+            if time.monotonic() > self.until:
+                raise CannotMove(f"it took longer than {run.spec.deadlines.migrate.total_seconds():.0f} s: {why_not()}")
+            run.pump(TICK)

@@ -1,0 +1,102 @@
+"""Repair: find nodes that are due for a burn-in, make it, and say what came of it. One task each, however many nodes there are."""
+
+from __future__ import annotations
+
+import logging
+
+from prefect import task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.events import emit_event
+
+from holdfast.log import note
+from holdfast.report.wording import plural
+from policies.burn_in import in_words
+from policies.holds import NodeMove
+from tasks import repairs
+
+log = logging.getLogger("holdfast.control")
+
+
+@task(task_run_name="find nodes of {cluster} that are due", cache_policy=NO_CACHE)
+def find(cluster: str, named: list[str] | None) -> list[str]:
+    """Return the nodes to be tried: those *named*, or those that are due."""
+    repair = repairs.of(cluster)
+    repair.refuse_strangers(named or [])
+    return list(named) if named else repair.due()
+
+
+@task(task_run_name="begin burn-ins on {cluster}", cache_policy=NO_CACHE)
+def begin(cluster: str, nodes: list[str]) -> list[str]:
+    """Begin a burn-in on each of *nodes* that may have one; return those."""
+    repair = repairs.of(cluster)
+    begun = repair.begin(nodes, busy=repair.jobs())
+    for node, why in repair.left.items():
+        note(log, "node.not-tried", node=node, why=why)
+    return begun
+
+
+@task(task_run_name="burn in nodes of {cluster}", cache_policy=NO_CACHE)
+def burn_in(cluster: str, nodes: list[str]) -> dict[str, str]:
+    """Make all checks; return each node's outcome."""
+    found = repairs.of(cluster).try_out(nodes)
+    for node, outcome in found.items():
+        for check in outcome.checks:
+            note(log, "node.tried", node=node, check=in_words(check), seconds=round(check.seconds, 2))
+    return {node: str(outcome.mark) for node, outcome in found.items()}
+
+
+@task(task_run_name="conclude burn-ins on {cluster}", cache_policy=NO_CACHE)
+def conclude(cluster: str) -> list[str]:
+    """Put the outcomes on record; return how nodes moved, in words."""
+    moved = repairs.of(cluster).conclude()
+    return [f"{node}: {move.before} -> {move.after}: {move.because}" for node, move in moved]
+
+
+@task(task_run_name="publish repairs of {cluster}", cache_policy=NO_CACHE)
+def publish(cluster: str) -> str:
+    """Show all that was tried as a table, and tell of each move by an event; return the run in a sentence."""
+    repair = repairs.of(cluster)
+    after = repair.known()
+    tried = [
+        {
+            "node": node,
+            "outcome": str(found.mark),
+            "state": str(after[node].state),
+            "because": found.because,
+            "checks": "; ".join(found.evidence),
+        }
+        for node, found in repair.outcomes.items()
+    ]
+    left = [
+        {"node": node, "outcome": "not tried", "state": str(after[node].state), "because": why, "checks": ""}
+        for node, why in repair.left.items()
+        if node not in repair.outcomes
+    ]
+    words = in_a_sentence({node: str(found.mark) for node, found in repair.outcomes.items()}, len(left))
+    _sent(create_table_artifact(table=[*tried, *left], key=artifact_key(cluster), description=f"Burn-ins on cluster {cluster}: {words}"))
+    for node, move in repair.moves:
+        _emit(cluster, node, move)
+    return words
+
+
+def artifact_key(cluster: str) -> str:
+    """Return under which name the UI shows the newest table of *cluster*."""
+    return f"{cluster}-burn-ins"
+
+
+def in_a_sentence(outcomes: dict[str, str], left: int) -> str:
+    """Return a run of the flow in a sentence."""
+    counted = [f"{list(outcomes.values()).count(mark)} {mark}" for mark in ("passed", "failed", "blind") if mark in outcomes.values()]
+    return ", ".join([plural(len(outcomes), "node"), *counted, *([f"{left} not tried"] if left else [])])
+
+
+def _emit(cluster: str, node: str, move: NodeMove) -> None:
+    name = f"{cluster}.{node}"
+    resource = {"prefect.resource.id": f"holdfast.node.{name}", "prefect.resource.name": name}
+    facts = {"cluster": cluster, "node": node, "before": str(move.before), "after": str(move.after), "because": move.because}
+    _sent(emit_event(event=f"holdfast.node.{move.after}", resource=resource, payload={**facts, "hold": move.hold}))
+
+
+def _sent(_answer: object) -> None:
+    """Drop the server's answer."""

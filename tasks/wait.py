@@ -1,0 +1,137 @@
+"""Wait: for the nodes that a job needs, or for a person's word on those it has."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Final
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from holdfast.control import runs
+from holdfast.control.consent import LEAST
+from holdfast.control.incident import IncidentInWork
+from holdfast.control.run import Run
+from holdfast.errors import WorldError
+from holdfast.history import questions
+from holdfast.history.models import Question
+from holdfast.history.questions import ISOLATE
+from policies.case import Rung
+from policies.offences import Offence, takes_out
+from policies.placement import members_after
+from policies.states import Event
+from tasks.turn import Turn
+
+KNOCK: Final = 1.0
+"""Seconds between two looks for nodes that are back."""
+SLICE: Final = 300.0
+"""Seconds that one task waits at most."""
+
+
+def wait(job: str) -> Turn | None:
+    """Wait for what the decision is about; None when a slice is over."""
+    incident = runs.of(job).incident
+    assert incident is not None
+    assert incident.decision is not None
+    return wait_for_approval(job) if incident.decision.rung is Rung.ASK_A_PERSON else wait_for_capacity(job)
+
+
+@task(task_run_name="wait for a person's word on {job}", cache_policy=NO_CACHE)
+def wait_for_approval(job: str) -> Turn | None:
+    """Ask a person whether nodes may be isolated, until one answers or what was asked has changed; what trains goes on training."""
+    run = runs.of(job)
+    incident = run.incident
+    assert incident is not None
+    decision = incident.decision
+    assert decision is not None
+    missing, spares = run.missing().keys(), set(run.spares())
+    run.consent.ask(LEAST, [_against(run, incident, node) for node in decision.drop], decision.because, otherwise=ISOLATE)
+    slice_end = time.monotonic() + SLICE
+    while time.monotonic() < slice_end:
+        for answer in run.consent.answers(LEAST):
+            if answer.nodes.keys() == set(decision.drop):  # else of a question that was given up just when it was answered
+                return _answered(run, incident, answer)
+        if run.board.ranks and run.board.all_well():
+            return Turn(Event.FINISHED, f"all {len(run.board.ranks)} rank(s) ended with status 0")
+        if why := _why_stop(run):
+            return Turn(Event.STOP_ASKED, why)
+        if lost := run.missing().keys() - missing:
+            return Turn(Event.FAULTED, f"{', '.join(sorted(lost))} is gone while a person is asked")
+        if came := set(run.spares()) - spares:
+            return Turn(Event.ANSWERED, f"nobody need be asked any more: {', '.join(sorted(came))} is there")
+        knock(run, missing=len(decision.drop))
+    return None
+
+
+def _why_stop(run: Run) -> str:
+    """Say why the job is to end instead of waiting on; empty when it is not."""
+    return "a person asked the job to stop" if run.stop_asked else run.departures.end
+
+
+def _against(run: Run, incident: IncidentInWork, node: str) -> Offence:
+    """Return what speaks against *node*."""
+    found = takes_out([fault for fault in incident.faults if fault.node == node], run.levels)
+    assert incident.decision is not None
+    because = incident.decision.because
+    return found or Offence(node=node, grave=True, because=because, evidence=(because,), seen=incident.row.detected_at)
+
+
+def _answered(run: Run, incident: IncidentInWork, answer: Question) -> Turn:
+    """Take a person's word, or that there was none: what was said not to be isolated stays, and is what it was before."""
+    incident.approved |= set(answer.picked)
+    if answer.by:
+        run.wards.approve(answer.picked, answer.by)
+        run.wards.keep({node: told for node, told in answer.nodes.items() if node not in answer.picked}, answer.answered_at or time.time())
+    incident.lap("wait", time.time())
+    return Turn(Event.ANSWERED, f"question {answer.number}: {questions.in_words(answer)}")
+
+
+@task(task_run_name="wait for capacity for {job}", cache_policy=NO_CACHE)
+def wait_for_capacity(job: str) -> Turn | None:
+    """Wait until the nodes that the decision needs are there: lost ones that came back, or any free one."""
+    run = runs.of(job)
+    incident = run.incident
+    assert incident is not None
+    assert incident.decision is not None
+    held = run.regular()
+    limit = run.policy.deadlines.wait_for_capacity
+    slice_end = time.monotonic() + SLICE
+    while time.monotonic() < slice_end:
+        have = members_after(held, incident.decision)
+        ours = [node for node in held if node not in incident.decision.drop]  # a person's hold takes nothing from a job
+        alive = run.preflight.by_worth(node for node in run.fleet.alive() if node in ours or not run.wards.bars(node))
+        for words in run.wards.news(run.fleet.source.names()):
+            run.remark(words)
+        ready = [node for node in have if node in alive]
+        found = [node for node in alive if node not in have]
+        if len(ready) + len(found) >= incident.decision.need:
+            more = found[: max(0, run.width - len(ready))]
+            gone = tuple(node for node in held if node not in ready)
+            incident.decision = replace(incident.decision, drop=gone, add=tuple(n for n in ready if n not in held) + tuple(more))
+            incident.lap("wait", time.time())
+            return Turn(Event.GAINED, f"{', '.join(found) or 'enough nodes'} came back")
+        if why := _why_stop(run):
+            return Turn(Event.STOP_ASKED, why)
+        if time.time() - incident.rung_at > limit:
+            incident.tried.append(Rung.WAIT_FOR_CAPACITY)
+            incident.lap("wait", time.time())
+            return Turn(Event.FAULTED, "; ".join([f"no capacity came within {limit:.0f} s", *run.wards.left_out()]))
+        knock(run, missing=incident.decision.need - len(ready))
+    return None
+
+
+def knock(run: Run, *, missing: int) -> None:
+    """Try to bring up free nodes that jobs may be given, then go on listening for a second."""
+    free = run.preflight.by_worth(node for node in run.free() if node not in run.fleet.alive())[:missing]
+    run.preflight.begin(free)
+    for node, answer in run.fleet.each(free, run.fleet.bring_up).items():
+        if not isinstance(answer, WorldError):
+            assert run.incident is not None
+            run.incident.lost.discard(node)
+            run.stand(node, "healthy", "it answers, and its agent is up")
+    if free:
+        run.preflight.finish()
+    until = time.monotonic() + KNOCK
+    while time.monotonic() < until and not run.stop_asked:
+        run.pump()

@@ -1,0 +1,60 @@
+"""Widen: let processes take the places that the job goes on without, while training runs."""
+
+from __future__ import annotations
+
+import time
+
+from holdfast.control.run import Run
+from holdfast.errors import WorldError
+from holdfast.report.wording import ranks as in_ranges
+from policies.states import Event
+from tasks.planned import CannotMove, Change, Interrupted
+from tasks.turn import Turn
+
+
+def widen(run: Run) -> Turn:
+    """Have missing ranks come back; whatever keeps them from it leaves training as it is, and is tried again later."""
+    begin = time.monotonic()
+    try:
+        words = Widening(run).carry_out()
+    except (CannotMove, WorldError) as error:
+        run.growth.failed()
+        return Turn(Event.MOVE_FAILED, str(error))
+    except Interrupted as error:
+        run.growth.failed()
+        return error.turn
+    run.growth.succeeded()
+    return Turn(Event.MOVED, f"{words} in {time.monotonic() - begin:.1f} s, while training went on")
+
+
+class Widening(Change):
+    """One growth of the job, back to its full width or a part of the way."""
+
+    def carry_out(self) -> str:
+        """Bring up the nodes, prepare, change over, put it on record; return what was done, in words."""
+        run, told = self.run, False
+        try:
+            places = self._places()
+            seats = self.seats(places)
+            lineup = self.plan(seats, frozenset())
+            told = True
+            self.prepare(lineup, seats)
+            self.switch()
+        except BaseException:
+            self.give_up(told=told)
+            raise
+        where = "; ".join(f"rank {seat.rank} came to {seat.node}" for seat in seats)
+        self.record(seats, lineup, because=f"there was room for rank(s) {in_ranges(places)} again")
+        return f"{where}: {len(run.board.ranks)} of {run.lineup.width} ranks share each step's samples"
+
+    def _places(self) -> dict[int, str]:
+        """Return where the missing ranks go on: on nodes that have an agent."""
+        run = self.run
+        places = run.growth.places()
+        if not places:
+            raise CannotMove("there is no room any more for the ranks that are missing")
+        missing = sorted(set(places.values()) - set(run.fleet.alive()))
+        self.all_did(run.fleet.each(missing, run.fleet.bring_up))
+        for node in missing:
+            run.stand(node, "healthy", "its agent is up")
+        return places

@@ -1,0 +1,208 @@
+"""The bill of a written history: sums that are known, and who is to blame for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.accounting.bill import NO_INCIDENT, bill
+from holdfast.accounting.ledger import HOUR, Use
+from holdfast.history import Checkpoint, Generation, History, Lease, NodeMove, Phase, Snapshots, queries
+from tests.history.rows import a_fault, a_job, a_move, a_step, an_incident
+from tests.report import filled
+
+PLACES = {"n0": [0, 1], "n1": [2, 3]}
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    """Give an empty history in a file of its own."""
+    opened = filled.open_history(tmp_path)
+    yield opened
+    opened.close()
+
+
+def write(history: History, *rows: Any) -> None:
+    """Write rows."""
+    with history.session() as session:
+        session.add_all(rows)
+
+
+def a_generation(job: str, number: int, at: float, **more: Any) -> Generation:
+    """Return a generation of four ranks on two nodes."""
+    return Generation(**{"job_id": job, "number": number, "at": at, "world_size": 4, "ranks": PLACES, **more})
+
+
+def recovered(job: str, number: int, begin: float, seconds: float, **fields: Any) -> list[Any]:
+    """Return an incident that cost so many seconds, half of them in finding it; with its root on n0."""
+    blame, level = fields.pop("blame", "process"), fields.pop("level", "restart-process")
+    known = {"fault_at": begin, "downtime_s": seconds, "closed_at": begin + seconds, "outcome": "recovered", "generation_after": number + 1}
+    one = an_incident(job, number, **{**known, "kind": "worker-sigkill", **fields})
+    phases = [("detect", seconds / 2), ("load", seconds / 2), ("rollback", 77.0)]
+    root = a_fault(job, incident_id=one.id, at=begin, node="n0", root=True, blame=blame, level=level, kind=one.kind)
+    rows = [Phase(job_id=job, incident_id=one.id, position=place, name=name, seconds=spent) for place, (name, spent) in enumerate(phases)]
+    return [one, root, a_fault(job, incident_id=one.id, at=begin, node="n1"), *rows]
+
+
+def trained(job: str, generation: int, first: int, last: int, begin: float) -> list[Any]:
+    """Return the steps from *first* to *last*, a second each."""
+    return [a_step(job, step, generation=generation, at=begin + step - first + 1) for step in range(first, last + 1)]
+
+
+def hours(seconds: float) -> Any:
+    """Return *seconds* of devices as the bill has them."""
+    return pytest.approx(seconds / 3600, rel=1e-12)
+
+
+def test_an_empty_history_costs_nothing(history: History) -> None:
+    """Zeros and blanks, no error; and no lonely numbers."""
+    found = bill(history)
+    assert (found.whole, found.ettr, found.phases, found.losses, found.lemons) == (0.0, None, {}, [], [])
+    assert (found.mttf.seconds, found.mttf.n, found.mttr.seconds) == (None, 0, None)
+
+
+def test_the_bill_of_a_job_adds_up_to_what_it_held(history: History) -> None:
+    """Four ranks for 40 seconds, two idle places for 35: by use, by phase, by fault, by node, and by job."""
+    write(history, a_job("gpt", id="j", at=0.0, spec={"nodes": {"ranks": 2}}), a_move("j", "COMPLETED", at=40.0))
+    write(history, *(NodeMove(cluster="c", node=node, at=5.0, standing="healthy", because="", job_id="j") for node in ("n0", "n1", "n2")))
+    write(history, a_generation("j", 1, 5.0), a_generation("j", 2, 18.0, resumed_step=6), a_generation("j", 3, 32.0, resumed_step=12))
+    write(history, *trained("j", 1, 1, 8, 8.0), *trained("j", 2, 7, 12, 19.0), *trained("j", 3, 13, 18, 33.0))
+    write(history, *recovered("j", 1, 16.0, 4.0), *recovered("j", 2, 25.0, 9.0, kind="gpu-off-bus", blame="gpu", level="evict-now"))
+    found = bill(history, queries.newest_job(history, "gpt"))
+    assert found.whole == hours(4 * 40 + 2 * 35)
+    assert found.hours(Use.PRODUCTIVE) == hours(4 * (6 + 6 + 6))
+    assert found.hours(Use.SPARE) == hours(2 * 35)
+    assert found.phases == {
+        "detect": hours(4 * (2 + 4.5)),
+        "load": hours(4 * (1 + 3.5)),  # the first new step of each recovery is a step
+        "rollback": hours(4 * 2),
+    }
+    assert sum(found.hours(use) for use in Use) == pytest.approx(found.whole)
+    assert sum(amount.devices for amount in found.ledger.booked.values()) == round(found.whole * HOUR)
+    assert [(one.kind, one.incidents) for one in found.losses] == [("gpu-off-bus", 1), ("worker-sigkill", 1)]
+    assert sum(one.hours for one in found.losses) == pytest.approx(found.hours(Use.LOST))
+    lemon, other = found.lemons
+    assert (lemon.node, lemon.faults, lemon.incidents, lemon.blamed, lemon.worst, lemon.to_quarantine) == (
+        "n0",
+        2,
+        2,
+        1,
+        "gpu-off-bus",
+        True,
+    )
+    assert lemon.hours == pytest.approx(found.hours(Use.LOST))
+    assert (other.node, other.faults, other.incidents, other.hours, other.to_quarantine) == ("n1", 2, 0, 0.0, False)
+    assert found.ettr == pytest.approx(18 / 40)
+    assert (found.mttr.seconds, found.mttr.n) == (6.5, 2)
+    assert found.mttf.seconds == pytest.approx((40 - 11) / 2)
+
+
+def test_one_failure_gives_no_mean(history: History) -> None:
+    """The number of them is told, and no mean."""
+    write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=40.0), a_generation("j", 1, 0.0), *recovered("j", 1, 16.0, 4.0))
+    found = bill(history)
+    assert (found.mttf.seconds, found.mttf.n, found.mttr.seconds, found.mttr.n) == (None, 1, None, 1)
+    assert found.ettr is None
+
+
+def test_a_users_error_is_no_failure_of_the_fleet_and_blames_no_node(history: History) -> None:
+    """What it cost is told all the same; an incident that passed is no failure either."""
+    write(history, a_job(id="j", at=0.0), a_move("j", "FAILED", at=40.0), a_generation("j", 1, 0.0))
+    write(history, *recovered("j", 1, 10.0, 4.0), *recovered("j", 2, 20.0, 4.0))
+    write(history, *recovered("j", 3, 26.0, 4.0, outcome="passed", downtime_s=None))
+    write(history, *recovered("j", 4, 32.0, 8.0, kind="user-error", level="user-error", outcome="gave-up", downtime_s=None))
+    found = bill(history)
+    assert (found.mttf.n, found.mttr.n, found.user_errors) == (2, 2, 1)
+    assert next(one for one in found.losses if one.kind == "user-error").hours == hours(4 * 8)
+    assert next(one for one in found.lemons if one.node == "n0").incidents == 3
+
+
+def test_a_node_that_is_blamed_often_is_a_case_for_quarantine(history: History) -> None:
+    """Three times, whatever was asked for; twice is not often."""
+    write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=90.0), a_generation("j", 1, 0.0))
+    write(history, *recovered("j", 1, 10.0, 4.0, blame="node"), *recovered("j", 2, 20.0, 4.0, blame="gpu"))
+    assert not bill(history).lemons[0].to_quarantine
+    write(history, *recovered("j", 3, 30.0, 4.0, blame="node"))
+    assert bill(history).lemons[0].to_quarantine
+
+
+def test_a_node_that_merely_ended_is_none(history: History) -> None:
+    """Power and maintenance are held against no node, however often."""
+    write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=90.0), a_generation("j", 1, 0.0))
+    for number in range(1, 5):
+        write(history, *recovered("j", number, 10.0 * number, 4.0, kind="node-lost", level="evict-now", blame="node"))
+    lemon = bill(history).lemons[0]
+    assert (lemon.node, lemon.blamed, lemon.to_quarantine) == ("n0", 4, False)
+
+
+def test_jobs_are_added_up_and_live_ones_count_until_now(history: History) -> None:
+    """One ended, one is steered now, one lost its flow and counts until its last step; each with what it held."""
+    for name, end in (("ended", 10.0), ("live", None), ("left", None)):
+        write(history, a_job(name, id=name, at=0.0), a_generation(name, 1, 0.0), *trained(name, 1, 1, 8, 0.0))
+        write(history, *([a_move(name, "COMPLETED", at=end)] if end else [a_move(name, "RUNNING", at=1.0)]))
+    write(history, Lease(job_id="live", epoch=1, holder="a flow", host="h", pid=1, pid_started=0.0, expires_at=101.0))
+    found = bill(history, now=20.0)
+    assert {one.job.id: one.ledger.sum().hours for one in found.jobs} == {"ended": hours(40), "live": hours(80), "left": hours(32)}
+    assert found.whole == hours(152)
+    assert found.ettr == pytest.approx(24 / 38)
+    assert [one.job.id for one in bill(history, now=20.0, since=8.0).jobs] == ["live", "ended"]
+
+
+def test_an_open_incident_is_told_by_the_states_of_the_job(history: History) -> None:
+    """Its phases are written when it closes; until then the moves say what it waits for."""
+    write(history, a_job(id="j", at=0.0), a_generation("j", 1, 0.0), *trained("j", 1, 1, 10, 0.0))
+    write(history, an_incident("j", 1, fault_at=10.0, detected_at=11.0), Lease(**LEASE))
+    for at, state in ((11.0, "DIAGNOSING"), (12.0, "ISOLATING"), (14.0, "WAITING")):
+        write(history, a_move("j", state, at=at))
+    assert bill(history, now=20.0).phases == {"wait": hours(24), "isolate": hours(8), "detect": hours(4), "diagnose": hours(4)}
+
+
+LEASE: Any = {"job_id": "j", "epoch": 1, "holder": "a flow", "host": "h", "pid": 1, "pid_started": 0.0, "expires_at": 1e12}
+
+
+def test_saves_and_snapshots_are_told_apart(history: History) -> None:
+    """Of two ranks' ten steps snapshots took a tenth; one save stood for a second, a broken one counts for nothing."""
+    write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=12.0), a_generation("j", 1, 0.0, world_size=2, ranks={"n0": [0, 1]}))
+    write(history, *trained("j", 1, 1, 5, 0.0), *trained("j", 1, 6, 10, 7.0))
+    write(history, Snapshots(job_id="j", generation=1, at=9.0, cost_s=2.0, trained_s=20.0))
+    for trouble in (None, "checkpoint-corrupt"):
+        write(history, Checkpoint(job_id="j", at=6.5, step=5, generation=1, path="/c", seconds=1.0, trouble=trouble))
+    found = bill(history)
+    by_use = {use: found.hours(use) for use in Use if found.hours(use)}
+    assert by_use == {Use.PRODUCTIVE: hours(18), Use.SNAPSHOTS: hours(2), Use.CHECKPOINTS: hours(2), Use.BESIDE: hours(2)}
+
+
+def test_nodes_are_counted_where_ranks_are_not_known(history: History) -> None:
+    """Of all jobs then: hours of one kind are not added to hours of another."""
+    write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=10.0), a_generation("j", 1, 0.0, world_size=0))
+    write(history, a_job(id="k", at=0.0), a_move("k", "COMPLETED", at=10.0), a_generation("k", 1, 0.0))
+    found = bill(history)
+    assert (found.unit.name, found.whole) == ("node-hours", hours(40))
+    assert bill(history, queries.jobs(history)[0]).unit.name == "compute-hours"
+
+
+def test_a_job_that_never_had_nodes_held_what_it_asked_for(history: History) -> None:
+    """A job file of another version, or none, stands for one rank."""
+    write(history, a_job(id="j", at=0.0, spec={"nodes": {"wanted": 2, "ranks": 4}}), a_move("j", "FAILED", at=10.0))
+    write(history, a_job(id="k", at=0.0, spec={"nodes": "many"}), a_move("k", "FAILED", at=10.0))
+    assert bill(history).hours(Use.LAUNCH) == hours(90)
+
+
+def test_steps_thrown_away_for_no_known_reason_are_told_as_such(history: History) -> None:
+    """A job that was adopted may have gone back."""
+    write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=10.0), a_generation("j", 1, 0.0), a_generation("j", 2, 5.0))
+    write(history, *trained("j", 1, 1, 4, 0.0), *trained("j", 2, 3, 6, 5.0))
+    assert [(one.kind, one.incidents, one.hours) for one in bill(history).losses] == [(NO_INCIDENT, 0, hours(8))]
+
+
+def test_the_bill_agrees_with_what_the_report_says_of_the_job(history: History) -> None:
+    """The same history by another way: steps computed twice, downtime, productive seconds."""
+    job = filled.three_incidents(history)
+    found, losses = bill(history, job), queries.losses(history, job.id)
+    assert found.hours(Use.PRODUCTIVE) + found.hours(Use.SNAPSHOTS) == pytest.approx(4 * losses.productive_s / 3600, rel=0.005)
+    assert found.phases["rollback"] == pytest.approx(4 * losses.rollback_s / 3600, rel=0.005)
+    assert found.mttr.seconds == pytest.approx(losses.downtime_s / 3)
+    assert found.ledger.sum().wall == pytest.approx(losses.wall_s * 1e6, abs=1)

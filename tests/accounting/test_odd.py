@@ -1,0 +1,46 @@
+"""Histories of odd jobs: each can be accounted for, told and drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.accounting.bill import bill
+from holdfast.accounting.ledger import SECOND, Use
+from holdfast.report import hours
+from holdfast.report.cost_page import drawn
+from holdfast.report.wording import visible
+from tests.report import filled, odd
+from tests.report.parsed import Page
+
+
+@pytest.mark.parametrize("name", sorted(odd.ODD))
+def test_an_odd_job_is_accounted_for_and_drawn(name: str, tmp_path: Path) -> None:
+    """No step, no loss, no end, a failure, sixty incidents, three hundred nodes: the parts are the whole, and the page tells them."""
+    history = filled.open_history(tmp_path)
+    job = odd.ODD[name](history)
+    found = bill(history, job, now=filled.BEGAN + 90_000)
+    history.close()
+    end = found.jobs[0].job.end if found.jobs else job.at
+    assert found.ledger.sum().wall == round(end * SECOND) - round(job.at * SECOND)
+    assert sum(one.hours for one in found.losses) == pytest.approx(found.hours(Use.LOST))
+    page = Page(drawn(found, job.name, "html").decode()).root
+    assert hours.counted(found) in page.words
+    assert all(visible(" ".join(row[0].split())) in page.words for _, rows in (hours.uses(found), hours.kinds(found)) for row in rows[:50])
+
+
+def test_words_of_strangers_cannot_steer_the_page(tmp_path: Path) -> None:
+    """A job and a kind of fault from another version are text."""
+    history = filled.open_history(tmp_path)
+    on = filled.launched(history, name="<script>alert(1)</script>")
+    on.train(20)
+    root = on.fault("<b>kind</b>", "node x", node="<i>n</i>", root=True)
+    on.suffer(1, [root], detect=1.0, because="strange")
+    job = on.write()
+    found = bill(history, job, now=filled.BEGAN + 90_000)
+    history.close()
+    page = drawn(found, job.name, "html").decode()
+    assert "<script>" not in page
+    assert "<b>kind" not in page
+    assert "&lt;b&gt;kind" in page

@@ -1,0 +1,236 @@
+"""Every microsecond of a job is booked once, and where it belongs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.accounting.ledger import Use
+from holdfast.accounting.life import Life
+from holdfast.accounting.settling import settle
+from tests.accounting.lives import a_life, a_trouble, an_era, seconds, us, wall
+
+
+def run_of(generation: int, first: int, last: int, begin: float, each: float = 1.0) -> list[tuple[int, int, float, float]]:
+    """Return the steps from *first* to *last*, the first of them begun at *begin*, one after the other."""
+    return [(generation, step, begin + (step - first + 1) * each, each) for step in range(first, last + 1)]
+
+
+def test_a_job_without_a_fault_launches_trains_and_ends() -> None:
+    """Two ranks, twenty seconds: nothing is left over."""
+    ledger = settle(a_life(20.0, [an_era(1, 2.0)], run_of(1, 1, 10, 5.0)))
+    assert seconds(ledger) == {Use.LAUNCH: 10.0, Use.PRODUCTIVE: 20.0, Use.ENDING: 10.0}
+    assert ledger.sum().wall == us(20.0)
+
+
+def test_an_incident_is_told_by_phase_and_its_rollback_is_its_own() -> None:
+    """Fault at 15.5 in the eleventh step; back to step 6; the first new step is done at 20."""
+    steps = [*run_of(1, 1, 10, 5.0), *run_of(2, 7, 12, 19.0)]
+    phases = {"detect": 0.5, "isolate": 1.0, "reschedule": 1.5, "warm-up": 1.5}
+    trouble = a_trouble(1, 15.5, 20.0, after=2, phases=phases)
+    ledger = settle(a_life(25.0, [an_era(1, 2.0), an_era(2, 17.0)], steps, back_to={2: 6}, troubles=[trouble]))
+    assert seconds(ledger) == {
+        Use.LAUNCH: 10.0,
+        Use.PRODUCTIVE: 2 * (6 + 6),
+        ("rollback", "i1"): 2 * 4.0,
+        ("unfinished step", "i1"): 2 * 0.5,
+        ("detect", "i1"): 1.0,
+        ("isolate", "i1"): 2.0,
+        ("reschedule", "i1"): 3.0,
+        ("warm-up", "i1"): 1.0,  # what is left of it: the first new step itself was kept
+    }
+
+
+def test_the_first_step_of_a_generation_counts_as_long_as_a_usual_one() -> None:
+    """What it took longer went into compiling: it is warm-up after a fault, and launch before the first one."""
+    steps = [(1, 1, 8.0, 6.0), *run_of(1, 2, 5, 8.0), (2, 6, 20.0, 4.0), *run_of(2, 7, 9, 20.0)]
+    trouble = a_trouble(1, 12.0, 20.0, after=2, phases={"detect": 2.0, "warm-up": 6.0})
+    found = seconds(settle(a_life(23.0, [an_era(1, 1.0), an_era(2, 14.0)], steps, back_to={2: 5}, troubles=[trouble])))
+    assert found == {Use.LAUNCH: 14.0, Use.PRODUCTIVE: 2 * 9.0, ("detect", "i1"): 4.0, ("warm-up", "i1"): 10.0}
+
+
+def test_a_world_that_shrank_counts_with_the_ranks_it_had_then() -> None:
+    """Four ranks before, and until the next generation stands; two after."""
+    steps = [*run_of(1, 1, 4, 1.0), *run_of(2, 5, 8, 7.0)]
+    trouble = a_trouble(1, 5.0, 8.0, after=2, phases={"detect": 1.0, "warm-up": 2.0})
+    found = seconds(settle(a_life(11.0, [an_era(1, 0.0, 4), an_era(2, 6.0, 2)], steps, back_to={2: 4}, troubles=[trouble])))
+    assert found == {Use.LAUNCH: 4.0, Use.PRODUCTIVE: 4 * 4 + 2 * 4, ("detect", "i1"): 4.0, ("warm-up", "i1"): 2.0}
+
+
+def test_what_lies_between_steps_is_saves_as_far_as_they_were_measured() -> None:
+    """The rest is the script's; more than there is between steps is not taken from them."""
+    steps = [*run_of(1, 1, 2, 0.0), *run_of(1, 3, 4, 5.0), *run_of(1, 5, 6, 8.0)]
+    life = a_life(10.0, [an_era(1, 0.0)], steps, saves=[(4.0, 1, 1.5), (7.8, 1, 9.0), (7.9, 2, 9.0)])
+    assert seconds(settle(life)) == {Use.PRODUCTIVE: 12.0, Use.CHECKPOINTS: 8.0}
+    life = a_life(10.0, [an_era(1, 0.0)], steps, saves=[(4.0, 1, 1.5)])
+    assert seconds(settle(life)) == {Use.PRODUCTIVE: 12.0, Use.CHECKPOINTS: 3.0, Use.BESIDE: 5.0}
+
+
+def test_snapshots_cost_a_share_of_the_steps_of_their_generation() -> None:
+    """Of those kept: one generation's share is not another's."""
+    steps = [*run_of(1, 1, 10, 0.0), *run_of(2, 11, 20, 10.0)]
+    life = a_life(20.0, [an_era(1, 0.0, snapshots=0.1), an_era(2, 10.0)], steps, back_to={2: 10})
+    assert seconds(settle(life)) == {Use.PRODUCTIVE: 38.0, Use.SNAPSHOTS: 2.0}
+
+
+def test_a_planned_move_is_no_loss() -> None:
+    """On record a little after the ranks had made it: their steps say when it was."""
+    steps = [*run_of(1, 1, 5, 0.0), *run_of(2, 6, 9, 5.5)]
+    life = a_life(9.5, [an_era(1, 0.0), an_era(2, 6.2)], steps, back_to={2: 5})
+    assert seconds(settle(life)) == {Use.PRODUCTIVE: 18.0, Use.MOVES: 1.0}
+
+
+def test_a_job_that_runs_has_a_step_under_way() -> None:
+    """It is not lost, and not yet kept."""
+    life = a_life(6.0, [an_era(1, 0.0)], run_of(1, 1, 5, 0.0), ended=False)
+    assert seconds(settle(life)) == {Use.PRODUCTIVE: 10.0, Use.BESIDE: 2.0}
+
+
+def test_a_job_that_tells_of_no_steps_is_known_to_have_run() -> None:
+    """Launch until all ranks had started; what of the rest was kept nobody can say; the recovery's phases are known all the same."""
+    trouble = a_trouble(1, 10.0, 14.0, after=2, phases={"detect": 1.0, "reschedule": 3.0})
+    eras = [an_era(1, 1.0, first_step_at=3.0), an_era(2, 12.0, first_step_at=14.0)]
+    life = a_life(20.0, eras, troubles=[trouble], tells_steps=False)
+    assert seconds(settle(life)) == {Use.LAUNCH: 6.0, Use.UNSEEN: 26.0, ("detect", "i1"): 2.0, ("reschedule", "i1"): 6.0}
+
+
+def test_a_job_that_never_came_to_a_generation_only_launched() -> None:
+    """It held what it had asked for."""
+    assert seconds(settle(a_life(30.0, [], devices=8))) == {Use.LAUNCH: 240.0}
+
+
+def test_a_job_given_up_lost_what_came_after_the_fault() -> None:
+    """With no generation after, and steps that nobody went back before: they were kept, as their checkpoint may be."""
+    trouble = a_trouble(1, 5.0, 9.0, outcome="gave-up", phases={"detect": 1.0, "wait": 2.0})
+    found = seconds(settle(a_life(9.0, [an_era(1, 0.0)], run_of(1, 1, 4, 0.0), troubles=[trouble])))
+    assert found == {
+        Use.PRODUCTIVE: 8.0,
+        ("unfinished step", "i1"): 2.0,
+        ("detect", "i1"): 2.0,
+        ("wait", "i1"): 4.0,
+        ("other", "i1"): 2.0,
+    }
+
+
+def test_an_incident_that_passed_by_itself_cuts_no_step_short() -> None:
+    """Before it and after it the same step was under way."""
+    steps = [*run_of(1, 1, 3, 0.0), (1, 4, 8.0, 1.0)]
+    trouble = a_trouble(1, 5.0, 6.0, outcome="passed", phases={"detect": 1.0})
+    found = seconds(settle(a_life(8.0, [an_era(1, 0.0)], steps, troubles=[trouble])))
+    assert found == {Use.PRODUCTIVE: 8.0, Use.BESIDE: 6.0, ("detect", "i1"): 2.0}
+
+
+def test_steps_are_lost_to_who_first_went_back_before_them() -> None:
+    """Generation 2 went back to 8, 3 to 2: of the first generation's ten steps two are the first fault's and six the second's."""
+    steps = [*run_of(1, 1, 10, 0.0), *run_of(2, 9, 9, 11.0), *run_of(3, 3, 4, 13.0)]
+    troubles = [a_trouble(1, 10.0, 11.0, after=2), a_trouble(2, 12.0, 13.0, after=3)]
+    life = a_life(15.0, [an_era(1, 0.0), an_era(2, 10.5), an_era(3, 12.5)], steps, back_to={2: 8, 3: 2}, troubles=troubles)
+    found = seconds(settle(life))
+    assert found["rollback", "i1"] == 2 * 2.0
+    assert found["rollback", "i2"] == 2 * (6.0 + 1.0)
+    assert found[Use.PRODUCTIVE] == 2 * (2 + 2)
+
+
+def test_steps_thrown_away_without_an_incident_have_no_cause() -> None:
+    """A flow that adopted the job may have started it anew."""
+    steps = [*run_of(1, 1, 4, 0.0), *run_of(2, 3, 4, 6.0)]
+    found = seconds(settle(a_life(8.0, [an_era(1, 0.0), an_era(2, 5.0)], steps, back_to={2: 2})))
+    assert found == {Use.PRODUCTIVE: 8.0, ("rollback", ""): 4.0, Use.MOVES: 4.0}
+
+
+def test_idle_devices_are_beside_the_jobs_time() -> None:
+    """Two from 1 on, none from 4 on: they cost devices, and none of the job's own time."""
+    ledger = settle(a_life(5.0, [an_era(1, 0.0)], run_of(1, 1, 5, 0.0), spares=[(1.0, 2), (4.0, 0)]))
+    assert seconds(ledger) == {Use.PRODUCTIVE: 10.0, Use.SPARE: 6.0}
+    assert ledger.sum().wall == us(5.0)
+
+
+def test_a_clock_set_back_is_booked_once() -> None:
+    """Steps that are said to have ended before the one before them take no time twice, and one from the future ends by now."""
+    steps = [(1, 1, 2.0, 2.0), (1, 2, 1.0, 1.0), (1, 3, 2.5, 1.0), (1, 4, 900.0, 1.0)]
+    ledger = settle(a_life(5.0, [an_era(1, 0.0)], steps))
+    assert ledger.sum().wall == us(5.0)
+    assert wall(ledger, Use.PRODUCTIVE) == pytest.approx(1.0 + 0.5 + 1.0)
+
+
+def test_only_what_came_since_is_counted() -> None:
+    """In the middle of a step, and in the middle of a phase."""
+    steps = [*run_of(1, 1, 4, 0.0), *run_of(2, 5, 8, 8.0)]
+    trouble = a_trouble(1, 4.0, 9.0, after=2, phases={"detect": 1.0, "isolate": 2.0, "load": 2.0})
+    life = a_life(12.0, [an_era(1, 0.0), an_era(2, 6.0)], steps, back_to={2: 4}, troubles=[trouble])
+    assert seconds(settle(life, since=us(9.5))) == {Use.PRODUCTIVE: 5.0}
+    assert seconds(settle(life, since=us(6.0))) == {("isolate", "i1"): 2.0, ("load", "i1"): 2.0, Use.PRODUCTIVE: 8.0}
+    assert seconds(settle(life, since=us(13.0))) == {}
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> Life:
+    """Draw a life, however odd: overlapping incidents, steps that jump in time, generations that went back, none of them in order."""
+    at = st.floats(-2.0, 40.0).map(lambda value: round(value, 4))
+    short = st.floats(0.0, 5.0).map(lambda value: round(value, 4))
+    numbers = range(1, draw(st.integers(0, 4)) + 1)
+    begins = sorted(draw(st.lists(at, min_size=len(numbers), max_size=len(numbers))))
+    eras = [
+        an_era(number, begin, draw(st.integers(1, 5)), snapshots=draw(st.floats(0, 1)), first_step_at=draw(at))
+        for number, begin in zip(numbers, begins, strict=True)
+    ]
+    steps: dict[tuple[int, int], Any] = {}
+    for number in numbers:
+        for step in draw(st.lists(st.integers(1, 9), max_size=6, unique=True)):
+            steps[number, step] = (number, step, draw(at), draw(short))
+    troubles = []
+    for number in range(1, draw(st.integers(0, 3)) + 1):
+        begin, names = draw(at), st.sampled_from(["detect", "isolate", "warm-up", "strange"])
+        after = draw(st.sampled_from([None, *numbers]))
+        phases = draw(st.dictionaries(names, short))
+        outcome = draw(st.sampled_from(["recovered", "passed", "gave-up", None]))
+        troubles.append(a_trouble(number, begin, begin + draw(short), after, phases=phases, outcome=outcome))
+    return a_life(
+        draw(st.floats(0.0, 40.0)),
+        eras,
+        steps.values(),
+        back_to=draw(st.dictionaries(st.sampled_from(numbers), st.integers(0, 9))) if numbers else {},
+        troubles=troubles,
+        saves=[(draw(at), draw(st.integers(1, 4)), draw(short)) for _ in range(draw(st.integers(0, 3)))],
+        spares=sorted((draw(at), draw(st.integers(0, 4))) for _ in range(draw(st.integers(0, 3)))),
+        ended=draw(st.booleans()),
+        tells_steps=draw(st.booleans()),
+        devices=draw(st.integers(0, 5)),
+    )
+
+
+@settings(max_examples=40)
+@given(lives(), st.one_of(st.none(), st.floats(0.0, 50.0)))
+def test_the_parts_add_up_to_the_whole_whatever_happened(life: Life, since: float | None) -> None:
+    """To the microsecond, of the job's time; and nothing is negative."""
+    begin = life.begin if since is None else max(life.begin, us(since))
+    ledger = settle(life, since=None if since is None else us(since))
+    assert ledger.sum().wall == max(0, life.end - begin)
+    assert all(amount.wall >= 0 and amount.devices >= 0 for amount in ledger.booked.values())
+
+
+@settings(max_examples=40)
+@given(lives(), st.floats(0.0, 45.0))
+def test_what_came_since_is_a_part_of_the_whole(life: Life, cut: float) -> None:
+    """Use by use, phase by phase, incident by incident; snapshots are a share of what they are taken from, rounded once."""
+    whole, since = settle(life), settle(life, since=us(cut))
+    for account, amount in since.booked.items():
+        slack = len(life.eras) if account.use in {Use.PRODUCTIVE, Use.SNAPSHOTS} else 0
+        assert amount.wall <= whole.booked[account].wall + slack
+        assert amount.devices <= whole.booked[account].devices + slack
+
+
+@settings(max_examples=40)
+@given(lives(), st.integers(1, 7))
+def test_the_devices_time_is_the_jobs_time_as_often_as_there_are_devices(life: Life, devices: int) -> None:
+    """Where all generations have the same number: an integral that needs no accounts."""
+    life = replace(life, eras=[replace(era, devices=devices) for era in life.eras], devices=devices)
+    ledger = settle(life)
+    ends = [*(one.at for one in life.spares[1:]), life.end]
+    idle = sum(max(0, min(end, life.end) - max(0, one.at)) * one.devices for one, end in zip(life.spares, ends, strict=False))
+    assert ledger.sum(Use.SPARE).devices == idle
+    assert ledger.sum().devices == life.end * devices + idle

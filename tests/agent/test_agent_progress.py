@@ -1,0 +1,101 @@
+"""What goes through the agent for the sake of progress: questions and answers, paces, digests, losses that are no numbers."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from holdfast.agent.paces import BLOCK, Paces
+from tests.agent.rig import SPEAKING, Flow, Node
+
+ANSWERS = (
+    SPEAKING
+    + """
+hello()
+say(t="resumed", step=0, path=None)
+for line in heard:
+    question = json.loads(line)
+    say(t="standing", step=7, waits="vote", seconds=1.5, groups=[], place=question["do"])
+"""
+)
+
+
+def test_a_question_reaches_the_ranks_and_their_answers_the_flow_but_no_journal(node: Node, flow: Flow) -> None:
+    """Where a rank stood is worth nothing to a flow that comes later."""
+    flow.prepare(node, [sys.executable, node.script(ANSWERS)])
+    flow.start(1, ranks=[0, 1])
+    flow.until(lambda: len([one for one in flow.events if one["event"] == "resumed"]) == 2)
+    assert flow.ok("ask", generation=1, question={"do": "roll-call"}, ranks=[1])["asked"] == [1]
+    told = flow.wait("worker.standing", rank=1)
+    assert told["said"] == {"step": 7, "waits": "vote", "seconds": 1.5, "groups": [], "place": "roll-call"}
+    assert sorted(flow.ok("ask", generation=1, question={"do": "roll-call"})["asked"]) == [0, 1]
+    flow.wait("worker.standing", rank=0)
+    refused = flow.order("ask", generation=2, question={"do": "roll-call"})
+    assert (refused["ok"], refused["why"]) == (False, "generation 2 is not the current one, that is 1")
+    assert flow.order("ask", generation=1, question="where are you?")["ok"] is False
+    assert "worker.standing" not in (node.folder / "journal.jsonl").read_text()
+
+
+def test_beats_carry_the_newest_paces_and_digests(node: Node, flow: Flow) -> None:
+    """A block's medians: one slow step does not move them. What belongs to another generation is no digest of this one."""
+    tells = """
+hello()
+say(t="resumed", step=0, path=None)
+for step in range(1, 18):
+    pace = {"own": 9.0 if step == 3 else 0.25, "talk": 0.5, "data": 0.0}
+    say(t="beat", step=step, loss=1.0, seconds=0.75, until=None, generation=1, pace=pace)
+say(t="check", step=16, digest="abc", piece="p", generation=0)
+say(t="check", step=16, digest="def", piece="p", generation=1)
+time.sleep(600)
+"""
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + tells)])
+    flow.start(1)
+    beat = flow.until(lambda: next((one["ranks"]["0"] for one in flow.beats if one["ranks"]["0"]["checks"]), None))
+    assert beat["paces"] == [[0, 0.25, 0.5, 0.0], [1, 0.25, 0.5, 0.0]]
+    assert beat["checks"] == [{"step": 16, "digest": "def", "piece": "p"}]
+
+
+def test_a_loss_that_is_no_number_is_told_once_until_it_is_one_again(node: Node, flow: Flow) -> None:
+    """Of any rank, not of rank 0 alone, and at once."""
+    losses = "1.0, math.nan, math.nan, None, math.nan, 2.0, math.inf"
+    tells = f"""
+import math
+hello()
+say(t="resumed", step=0, path=None)
+for step, loss in enumerate([{losses}], 1):
+    say(t="beat", step=step, loss=loss, seconds=0.1, until=None, generation=1)
+say(t="bye", step=7)
+"""
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + tells)])
+    flow.start(1)
+    flow.exited(generation=1)
+    assert [one["step"] for one in flow.events if one["event"] == "worker.loss"] == [2, 7]
+
+
+@pytest.mark.parametrize(
+    "pace", ['"slow"', '{"own": 1.0}', '{"own": "x", "talk": 0.0, "data": 0.0}', '{"own": -1.0, "talk": 0.0, "data": 0.0}']
+)
+def test_a_pace_that_cannot_be_one_costs_nothing_but_itself(node: Node, flow: Flow, pace: str) -> None:
+    """Workers of another version may say anything."""
+    tells = f"""
+hello()
+say(t="resumed", step=0, path=None)
+say(t="beat", step=1, loss=1.0, seconds=0.1, until=None, generation=1, pace={pace})
+say(t="beat", step=2, loss=1.0, seconds=0.1, until=None, generation=1)
+time.sleep(600)
+"""
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + tells)])
+    flow.start(1)
+    beat = flow.until(lambda: next((one["ranks"]["0"] for one in flow.beats if one["ranks"]["0"]["step"] == 2), None))
+    assert beat["paces"] == []
+
+
+def test_a_block_with_too_few_steps_says_nothing() -> None:
+    """Steps with a section in them are left out; of a block that has hardly any others nobody can tell what is usual."""
+    paces = Paces()
+    for step in range(1, 4 * BLOCK + 1):
+        if not BLOCK < step <= 2 * BLOCK or step > 2 * BLOCK - 4:
+            paces.add(step, [float(step), 0.0, 0.0])
+    assert [block for block, *_ in paces.told()] == [0, 2, 3]
+    assert paces.told()[0] == [0, 4.5, 0.0, 0.0]

@@ -1,0 +1,167 @@
+"""The lookout beside a real agent: a kernel log, errors of GPUs through the real pynvml, counters that grow while a worker dies."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from detectors.sightings import Sighting
+from holdfast.agent.kernel_log import Follower
+from holdfast.agent.lookout.telling import MOST_LINES, QUIET, Budget, Telling
+from holdfast.process import children_of
+from holdfast.wire import Message
+from tests.agent.rig import SPEAKING, Flow, Node
+from tests.readers.conftest import built
+from tests.waiting import wait_until
+
+SLEEPER = SPEAKING + "hello(); time.sleep(600)"
+NIC = "sys/class/net/eth0"
+FILES = {"device/vendor": "0x15b3", "flags": "0x1003", "operstate": "up", "carrier": "1", "speed": "100000", "carrier_down_count": "1"}
+OFF_BUS = "NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus."
+
+
+class Broken:
+    """A node of which the test may break parts."""
+
+    def __init__(self, node: Node, base: Path) -> None:
+        self.node, self.root = node, base / "root"
+        self.events, self.state, self.log = base / "events", base / "state", base / "kmsg"
+        for name, text in {**FILES, "statistics/rx_crc_errors": "5"}.items():
+            self.write(f"{NIC}/{name}", text)
+        for name, text in {**FILES, "carrier": "0", "operstate": "down"}.items():
+            self.write(f"sys/class/net/eth1/{name}", text)
+        self.events.touch()
+        self.state.touch()
+        os.mkfifo(self.log)
+        self._writer = os.open(self.log, os.O_RDWR)
+
+    def write(self, name: str, text: str) -> None:
+        """Have a file of the node say *text*."""
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text + "\n")
+
+    def logs(self, text: str) -> None:
+        """Have the kernel log a line."""
+        os.write(self._writer, f"3,1,1,-;{text}\n".encode())
+
+    def happens(self, gpu: int, xid: int) -> None:
+        """Have an error of a GPU happen."""
+        with self.events.open("a") as file:
+            file.write(f"{gpu} {xid}\n")
+
+    def lookout(self) -> int | None:
+        """Return the pid of the lookout, once there is one."""
+        return next((pid for pid in children_of(self.node.agent) if b"holdfast.agent.lookout" in _command(pid)), None)
+
+    def close(self) -> None:
+        """Let go of the log."""
+        os.close(self._writer)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of a stand-in for NVIDIA's library."""
+    return built(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def broken(unborn: Node, tmp_path: Path, library: Path) -> Iterator[Broken]:
+    """Give a node with GPUs, a network interface and a kernel log of the test's own."""
+    made = Broken(unborn, tmp_path)
+    where = ("--kernel-log", str(made.log), "--root", str(made.root))
+    unborn.begin(*where, LD_LIBRARY_PATH=str(library), NVML_STAND_IN_STATE=str(made.state), NVML_STAND_IN_EVENTS=str(made.events))
+    yield made
+    made.close()
+
+
+def fault(flow: Flow, kind: str, source: str) -> Message:
+    """Wait for a fault of the node, told by *source*."""
+    return flow.wait("node.fault", kind=kind, source=f"{source} on node")
+
+
+def test_what_happens_to_a_node_is_told_as_it_happens(broken: Broken) -> None:
+    """By its log, its driver, its counters; what grew while a worker died comes with its generation; a lookout that dies comes again."""
+    with broken.node.flow().attach(0) as flow:
+        flow.prepare(broken.node, [sys.executable, broken.node.script(SLEEPER)], watch=True)
+        flow.start(3)
+        flow.wait("worker.hello")
+        first = wait_until(broken.lookout, seconds=15)
+        assert first is not None
+        broken.logs("usb 1-1: new high-speed USB device number 2")
+        broken.logs("nvme nvme0: I/O 12 QID 3 timeout, aborting")
+        assert "nvme0" in fault(flow, "nvme-timeout", "kernel log")["part"]
+        broken.happens(1, 48)
+        assert fault(flow, "gpu-memory-double-bit", "GPU driver events")["part"].startswith("GPU 0000:")
+        assert fault(flow, "nic-link-down", "interface counters")["part"] == "eth1", "the first look has been taken"
+        broken.write(f"{NIC}/statistics/rx_crc_errors", "65")
+        os.kill(flow.pid(generation=3), signal.SIGKILL)
+        grew = flow.wait("node.grew", over=3)["grew"]
+        assert grew == {"network.nics[eth0].counters.rx_crc_errors": 60}
+        assert fault(flow, "nic-errors", "interface counters")["part"] == "eth0"
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: broken.lookout() not in {None, first}, seconds=15)
+        flow.start(4)  # the agent takes the helper's end for nobody else's
+        flow.wait("worker.hello", generation=4)
+    told = [one for one in flow.events if one["event"] == "node.fault" and one["source"] == "kernel log on node"]
+    assert [one["kind"] for one in told] == ["nvme-timeout"], "a device that came is no fault"
+
+
+def seen(part: str = "GPU 0", quote: str = "off the bus") -> Sighting:
+    """Return a sighting."""
+    return Sighting(kind="gpu-off-bus", part=part, quote=quote)
+
+
+def test_a_fault_is_told_once_by_whoever_sees_it_first() -> None:
+    """Of each part; again when it was away for a look, or happens again after a while."""
+    told: list[Message] = []
+    telling = Telling("n0", told.append)
+    assert telling.happened(seen(), "kernel log", 5.0, now=0.0)
+    assert not telling.happened(seen(), "GPU driver events", 5.1, now=0.1)
+    telling.looked([("NVML", seen()), ("NVML", seen("GPU 1"))], 6.0, now=1.0)
+    assert [(one["part"], one["source"]) for one in told] == [("GPU 0", "kernel log on n0"), ("GPU 1", "NVML on n0")]
+    telling.looked([("NVML", seen())], 70.0, now=65.0)
+    telling.happened(seen(), "kernel log", 140.0, now=2 * QUIET + 20)
+    assert len(told) == 2, "it is there still"
+    telling.looked([], 200.0, now=200.0)
+    telling.happened(seen(), "kernel log", 300.0, now=300.0)
+    assert len(told) == 3
+
+
+def test_a_flooded_log_is_judged_as_far_as_the_budget_goes() -> None:
+    """The rest of the second is passed over; the next second is judged again."""
+    budget = Budget()
+    assert sum(budget.allows(0.5) for _ in range(3 * MOST_LINES)) == MOST_LINES
+    assert budget.passed_over == 2 * MOST_LINES
+    assert budget.allows(1.6)
+
+
+def test_a_log_that_is_a_file_is_followed_into_the_next_one(tmp_path: Path) -> None:
+    """Plain lines, as a syslog daemon writes them, and across the daemon's own putting aside."""
+    path, heard = tmp_path / "kern.log", list[str]()
+    path.write_text("Nov 21 10:00:00 n0 kernel: before\n")
+    log = Follower(path)
+    log.tell(lambda line: heard.append(line.text))
+    with path.open("a") as file:
+        file.write("Nov 21 10:00:01 n0 kernel: " + OFF_BUS + "\n")
+    log.read()
+    path.rename(tmp_path / "kern.log.1")
+    path.write_text("Nov 21 10:00:02 n0 kernel: in the next\n")
+    with selectors.DefaultSelector() as selector:
+        log.register(selector)
+        assert log.due() is not None, "such a file cannot be waited for"
+        log.tick(1e9)
+        log.tick(2e9)
+    assert heard == ["Nov 21 10:00:01 n0 kernel: " + OFF_BUS, "Nov 21 10:00:02 n0 kernel: in the next"]

@@ -1,0 +1,139 @@
+"""Notices that a node will be taken away: by a file, an address and a signal, seen by a real agent; what cannot be seen is none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.agent.notice_looker import Unseen, at_url, in_file
+from holdfast.ports import free_port
+from tests.agent.rig import Flow, Node
+from tests.waiting import wait_until
+
+PLAN: dict[str, Any] = {
+    "file": None, "url": None, "headers": {}, "pattern": "", "signals": [], "every": 0.05, "timeout": 2.0, "lasts": 90.0,
+}  # fmt: skip
+
+
+class Metadata:
+    """A metadata service as clouds have one."""
+
+    def __init__(self) -> None:
+        self.status, self.body, self.ends = 404, "", threading.Event()
+        self.asked: list[dict[str, str]] = []
+        service = self
+
+        class Answer(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                service.asked.append({"path": self.path, **dict(self.headers)})
+                if service.status == 0:  # it takes the question and gives no answer
+                    service.ends.wait(20)
+                    return
+                self.send_response(service.status)
+                self.end_headers()
+                self.wfile.write(service.body.encode())
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/spot"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self.ends.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def metadata() -> Iterator[Metadata]:
+    """Give a metadata service that has no notice."""
+    made = Metadata()
+    yield made
+    made.close()
+
+
+def prepared(node: Node, flow: Flow, **plan: Any) -> None:
+    """Have the agent take on a job whose cluster has its notices there."""
+    flow.prepare(node, [sys.executable, "-c", ""], notice={**PLAN, **plan})
+
+
+def test_a_file_that_comes_is_a_notice_and_one_that_goes_takes_it_back(node: Node, flow: Flow, tmp_path: Path) -> None:
+    """Each is told once, and the node's name stands in the file's."""
+    prepared(node, flow, file=str(tmp_path / "{node}.leaving"))
+    path = tmp_path / "node.leaving"
+    path.write_text("host maintenance at noon\n")
+    told = flow.wait("agent.leaving")
+    assert told["seconds"] == 90.0
+    assert told["why"] == f"{path} says that it will go: host maintenance at noon"
+    path.unlink()
+    flow.wait("agent.staying")
+    assert sum(one["event"] == "agent.leaving" for one in flow.events) == 1
+
+
+def test_an_answer_that_says_so_is_a_notice(node: Node, flow: Flow, metadata: Metadata) -> None:
+    """Neither 404, nor an answer that says something else, nor none is; that nothing can be seen is told."""
+    metadata.status, metadata.body = 200, "FALSE"
+    prepared(node, flow, url=metadata.url + "/{node}", pattern="^TRUE$", headers={"Metadata-Flavor": "Google"})
+    wait_until(lambda: len(metadata.asked) > 2, seconds=30)
+    flow.ok("ping")
+    assert not [one for one in flow.events if one["event"] == "agent.leaving"]
+    assert metadata.asked[0]["Metadata-Flavor"] == "Google"
+    assert metadata.asked[0]["path"] == "/spot/node"
+    metadata.status = 503
+    assert "answered with status 503" in flow.wait("notice.blind")["why"]
+    metadata.status, metadata.body = 200, "TRUE"
+    assert flow.wait("agent.leaving")["why"] == f"{metadata.url}/node says that it will go: TRUE"
+
+
+def test_a_signal_of_the_cluster_s_own_is_a_notice(node: Node, flow: Flow) -> None:
+    """The agent goes on all the same."""
+    prepared(node, flow, signals=[int(signal.SIGUSR1)])
+    os.kill(node.agent, signal.SIGUSR1)
+    assert flow.wait("agent.leaving")["why"] == "it was told to go by SIGUSR1"
+    assert flow.ok("about", protocol=1)["pid"] == node.agent
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"signals": [9]}, {"signals": [15]}, {"every": "soon"}, {"headers": [1]}, {"lasts": -1}, {"pattern": "("}]
+)
+def test_a_plan_that_is_none_is_refused(node: Node, flow: Flow, wrong: dict[str, Any]) -> None:
+    """By the name of its field."""
+    answer = flow.order("prepare", **{**a_plan(node), "notice": {**PLAN, **wrong}})
+    assert not answer["ok"]
+    assert next(iter(wrong)) in answer["why"]
+
+
+def a_plan(node: Node) -> dict[str, Any]:
+    """Return the rest of a job's plan."""
+    argv, logs = [sys.executable, "-c", ""], str(node.folder)
+    return {"lease": 60.0, "warm": False, "argv": argv, "directory": "/", "environment": {}, "log_directory": logs}
+
+
+def test_what_cannot_be_seen_is_no_notice(metadata: Metadata, tmp_path: Path) -> None:
+    """A server that does not answer, refuses, is not there; a file that may not be read."""
+    assert at_url(metadata.url, {}, "", timeout=5.0) is None, "404: there is none yet"
+    metadata.status = 403
+    with pytest.raises(Unseen, match="status 403"):
+        at_url(metadata.url, {}, "", timeout=5.0)
+    metadata.status = 0
+    with pytest.raises(Unseen, match="does not answer"):
+        at_url(metadata.url, {}, "", timeout=0.2)
+    with pytest.raises(Unseen, match="does not answer"):
+        at_url(f"http://127.0.0.1:{free_port()}/", {}, "", timeout=5.0)
+    assert in_file(str(tmp_path / "none"), "") is None
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(Unseen, match="cannot be read"):
+        in_file(str(loop), "")
+    (tmp_path / "said").write_text("stay")
+    assert in_file(str(tmp_path / "said"), "go") is None

@@ -1,0 +1,208 @@
+"""Burn-ins of real programs: nodes of this machine, bytes over real connections, and a relay between them that spoils what it is to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detectors.trials import Check, Mark
+from holdfast.burn_in.bench import Bench
+from holdfast.burn_in.plan import Plan
+from holdfast.burn_in.post import Post, Silent
+from holdfast.burn_in.posts import LocalPosts, open_posts
+from holdfast.cluster.local import LocalNodes
+from holdfast.spec import LocalCluster, cluster_of
+from policies.burn_in import Outcome
+from tests.burn_in.relay import Relay, Spoil, cut, flip, slow
+from tests.waiting import wait_until
+
+UNLIMITED = {"disk": 0, "network": 0, "latency": 0, "clock": "1h"}
+SMALL: dict[str, Any] = {"disk_size": "4MiB", "network_size": "1MiB", "memory_most": "8MiB", "torch": False, "nice": 0}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Callable[..., LocalCluster]:
+    """Make a cluster in a folder of its own, with burn-ins that take little."""
+
+    def make(**fields: Any) -> LocalCluster:
+        burn_in = {**SMALL, "limits": {**UNLIMITED, **fields.pop("limits", {})}, **fields.pop("burn_in", {})}
+        made = cluster_of(
+            {"kind": "local", "name": "tried", "nodes": 4, "directory": str(tmp_path / "nodes"), "burn_in": burn_in, **fields}
+        )
+        assert isinstance(made, LocalCluster)
+        return made
+
+    return make
+
+
+@pytest.fixture
+def post(cluster: Callable[..., LocalCluster]) -> Iterator[Post]:
+    """Give the program on one node."""
+    made = LocalPosts(cluster()).open("node-0")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def relays() -> Iterator[list[Relay]]:
+    """End relays at last."""
+    made: list[Relay] = []
+    yield made
+    for one in made:
+        one.close()
+
+
+def tried(cluster: LocalCluster, nodes: list[str], partners: list[str], **fields: Any) -> dict[str, Outcome]:
+    """Try nodes out for next to no time."""
+    with open_posts(cluster) as posts:
+        return Bench(posts, Plan.of(cluster.burn_in, seconds=0.05), **fields).try_out(nodes, partners)
+
+
+def check(outcome: Outcome, name: str) -> Check:
+    """Return the check of that name."""
+    return next(one for one in outcome.checks if one.name == name)
+
+
+def test_a_sound_machine_passes_and_tells_its_figures(cluster: Callable[..., LocalCluster]) -> None:
+    """Every check ran for real: each has figures, and is told as it ends."""
+    told: list[tuple[str, str]] = []
+    found = tried(cluster(), ["node-1"], ["node-2"], tell=lambda node, one: told.append((node, one.name)))["node-1"]
+    assert found.mark is Mark.PASSED, found
+    assert told == [("node-1", name) for name in ("compute", "memory", "disk", "clock", "network")]
+    assert check(found, "compute").figures["rounds"] >= 1
+    assert check(found, "memory").figures["MiB"] >= 1
+    assert check(found, "network").figures["sent MB/s"] > 0
+    assert check(found, "network").words == "well with node-2"
+
+
+def test_the_bad_end_of_a_bad_pair_is_named(cluster: Callable[..., LocalCluster], relays: list[Relay]) -> None:
+    """One bit is turned over on every way to or from node-1: all others pass, and lose no word over it."""
+
+    def through(serves: str, comes: str, port: int) -> tuple[str, int]:
+        if "node-1" not in {serves, comes}:
+            return "127.0.0.1", port
+        relays.append(Relay(port, flip(700_000)))
+        return relays[-1].place
+
+    nodes = ["node-0", "node-1", "node-2"]
+    found = tried(cluster(), nodes, ["node-3"], relay=through)
+    assert {node: one.mark for node, one in found.items()} == {
+        "node-0": Mark.PASSED,
+        "node-1": Mark.FAILED,
+        "node-2": Mark.PASSED,
+    }
+    assert relays, "the fault was there"
+    words = check(found["node-1"], "network").words
+    assert "the bad end is its own" in words
+    assert "byte " in words
+    assert "arrived as" in words
+
+
+SPOILT: dict[str, tuple[Spoil, dict[str, Any], str]] = {
+    "slow": (slow(2e6), {"network": 10}, "it sent"),
+    "cut": (cut(500_000), {}, ""),
+}
+
+
+@pytest.mark.parametrize("case", ["slow", "cut"])
+def test_of_two_nodes_alone_none_is_named(case: str, cluster: Callable[..., LocalCluster], relays: list[Relay]) -> None:
+    """A link that is slow or breaks fails both, and the words say that it is not known which."""
+    spoil, limits, words = SPOILT[case]
+
+    def through(_serves: str, _comes: str, port: int) -> tuple[str, int]:
+        relays.append(Relay(port, spoil))
+        return relays[-1].place
+
+    found = tried(cluster(nodes=2, limits=limits), ["node-0", "node-1"], [], relay=through)
+    for one in found.values():
+        assert one.mark is Mark.FAILED
+        assert "not known which" in one.because
+        assert words in one.because
+
+
+def test_a_clock_that_is_off_fails(cluster: Callable[..., LocalCluster]) -> None:
+    """By more than the way of the question can explain; the sign is the node's."""
+    found = tried(cluster(limits={"clock": "1s"}), ["node-0"], [], now=lambda: time.time() + 30.0)["node-0"]
+    assert found.mark is Mark.FAILED
+    assert "its clock is off by -30 s" in found.because
+    assert check(found, "network").mark is Mark.BLIND, "there was nobody to try it with"
+
+
+def test_a_disk_that_is_too_slow_fails(cluster: Callable[..., LocalCluster]) -> None:
+    """No disk writes so fast."""
+    found = tried(cluster(limits={"disk": 1e9}), ["node-0"], ["node-1"])["node-0"]
+    assert found.mark is Mark.FAILED
+    assert "and 1e+09 are the least" in found.because
+
+
+def test_a_node_that_is_off_neither_passes_nor_fails(cluster: Callable[..., LocalCluster]) -> None:
+    """Nor does one whose every partner is: nobody saw how its network is."""
+    made = cluster(nodes=2)
+    LocalNodes.of(made).power_off("node-1")
+    found = tried(made, ["node-1"], ["node-0"])["node-1"]
+    assert (found.mark, "it is switched off" in found.because) == (Mark.BLIND, True)
+    partner = tried(made, ["node-0"], ["node-1"])["node-0"]
+    assert partner.mark is Mark.BLIND
+    assert "with node-1: node-1: it is switched off" in partner.because
+
+
+def test_torch_that_is_missing_is_told_and_is_no_pass(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node's python has none: the words say so, and the rest decides."""
+    hidden = "import sys;sys.modules['torch']=None;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
+    monkeypatch.setattr("holdfast.burn_in.posts.BOOT", hidden)
+    found = tried(cluster(burn_in={"torch": True}), ["node-0"], ["node-1"])["node-0"]
+    assert check(found, "matrix").mark is Mark.BLIND
+    assert "its python3 has no torch" in check(found, "matrix").words
+    assert found.mark is Mark.PASSED
+
+
+def runs(pid: int) -> bool:
+    """Tell whether a process runs; one that ended and was not fetched yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_a_node_runs_ends_with_who_asked(post: Post) -> None:
+    """Also in the middle of work, with every process of it."""
+    pid = post.facts["pid"]
+    assert runs(pid)
+    post.begin("compute", seconds=600)
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    wait_until(lambda: bool(children.read_text()), seconds=20)
+    (child,) = map(int, children.read_text().split())
+    post.close()
+    wait_until(lambda: not runs(pid) and not runs(child), seconds=20)
+
+
+def test_an_order_that_makes_no_sense_is_blind(post: Post) -> None:
+    """The program lives on."""
+    (told,) = post.ask("disk", seconds=1)
+    assert (told.mark, told.words) == (Mark.BLIND, "KeyError: 'folder'")
+    (told,) = post.ask("ticking", seconds=0.01)
+    assert told.mark is Mark.PASSED
+
+
+def test_a_check_whose_process_is_killed_is_blind(post: Post) -> None:
+    """As by the kernel when memory ends; that speaks against nobody."""
+    mark = post.begin("ticking", seconds=600)
+    pid = post.facts["pid"]
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    wait_until(lambda: bool(children.read_text()), seconds=20)
+    os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+    (told,) = post.checks(mark, time.monotonic() + 20)
+    assert (told.mark, told.words) == (Mark.BLIND, "its process ended by SIGKILL")
+
+
+def test_a_program_that_does_not_come_up_is_silent(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its last words."""
+    monkeypatch.setattr("holdfast.burn_in.posts.BOOT", "raise SystemExit('no room')")
+    with pytest.raises(Silent, match="no room"):
+        LocalPosts(cluster()).open("node-0")

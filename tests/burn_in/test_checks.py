@@ -1,0 +1,191 @@
+"""Each check against the fault that it is there for: a wrong result, a bit that sticks, bytes that changed, a clock that stepped."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from detectors.trials import Mark
+from holdfast.burn_in.checks import compute, disk, memory, ticking
+from holdfast.burn_in.checks.crew import Ended, judged
+
+
+def test_sound_arithmetic_has_the_known_answers() -> None:
+    """All three kinds of work, on this very processor."""
+    assert [work() for work in compute.WORKS.values()] == [""] * 3
+
+
+def test_one_wrong_hash_among_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core that errs once in a chain ends elsewhere."""
+    times = iter(range(10**9))
+
+    def sha256(data: bytes) -> Any:
+        flip = next(times) == compute.LINKS // 2
+        digest = hashlib.sha256(data).digest()
+        wrong = bytes([digest[0] ^ flip, *digest[1:]])
+        return SimpleNamespace(digest=lambda: wrong)
+
+    monkeypatch.setattr(compute, "hashlib", SimpleNamespace(sha256=sha256))
+    assert "hashes ended in" in compute.chain()
+
+
+def test_a_wrong_power_and_a_wrong_sum_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a multiplier would make them that loses a bit, and a sum that rounds."""
+    monkeypatch.setattr(compute, "pow", lambda *numbers: pow(*numbers) ^ 4, raising=False)
+    assert "not 1" in compute.power()
+    monkeypatch.setattr(compute, "math", SimpleNamespace(fsum=lambda terms: sum(terms) + 1.0))
+    assert "in floating point" in compute.products()
+
+
+def test_work_stops_at_the_first_wrong_answer() -> None:
+    """And says which it was; the rounds before it are counted."""
+    answers = iter(["", "", "bad"])
+    found = compute._worked(time.monotonic() + 60, {"adding": lambda: next(answers)})
+    assert found == {"rounds": 2, "wrong": "adding: bad"}
+
+
+def test_how_a_core_ended_is_told_apart() -> None:
+    """A crash speaks against the node, running out of memory speaks against nobody, and one wrong core is named among many."""
+    fine: dict[str, Any] = {"wrong": ""}
+    told = judged("compute", {0: fine, 3: {"wrong": "7 is 8"}}, {}, fine="well", seconds=0.0)
+    assert (told.mark, told.words) == (Mark.FAILED, "core 3: 7 is 8")
+    assert judged("compute", {0: fine, 1: Ended(-11)}, {}, fine="well", seconds=0.0).mark is Mark.FAILED
+    killed = judged("compute", {0: fine, 1: Ended(-9)}, {}, fine="well", seconds=0.0)
+    assert (killed.mark, killed.words) == (Mark.BLIND, "core 1: its process ended by SIGKILL")
+    assert judged("compute", {0: fine}, {}, fine="well", seconds=0.0).mark is Mark.PASSED
+
+
+class StuckBit(bytearray):
+    """Memory in which one bit stays as it is."""
+
+    place, bit, value = 3 * memory.BLOCK // 2, 1 << 5, 0
+
+    def __setitem__(self, where: Any, what: Any) -> None:
+        super().__setitem__(where, what)
+        super().__setitem__(self.place, self[self.place] & ~self.bit | self.value)
+
+
+class Alias(bytearray):
+    """Memory of which one block answers for another: a line of the address that is broken."""
+
+    def __setitem__(self, where: Any, what: Any) -> None:
+        super().__setitem__(where, what)
+        if where.start == 2 * memory.BLOCK:
+            super().__setitem__(slice(0, memory.BLOCK), what)
+
+
+@pytest.mark.parametrize("value", [0, 1 << 5])
+def test_a_bit_that_sticks_is_found(value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever way; the address is told."""
+    monkeypatch.setattr(StuckBit, "value", value)
+    found = memory.march(StuckBit(4 * memory.BLOCK), time.monotonic() + 60)
+    assert f"was read at {StuckBit.place:#x}" in found["wrong"]
+
+
+def test_blocks_that_answer_for_one_another_are_found_by_their_addresses() -> None:
+    """A constant pattern would look well in both."""
+    found = memory.march(Alias(4 * memory.BLOCK), time.monotonic() + 60)
+    assert found["wrong"].startswith("pattern addresses:")
+    assert found["patterns"] == 0
+
+
+def test_sound_memory_passes_every_pattern() -> None:
+    """And what one pattern left is no obstacle to the next."""
+    ends = iter([0.0] * (len(memory.PATTERNS) - 1) + [1.0])
+
+    def clock() -> float:
+        return next(ends)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "time", SimpleNamespace(monotonic=clock))
+        found = memory.march(bytearray(2 * memory.BLOCK), 1.0)
+    assert found == {"patterns": len(memory.PATTERNS), "bytes": 2 * 2 * memory.BLOCK * len(memory.PATTERNS), "wrong": ""}
+
+
+def test_no_more_memory_is_taken_than_is_free(tmp_path: Path) -> None:
+    """In a container what its limit leaves, where that is less than what the machine has."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
+    assert memory.free_bytes(tmp_path) == 4000 * 1024
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("3000000\n")
+    (tmp_path / "sys/fs/cgroup/memory.current").write_text("2000000\n")
+    assert memory.free_bytes(tmp_path) == 1_000_000
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
+    assert memory.free_bytes(tmp_path) == 4000 * 1024
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> disk.Written:
+    """Give a file of three blocks that the disk has taken."""
+    return disk.write(tmp_path / "blocks", 3, until=time.monotonic() + 60)
+
+
+def test_a_file_is_read_as_it_was_written(written: disk.Written) -> None:
+    """With no fault there is nothing to tell."""
+    assert disk.read_back(written) == ""
+
+
+def test_a_byte_that_changed_on_the_disk_is_found(written: disk.Written) -> None:
+    """By the block that it is in."""
+    with written.path.open("r+b") as file:
+        file.seek(disk.BLOCK + 77)
+        byte = file.read(1)[0]
+        file.seek(disk.BLOCK + 77)
+        file.write(bytes([byte ^ 1]))
+    told = disk.told(written, time.monotonic(), free=0)
+    assert (told.mark, told.words) == (Mark.FAILED, "block 1 of 3 was read with another sum than it was written with")
+
+
+def test_blocks_that_changed_places_and_blocks_that_are_gone_are_found(written: disk.Written) -> None:
+    """As their number is in them, and their count is known."""
+    data = written.path.read_bytes()
+    written.path.write_bytes(data[disk.BLOCK :] + data[: disk.BLOCK])
+    assert "block 0 of 3" in disk.read_back(written)
+    written.path.write_bytes(data[: 2 * disk.BLOCK + 5])
+    assert disk.read_back(written) == "block 2 of 3 ends after 5 bytes"
+
+
+def test_a_disk_check_tells_speed_and_leaves_nothing(tmp_path: Path) -> None:
+    """The folder is as empty as before."""
+    told = disk.disk(str(tmp_path), 2 * disk.BLOCK, seconds=30)
+    assert told.mark is Mark.PASSED
+    assert told.figures["MB"] == pytest.approx(2 * disk.BLOCK / 1e6)
+    assert told.figures["written MB/s"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_speaks_against_no_disk(tmp_path: Path) -> None:
+    """Somebody named the wrong one; a disk without room is the node's trouble."""
+    told = disk.disk(str(tmp_path / "gone"), disk.BLOCK, seconds=1)
+    assert (told.mark, "No such file" in told.words) == (Mark.BLIND, True)
+    full = disk.disk(str(tmp_path), 100, seconds=1)
+    assert full.mark is Mark.FAILED
+    assert "are the least to try it" in full.words
+
+
+def test_clocks_that_go_evenly_pass() -> None:
+    """This machine's own."""
+    assert ticking.ticking(0.05).mark is Mark.PASSED
+
+
+def test_a_monotonic_clock_that_falls_is_found() -> None:
+    """By how much is told."""
+    reads = iter([10.0, 10.1, 9.6])
+    told = ticking.ticking(60.0, monotonic=lambda: next(reads))
+    assert (told.mark, told.words) == (Mark.FAILED, "its monotonic clock fell by 0.500000 s")
+
+
+def test_a_clock_that_steps_while_it_is_watched_is_found() -> None:
+    """Against the monotonic one; one that stands still is found too."""
+    start = time.time()
+    reads = iter([start, start + 7.0])
+    told = ticking.ticking(0.01, wall=lambda: next(reads))
+    assert told.mark is Mark.FAILED
+    assert "its clock went +6.9" in told.words or "its clock went +7.0" in told.words
+    assert "stood still" in ticking.ticking(0.01, monotonic=lambda: 5.0).words

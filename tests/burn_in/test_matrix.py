@@ -1,0 +1,99 @@
+"""Products of matrices and patterns in a device's memory: real torch, on processors where there is no GPU, with wrong answers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from detectors.trials import Mark
+from holdfast.burn_in.checks import matrix
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have products and patterns take next to no time."""
+    monkeypatch.setattr(matrix, "LARGE", 64)
+    monkeypatch.setattr(matrix, "CHUNK", 1 << 16)
+
+
+def found() -> dict[str, Any]:
+    """Return what is known of a device before it worked."""
+    return {"figures": {}, "products": []}
+
+
+def test_products_on_processors_are_those_in_integers() -> None:
+    """With real torch."""
+    told = matrix.matrix(0.01)
+    assert (told.mark, told.needed) == (Mark.PASSED, True)
+    assert told.figures["rounds"] >= 1
+
+
+@pytest.mark.usefixtures("_small")
+def test_a_sound_device_passes_and_tells_its_speed() -> None:
+    """All figures are there."""
+    one = found()
+    assert matrix.multiply(torch, CPU, time.monotonic() + 0.02, one) == ""
+    assert matrix.fill(torch, CPU, time.monotonic(), 1 << 18, one) == ""
+    assert set(one["figures"]) == {"float32 TFLOP/s", "bfloat16 TFLOP/s", "GPU MiB", "passes"}
+    assert one["figures"]["GPU MiB"] == pytest.approx(0.25)
+
+
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize(("wrong", "words"), [(1, "whole numbers"), (4, "product 2 in float32 differs in 1 place(s)")])
+def test_one_wrong_product_is_found(wrong: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is held against integers, each later one against the first."""
+    calls = iter(range(1, 10**9))
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        made = a @ b
+        made[3, 5] += next(calls) == wrong
+        return made
+
+    monkeypatch.setattr(matrix, "_product", product)
+    assert words in matrix.multiply(torch, CPU, time.monotonic() + 60, found())
+
+
+@pytest.mark.usefixtures("_small")
+def test_a_bit_that_sticks_in_a_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second pattern would have it the other way."""
+
+    def write(part: torch.Tensor, values: torch.Tensor) -> None:
+        part.copy_(values)
+        part[77] |= 1 << 40
+
+    monkeypatch.setattr(matrix, "_write", write)
+    assert (
+        matrix.fill(torch, CPU, time.monotonic() + 60, 1 << 18, found())
+        == "4 word(s) of its memory were read otherwise than they had been written"
+    )
+
+
+def burnt(number: int, *, speed: float = 50.0, value: float = 1.0, wrong: str = "") -> dict[str, Any]:
+    """Return what burning one GPU came to."""
+    product = torch.full((2, 2), value)
+    return {"number": number, "name": "H200", "wrong": wrong, "seconds": 1.0, "figures": {"float32 TFLOP/s": speed}, "products": [product]}
+
+
+def test_gpus_of_one_kind_are_held_against_each_other() -> None:
+    """One that computes otherwise, one that is slow, one that failed by itself, and one that torch does not see."""
+    checks = matrix._compared([burnt(0), burnt(1, value=2.0), burnt(2), burnt(3, speed=30.0), burnt(4, wrong="lost")], missing=1)
+    assert [one.mark for one in checks] == [Mark.PASSED, Mark.FAILED, Mark.PASSED, Mark.FAILED, Mark.FAILED, Mark.BLIND]
+    assert "differ from those of GPUs [0, 2, 3]" in checks[1].words
+    assert checks[3].words == "it made 30.0 float32 TFLOP/s where GPUs of its kind made 50.0"
+
+
+def test_a_node_without_gpus_says_so_and_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has a GPU, and no torch to try it, may not pass."""
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([]))
+    (none,) = matrix.gpu(0.1, 0.5)
+    assert (none.mark, none.needed, none.words) == (Mark.BLIND, False, "it has no NVIDIA device")
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(["/dev/nvidia0"]))
+    monkeypatch.setattr(matrix, "_torch", lambda: "its python3 has no torch")
+    (blind,) = matrix.gpu(0.1, 0.5)
+    assert (blind.mark, blind.needed, blind.words) == (Mark.BLIND, True, "it has 1 NVIDIA device(s), and its python3 has no torch")

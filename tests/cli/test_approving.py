@@ -1,0 +1,69 @@
+"""`holdfast approve`: what is asked, and a person's answer, taken once."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from holdfast.history import History, questions
+from holdfast.history.models import Question
+from tests.cli.conftest import Command
+
+
+def asked(book: History, *nodes: str, about: str = "share") -> int:
+    """Have a job ask about nodes; return the question's number."""
+    against = {node: {"because": f"gpu-off-bus: Xid 79 on {node}", "seen": 1.0, "evidence": []} for node in nodes}
+    now = time.time()
+    question = Question(
+        number=0,
+        cluster="lab",
+        job_id="j1",
+        job="gpt",
+        about=about,
+        nodes=against,
+        because=f"may {', '.join(nodes)} be isolated?",
+        otherwise="keep",
+        at=now,
+        until=now + 600,
+    )
+    return questions.ask(book, question).number
+
+
+def test_what_is_asked_is_listed_and_answered(here: Command, book: History) -> None:
+    """A part of the nodes may be picked; the answer is signed."""
+    assert here("approve").stdout == "Nothing is asked.\n"
+    assert (asked(book, "n1", "n2"), asked(book, "n7")) == (1, 2)
+    assert asked(book, "n2", "n1") == 1, "the same is asked once"
+    listed = here("approve").stdout
+    assert "Question 1, job gpt, cluster lab" in listed
+    assert "n2: gpu-off-bus: Xid 79 on n2" in listed
+    assert "they stay in service" in listed
+    assert [one["number"] for one in json.loads(here("approve", "--json").stdout)] == [1, 2]
+    said = here("approve", "1", "--node", "n2", "--because", "smells burnt")
+    assert said.returncode == 0
+    assert said.stdout.startswith("question 1 of job gpt is answered: isolate n2 by ")
+    told = json.loads(here("approve", "2", "--refuse", "--json").stdout)
+    assert (told["answer"], told["picked"]) == ("keep", [])
+    assert here("approve").stdout == "Nothing is asked.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("approve", "9"), "there is no question 9. Open: 1."),
+        (("approve", "1", "--node", "n5"), "question 1 is not about n5. Pick of: n1, n2."),
+        (("approve", "2"), "question 2 is answered already: keep n7 by ann."),
+        (("approve", "--refuse"), "Name the question that is answered"),
+        (("approve", "1", "--refuse", "--node", "n1"), "leave out --node"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_with_the_cure(here: Command, book: History, words: tuple[str, ...], why: str) -> None:
+    """And changes nothing."""
+    asked(book, "n1", "n2")
+    questions.reply(book, asked(book, "n7"), questions.Reply(answer="keep", by="ann"), now=time.time())
+    refused = here(*words)
+    assert refused.returncode == 2
+    assert why in refused.stderr
+    assert [one.number for one in questions.still_open(book)] == [1]

@@ -1,0 +1,189 @@
+"""`holdfast burn-in`: what it tells, what it does to a node that is out of service, and every way in which it cannot be."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.burn_in.bench import Bench
+from holdfast.cluster.local import LocalNodes
+from holdfast.history import History, holds
+from holdfast.history.holds import Place
+from holdfast.history.models import Job
+from holdfast.places import cluster_directory
+from holdfast.spec import LocalCluster
+from policies.holds import Node, Owner, Rules, Word
+from policies.node_states import NodeState
+from policies.quarantine import begin_burn_in, quarantine
+from tests.cli.conftest import Command
+
+SMALL = "{disk_size: 4MiB, network_size: 1MiB, memory_most: 8MiB, torch: false, nice: 0, limits: {disk: LIMIT, network: 0, latency: 0}}"
+PLACE = Place(cluster="small", names=["node-0", "node-1"], rules=Rules())
+OF_SMALL = ("--cluster", "cluster.yaml")
+QUICK = (*OF_SMALL, "--seconds", "0.05")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Write the file of a cluster of two nodes that are tried in next to no time."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"name: small\nnodes: 2\nburn_in: {SMALL.replace('LIMIT', '0')}\n")
+    return path
+
+
+def out(history: History, node: str = "node-1") -> None:
+    """Have a job quarantine a node."""
+    now = time.time()
+    word = Word(owner=Owner(name="job gpt"), because="gpu-off-bus: Xid 79", at=now)
+    holds.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
+
+
+def now_of(history: History, node: str = "node-1") -> Node:
+    """Return the node as it is."""
+    return holds.nodes(history, PLACE, now=time.time()).get(node, Node(name=node))
+
+
+def test_a_quarantined_node_that_passes_comes_back(here: Command, book: History, small: Path) -> None:
+    """A line for each check with its figures, and the verdict last."""
+    out(book)
+    done = here("burn-in", "node-1", *QUICK)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *lines, _, verdict = done.stdout.splitlines()
+    assert [line.split()[:3] for line in lines] == [
+        ["node-1", name, "passed"] for name in ("compute", "memory", "disk", "clock", "network")
+    ]
+    assert "written MB/s" in lines[2]
+    assert verdict == "node-1: passed compute, memory, disk, clock, network; in-burn-in -> healthy"
+    assert now_of(book).state is NodeState.HEALTHY
+    assert [one.event for one in holds.moves(book, "small", "node-1")] == ["quarantined", "tested", "passed"]
+
+
+def test_one_that_fails_stays_out_with_the_evidence(here: Command, book: History, small: Path) -> None:
+    """Its reason is kept; the status is 1."""
+    small.write_text(small.read_text().replace("disk: 0", "disk: 1e9"))
+    out(book)
+    done = here("burn-in", "node-1", *QUICK)
+    assert done.returncode == 1
+    assert "node-1 failed: disk: its disk wrote" in done.stdout.splitlines()[-1]
+    node = now_of(book)
+    assert node.state is NodeState.QUARANTINED
+    assert not node.is_due(time.time()), "the next try is later"
+    assert "its disk wrote" in holds.moves(book, "small", "node-1")[-1].because
+
+
+def test_a_short_one_lifts_nothing_and_goes_beside_training(
+    here: Command, book: History, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real one is refused where a job trains, with both cures."""
+    out(book)
+    a_job_trains(book, monkeypatch)
+    refused = here("burn-in", "node-1", *QUICK)
+    assert refused.returncode == 2
+    assert "job 'gpt' trains on node-1" in refused.stderr
+    assert "`holdfast migrate gpt --from node-1`" in refused.stderr
+    assert "`--short`" in refused.stderr
+    assert len(holds.moves(book, "small", "node-1")) == 1
+    done = here("burn-in", "node-1", "--short", *OF_SMALL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "stays quarantined: a short burn-in lifts nothing" in done.stderr
+    assert now_of(book).state is NodeState.QUARANTINED
+
+
+def a_job_trains(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an agent of a job live on node-1, as its folder says: this process."""
+    with history.session() as session:
+        session.add(Job(id="j1", name="gpt", spec={}, cluster={}, directory="", at=0.0))
+    folder = cluster_directory("small") / "node-1"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr("holdfast.cluster.local.is_alive", lambda *_: True)
+    (folder / "agent.json").write_text(json.dumps({"pid": 1, "job": "j1", "started": 0}))
+
+
+def test_programs_get_every_figure(here: Command, book: History, small: Path) -> None:
+    """Of a node that nothing is held against, too; it stays healthy."""
+    told = json.loads(here("burn-in", "node-0", "--json", *QUICK).stdout)
+    (node,) = told["nodes"]
+    assert (node["node"], node["outcome"], node["state"], node["for_a_hold"]) == ("node-0", "passed", "healthy", False)
+    disk: dict[str, Any] = next(one for one in node["checks"] if one["name"] == "disk")
+    assert disk["mark"] == "passed"
+    assert disk["figures"]["written MB/s"] > 0
+    assert holds.moves(book, "small", "node-0") == []
+
+
+def test_a_healthy_node_that_fails_is_left_to_a_person(here: Command, book: History, small: Path) -> None:
+    """With the command that takes it out."""
+    small.write_text(small.read_text().replace("disk: 0", "disk: 1e9"))
+    done = here("burn-in", "node-0", *QUICK)
+    assert done.returncode == 1
+    assert "`holdfast nodes hold node-0 --because" in done.stderr
+    assert now_of(book, "node-0").state is NodeState.HEALTHY
+
+
+def test_a_node_that_cannot_be_tried_stays_as_it_is(here: Command, book: History, small: Path) -> None:
+    """Nothing counts against it."""
+    out(book)
+    LocalNodes("small", cluster_directory("small"), 2).power_off("node-1")
+    done = here("burn-in", "node-1", *QUICK)
+    assert done.returncode == 1
+    assert "node-1 blind: not known to be well, as not all could be tried: reach: it is switched off" in done.stdout
+    assert holds.moves(book, "small", "node-1")[-1].event == "untried"
+
+
+def test_one_burn_in_at_a_time(here: Command, book: History, small: Path) -> None:
+    """The other one goes on."""
+    out(book)
+    now = time.time()
+    word = Word(owner=Owner(name="node-repair"), because="due", at=now)
+    holds.say(book, PLACE, "node-1", lambda one, _: begin_burn_in(one, word, 1, seconds=600), now=now)
+    done = here("burn-in", "node-1", *QUICK)
+    assert done.returncode == 2
+    assert "burn-in 2 runs on node-1 already. Wait for its end" in done.stderr
+    assert now_of(book).state is NodeState.IN_BURN_IN
+
+
+def test_one_that_is_broken_off_leaves_nothing_open(here: Command, book: History, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle: the node can be tried again, and nothing counts against it."""
+    out(book)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bench, "_alone", interrupted)
+    assert here("burn-in", "node-1", *QUICK).returncode == 130
+    last = holds.moves(book, "small", "node-1")[-1]
+    assert (last.event, last.because) == ("untried", "the burn-in was broken off")
+
+
+REFUSED = {
+    "a node that is not there": (("nod-1",), "has no node 'nod-1'. It has node-1"),
+    "no time": (("node-1", "--seconds", "0"), "0<x<=604800"),
+    "no node": ((), "Missing argument 'NODE...'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_mess_is_told(case: str, here: Command, small: Path) -> None:
+    """Status 2, and nothing is tried."""
+    arguments, words = REFUSED[case]
+    done = here("burn-in", *arguments, *OF_SMALL)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stdout == ""
+
+
+def test_settings_that_cannot_be_are_told_with_their_field(here: Command, small: Path) -> None:
+    """As every other field of a cluster."""
+    small.write_text("burn_in: {memory_share: 2, limits: {disk: -1}, nice: 40}\n")
+    done = here("burn-in", "node-1", *OF_SMALL)
+    assert done.returncode == 2
+    for field in ("burn_in.memory_share", "burn_in.limits.disk", "burn_in.nice"):
+        assert field in done.stderr
+
+
+def test_every_setting_has_a_default_that_is_itself_allowed() -> None:
+    """A cluster may write its settings down as they are."""
+    assert LocalCluster.model_validate(LocalCluster().model_dump(mode="json")) == LocalCluster()

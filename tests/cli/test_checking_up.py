@@ -1,0 +1,173 @@
+"""`holdfast health CLUSTER_FILE`: real SSH servers, what changed since the look before, and every mess with its cure."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from holdfast.cluster.local import LocalNodes
+from holdfast.places import cluster_directory
+from tests.cli.conftest import Command, environment
+from tests.cli.terminal import Terminal
+from tests.ssh.conftest import Site
+from tests.ssh.sshd import PROGRAM
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def site(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Give a site of real SSH servers."""
+    if PROGRAM is None:
+        pytest.skip("needs sshd (openssh-server)")
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    made = Site(tmp_path_factory.mktemp("site"))
+    yield made
+    made.close()
+
+
+def described(site: Site, folder: Path, **more: object) -> str:
+    """Write the file of the site's cluster; return its name."""
+    fields = site.cluster(**more).model_dump(mode="json", exclude_defaults=True) | {"kind": "ssh"}
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(fields))
+    return "cluster.yaml"
+
+
+def test_nodes_over_ssh_are_judged_and_what_changed_is_told(holdfast: Command, site: Site, tmp_path: Path) -> None:
+    """A node that is off is unreachable, one with a strange key is unknown, and neither is told twice."""
+    site.node("well")
+    off = site.node("off")
+    site.node("strange", known=False)
+    name = described(site, tmp_path, misses=1)
+    first = holdfast("health", name, "--json")
+    told = {one["node"]: one for one in json.loads(first.stdout)["nodes"]}
+    assert told["strange"]["verdict"] == "unknown"
+    assert "unknown host key" in told["strange"]["because"]
+    assert told["well"]["verdict"] == told["off"]["verdict"], "both are this machine"
+    assert told["well"]["verdict"] in {"ok", "degraded", "sick"}
+
+    off.stop()
+    done = holdfast("health", name)
+    assert done.returncode == 1
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    assert "unreachable" in rows["off"]
+    assert "Connection refused" in rows["off"]
+    assert "off: " in done.stdout.partition("New since the look before:")[2]
+    assert "strange: " not in done.stdout.partition("New since the look before:")[2]
+
+    assert done.stdout.count("(last seen ") >= len(told["off"]["evidence"]), "what it was found with before it fell silent is of then"
+    listed = json.loads(holdfast("nodes", name, "--json").stdout)
+    assert {(one["standing"], one["agent"]) for one in listed["nodes"]} == {(None, None)}, "no agent is there to be asked"
+    health = {one["name"]: one["health"]["verdict"] for one in listed["nodes"]}
+    assert health == {"well": told["well"]["verdict"], "off": "unreachable", "strange": "unknown"}
+
+
+def test_nodes_of_this_machine_are_looked_at_once(here: Command, tmp_path: Path) -> None:
+    """Each tells the same; one that is switched off does not answer."""
+    (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 3\n")
+    LocalNodes("small", cluster_directory("small"), 3).power_off("node-2")
+    told = json.loads(here("health", "cluster.yaml", "--json").stdout)
+    verdicts = {one["node"]: one["verdict"] for one in told["nodes"]}
+    assert verdicts["node-0"] == verdicts["node-1"] != "unreachable"
+    assert verdicts["node-2"] == "unreachable"
+    assert told["nodes"][0]["blind"] == told["nodes"][1]["blind"]
+    assert here("health", "cluster.yaml", "--json").returncode == 1
+    assert "unreachable" in here("nodes", "cluster.yaml").stdout
+
+
+def test_a_first_look_is_not_told_twice(here: Command, tmp_path: Path) -> None:
+    """Where no node was known before, nothing has changed."""
+    (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 2\n")
+    LocalNodes("small", cluster_directory("small"), 2).power_off("node-1")
+    first = here("health", "cluster.yaml").stdout
+    assert "New since the look before" not in first
+    assert "Never looked at before: " in first
+    assert first.count("node-1") == 2, "its row, and the list of new nodes"
+
+
+def test_evidence_is_folded_where_the_terminal_ends() -> None:
+    """Its end is the cure, and must not be cut off; a second finding has a line of its own."""
+    rows = [["w1", "sick", "bad: " + "word " * 12 + "cure\nsecond: thing"], ["w2", "ok", "-"]]
+    program = f"from holdfast.cli.output import say_rows; say_rows(('NODE', 'VERDICT', 'EVIDENCE'), {rows}, coloured=1, last='folded')"
+    with Terminal([sys.executable, "-c", f"import sys; sys.stdin.readline(); {program}"], environment(), columns=50) as terminal:
+        terminal.type("\n")
+        wait_until(lambda: "w2" in terminal.text, seconds=20, explain=lambda: terminal.raw)
+        lines = [line.rstrip("\r") for line in terminal.text.strip().splitlines()]
+    first = next(number for number, line in enumerate(lines) if line.startswith("w1"))
+    assert all(len(line) <= 50 for line in lines)
+    body = " ".join(line[lines[first].index("bad:") :].strip() for line in lines[first:-1])
+    assert body.split() == rows[0][2].split()
+    assert lines[-2].split() == ["second:", "thing"]
+
+
+BASE = "kind: ssh\nhosts: [{name: a, address: 127.0.0.1, port: 1}, {name: b, address: 127.0.0.1, port: 2}]\n"
+REFUSED = {
+    "no cluster": ("name: x\nscript: train.py\n", "script: line 2: unknown field", "Remove it"),
+    "no hosts": ("kind: ssh\n", "hosts: is missing", "Add it"),
+    "no such kind": ("kind: slurmm\n", "no kind of cluster is called 'slurmm'", "This version knows: local, ssh"),
+    "a shell's word": (BASE + "python: 'python3; reboot'\n", "cannot stand here", "a shell reads it"),
+    "key that is not there": (BASE + "key: gone\n", "the private key", "there is no such file. Mend `key`"),
+    "key that cannot be read": (BASE + "key: .\n", "Is a directory", "Mend its permissions"),
+    "key that is none": (BASE + "key: cluster.yaml\n", "it is no private key", "Name the private half"),
+    "known_hosts that is not there": (BASE + "known_hosts: gone\n", "the known_hosts file", "Name the right one in `known_hosts`"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_mess_is_told_with_its_cure(case: str, here: Command, tmp_path: Path) -> None:
+    """What, where, and what to do; status 2, and nothing is kept."""
+    text, reason, cure = REFUSED[case]
+    (tmp_path / "cluster.yaml").write_text(text)
+    done = here("health", "cluster.yaml")
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert cure in done.stderr
+    assert done.stdout == ""
+
+
+UNSEEN = {
+    "name that does not resolve": (
+        "kind: ssh\nhosts: [no-such-host.invalid]\n",
+        "no-such-host.invalid does not resolve",
+        "Mend the address",
+    ),
+    "ports that refuse": (BASE, "all 2 nodes missed at once, so our own network is suspected", "Connection refused"),
+}
+
+
+@pytest.mark.parametrize("case", UNSEEN)
+def test_nodes_that_cannot_be_seen_are_unknown(case: str, here: Command, tmp_path: Path) -> None:
+    """And not sick; the status is 1, as nobody knows that they are well."""
+    text, reason, more = UNSEEN[case]
+    (tmp_path / "cluster.yaml").write_text(text + "misses: 1\n")
+    done = here("health", "cluster.yaml")
+    assert done.returncode == 1
+    assert "unknown" in done.stdout
+    assert reason in done.stdout
+    assert more in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["cluster.yaml", "--local"], "name what to look at"), (["cluster.yaml", "--since", "x"], "belongs to `--local`")],
+)
+def test_what_does_not_go_together_is_told(arguments: list[str], words: str, here: Command) -> None:
+    """Before anything is looked at."""
+    done = here("health", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["validate", "run"])
+def test_no_job_runs_over_ssh_yet(verb: str, here: Command, tmp_path: Path) -> None:
+    """What works today is named, and nothing starts."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "job.yaml").write_text("name: a\nscript: train.py\ncluster: {kind: ssh, hosts: [gpu-1]}\n")
+    done = here(verb, "job.yaml")
+    assert done.returncode == 2
+    assert "cluster.kind: no job can run on cluster 'ssh' of kind ssh yet" in done.stderr
+    assert "holdfast health CLUSTER_FILE" in done.stderr

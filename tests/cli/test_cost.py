@@ -1,0 +1,165 @@
+"""`holdfast cost` and `holdfast replay` as their users meet them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.history import DecidedCase, Decision, queries
+from holdfast.history.store import History
+from policies.ladder import POLICIES, decide
+from policies.record import act_of, to_record
+from tests.cli.conftest import Command
+from tests.cli.written_history import Author
+from tests.policies.cases import a_case
+from tests.report import filled
+from tests.report.parsed import Page
+
+WIDE = 100
+
+
+def test_the_bill_is_told_in_tables_that_fit(here: Command, book: History) -> None:
+    """What became of it, ETTR, MTTF and MTTR with what they stand on, losses by phase and fault, nodes."""
+    filled.three_incidents(book)
+    text = here("cost", "bytes-gpt").stdout
+    for words in (
+        "bytes-gpt, 2026-09-21 14:13:20 UTC to",
+        "Times are compute-hours: the time of every rank",
+        "ETTR  78.3% of the time went into steps that were kept",
+        "MTTR  1.73 s from the fault to the first new step, over 3 recoveries",
+        "Lost, by phase",
+        "steps thrown away, and computed a second time",
+        "Lost, by kind of fault",
+        "Nodes, by what incidents with their root there cost",
+    ):
+        assert words in text
+    assert max(map(len, text.splitlines())) <= WIDE
+
+
+def test_the_parts_that_programs_get_add_up(here: Command, book: History) -> None:
+    """Uses to the whole, phases and faults to what was lost, jobs to all."""
+    filled.three_incidents(book)
+    told = json.loads(here("cost", "--json").stdout)
+    assert sum(told["uses"].values()) == pytest.approx(told["hours"])
+    assert sum(told["phases"].values()) == pytest.approx(told["uses"]["lost to faults"])
+    assert sum(one["hours"] for one in told["faults"]) == pytest.approx(told["uses"]["lost to faults"])
+    assert sum(one["hours"] for one in told["jobs"]) == pytest.approx(told["hours"])
+    assert (told["unit"], told["failures"], told["recoveries"], told["user_errors"]) == ("compute-hours", 3, 3, 0)
+    assert told["nodes"][0] == {
+        "node": "node-1",
+        "faults": 3,
+        "incidents": 2,
+        "blamed": 1,
+        "hours": pytest.approx(0.009515, rel=1e-3),
+        "worst": "worker-stopped",
+        "to_quarantine": False,
+    }
+
+
+def test_a_job_that_runs_is_told_as_it_stands(here: Command, running: Author) -> None:
+    """Its flow is gone: it counts until it was last heard of, which is said."""
+    text = " ".join(here("cost", "gpt-small").stdout.split())
+    assert "Until the last sign of life for 1 job that nobody steers any more." in text
+    assert here("cost", "gpt-small", "--since", "1s").returncode == 0
+
+
+def test_an_empty_history_costs_nothing(here: Command) -> None:
+    """Said, with what to do; programs get zeros."""
+    done = here("cost")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no job" in done.stderr
+    assert json.loads(here("cost", "--json").stdout)["hours"] == 0
+
+
+@pytest.mark.parametrize("command", [("cost",), ("replay", "--policy", "patient")])
+def test_a_time_that_is_none_is_refused_with_examples(command: tuple[str, ...], here: Command) -> None:
+    """Field, value, cure; nothing is guessed."""
+    done = here(*command, "--since", "yesterday")
+    assert done.returncode == 2
+    assert "'yesterday' is neither a duration nor a date" in done.stderr
+    assert '"7d"' in done.stderr
+
+
+def test_since_takes_a_date_or_how_long_ago(here: Command, book: History) -> None:
+    """The job of another year is not there since last week; it is since the day it ran."""
+    filled.three_incidents(book)
+    assert json.loads(here("cost", "--since", "2026-09-21", "--json").stdout)["failures"] == 3
+    assert json.loads(here("cost", "--since", "2026-10-01T12:00", "--json").stdout)["jobs"] == []
+    assert json.loads(here("cost", "--since", "1h", "--json").stdout)["hours"] == 0
+
+
+@pytest.mark.parametrize("name", ["c.html", "c.svg", "c.png"])
+def test_the_bill_is_drawn(name: str, here: Command, book: History, tmp_path: Path) -> None:
+    """One file that needs no other; the page says what the terminal says."""
+    filled.three_incidents(book)
+    done = here("cost", "bytes-gpt", "-o", name)
+    assert done.stdout.splitlines()[-1] == str(tmp_path / name)
+    content = (tmp_path / name).read_bytes()
+    if name.endswith("html"):
+        words = " ".join(Page(content.decode()).root.words.split())
+        for told in ("78.3%", "worker-stopped", "steps thrown away", "node-1", "over 3 recoveries"):
+            assert told in words
+        assert b"http://" not in content.replace(b"http://www.w3.org", b"")
+    else:
+        assert content[:8] == b"\x89PNG\r\n\x1a\n" or b"<svg" in content
+
+
+def test_a_picture_of_another_kind_is_refused(here: Command) -> None:
+    """Before anything is read."""
+    done = here("cost", "-o", "cost.pdf")
+    assert done.returncode == 2
+    assert "Name one of these" in done.stderr
+
+
+def decided(book: History, job: str, kind: str = "worker-sigkill") -> None:
+    """Write a decision of the balanced policy; of a killed worker the aggressive one decides otherwise."""
+    case = a_case(kind, "a", spares=("d",))
+    answer, incident = decide(POLICIES["balanced"], case), queries.incidents(book, job)[0]
+    made: dict[str, Any] = {"rung": answer.decision.rung, "rule": answer.rule, "because": answer.decision.because}
+    with book.session() as session:
+        row = Decision(job_id=job, incident_id=incident.id, at=time.time(), act=act_of(answer.decision), **made)
+        session.add_all([row, DecidedCase(decision_id=row.id, job_id=job, record=to_record(case))])
+
+
+def test_replay_tells_what_another_policy_would_have_done(here: Command, running: Author, book: History) -> None:
+    """What it would have done and why, what that is worth or why nobody knows, and which decisions cannot be asked about."""
+    decided(book, running.job.id)
+    text = here("replay", "--policy", "aggressive", "--job", "gpt-small").stdout
+    for words in (
+        "aggressive, asked about 4 decisions in 3 incidents",
+        "different",
+        "restart-in-place",
+        "replace-node",
+        "d takes the place of a",
+    ):
+        assert words in text
+    assert "3: it was made before cases were kept" in text
+    assert max(map(len, text.splitlines())) <= WIDE
+    told = json.loads(here("replay", "--policy", "aggressive", "--json").stdout)
+    assert told["cannot_tell"] == {"it was made before cases were kept": 3}
+    assert told["differences"][0]["would"]["act"]["add"] == ["d"]
+    same = json.loads(here("replay", "--policy", "balanced", "--json").stdout)
+    assert (same["same"], same["differences"], same["hours_won"]) == (1, [], 0.0)
+
+
+def test_replay_refuses_a_policy_that_there_is_not(here: Command, book: History) -> None:
+    """With those there are; an empty history is no error."""
+    done = here("replay", "--policy", "bold")
+    assert done.returncode == 2
+    assert "patient, balanced, aggressive" in done.stderr
+    done = here("replay", "--policy", "patient")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no decision" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["unknown", "gpu-off-bus", "user-error"])
+def test_replay_knows_every_kind_of_fault(kind: str, holdfast: Command, running: Author, book: History) -> None:
+    """In a process of its own, where nobody else has read the catalogue."""
+    decided(book, running.job.id, kind)
+    told = json.loads(holdfast("replay", "--policy", "balanced", "--json").stdout)
+    assert told["same"] == 1
+    assert told["cannot_tell"] == {"it was made before cases were kept": 3}

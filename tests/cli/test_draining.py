@@ -1,0 +1,104 @@
+"""`holdfast drain`: what it writes and tells, what the table of nodes shows of it, and every way in which it cannot be."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli.moments import coming
+from holdfast.history import History
+from tests.cli.conftest import Command
+from tests.cli.written_history import Author
+
+
+def node(here: Command, name: str, *words: str) -> dict[str, Any]:
+    """Return what `holdfast nodes` tells programs of a node."""
+    listed = json.loads(here("nodes", "--json", *words).stdout)["nodes"]
+    return next(dict(one) for one in listed if one["name"] == name)
+
+
+def test_a_drain_is_a_hold_with_a_time_and_its_cancelling_lifts_it(here: Command, book: History) -> None:
+    """Said again it is another time, and no second hold; the table shows who, why and until when."""
+    assert book is not None
+    done = here("drain", "node-1", "--in", "20m", "--because", "new fan")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("node-1: healthy -> held (hold 1, by ")
+    assert "jobs leave it by " in done.stdout
+    assert here("drain", "node-1", "--in", "2h", "--because", "two fans").returncode == 0
+    (hold,) = node(here, "node-1")["service"]["holds"]
+    assert (hold["drains"], hold["because"], hold["owner"]["person"]) == (True, "two fans", True)
+    assert hold["leave_by"] == pytest.approx(time.time() + 7200, abs=60)
+    assert "(drained by " in here("nodes").stdout
+    assert "; jobs leave by " in here("nodes").stdout
+    done = here("drain", "node-1", "--cancel")
+    assert "held -> healthy (its drain is cancelled" in done.stdout
+    assert node(here, "node-1")["service"]["holds"] == []
+
+
+def test_cancelling_a_drain_leaves_what_others_hold(here: Command, book: History) -> None:
+    """A person's hold stays, and the node out."""
+    assert book is not None
+    here("nodes", "hold", "node-1", "--because", "a look")
+    here("drain", "node-1")
+    told = json.loads(here("drain", "node-1", "--cancel", "--json").stdout)
+    assert (told["state"], told["drains"], told["by"]) == ("held", False, None)
+
+
+def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
+    """Nobody has to find the file."""
+    assert running is not None
+    told = json.loads(here("drain", "node-1", "--job", "gpt-small", "--json").stdout)
+    assert (told["node"], told["state"], told["because"]) == ("node-1", "held", "a planned removal")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["node-77"], "node-77"),
+        (["node-1", "--cancel"], "nobody drains node-1, which is healthy"),
+        (["node-1", "--by", "soon"], "'soon' is no time. Write a time of day"),
+        (["node-1", "--by", "2020-01-01 10:00"], "is over. Name a time to come"),
+        (["node-1", "--in", "later"], "'later' is no duration"),
+        (["node-1", "--in", "0s"], "'0s' is no duration"),
+        (["node-1", "--in", "5m", "--by", "18:00"], "name the time once"),
+        (["node-1", "--in", "5m", "--cancel"], "takes the whole wish back"),
+        (["node-1", "--because", " "], "needs a reason"),
+        (["node-1", "--cluster", "c.yaml", "--job", "a"], "name the cluster once"),
+        (["node-1", "--job", "nobody"], "nobody"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_is_told_with_the_cure(here: Command, book: History, words: list[str], said: str) -> None:
+    """And nothing is written."""
+    assert book is not None
+    done = here("drain", *words)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert all(one["service"]["state"] == "healthy" for one in json.loads(here("nodes", "--json").stdout)["nodes"])
+
+
+def test_a_time_of_day_is_the_next_one() -> None:
+    """Today, or tomorrow when it is over; with a date it is that."""
+    now = datetime.now()  # noqa: DTZ005 (as a person's clock shows it)
+    for minutes in (-5, 5):
+        shown = (now + timedelta(minutes=minutes)).strftime("%H:%M")
+        at = coming(shown)
+        assert at is not None
+        assert 0 < at - now.timestamp() <= 86_400 + 3_600  # a day may have 25 hours
+        assert time.strftime("%H:%M", time.localtime(at)) == shown
+    assert coming("2026-12-01T18:00+00:00") == 1_796_148_000.0
+    assert coming("25:00") is None
+
+
+def test_maintenance_windows_stand_in_the_table(here: Command, book: History, tmp_path: Path) -> None:
+    """The next one of each node."""
+    assert book is not None
+    (tmp_path / "c.yaml").write_text("nodes: 2\nmaintenance: [{nodes: [node-1], begins: 2099-12-01 22:00, because: firmware}]\n")
+    assert node(here, "node-1", str(tmp_path / "c.yaml"))["service"]["maintenance"]["because"] == "firmware"
+    assert node(here, "node-0", str(tmp_path / "c.yaml"))["service"]["maintenance"] is None
+    assert "firmware from 2099-12-01 22:00:00 to 2099-12-02 02:00:00" in here("nodes", str(tmp_path / "c.yaml")).stdout

@@ -1,0 +1,116 @@
+"""A person's word about a node, at the command line: what it does, who said it, and every way in which it cannot be."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.history import History, holds
+from holdfast.history.holds import Place
+from holdfast.spec import LocalCluster
+from policies.holds import Owner, Rules, Word
+from policies.quarantine import quarantine
+from tests.cli.conftest import Command
+
+PLACE = Place(cluster="local", names=LocalCluster().names, rules=Rules())
+
+
+def taken_out(history: History, node: str) -> None:
+    """Have a job quarantine a node."""
+    now = time.time()
+    word = Word(owner=Owner(name="job gpt"), because="gpu-off-bus: Xid 79", at=now)
+    holds.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
+
+
+def service(here: Command, node: str) -> dict[str, Any]:
+    """Return what `holdfast nodes` tells programs of a node."""
+    listed = json.loads(here("nodes", "--json").stdout)["nodes"]
+    return next(dict(one["service"]) for one in listed if one["name"] == node)
+
+
+def test_the_table_tells_state_owner_reason_and_end(here: Command, book: History) -> None:
+    """Of what programs and persons hold; columns in which nothing stands are left out."""
+    assert "BY" not in here("nodes").stdout.splitlines()[0].split()
+    taken_out(book, "node-1")
+    assert here("nodes", "hold", "node-2", "--because", "new fan", "--for", "2h").returncode == 0
+    done = here("nodes")
+    head, *rows = done.stdout.splitlines()
+    assert head.split()[:5] == ["NODE", "STATE", "SINCE", "BY", "UNTIL"]
+    assert rows[0].split()[1] == "healthy"
+    assert rows[1].split()[1] == "quarantined"
+    assert "job gpt" in rows[1]
+    assert "gpu-off-bus: Xid 79" in rows[1]
+    assert rows[2].split()[1] == "held"
+    assert f"by {getpass.getuser()}@" in rows[2]
+    assert "new fan" in rows[2]
+    told = service(here, "node-2")
+    assert told["state"] == "held"
+    (hold,) = told["holds"]
+    assert (hold["number"], hold["owner"]["person"]) == (1, True)
+    assert hold["until"] - hold["at"] == pytest.approx(7200)
+
+
+def test_each_word_moves_the_node(here: Command, book: History) -> None:
+    """Over a quarantine: what the program held is there again once the person's hold is lifted."""
+    taken_out(book, "node-1")
+    for words, moved in (
+        (["hold", "node-1", "--because", "a look"], "quarantined -> held (hold 2"),
+        (["release", "node-1", "--because", "done"], "held -> quarantined (hold 2"),
+        (["readmit", "node-1", "--because", "reseated"], "quarantined -> healthy (hold 1"),
+        (["retire", "node-1", "--because", "once more"], "healthy -> retired (hold 3"),
+        (["readmit", "node-1", "--because", "board replaced"], "retired -> healthy (hold 3"),
+    ):
+        done = here("nodes", *words)
+        assert done.returncode == 0, done.stderr
+        assert moved in done.stdout
+    moves = holds.moves(book, "local", "node-1")
+    assert [one.because for one in moves[1:]] == ["a look", "done", "reseated", "once more", "board replaced"]
+    assert {one.person for one in moves[1:]} == {True}
+
+
+def test_programs_are_told_the_same(here: Command) -> None:
+    """`--json` may stand before the word or after it."""
+    told = json.loads(here("nodes", "hold", "node-0", "--because", "fan", "--json").stdout)
+    assert (told["before"], told["state"], told["hold"], told["until"]) == ("healthy", "held", 1, None)
+    assert json.loads(here("nodes", "--json", "release", "node-0", "--because", "done").stdout)["state"] == "healthy"
+
+
+REFUSED = {
+    "no such node": (["hold", "node-9", "--because", "x"], "cluster 'local' has no node 'node-9'. It has node-"),
+    "nobody holds it": (["release", "node-0", "--because", "x"], "node-0 is healthy: no person holds it"),
+    "held by a program": (["release", "node-1", "--because", "x"], "`holdfast nodes readmit node-1 --because ...`"),
+    "held by a person": (["readmit", "node-2", "--because", "x"], "`holdfast nodes release node-2 --because ...` lifts it"),
+    "an old number": (["readmit", "node-1", "--because", "x", "--number", "7"], "node-1 has no open hold 7 of a program"),
+    "no reason": (["hold", "node-0", "--because", " "], "Say it by `--because`"),
+    "no duration": (["hold", "node-0", "--because", "x", "--for", "soon"], "'soon' is no duration of more than nothing"),
+    "no time at all": (["hold", "node-0", "--because", "x", "--for", "0s"], "'0s' is no duration of more than nothing"),
+    "a mistyped word": (["hodl", "node-0", "--because", "x"], "Did you mean 'hold'?"),
+    "no such file": (["hold", "node-0", "--because", "x", "--cluster", "gone.yaml"], "gone.yaml"),
+    "a list of nothing": (["gone.yaml"], "gone.yaml"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_told_with_node_state_and_cure(case: str, here: Command, book: History) -> None:
+    """Status 2, and nothing is changed."""
+    taken_out(book, "node-1")
+    assert here("nodes", "hold", "node-2", "--because", "fan").returncode == 0
+    words, reason = REFUSED[case]
+    done = here("nodes", *words)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert [len(holds.moves(book, "local", node)) for node in ("node-0", "node-1", "node-2")] == [0, 1, 1]
+
+
+def test_a_file_of_a_cluster_is_still_listed(here: Command, tmp_path: Path) -> None:
+    """With or without the word; a node of it is named by `--cluster`."""
+    (tmp_path / "hold.yaml").write_text("name: small\nnodes: 2\n")
+    assert here("nodes", "hold.yaml").stdout == here("nodes", "list", "hold.yaml").stdout
+    assert here("nodes", "hold", "node-1", "--because", "fan", "--cluster", "hold.yaml").returncode == 0
+    assert "held" in here("nodes", "hold.yaml").stdout
+    assert "held" not in here("nodes").stdout

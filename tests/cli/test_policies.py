@@ -1,0 +1,146 @@
+"""`holdfast policy`: what a policy does, what is wrong with a file, and how decisions came about."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.history.models import Decision, Incident, Weighing
+from holdfast.history.store import History
+from policies.policy import NAMED
+from policies.slowness import SlowRank
+from tests.cli.conftest import Command
+from tests.cli.written_history import Author
+
+MINE = "based_on: patient\nlevels: {gpu-off-bus: restart-process}\nfrequent: {times: 2}\ndeadlines: {shrink: 30s}\n"
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_named_policy_is_shown_rule_by_rule_and_marks_nothing(here: Command, name: str) -> None:
+    """Each rule in words, none by its Python."""
+    text = here("policy", "show", name).stdout
+    for rule in NAMED[name].rules:
+        assert f"{type(rule).__name__}: " in text
+    assert repr(NAMED[name].rules[3]) not in text
+    assert "*" not in text
+    assert not json.loads(here("policy", "show", name, "--json").stdout)["differs"]
+
+
+def test_without_a_name_the_usual_policy_is_shown(here: Command) -> None:
+    """And the others are named."""
+    done = here("policy", "show")
+    assert done.stdout == here("policy", "show", "balanced").stdout
+    assert "patient, aggressive" in done.stderr
+
+
+def test_a_file_is_shown_with_what_differs_from_its_base(here: Command, tmp_path: Path) -> None:
+    """Rules, levels and numbers that differ are marked, and told once more with what they were."""
+    (tmp_path / "mine.yaml").write_text(MINE)
+    marked = {line[1:].strip() for line in here("policy", "show", "mine.yaml").stdout.splitlines() if line.lstrip().startswith("*")}
+    assert any("LeaveWhenFrequent: have a node leave, while there are spares, at its incident number 2" in line for line in marked)
+    assert any("gpu-off-bus" in line and "restart-process (was: evict-now)" in line for line in marked)
+    told = json.loads(here("policy", "show", "mine.yaml", "--json").stdout)
+    assert told["differs"] == [
+        "levels.gpu-off-bus: restart-process (was: as in the catalogue)",
+        "frequent.times: 2 (was: 6)",
+        "deadlines.shrink: 30.0 s (was: 3 min 00 s)",
+    ]
+    assert (told["based_on"], told["numbers"]["deadlines.shrink"]) == ("patient", 30.0)
+    assert told["levels"] == {"gpu-off-bus": {"level": "restart-process", "catalogue": "evict-now"}}
+    assert [rule["differs"] for rule in told["rules"]].count(True) == 2
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(here: Command) -> None:
+    """A path that is not there is a file that is not there."""
+    done = here("policy", "show", "aggressiv")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no policy is called 'aggressiv', and no file. Did you mean 'aggressive'?" in done.stderr
+    assert "does not exist" in here("policy", "show", "mine.yaml").stderr
+
+
+def test_check_tells_of_every_file_and_every_problem(here: Command, tmp_path: Path) -> None:
+    """Exit status 1 when one of them cannot be used."""
+    (tmp_path / "good.yaml").write_text(MINE)
+    (tmp_path / "bad.yaml").write_text("levels: {gpu-of-bus: evict-now}\nrungs: [shrnk]\n")
+    done = here("policy", "check", "good.yaml")
+    assert (done.returncode, done.stdout) == (0, "good.yaml: fine. Based on patient, 3 differences.\n")
+    done = here("policy", "check", "good.yaml", "bad.yaml", "none.yaml")
+    assert done.returncode == 1
+    assert "good.yaml: fine" in done.stdout
+    assert "bad.yaml: 2 problems\n  levels.gpu-of-bus: line 1: no fault kind is called so. Did you mean 'gpu-off-bus'?\n" in done.stdout
+    assert "rungs[0]: line 2: no rung is called 'shrnk'. Did you mean 'shrink'?" in done.stdout
+    assert "none.yaml: 1 problem\n  file: does not exist" in done.stdout
+    told = json.loads(here("policy", "check", "good.yaml", "bad.yaml", "--json").stdout)
+    assert [one["ok"] for one in told] == [True, False]
+    assert told[1]["problems"][1]["field"] == "rungs[0]"
+
+
+def an_attempt(running: Author, one: Incident, seconds: float, rung: str) -> Decision:
+    """Return a further decision about an incident, as a flow records it now."""
+    act = {"policy": "/where/mine.yaml", "noted": {"LeaveWhenFrequent": "too often, the node leaves"}, "seats": []}
+    return Decision(
+        job_id=running.job.id, incident_id=one.id, at=one.fault_at + seconds, rung=rung, rule="ReplaceBySpare(on_echo=True)",
+        because="n2 takes the place of n0", act=act, passed_over={"RestartInPlace": "n0 cannot hold ranks"},
+    )  # fmt: skip
+
+
+def test_explain_tells_each_attempt_its_rule_and_its_end(here: Command, running: Author, book: History) -> None:
+    """Also of incidents from before a policy was on record."""
+    one = running.incident(4, "worker-sigkill", "rank 0 on n0", seconds=50)
+    running.state = "RESUMING"
+    running.move("DIAGNOSING", "restart-in-place brought no step within 120 s", seconds=50.1, event="faulted")
+    running.write(an_attempt(running, one, 0.2, "replace-node"))
+    told = json.loads(here("policy", "explain", "4", "--json").stdout)
+    assert (told["job"], told["incident"], told["kind"], told["outcome"]) == ("gpt-small", 4, "worker-sigkill", "recovered")
+    first, second = told["attempts"]
+    assert (first["rung"], first["policy"], first["noted"]) == ("restart-in-place", None, {})
+    assert first["ended"].endswith("restart-in-place brought no step within 120 s")
+    assert (second["rung"], second["policy"]) == ("replace-node", "/where/mine.yaml")
+    assert second["passed_over"] == {"RestartInPlace": "n0 cannot hold ranks"}
+    assert second["ended"].startswith("recovered, 310 ms after the fault")
+    text = here("policy", "explain", "4", "--job", "gpt-small").stdout
+    for words in (
+        "replace-node",
+        "ReplaceBySpare(on_echo=True)",
+        "LeaveWhenFrequent: too often, the node leaves",
+        "RestartInPlace: n0 cannot hold ranks",
+        "/where/mine.yaml",
+    ):
+        assert words in text
+
+
+def test_explain_names_what_it_cannot_find(here: Command, running: Author) -> None:
+    """As `holdfast show` does."""
+    assert here("policy", "explain", "99").returncode == 2
+    assert "gpt-smal" in here("policy", "explain", "1", "--job", "gpt-smal").stderr
+
+
+def test_an_incident_that_passed_by_itself_was_not_decided_about(here: Command, running: Author) -> None:
+    """It says so."""
+    running.write(
+        Incident(
+            job_id=running.job.id, number=9, kind="worker-stopped", subject="rank 1 on n0", fault_at=1.0, detected_at=1.0,
+            generation_before=1, outcome="passed", closed_at=2.0,
+        )
+    )  # fmt: skip
+    assert "Nothing was decided about it: it passed by itself." in here("policy", "explain", "9").stderr
+
+
+def test_what_was_decided_about_slow_ranks_is_explained_with_its_sum(here: Command, running: Author) -> None:
+    """For people and programs; a replay tells what another policy makes of it."""
+    assert "No rank of job 'gpt-small' was found to hold the others up." in here("policy", "explain", "slow").stderr
+    slow = SlowRank(now=running.job.at, kind="straggler-gpu", rank=1, node="n0", step=0.4, lost=0.1, remaining=2_000, spares=("n3",))
+    weighed = NAMED["aggressive"].slowness(slow)
+    running.write(
+        Weighing(
+            job_id=running.job.id, at=slow.now, kind=slow.kind, rank=1, node="n0", act=weighed.act, because=weighed.because,
+            policy="aggressive", record=slow.as_record(),
+        )
+    )  # fmt: skip
+    text = here("policy", "explain", "slow", "--job", "gpt-small").stdout
+    assert "move (straggler-gpu, policy aggressive): rank 1 on n0: staying costs 100 ms a step x 2,000 steps that are left" in text
+    told = json.loads(here("policy", "explain", "slow", "--json").stdout)
+    assert (told["job"], told["slow_ranks"][0]["act"]) == ("gpt-small", "move")
+    assert "would have: stay: rank 1 on n0" in here("replay", "--policy", "patient").stdout

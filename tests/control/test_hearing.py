@@ -1,0 +1,104 @@
+"""What is put on record of steps that agents tell: a step that a newcomer tells again is no second one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from holdfast.control.board import Board
+from holdfast.control.hearing import Hearing
+from holdfast.control.run import Run
+from holdfast.history import History, Recorder, models, queries
+
+MEMBERSHIP = {"a": [0], "b": [1]}
+
+
+class Told:
+    """A hearing of a job of two ranks, and the history that it writes."""
+
+    def __init__(self, place: Path) -> None:
+        self.history = History.open(f"sqlite:///{place / 'history.db'}")
+        self.recorder = Recorder(self.history, place / "spill")
+        self.job = models.Job(name="j", spec={}, cluster={}, directory=str(place), at=0.0)
+        self.run = SimpleNamespace(job=self.job, recorder=self.recorder, best=0, managed=True, tell=lambda *_: None)
+        self.hearing = Hearing(cast("Run", self.run))
+        self.recorder.add(self.job)
+        self.begin(1)
+
+    def begin(self, generation: int) -> None:
+        """Begin a generation."""
+        self.run.generation, self.run.board = generation, Board(generation, MEMBERSHIP)
+        self.hearing.begin()
+
+    def hears(self, name: str, generation: int | None = None, **facts: Any) -> None:
+        """Take in an event of rank 0."""
+        known = {"rank": 0, "generation": generation or self.run.generation, "at": 1.0, "pid": 7}
+        self.hearing.take("a", {"event": name, **known, **facts})
+
+    def steps(self, *steps: tuple[int, float]) -> None:
+        """Have rank 0 tell of steps and their losses."""
+        self.hears("steps", steps=[[step, 1.0, 0.1, loss] for step, loss in steps])
+
+    def curve(self) -> list[tuple[int, float | None]]:
+        """Return the job's losses, step by step."""
+        assert self.recorder.flush(10.0)
+        return [(row.step, row.loss) for row in queries.curve(self.history, self.job.id)]
+
+    def twice(self) -> int:
+        """Return how many steps are on record as computed again."""
+        return queries.losses(self.history, self.job.id).steps_twice
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Told]:
+    """Give a hearing of a job in its first generation."""
+    one = Told(tmp_path)
+    yield one
+    one.recorder.close()
+    one.history.close()
+
+
+def test_the_step_that_all_go_on_from_keeps_the_loss_of_the_rank_that_computed_it(told: Told) -> None:
+    """Who took the place of rank 0 has another rank's loss of that step; it is not computed again either."""
+    told.steps((1, 0.5), (2, 0.25))
+    told.begin(2)
+    told.hears("resumed", step=2)
+    told.steps((2, 0.75), (3, 0.125))
+    assert told.curve() == [(1, 0.5), (2, 0.25), (3, 0.125)]
+    assert told.twice() == 0
+
+
+def test_a_step_that_nobody_lived_to_tell_is_told_by_who_comes(told: Told) -> None:
+    """The history has no hole where rank 0 died with its word; also when an earlier generation had come further and was rolled back."""
+    told.steps((1, 0.5), (2, 0.25), (3, 0.2))
+    told.begin(2)
+    told.hears("resumed", step=1)
+    told.steps((2, 0.3))
+    told.begin(3)
+    told.hears("resumed", step=3)
+    told.steps((3, 0.75), (4, 0.1))
+    assert told.curve() == [(1, 0.5), (2, 0.3), (3, 0.75), (4, 0.1)]
+
+
+def test_a_step_that_is_computed_again_counts_in_place_of_the_first(told: Told) -> None:
+    """After a rollback the newer loss is the job's."""
+    told.steps((1, 0.5), (2, 0.25))
+    told.begin(2)
+    told.hears("resumed", step=1)
+    told.steps((2, 0.2))
+    assert told.curve() == [(1, 0.5), (2, 0.2)]
+    assert told.twice() == 1
+
+
+def test_a_flow_that_adopts_the_job_and_hears_all_again_adds_nothing(told: Told) -> None:
+    """Agents tell it of generations that are over, too: what was told again there is told again still."""
+    told.steps((1, 0.5), (2, 0.25))
+    told.begin(3)
+    told.hearing.remember(2, {1: 0, 2: 2})
+    told.hears("steps", 1, steps=[[1, 1.0, 0.1, 0.5], [2, 1.0, 0.1, 0.25]])
+    told.hears("steps", 2, steps=[[2, 1.0, 0.1, 0.75], [3, 1.0, 0.1, 0.125]])
+    assert told.curve() == [(1, 0.5), (2, 0.25), (3, 0.125)]

@@ -1,0 +1,252 @@
+"""What a flow knows of nodes that no job may be given: at once what it found itself, soon what is on record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from holdfast.control.consent import Consent
+from holdfast.control.preflight import Preflight
+from holdfast.control.wards import Wards
+from holdfast.history import History, holds, questions
+from holdfast.history.holds import Place
+from holdfast.history.models import Job, Question
+from holdfast.history.questions import ISOLATE, KEEP, WITHDRAWN, Reply
+from holdfast.spec import LocalCluster
+from holdfast.spec.planned import Maintenance
+from policies.holds import Owner, Rules, Word
+from policies.node_states import NodeState
+from policies.offences import Offence
+from policies.quarantine import cancel_drain, drain, hold, readmit, release
+from tests.waiting import wait_until
+
+CLUSTER = LocalCluster(name="c", nodes=4)
+PLACE = Place(cluster="c", names=CLUSTER.names, rules=Rules())
+ANN = Owner(name="ann@desk", person=True)
+
+
+@pytest.fixture
+def history(holdfast_home: Path) -> Iterator[History]:
+    """Give an empty history."""
+    made = History.open()
+    yield made
+    made.close()
+
+
+Begin = Callable[..., tuple[Wards, list[str]]]
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Give a maker of wards that follow a history, with what they remark; all are closed at the end."""
+    made: list[Wards] = []
+
+    def make(history: History, seconds: float = 3600.0, cluster: LocalCluster = CLUSTER) -> tuple[Wards, list[str]]:
+        remarks: list[str] = []
+        job = Job(name="gpt", spec={}, cluster={"name": "c"}, directory="", at=0.0)
+        asking = Consent(history, job, seconds, remarks.append, lambda _event, _facts: None)
+        made.append(Wards(cluster, history, lambda: cluster.names, Owner(name="job gpt"), remarks.append, asking))
+        asking.begin()
+        made[-1].begin()
+        return made[-1], remarks
+
+    yield make
+    for wards in made:
+        wards.close()
+        wards.consent.close(ended=True)
+
+
+def found(node: str, *, grave: bool = True, because: str = "gpu-off-bus: Xid 79") -> Offence:
+    """Return what speaks against a node."""
+    return Offence(node=node, grave=grave, because=because, evidence=(because,), seen=time.time())
+
+
+def state(history: History, node: str) -> NodeState | None:
+    """Return the state on record; nothing for a node that is not."""
+    known = holds.nodes(history, PLACE, now=time.time()).get(node)
+    return known.state if known else None
+
+
+def word() -> Word:
+    """Return a person's word of now."""
+    return Word(owner=ANN, because="looked at it", at=time.time())
+
+
+def test_what_is_found_bars_a_node_at_once_and_for_all_soon(history: History, begin: Begin) -> None:
+    """A person's word lifts it for all, this job included."""
+    wards, remarks = begin(history)
+    assert wards.usable(CLUSTER.names) == CLUSTER.names
+    wards.accuse([found("node-1")])
+    assert wards.usable(CLUSTER.names) == ["node-0", "node-2", "node-3"]
+    assert "job gpt" in wards.bars("node-1")
+    wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=20)
+    wait_until(lambda: "(hold 1)" in wards.bars("node-1"), seconds=20)
+    assert remarks == ["node-1: healthy -> quarantined: gpu-off-bus: Xid 79"]
+    assert [words.partition(":")[0] for words in wards.left_out()] == ["node-1 is quarantined by job gpt (hold 1)"]
+    assert len(wards.news(CLUSTER.names)) == 1
+    assert wards.news(CLUSTER.names) == [], "told once"
+    holds.say(history, PLACE, "node-1", lambda node, _: readmit(node, word()), now=time.time())
+    wait_until(lambda: wards.usable(CLUSTER.names) == CLUSTER.names, seconds=20)
+
+
+def test_beyond_the_share_a_node_stays_out_of_this_job_and_a_person_is_asked(history: History, begin: Begin) -> None:
+    """For all others it is suspect: of four nodes a program takes out one."""
+    wards, remarks = begin(history)
+    wards.accuse([found("node-1"), found("node-2")])
+    wait_until(lambda: state(history, "node-2") is NodeState.SUSPECT, seconds=20)
+    assert any(one.startswith("node-2 is not quarantined for gpu-off-bus: Xid 79: 1 of the cluster's 4 node(s)") for one in remarks)
+    other, _ = begin(history)
+    assert (other.bars("node-2"), other.doubts("node-2")) == ("", "suspect: gpu-off-bus: Xid 79")
+    assert wards.usable(CLUSTER.names) == ["node-0", "node-3"]
+    assert "taken out by job gpt" in wards.bars("node-2")
+    holds.say(history, PLACE, "node-2", lambda node, _: readmit(node, word()), now=time.time())
+    wait_until(lambda: not wards.bars("node-2"), seconds=20)
+
+
+def the_question(history: History) -> Question:
+    """Wait for the one question that is open, and return it."""
+    wait_until(lambda: questions.still_open(history), seconds=20)
+    (found,) = questions.still_open(history)
+    return found
+
+
+def test_by_a_persons_leave_more_than_the_share_goes(history: History, begin: Begin) -> None:
+    """Of two nodes that were asked about the person picks one; both are quarantined or kept by that word, and it is on record whose."""
+    wards, remarks = begin(history)
+    wards.accuse([found("node-1")])
+    wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=20)
+    wards.accuse([found("node-2"), found("node-3")])
+    asked = the_question(history)
+    assert (asked.about, list(asked.nodes), asked.otherwise, asked.job) == ("share", ["node-2", "node-3"], KEEP, "gpt")
+    assert "node-2: gpu-off-bus: Xid 79" in asked.because
+    assert any(f"`holdfast approve {asked.number}`" in one for one in remarks)
+    assert wards.usable(CLUSTER.names) == ["node-0"], "what is asked about is not used meanwhile"
+    questions.reply(history, asked.number, Reply(answer=ISOLATE, picked=("node-3",), by="ann@desk", words="as I saw"), now=time.time())
+    wait_until(lambda: state(history, "node-3") is NodeState.QUARANTINED, seconds=20)
+    (hold,) = [one for one in holds.holds(history, "c", "node-3") if one.ended_at is None]
+    assert (hold.owner, hold.person, hold.because) == ("job gpt", False, "gpu-off-bus: Xid 79 (approved by ann@desk)")
+    wait_until(lambda: not wards.bars("node-2"), seconds=20)
+    assert state(history, "node-2") is NodeState.SUSPECT
+    with pytest.raises(questions.AnsweredAlready, match=r"isolate node-3 by ann@desk: as I saw"):
+        questions.reply(history, asked.number, Reply(answer=KEEP), now=time.time())
+
+
+def test_when_nobody_answers_programs_take_out_no_more(history: History, begin: Begin) -> None:
+    """For all others the node is suspect; this job still does without it."""
+    wards, remarks = begin(history, seconds=0.5)
+    wards.accuse([found("node-1"), found("node-2")])
+    wait_until(lambda: any("nobody answered in time" in one for one in remarks), seconds=20)
+    assert state(history, "node-2") is NodeState.SUSPECT
+    assert "taken out by job gpt" in wards.bars("node-2")
+    (asked,) = questions.of_job(history, wards.consent.job.id)
+    assert (asked.answer, asked.picked, asked.by) == (KEEP, [], "")
+
+
+def test_a_flow_that_comes_later_takes_up_what_was_asked_and_the_jobs_end_withdraws_it(history: History, begin: Begin) -> None:
+    """The answer acts though the flow that asked has died."""
+    wards, _ = begin(history)
+    wards.accuse([found("node-1"), found("node-2")])
+    number = the_question(history).number
+    wards.close()
+    wards.consent.close(ended=False)
+    assert the_question(history).number == number
+    after = Consent(history, wards.consent.job, 3600.0, print, lambda _event, _facts: None)
+    after.begin()
+    wait_until(lambda: after.is_open("share"), seconds=20)
+    heir = Wards(CLUSTER, history, lambda: CLUSTER.names, Owner(name="job gpt"), print, after)
+    heir.begin()
+    questions.reply(history, number, Reply(answer=ISOLATE, by="ann@desk"), now=time.time())
+    wait_until(lambda: state(history, "node-2") is NodeState.QUARANTINED, seconds=20)
+    heir.accuse([found("node-3")])
+    again = the_question(history)
+    heir.close()
+    after.close(ended=True)
+    assert [one.answer for one in questions.of_job(history, after.job.id)] == [ISOLATE, WITHDRAWN]
+    assert again.number == number + 1
+
+
+def test_a_suspect_node_is_used_last(history: History, begin: Begin) -> None:
+    """At once, and as long as the doubt lasts."""
+    wards, _ = begin(history)
+    preflight = Preflight(CLUSTER, history, on=False, doubts=wards.doubts)
+    wards.accuse([found("node-0", grave=False)])
+    assert preflight.by_worth(CLUSTER.names)[-1] == "node-0"
+    wait_until(lambda: state(history, "node-0") is NodeState.SUSPECT, seconds=20)
+    wait_until(lambda: not wards._queue, seconds=20)
+    assert preflight.by_worth(CLUSTER.names)[-1] == "node-0"
+    assert preflight.against("node-0") == "suspect: gpu-off-bus: Xid 79"
+
+
+def test_a_persons_hold_is_seen_while_a_job_runs(history: History, begin: Begin) -> None:
+    """And its end as well."""
+    wards, _ = begin(history)
+    holds.say(history, PLACE, "node-3", lambda node, _: hold(node, word()), now=time.time())
+    wait_until(lambda: "held by ann@desk (hold 1): looked at it" in wards.bars("node-3"), seconds=20)
+    holds.say(history, PLACE, "node-3", lambda node, _: release(node, word()), now=time.time())
+    wait_until(lambda: not wards.bars("node-3"), seconds=20)
+
+
+def test_a_history_that_is_away_changes_nothing_and_gets_it_when_it_is_back(
+    history: History, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flow goes on by what it knows."""
+    wards, _ = begin(history)
+    real = holds.say
+
+    def away(*_: object, **__: object) -> None:
+        raise OSError("the disk is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("holdfast.history.holds.say", away)
+        wards.accuse([found("node-1")])
+        wait_until(lambda: wards._away, seconds=20)
+        assert "node-1" not in wards.usable(CLUSTER.names)
+    assert holds.say is real
+    wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=20)
+
+
+def test_a_drained_node_is_to_be_left_and_one_that_is_held_is_not(history: History, begin: Begin) -> None:
+    """Both are given to nobody; a cancelled drain leaves nothing."""
+    wards, _ = begin(history)
+    now = time.time()
+    holds.say(history, PLACE, "node-1", lambda node, _: hold(node, word()), now=now)
+    holds.say(history, PLACE, "node-2", lambda node, _: drain(node, word(), leave_by=now + 60), now=now)
+    wait_until(lambda: wards.usable(CLUSTER.names) == ["node-0", "node-3"], seconds=20)
+    assert wards.departure("node-1") is None
+    left = wards.departure("node-2")
+    assert left is not None
+    assert (left.node, left.by) == ("node-2", now + 60)
+    assert left.because.startswith("drained by ann@desk until ")
+    holds.say(history, PLACE, "node-2", lambda node, _: cancel_drain(node, word()), now=time.time())
+    wait_until(lambda: wards.departure("node-2") is None and not wards.bars("node-2"), seconds=20)
+
+
+def test_a_node_is_to_be_left_before_its_window_and_comes_back_by_itself(history: History, begin: Begin) -> None:
+    """Of several reasons the one that leaves least time counts; a notice can be taken back."""
+    begins = datetime.now(tz=UTC) + timedelta(minutes=10)
+    soon = Maintenance(nodes=["node-1"], begins=begins, lasts=timedelta(hours=1), because="firmware")
+    past = Maintenance(nodes=["node-2"], begins=begins - timedelta(days=1), lasts=timedelta(hours=1))
+    later = Maintenance(nodes=["node-3"], begins=begins + timedelta(hours=1), lasts=timedelta(hours=1))
+    cluster = LocalCluster(name="c", nodes=4, maintenance=[soon, past, later])
+    wards, _ = begin(history, cluster=cluster)
+    assert wards.usable(cluster.names) == ["node-0", "node-2", "node-3"]
+    assert "left out for firmware from " in wards.bars("node-1")
+    assert wards.bars("node-1").endswith("it comes back by itself")
+    left = wards.departure("node-1")
+    assert left is not None
+    assert left.by == begins.timestamp()
+    assert wards.departure("node-3") is None
+    now = time.time()
+    assert wards.notice("node-1", at=now, by=now + 30, why="it was told to go")
+    assert not wards.notice("node-1", at=now, by=now + 30, why="it was told to go")
+    left = wards.departure("node-1")
+    assert left is not None
+    assert left.by == now + 30
+    wards.take_back("node-1")
+    left = wards.departure("node-1")
+    assert left is not None
+    assert left.by == begins.timestamp()

@@ -1,0 +1,136 @@
+"""Written scenarios of mixed evidence (scenarios.toml): each with the verdict that a person who knows the trade would come to."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from detectors.catalogue import Fault
+from detectors.diagnosis import Before, Diagnosis, diagnose, see
+from detectors.evidence import CheckpointTrouble, HangLimits, LogLine, Progress, StartTrouble
+from detectors.gpu_readings import Xid, XidEvent
+from detectors.outputs import said
+from policies.ladder import Case
+from tests.detectors.evidence_of import a_rank, a_silence, an_end, an_error
+
+SCENARIOS: Final[dict[str, dict[str, Any]]] = tomllib.loads(Path(__file__).with_name("scenarios.toml").read_text())
+scenarios = pytest.mark.parametrize("name", SCENARIOS)
+
+
+def raised(lost: bool = False, **facts: Any) -> object:  # noqa: FBT001, FBT002 (a field of the file)
+    """Return the end of a worker by an exception."""
+    facts = {"type": "RuntimeError", "message": "Connection closed by peer"} | facts if lost else facts
+    return an_error(peer_lost=lost, **facts)
+
+
+def hang(at: float, age: float, ranks: list[str], behind: int) -> Progress:
+    """Return that no rank has got on for *age* seconds, and that *behind* is a step behind the others."""
+    told = {rank: a_rank(node, step=40 - (rank == behind), age=age) for rank, node in enumerate(ranks)}
+    return Progress(at=at, ranks=told, step_seconds=(0.3,) * 8)
+
+
+MAKE: Final[dict[str, Callable[..., Any]]] = {
+    "killed": an_end,
+    "raised": raised,
+    "line": LogLine,
+    "xid": lambda node, at, **xid: XidEvent(node=node, at=at, xid=Xid(**xid)),
+    "silent": lambda node, at, answers: a_silence(node, at, node_answers=answers),
+    "hang": hang,
+    "start": lambda node, at, errno: StartTrouble(node=node, at=at, why="[Errno 2] No such file or directory: 'trian'", errno=errno),
+    "checkpoint": lambda **facts: CheckpointTrouble(path="/ckpt/step-00000200", **facts),
+    "fault": lambda kind, **facts: Fault(kind=kind, signature=kind, **facts),
+}
+"""What each word of the file stands for."""
+
+
+def faults_of(name: str) -> list[Fault]:
+    """Return the faults of a scenario, as the flow sees them: those of its evidence, and what its workers said."""
+    rows = [dict(row) for row in SCENARIOS[name]["evidence"]]
+    made = [MAKE[row.pop("what")](**row) for row in rows]
+    evidence = [one for one in made if not isinstance(one, Fault)]
+    told = [one for one in made if isinstance(one, Fault)]
+    return [*see(evidence, HangLimits()), *told, *said(evidence)]
+
+
+def verdict_on(name: str, faults: list[Fault]) -> Diagnosis:
+    """Return the verdict on a scenario."""
+    past = tuple(Before(signature=one["kind"], **one) for one in SCENARIOS[name].get("past", ()))
+    members = SCENARIOS[name]["members"]
+    places = {f"n{number}": f"n{number}" for number in range(members)}
+    return diagnose(faults, past, members, places)
+
+
+@scenarios
+def test_the_root_is_the_one_that_a_person_would_name(name: str) -> None:
+    """By its kind, or by its family where several kinds say the same; and on its node."""
+    scene, root = SCENARIOS[name], verdict_on(name, faults_of(name)).root
+    assert root.kind in scene.get("root_in", [scene.get("root", root.kind)])
+    assert root.entry.component == scene.get("root_component", root.entry.component)
+    assert {"root", "root_in", "root_component"} & scene.keys(), "the scenario expects nothing"
+    assert (root.node or "") == scene["on"]
+    assert root.entry.level == scene.get("level", root.entry.level)
+    assert root.entry.blame == scene.get("blame", root.entry.blame)
+
+
+@scenarios
+def test_what_follows_is_told_from_what_does_not(name: str) -> None:
+    """The echoes are explained by the root; a second cause, and noise, are not."""
+    scene, first = SCENARIOS[name], verdict_on(name, faults_of(name)).candidates[0]
+    follow = {fault.kind for fault in (*first.explains, *first.evidence)}
+    assert set(scene["echoes"]) <= follow
+    assert set(scene.get("beside", ())) <= {fault.kind for fault in first.unexplained}
+
+
+@scenarios
+def test_competing_explanations_are_kept_with_their_weight(name: str) -> None:
+    """Behind the root, lighter than it; all weights are shares of one."""
+    scene, verdict = SCENARIOS[name], verdict_on(name, faults_of(name))
+    first, *others = verdict.candidates
+    assert first.fault == verdict.root
+    assert set(scene["competing"]) <= {one.fault.kind for one in others}
+    assert all(0.0 < one.weight <= first.weight for one in others)
+    assert first.weight + sum(one.weight for one in others) <= 1.001
+
+
+@scenarios
+def test_a_verdict_lists_its_evidence_with_time_and_source(name: str) -> None:
+    """Each explanation says by what it was seen, when and by whom; no fault of the incident is left out by the root's."""
+    faults = faults_of(name)
+    verdict = verdict_on(name, faults)
+    for one in verdict.candidates:
+        assert one.evidence
+        assert all(fault.source and fault.quote for fault in one.evidence)
+        assert [fault.at for fault in one.evidence] == sorted(fault.at for fault in one.evidence)
+    first = verdict.candidates[0]
+    accounted = {id(fault) for fault in (*first.evidence, *first.explains, *first.unexplained)}
+    assert {id(fault) for fault in faults} <= accounted
+
+
+@scenarios
+def test_the_node_that_is_sick_is_the_one_that_leaves(name: str) -> None:
+    """Whoever's process died first; and no node leaves for what another one did to it, or what all share."""
+    members = tuple(f"n{number}" for number in range(SCENARIOS[name]["members"]))
+    case = Case(now=0.0, diagnosis=verdict_on(name, faults_of(name)), members=members, least=len(members))
+    assert list(case.unfit) == SCENARIOS[name]["leave"]
+
+
+@scenarios
+def test_the_order_in_which_evidence_comes_in_changes_no_verdict(name: str) -> None:
+    """Agents speak over connections of their own."""
+    faults, dice = faults_of(name), random.Random(7)
+    verdict = verdict_on(name, faults)
+    for _ in range(8):
+        dice.shuffle(faults)
+        again = verdict_on(name, faults)
+        assert (again.root.kind, again.root.subject, again.root.at) == (verdict.root.kind, verdict.root.subject, verdict.root.at)
+        assert [one.weight for one in again.candidates] == [one.weight for one in verdict.candidates]
+
+
+def test_there_are_enough_scenarios() -> None:
+    """Of all that a cluster does to a job."""
+    assert len(SCENARIOS) >= 25

@@ -1,0 +1,36 @@
+"""Accounts are settled, and decisions made again, out of both databases alike."""
+
+from __future__ import annotations
+
+from holdfast.accounting.bill import bill
+from holdfast.accounting.ledger import Use
+from holdfast.accounting.replay import replay
+from holdfast.history import DecidedCase, Decision, History, queries
+from policies.ladder import POLICIES, decide
+from policies.record import act_of, to_record
+from tests.policies.cases import a_case
+from tests.report import filled
+
+
+def test_bill_and_replay_read_either_database(history: History) -> None:
+    """The same job gives the same numbers, and a case comes back as it was."""
+    job = filled.three_incidents(history)
+    case = a_case("gpu-off-bus", "a", ("worker-sigkill", "b"), lost=("a",), spares=("d",))
+    answer, incident = decide(POLICIES["balanced"], case), queries.incidents(history, job.id)[0]
+    row = Decision(
+        job_id=job.id,
+        incident_id=incident.id,
+        at=1.0,
+        rung=answer.decision.rung,
+        rule=answer.rule,
+        because=answer.decision.because,
+        act=act_of(answer.decision),
+    )
+    with history.session() as session:
+        session.add_all([row, DecidedCase(decision_id=row.id, job_id=job.id, record=to_record(case))])
+    for found in (bill(history), bill(history, job)):
+        assert (round(found.ettr or 0.0, 3), found.mttr.n, len(found.lemons)) == (0.783, 3, 2)
+        assert found.ledger.sum().wall == sum(found.ledger.sum(use).wall for use in Use)
+    assert bill(history, since=filled.BEGAN + 30.0).whole < bill(history).whole
+    assert replay(history, "balanced", job=job).same == 1
+    assert replay(history, "aggressive").costs.keys() == {"restart-in-place", "replace-node"}

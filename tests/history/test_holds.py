@@ -1,0 +1,195 @@
+"""What is held against nodes, on record: the same laws as for the values, and two processes that speak at once."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from sqlalchemy import func
+from sqlmodel import select
+
+from holdfast.history import History, NodeHold, ServiceMove
+from holdfast.history import holds as record
+from holdfast.history.holds import Place, say
+from policies import quarantine as acts
+from policies.holds import Answer, Changed, HoldKind, NeedsPerson, Node, Owner, Rules, Stale, Ward, Word
+from policies.node_states import NodeState
+from tests.history.children import Child
+from tests.policies.test_quarantine_laws import NAMES, RULES, Wards
+
+PROGRAM, ANN = Owner(name="job gpt"), Owner(name="ann@desk", person=True)
+PLACE = Place(cluster="c", names=[f"n{number}" for number in range(8)], rules=Rules())
+
+
+def word(owner: Owner, at: float, seen: float | None = None) -> Word:
+    """Return what *owner* says at that time."""
+    return Word(owner=owner, because="Xid 79", at=at, seen=seen, evidence=("NVRM: Xid 79",))
+
+
+def out(at: float, seen: float | None = None) -> Callable[[Node, Ward], Answer]:
+    """Return a program's word that takes a node out."""
+    return lambda node, ward: acts.quarantine(node, word(PROGRAM, at, seen), ward)
+
+
+class WardsOnRecord(Wards):
+    """The same words, kept in a real history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.history = History.open(f"sqlite:///{self.folder.name}/history.db")
+        self.place = Place(cluster="c", names=NAMES, rules=RULES)
+
+    def teardown(self) -> None:
+        """Leave nothing."""
+        self.history.close()
+        self.folder.cleanup()
+
+    def read(self, name: str) -> Node:
+        """Return the node as the history has it."""
+        with self.history.session() as session:
+            return record._node(session, self.place, name, self.now)
+
+    def say(self, name: str, act: Callable[[Node, Ward], Answer]) -> Answer:
+        """Say it to the history."""
+        return say(self.history, self.place, name, act, now=self.now)
+
+    def run_out(self, name: str) -> None:
+        """Let any word, one that comes to nothing, settle what has run out."""
+        self.say(name, lambda _, __: Stale("nothing"))
+
+    def counters_never_fall(self, before: Node, after: Node) -> None:
+        """See that no row goes: they are the counters."""
+        assert after.number >= before.number
+        assert after.moves >= before.moves
+        with self.history.session() as session:
+            rows = (
+                session.exec(select(func.count()).select_from(NodeHold)).one()
+                + session.exec(select(func.count()).select_from(ServiceMove)).one()
+            )
+        assert rows >= getattr(self, "rows", 0)
+        self.rows = rows
+
+
+WardsOnRecord.TestCase.settings = settings(max_examples=5, stateful_step_count=20, deadline=None)
+TestWardsOnRecord = pytest.mark.timeout(90)(WardsOnRecord.TestCase)
+
+
+def test_a_hold_is_kept_with_all_that_belongs_to_it(history: History) -> None:
+    """Owner, reason, evidence, number, begin and end outlive the process; so does what lifted it."""
+    done = say(history, PLACE, "n1", out(100.0), now=100.0)
+    assert isinstance(done, Changed)
+    node = record.nodes(history, PLACE, now=101.0)["n1"]
+    assert (node.state, node.since, node.holds) == (NodeState.QUARANTINED, 100.0, done.node.holds)
+    (hold,) = node.holds
+    assert (hold.number, hold.owner, hold.evidence, hold.until) == (1, PROGRAM, ("NVRM: Xid 79",), 100.0 + Rules().cool)
+
+    assert isinstance(say(history, PLACE, "n1", lambda node, _: acts.readmit(node, word(ANN, 200.0)), now=200.0), Changed)
+    assert record.nodes(history, PLACE, now=201.0)["n1"].state is NodeState.HEALTHY
+    (row,) = record.holds(history, "c", "n1")
+    assert (row.ended_at, row.ended_by, row.ended_because) == (200.0, "ann@desk", "Xid 79")
+    assert [(one.before, one.event, one.after, one.person) for one in record.moves(history, "c", "n1")] == [
+        ("healthy", "quarantined", "quarantined", False),
+        ("quarantined", "readmitted", "healthy", True),
+    ]
+    assert isinstance(say(history, PLACE, "n1", out(210.0, seen=199.0), now=210.0), Stale), "what was seen before it came back"
+    again = say(history, PLACE, "n1", out(220.0), now=220.0)
+    assert isinstance(again, Changed)
+    assert again.node.holds[0].until == 220.0 + 2 * Rules().cool, "it is counted, and stays out for longer"
+
+
+def test_a_burn_in_that_ran_out_is_not_the_one_that_runs(history: History) -> None:
+    """Its number is not given again, whatever was forgotten in between."""
+    say(history, PLACE, "n1", out(100.0), now=100.0)
+    first = say(history, PLACE, "n1", lambda node, _: acts.begin_burn_in(node, word(PROGRAM, 110.0), 1, seconds=10.0), now=110.0)
+    second = say(history, PLACE, "n1", lambda node, _: acts.begin_burn_in(node, word(PROGRAM, 130.0), 1, seconds=10.0), now=130.0)
+    assert isinstance(first, Changed)
+    assert isinstance(second, Changed)
+    assert second.test == first.test + 1
+    late = say(
+        history,
+        PLACE,
+        "n1",
+        lambda node, _: acts.end_burn_in(node, word(PROGRAM, 135.0), first.burn_in, passed=True, rules=Rules()),
+        now=135.0,
+    )
+    assert isinstance(late, Stale)
+    passed = say(
+        history,
+        PLACE,
+        "n1",
+        lambda node, _: acts.end_burn_in(node, word(PROGRAM, 136.0), second.burn_in, passed=True, rules=Rules()),
+        now=136.0,
+    )
+    assert isinstance(passed, Changed)
+    assert [one.event for one in record.moves(history, "c", "n1")] == ["quarantined", "tested", "untried", "tested", "passed"]
+
+
+def test_a_persons_hold_that_ran_out_leaves_the_node_to_a_burn_in(history: History) -> None:
+    """A reader sees it at once; it is written with the next word."""
+    say(history, PLACE, "n1", lambda node, _: acts.hold(node, word(ANN, 100.0), until=150.0), now=100.0)
+    assert record.nodes(history, PLACE, now=149.0)["n1"].state is NodeState.HELD
+    due = record.nodes(history, PLACE, now=151.0)["n1"]
+    assert (due.state, due.is_due(151.0)) == (NodeState.QUARANTINED, True)
+    assert len(record.moves(history, "c", "n1")) == 1
+    say(history, PLACE, "n1", lambda node, _: acts.hold(node, word(ANN, 160.0)), now=160.0)
+    assert [one.event for one in record.moves(history, "c", "n1")] == ["held", "returned", "held"]
+    assert [one.kind for one in record.holds(history, "c", "n1")] == [HoldKind.PERSON, HoldKind.UNTESTED, HoldKind.PERSON]
+
+
+def test_only_nodes_of_the_cluster_count_for_the_share(history: History) -> None:
+    """One that is no longer in its file isolates nothing; another cluster's are not looked at."""
+    say(history, Place(cluster="c", names=["gone"], rules=Rules()), "gone", out(100.0), now=100.0)
+    say(history, Place(cluster="d", names=["n0"], rules=Rules()), "n0", out(100.0), now=100.0)
+    assert isinstance(say(history, PLACE, "n0", out(101.0), now=101.0), Changed)
+    assert isinstance(say(history, PLACE, "n1", out(102.0), now=102.0), Changed)
+    assert isinstance(say(history, PLACE, "n2", out(103.0), now=103.0), NeedsPerson)
+    assert record.nodes(history, PLACE, now=104.0).keys() == {"gone", "n0", "n1"}
+
+
+def test_two_processes_that_speak_at_once_give_no_number_twice_and_keep_the_share(
+    history_url: str, history: History, child: Callable[..., Child]
+) -> None:
+    """Each takes out, takes back and holds as fast as it can; the record is as if they had taken turns."""
+    children = [child("speak_of_nodes", history_url, name, "12") for name in ("one", "two")]
+    for one in children:
+        assert one.hear() == "ready"
+    for one in children:
+        one.tell()
+    told = [one.hear() for one in children]
+    assert all(line.startswith("most ") for line in told), told
+    assert max(int(line.split()[1]) for line in told) in {1, 2}, "programs take out a quarter of eight at most"
+    now = time.time()
+    for name in PLACE.names:
+        rows, moved = record.holds(history, "c", name), record.moves(history, "c", name)
+        numbers = [row.number for row in rows]
+        assert len(numbers) == len(set(numbers))
+        assert [one.number for one in moved] == list(range(1, len(moved) + 1))
+        assert all(before.after == after.before for before, after in pairwise(moved))
+    present = record.nodes(history, PLACE, now=now)
+    assert all(node.state == record.moves(history, "c", name)[-1].after for name, node in present.items())
+
+
+@pytest.mark.parametrize("revision", ["0007"])
+def test_nodes_of_an_older_history_are_healthy(tmp_path: Path, revision: str) -> None:
+    """It is migrated when it is opened."""
+    from alembic import command  # noqa: PLC0415 (0.2 s, and hardly ever needed)
+    from sqlalchemy import create_engine  # noqa: PLC0415
+
+    from holdfast.history import schema  # noqa: PLC0415
+
+    url = f"sqlite:///{tmp_path / 'old.db'}"
+    engine, config = create_engine(url), schema.alembic_config()
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+    engine.dispose()
+    history = History.open(url)
+    assert record.nodes(history, PLACE, now=1.0) == {}
+    assert isinstance(say(history, PLACE, "n1", out(2.0), now=2.0), Changed)
+    history.close()

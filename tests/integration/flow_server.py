@@ -1,0 +1,140 @@
+"""Import Prefect and the flow once, then fork a flow for each order: a program that `Flows` speaks with over its pipes.
+
+Nothing here starts a thread or a connection before the fork, so a fork is as good as ``python -m flows.training_job``, and three seconds of
+a core cheaper. That those words themselves work is seen wherever a test uses the command, and where a stage has its own Prefect server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.reaping import look
+from tests.waiting import wait_until
+
+ROOT: Final = Path(__file__).parents[2]
+
+
+class Flows:
+    """The tests' end: starts flows, and knows how they ended."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.prefect = prefect_of(environment)
+        self._lock = threading.Lock()
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.flow_server"],
+            cwd=ROOT,
+            env={**environment, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._ask({}) == {}
+
+    def start(self, spec: Path, log: Path, environment: Mapping[str, str]) -> Flow:
+        """Start a flow for the job that *spec* describes, with *environment* and nothing else of ours; what it prints goes to *log*."""
+        assert prefect_of(environment) == self.prefect, "Prefect's settings are read when it is imported"
+        return Flow(int(self._ask({"spec": str(spec), "log": str(log), "environment": dict(environment)})["pid"]), self)
+
+    def ended(self, pid: int) -> int | None:
+        """Return the exit status (negative: the signal) of a flow that has ended."""
+        status = self._ask({}).get(str(pid))
+        return None if status is None else int(status)
+
+    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            assert self._server.stdin is not None
+            assert self._server.stdout is not None
+            self._server.stdin.write(json.dumps(order) + "\n")
+            self._server.stdin.flush()
+            line = self._server.stdout.readline()
+        assert line, f"the server of flows ended: {self._server.poll()}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the server; flows are the stages' to end."""
+        self._server.kill()
+        self._server.communicate()
+
+
+@dataclass
+class Flow:
+    """One flow's process, with the words of `subprocess.Popen`."""
+
+    pid: int
+    flows: Flows
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit status, if it has ended."""
+        if self.returncode is None:
+            self.returncode = self.flows.ended(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float = 60.0) -> int:
+        """Return the exit status, once it has ended."""
+        try:
+            wait_until(lambda: self.poll() is not None, seconds=timeout)
+        except AssertionError:
+            raise subprocess.TimeoutExpired("flow", timeout) from None
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def prefect_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what of *environment* Prefect reads."""
+    return {name: value for name, value in environment.items() if name.startswith("PREFECT_")}
+
+
+def main() -> int:
+    """Serve one order after another until the pipe ends; in a fork, become the flow."""
+    from flows import program  # noqa: PLC0415 (the tests' end needs none of it)
+    from flows.training_job import training_job  # noqa: PLC0415
+
+    ended: dict[int, int] = {}
+    for line in sys.stdin:
+        order = json.loads(line)
+        told: dict[str, Any] = {}
+        if "spec" in order:
+            pid = os.fork()
+            if not pid:
+                become(order["log"], order["environment"])
+                return program.main([order["spec"]], training_job)
+            told = {"pid": pid}
+        else:
+            look(ended)
+            told = {str(pid): status for pid, status in ended.items()}
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+def become(log: str, environment: dict[str, str]) -> None:
+    """Have a session, files and an environment of one's own."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The cluster-health flow against a real Prefect server: a table of nodes, and events for what changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from holdfast.cluster.local import LocalNodes
+from holdfast.history import History
+from holdfast.history.looks import verdict_changes, verdicts
+from tests.integration.conftest import PrefectServer
+from tests.integration.test_prefect_shows import asked
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+RUN = """
+from flows.cluster_health import cluster_health
+from holdfast.spec import LocalCluster
+cluster_health(LocalCluster(name="checked", nodes=3), sweeps=2, every=0.01)
+"""
+
+
+def test_nodes_are_shown_and_only_changes_are_told(prefect_server: PrefectServer) -> None:
+    """Two sweeps a run, two runs; between these one node is switched off. A node that stays as it is causes no event."""
+    nodes = LocalNodes("checked", prefect_server.home / "clusters/checked", 3)
+    run(prefect_server)
+    nodes.power_off("node-1")
+    run(prefect_server)
+
+    by_name = {"name": {"any_": ["health of checked"]}}
+    first, second = asked(prefect_server, "flow_runs/filter", flow_runs=by_name, sort="START_TIME_ASC")
+    assert [one["state_type"] for one in (first, second)] == ["COMPLETED"] * 2
+    assert "3 nodes in" in first["state"]["message"]
+    assert "1 unreachable" in second["state"]["message"]
+    tasks = [one["name"] for one in asked(prefect_server, "task_runs/filter", flow_runs=by_name)]
+    assert sorted(tasks) == sorted(4 * [f"{verb} checked" for verb in ("sweep", "classify", "record", "publish")]), "one task a sweep"
+
+    pages = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["checked-nodes"]}}, sort="CREATED_DESC")
+    assert '"node": "node-1", "verdict": "unreachable", "evidence": "no answer, ' in pages[0]["data"]
+    assert pages[0]["flow_run_id"] == second["id"]
+
+    wait_until(lambda: unreachable(prefect_server), seconds=20)
+    with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}", create=False)) as history:
+        told = [(one.node, one.after) for one in verdict_changes(history, "checked")]
+        assert told.count(("node-1", "unreachable")) == 1
+        assert verdicts(history, "checked")["node-1"].standing == "unreachable"
+    assert len(unreachable(prefect_server)) == 1
+
+
+def run(server: PrefectServer) -> None:
+    """Run the flow once, in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", RUN], cwd=ROOT, env=server.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def unreachable(server: PrefectServer) -> list[dict[str, Any]]:
+    """Return the events of nodes that became unreachable."""
+    found = asked(server, "events/filter", filter={"event": {"name": ["holdfast.node.unreachable"]}}, limit=50)
+    return [one for one in found["events"] if one["payload"]["cluster"] == "checked"]

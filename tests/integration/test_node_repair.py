@@ -1,0 +1,84 @@
+"""The node-repair flow against a real Prefect server: a quarantined node comes back by passing, and one that fails is retired at last."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from holdfast.history import History, holds
+from holdfast.history.holds import Place
+from policies.holds import Owner, Rules, Word
+from policies.node_states import NodeState
+from policies.quarantine import hold, quarantine
+from tests.integration.conftest import PrefectServer
+from tests.integration.test_prefect_shows import asked
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+RUN = """
+from flows.node_repair import node_repair
+from holdfast.spec import cluster_of
+
+def cluster(disk):
+    burn_in = {
+        "disk_size": "4MiB", "network_size": "1MiB", "memory_most": "8MiB", "torch": False, "nice": 0,
+        "limits": {"disk": disk, "network": 0, "latency": 0},
+    }
+    quarantine = {"due_after": "0s", "retire_after_failed": 2, "share": 1.0}
+    return cluster_of({"name": "mended", "nodes": 3, "burn_in": burn_in, "quarantine": quarantine})
+
+node_repair(cluster(0), nodes=["node-1", "node-2"], seconds=0.05)
+node_repair(cluster(1e9), seconds=0.05)
+node_repair(cluster(1e9), seconds=0.05)
+node_repair(cluster(1e9), seconds=0.05)
+"""
+PLACE = Place(cluster="mended", names=["node-0", "node-1", "node-2"], rules=Rules(share=1.0, cool=0.0, failures=2))
+
+
+def test_nodes_come_back_by_passing_and_are_retired_by_failing(prefect_server: PrefectServer) -> None:
+    """Node-1 is healthy again, node-0 fails twice, node-2 is a person's and stays so; the last run finds nobody."""
+    now = time.time()
+    with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}")) as history:
+        word = Word(owner=Owner(name="job gpt"), because="Xid 79", at=now)
+        held = Word(owner=Owner(name="ann@desk", person=True), because="new fan", at=now)
+        for node in ("node-0", "node-1"):
+            holds.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
+        holds.say(history, PLACE, "node-2", lambda one, _: hold(one, held), now=now)
+        done = subprocess.run(
+            [sys.executable, "-c", RUN], cwd=ROOT, env=prefect_server.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        states = {name: one.state for name, one in holds.nodes(history, PLACE, now=time.time()).items()}
+        assert states == {"node-0": NodeState.RETIRED, "node-1": NodeState.HEALTHY, "node-2": NodeState.HELD}
+        moved = {node: [one.event for one in holds.moves(history, "mended", node)] for node in PLACE.names}
+        assert moved == {
+            "node-0": ["quarantined", "tested", "failed", "tested", "retired"],
+            "node-1": ["quarantined", "tested", "passed"],
+            "node-2": ["held"],
+        }
+        last = holds.moves(history, "mended", "node-0")[-1]
+        assert last.owner == "node-repair"
+        assert "failed burn-in 2 within 30 d: disk: its disk wrote" in last.because
+
+    runs = asked(prefect_server, "flow_runs/filter", flow_runs={"name": {"any_": ["repair of mended"]}}, sort="START_TIME_ASC")
+    assert [one["state"]["message"] for one in runs] == [
+        "1 node, 1 passed, 1 not tried",
+        "1 node, 1 failed",
+        "1 node, 1 failed",
+        "no node is due for a burn-in",
+    ]
+    pages = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["mended-burn-ins"]}}, sort="CREATED_DESC")
+    assert "it is held: nothing that a burn-in lifts is held against it" in pages[-1]["data"]
+    assert "written MB/s" in pages[-1]["data"]
+    wait_until(lambda: told(prefect_server) >= {("node-1", "healthy"), ("node-0", "quarantined"), ("node-0", "retired")}, seconds=30)
+
+
+def told(server: PrefectServer) -> set[tuple[str, str]]:
+    """Return nodes and the states that events tell of."""
+    names = [f"holdfast.node.{state}" for state in ("healthy", "quarantined", "retired")]
+    found: list[dict[str, Any]] = asked(server, "events/filter", filter={"event": {"name": names}}, limit=50)["events"]
+    return {(one["payload"]["node"], one["payload"]["after"]) for one in found if one["payload"]["cluster"] == "mended"}

@@ -1,0 +1,61 @@
+"""A policy file under a running job: a change holds from the next decision on, a bad one changes nothing, for the next flow neither."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from holdfast.cli.policies import attempts
+from holdfast.history import queries
+from tests.integration.stage import Play, Stage
+from tests.waiting import wait_until
+
+
+def told(play: Play, words: str) -> list[str]:
+    """Return the remarks with these *words*."""
+    return [one.text for one in queries.remarks(play.stage.history, play.job.id) if words in one.text]
+
+
+def killed(play: Play, number: int) -> None:
+    """Kill rank 1 once all ranks are at work, and wait until incident *number* is over."""
+    play.steps_to(play.chaos.step() + 2)
+    play.chaos.kill(1)
+    wait_until(lambda: play.saw(number) and play.incidents()[-1].outcome is not None, seconds=40, explain=play.log)
+
+
+def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, tmp_path: Path) -> None:
+    """The same kill is answered in place, then by another node; the broken file is told of once, and outlives the flow."""
+    stage.widen({f"node-{number}": f"rack-{number}" for number in range(4)})
+    file = tmp_path / "careful.yaml"
+    file.write_text("based_on: balanced\nbudget: {in_place: 9}\n")
+    play = stage.play("ruled", args=["--steps", "100000"], nodes={"wanted": 2, "ranks": 1, "spare": 2}, policy=str(file))
+    killed(play, 1)
+    file.write_text("based_on: balanced\nlevels: {worker-sigkill: evict-now}\n")
+    wait_until(lambda: told(play, "has changed"), seconds=20, explain=play.log)
+    (change,) = told(play, "has changed")
+    assert "levels.worker-sigkill: evict-now (was: as in the catalogue)" in change
+    assert "budget.in_place: 3 (was: 9)" in change
+    killed(play, 2)
+    assert [one.rung for one in play.incidents()] == ["restart-in-place", "replace-node"], play.log()
+    assert next(one for one in queries.faults(stage.history, play.job.id)[::-1] if one.root).level == "evict-now"
+    first, second = (
+        attempts(one, queries.decisions(stage.history, incident_id=one.id), queries.moves(stage.history, play.job.id))
+        for one in play.incidents()
+    )
+    assert [one["rule"] for one in first] == ["RestartInPlace()"]
+    (attempt,) = second
+    assert (attempt["rule"], attempt["policy"]) == ("ReplaceBySpare(on_echo=True)", str(file))
+    assert attempt["passed_over"]["RestartInPlace"].endswith("cannot hold ranks")
+    file.write_text("levels: {worker-sigkil: record}\n")
+    wait_until(lambda: told(play, "stays in force"), seconds=20, explain=play.log)
+    (refusal,) = told(play, "stays in force")
+    assert "levels.worker-sigkil: line 1: no fault kind is called so. Did you mean 'worker-sigkill'?" in refusal
+    os.killpg(play.process.pid, signal.SIGKILL)
+    play.process.wait()
+    play = stage.again(play.name, play.spec)
+    wait_until(lambda: told(play, "What was in force before"), seconds=40, explain=play.log)
+    killed(play, 3)
+    assert play.incidents()[-1].rung == "replace-node", play.log()
+    play.process.send_signal(signal.SIGTERM)
+    play.ends()

@@ -1,0 +1,123 @@
+"""Trouble with progress in real gloo ranks under a real flow: what it is called, whom it names, how soon, and what goes on all the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from holdfast import troubles
+from holdfast.history import models, queries
+from tests.integration.stage import Play, Stage
+from tests.waiting import wait_until
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "train_troubled.py"
+THREE = {"wanted": 3, "ranks": 1}
+
+
+def begun(stage: Stage, name: str, *more: str, **fields: Any) -> Play:
+    """Start a job of three ranks, each on a node of its own, and let it come to its way."""
+    play = stage.play(name, script=str(SCRIPT), args=["--steps", "100000", *more], **{"nodes": THREE, **fields})
+    play.steps_to(10)
+    return play
+
+
+def nodes_of(play: Play) -> dict[int, str]:
+    """Return on which node each rank is."""
+    return {rank: placed.node for rank, placed in play.chaos.ranks().items()}
+
+
+def trouble(play: Play, rank: int, statements: str) -> None:
+    """Have *rank* get into trouble, and see that it did."""
+    folder = play.stage.home / "jobs" / play.name / "checkpoints"
+    troubles.trouble(folder, rank, statements)
+    wait_until(lambda: troubles.troubled_at(folder, rank), seconds=30, explain=play.log)
+
+
+def the_fault(play: Play, kind: str) -> models.Fault:
+    """Wait for a fault of this kind, and return the newest; a failure shows all that were seen."""
+
+    def explain() -> str:
+        seen = [f"{one.kind} {one.subject}: {one.evidence['quote']}" for one in queries.faults(play.stage.history, play.job.id)]
+        return "\n".join([*seen, play.log()])
+
+    wait_until(lambda: queries.newest_fault(play.stage.history, play.job.id, [kind]), seconds=60, explain=explain)
+    found = queries.newest_fault(play.stage.history, play.job.id, [kind])
+    assert found is not None
+    return found
+
+
+def gets_on(play: Play) -> None:
+    """Wait until the last incident is over and the job has stepped on."""
+    wait_until(lambda: play.incidents() and play.incidents()[-1].outcome == "recovered", seconds=60, explain=play.log)
+    play.steps_to(play.chaos.step() + 5)
+
+
+def test_who_does_not_come_and_who_comes_to_the_wrong_place_are_named_and_replaced_and_a_bad_loss_is_told(stage: Stage) -> None:
+    """The hang: rank, collective, who waits, and the line; the wrong collective: both sides. The survivors stay in their processes."""
+    play = begun(stage, "hang")
+    node = nodes_of(play)
+    trouble(play, 1, "stuck_in_user_code()")
+    hang = the_fault(play, "job-hang")
+    assert (hang.rank, hang.node) == (1, node[1])
+    words = rf"rank 1 on {node[1]} did not arrive at allreduce #\d+ of group 0 \(ranks 0, 2 wait since [\d.]+ s\); rank 1 stands at "
+    assert re.match(words + r"train_troubled.py:\d+ in stuck_in_user_code; no rank made progress for", hang.evidence["quote"])
+    assert f"rank 0 on {node[0]} waits (gradients)" in hang.evidence["detail"]
+    gets_on(play)
+    node = nodes_of(play)
+    trouble(play, 2, "dist.broadcast(torch.zeros(4), 0)")
+    mismatch = the_fault(play, "collective-mismatch")
+    assert (mismatch.rank, mismatch.node, mismatch.blame) == (2, node[2], "user_code")
+    assert "rank 2 entered broadcast of 4 float32 values" in mismatch.evidence["quote"]
+    gets_on(play)
+    assert [one.rung for one in play.incidents()] == ["take-over", "take-over"]
+    trouble(play, 0, "poison = math.nan")
+    loss = the_fault(play, "loss-not-finite")
+    assert (loss.rank, loss.incident_id, loss.level) == (0, None, "watch")
+    assert f"the loss of rank 0 is nan at step {loss.step}, on this rank alone" in loss.evidence["quote"]
+    assert any("The loss or its gradient is no number" in one.text for one in queries.remarks(stage.history, play.job.id))
+    assert play.kinds()[2:] in ([], ["loss-lost"]), "the loss that stays none is an incident of its own"
+
+
+def test_a_slow_rank_is_moved_if_that_pays_and_one_with_a_flipped_bit_is_replaced(stage: Stage) -> None:
+    """The slow one moves to a spare node, and the sum is on record; a rank whose parameters differ from its copies' leaves its node."""
+    stage.widen({f"node-{number}": f"rack-{number}" for number in range(5)})
+    play = begun(stage, "copies", nodes={**THREE, "spare": 2, "standbys": 0}, checks={"copies": 16, "straggler": "auto"})
+    slowly = nodes_of(play)[1]
+    trouble(play, 1, "slow = 0.08")
+    slow = the_fault(play, "straggler-gpu")
+    assert (slow.rank, slow.node, slow.incident_id) == (1, slowly, None)
+    assert "its computing is slow, not its links" in slow.evidence["quote"]
+    wait_until(lambda: nodes_of(play).get(1, slowly) != slowly and play.state() == "RUNNING", seconds=60, explain=play.log)
+    assert play.incidents() == []
+    weighed = next(one for one in queries.weighings(stage.history, play.job.id) if one.rank == 1)
+    assert (weighed.act, weighed.node, weighed.kind) == ("move", slowly, "straggler-gpu")
+    assert re.match(
+        rf"rank 1 on {slowly}: staying costs .* a step x [\d,]+ steps that are left = .*; moving costs .*: moved$", weighed.because
+    )
+    wait_until(lambda: queries.moves_asked(stage.history, play.job.id)[-1].done, seconds=30, explain=play.log)
+    assert (queries.moves_asked(stage.history, play.job.id)[-1].facts or {})["pause"] > 0
+    liar = nodes_of(play)[2]
+    trouble(play, 2, "flip()")
+    wrong = the_fault(play, "silent-corruption")
+    assert (wrong.rank, wrong.node) == (2, liar)
+    assert wrong.step is not None
+    assert wrong.step % 16 == 0
+    assert f"rank 2 on {liar} has other parameters than its 2 equal copies, first in '2.weight'" in wrong.evidence["quote"]
+    gets_on(play)
+    play.steps_to(play.chaos.step() + 40)
+    assert play.kinds() == ["silent-corruption"]
+    assert liar not in nodes_of(play).values()
+
+
+def test_under_torchs_own_groups_the_stack_names_the_culprit(stage: Stage) -> None:
+    """Nothing counts operations there: who stands in the script's own code while all others are in backward is the one."""
+    play = begun(stage, "stock", "--stock-groups")
+    node = nodes_of(play)[2]
+    trouble(play, 2, "stuck_in_user_code()")
+    hang = the_fault(play, "job-hang")
+    assert (hang.rank, hang.node) == (2, node)
+    words = (
+        rf"rank 2 on {node} does not wait for anybody, while ranks 0, 1 wait for others; rank 2 stands at train_troubled.py:\d+ in stuck"
+    )
+    assert re.match(words, hang.evidence["quote"])

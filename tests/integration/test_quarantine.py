@@ -1,0 +1,128 @@
+"""A node that a fault of its own takes out of a job is not taken back by this job or the next one; a person's word brings it back."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from holdfast.history import holds, queries, questions
+from holdfast.history.models import Question
+from tests.integration.stage import Play, Stage
+from tests.integration.test_node_faults import lookouts, open_files
+from tests.waiting import wait_until
+
+OFF_BUS = "Nov 21 10:00:01 n0 kernel: NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus.\n"
+CLUSTER = "name: stage\nnodes: 1\n"
+
+
+def say(stage: Stage, tmp_path: Path, *words: str) -> str:
+    """Say a person's word about a node of the stage, as a person would; return what the command said."""
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    command = [sys.executable, "-m", "holdfast", "nodes", *words, "--cluster", str(tmp_path / "cluster.yaml")]
+    return subprocess.run(command, env=stage.environment, capture_output=True, text=True, check=True).stdout
+
+
+def call(stage: Stage, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Ask the Prefect server, as its UI does; return the answer."""
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(  # noqa: S310 (our own http address)
+        f"{stage.environment['PREFECT_API_URL']}/{path}", data=data, headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310
+        return dict(json.load(answer))
+
+
+def run_of(stage: Stage, asked: Question) -> dict[str, Any]:
+    """Return the flow run in which a question is asked."""
+    return call(stage, f"flow_runs/{asked.flow_run}")
+
+
+def remarks(play: Play) -> str:
+    """Return all that was remarked of the job."""
+    return "\n".join(one.text for one in queries.remarks(play.stage.history, play.job.id))
+
+
+def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
+    """Have the GPU of a job's only node fall off the bus, and its rank die for it; wait until a person is asked."""
+    log = tmp_path / "kern.log"
+    log.touch()
+    stage.environment["HOLDFAST_KERNEL_LOG"] = str(log)
+    stage.count = 1
+    each = "if generation == 1 and step == 5: time.sleep(3600)"
+    play = stage.play(name, args=["--steps", "20", "--each", each], nodes={"wanted": 1, "ranks": 1}, limits={"hang_least": "1h"})
+    play.steps_to(4)
+    wait_until(lambda: any(log in open_files(pid) for pid in lookouts(stage)), seconds=30, explain=play.log)
+    with log.open("a") as file:
+        file.write(OFF_BUS)
+    wait_until(lambda: any(one.kind == "gpu-off-bus" for one in queries.faults(stage.history, play.job.id)), seconds=15, explain=play.log)
+    play.chaos.kill(0)
+    play.reaches("WAITING")
+    assert "0 node(s) are left and the job needs 1, so a person is asked" in play.because()
+    wait_until(lambda: [one.flow_run for one in questions.still_open(stage.history)] not in ([], [None]), seconds=30, explain=play.log)
+    return play
+
+
+def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(stage: Stage, tmp_path: Path) -> None:
+    """A person lets it go, as the job has no other: the job waits for capacity though the agent would answer, and says why."""
+    play = off_the_bus(stage, tmp_path, "off-bus")
+    (asked,) = questions.still_open(stage.history)
+    command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--because", "swap it"]
+    said = subprocess.run(command, env=stage.environment, capture_output=True, text=True, check=True).stdout
+    assert re.match(rf"question {asked.number} of job off-bus is answered: isolate node-0 by \S+@\S+: swap it\n", said)
+    wait_until(lambda: re.search(r"node-0 is (taken out|quarantined) by job off-bus", play.because()), seconds=30, explain=play.log)
+    assert play.state() == "WAITING"
+    wait_until(
+        lambda: [one.event for one in holds.moves(stage.history, "stage", "node-0")] == ["quarantined"], seconds=15, explain=play.log
+    )
+    (hold,) = holds.holds(stage.history, "stage", "node-0")
+    assert (hold.owner, hold.person, hold.ended_at) == ("job off-bus", False, None)
+    assert "fallen off the bus" in hold.evidence[0]
+    assert "(approved by " in hold.because
+    wait_until(lambda: run_of(stage, asked)["state"]["type"] == "COMPLETED", seconds=30, explain=play.log)
+    assert "isolate node-0 by " in run_of(stage, asked)["state"]["message"]
+
+    other = stage.play("next", args=["--steps", "5"], nodes={"wanted": 1, "ranks": 1})
+    assert other.ends() == 1, other.log()
+    assert "node-0 is quarantined by job off-bus (hold 1): gpu-off-bus" in other.because()
+    assert "`holdfast nodes readmit node-0 --because ...`" in other.because()
+    assert play.state() == "WAITING", "the node answers all the time, and is not taken"
+
+    assert "quarantined -> healthy" in say(stage, tmp_path, "readmit", "node-0", "--because", "GPU reseated")
+    assert play.ends() == 0, play.log()
+    assert list(queries.generations(stage.history, play.job.id)[-1].ranks) == ["node-0"]
+    assert [(one.rung, one.outcome) for one in play.incidents()] == [("wait-for-capacity", "recovered")]
+
+
+def test_a_form_in_prefects_ui_keeps_a_node_that_a_person_trusts(stage: Stage, tmp_path: Path) -> None:
+    """The paused run shows what is asked; refused there, the rank is started again where it was, and nothing is held against the node."""
+    play = off_the_bus(stage, tmp_path, "trusted")
+    (asked,) = questions.still_open(stage.history)
+    run = run_of(stage, asked)
+    assert (run["name"], run["state"]["type"]) == ("trusted: may node-0 be isolated?", "PAUSED")
+    wrong = call(stage, f"flow_runs/{asked.flow_run}/resume", {"run_input": {"answer": "approve", "nodes": ["node-7"]}})
+    assert wrong["status"] == "REJECT", "the form is typed"
+    form = {"answer": "refuse", "nodes": ["node-0"], "by": "ann", "because": "known bad sensor"}
+    assert call(stage, f"flow_runs/{asked.flow_run}/resume", {"run_input": form})["status"] == "ACCEPT"
+    assert play.ends() == 0, play.log()
+    assert [(one.rung, one.outcome) for one in play.incidents()] == [("restart-in-place", "recovered")]
+    assert "is answered: keep node-0 by ann: known bad sensor" in remarks(play)
+    assert holds.moves(stage.history, "stage", "node-0") == []
+    assert run_of(stage, asked)["state"]["message"] == "keep node-0 by ann: known bad sensor"
+
+
+def test_a_node_that_a_person_holds_is_given_to_no_job(stage: Stage, tmp_path: Path) -> None:
+    """The launch takes the others and says who holds it, and why."""
+    stage.count = 2
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    said = say(stage, tmp_path, "hold", "node-0", "--because", "new fan", "--for", "2h")
+    assert "healthy -> held (hold 1" in said
+    play = stage.play("beside", args=["--steps", "5"], nodes={"wanted": 1, "ranks": 1})
+    assert play.ends() == 0, play.log()
+    assert list(queries.generations(stage.history, play.job.id)[0].ranks) == ["node-1"]
+    assert "node-0 is left out: held by " in remarks(play)
+    assert "new fan; `holdfast nodes release node-0 --because ...` takes it back" in remarks(play)

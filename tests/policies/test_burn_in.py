@@ -1,0 +1,91 @@
+"""When a node that was tried out is well: tables of figures against limits, and verdicts of several checks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from detectors.portable import Misshapen, packed
+from detectors.trials import Check, Mark, check_of
+from policies.burn_in import Limits, held_against, outcome, seen
+
+LIMITS = Limits(disk=100.0, network=50.0, latency=2.0, clock=1.0)
+
+
+def a_check(mark: Mark = Mark.PASSED, **fields: Any) -> Check:
+    """Return a check that ended so."""
+    return Check(**{"name": "network", "mark": mark, "words": "fine", **fields})
+
+
+BEYOND = {
+    "disk": ({"written MB/s": 99.0}, "its disk wrote 99 MB/s, and 100 are the least"),
+    "sending": ({"sent MB/s": 10.0, "received MB/s": 60.0}, "it sent 10 MB/s"),
+    "receiving": ({"sent MB/s": 60.0, "received MB/s": 10.0}, "it received 10 MB/s"),
+    "latency": ({"round trip ms": 2.5}, "took 2.5 ms, and 2 are the most"),
+    "clock behind": ({"offset s": -1.4, "uncertain s": 0.1}, "off by -1.4 s"),
+}
+
+
+@pytest.mark.parametrize("case", BEYOND)
+def test_a_figure_beyond_its_limit_fails_the_check(case: str) -> None:
+    """And says by how much."""
+    figures, words = BEYOND[case]
+    found = held_against(a_check(figures=figures), LIMITS)
+    assert found.mark is Mark.FAILED
+    assert words in found.words
+    assert held_against(a_check(figures=figures), Limits(disk=0, network=0, latency=0, clock=0)).mark is Mark.PASSED
+
+
+@pytest.mark.parametrize(
+    "figures", [{"written MB/s": 100.0}, {"round trip ms": 2.0}, {"offset s": 1.2, "uncertain s": 0.3}, {"rounds": 0.0}, {}]
+)
+def test_a_figure_within_its_limit_passes(figures: dict[str, float]) -> None:
+    """An offset that the way of the question may explain is none."""
+    assert held_against(a_check(figures=figures), LIMITS).mark is Mark.PASSED
+
+
+def test_limits_are_held_against_nothing_that_did_not_pass() -> None:
+    """What failed says why by itself, and what could not be made has no figures to speak of."""
+    for mark in (Mark.FAILED, Mark.BLIND):
+        found = a_check(mark, figures={"sent MB/s": 1.0})
+        assert held_against(found, LIMITS) is found
+
+
+def test_one_failure_is_one_too_many_and_being_blind_is_no_pass() -> None:
+    """Unless what could not be seen is not needed."""
+    blind, spare = a_check(Mark.BLIND, name="disk", words="no way in"), a_check(Mark.BLIND, name="gpu", needed=False)
+    assert outcome("a", [a_check(), spare]).mark is Mark.PASSED
+    assert outcome("a", [a_check(), blind]).mark is Mark.BLIND
+    assert "disk: no way in" in outcome("a", [a_check(), blind]).because
+    failed = outcome("a", [a_check(Mark.FAILED, words="a bit was lost"), blind])
+    assert (failed.mark, failed.because) == (Mark.FAILED, "network: a bit was lost")
+    assert outcome("a", [spare]).mark is Mark.BLIND, "where nothing was tried nothing was passed"
+    assert outcome("a", []).mark is Mark.BLIND
+
+
+def test_a_check_travels_as_json() -> None:
+    """And comes back as it was."""
+    one = a_check(Mark.FAILED, figures={"MB": 3.5}, seconds=0.25, needed=False)
+    assert check_of(json.loads(json.dumps(packed(one)))) == one
+    assert seen(one) == "fine (3.5 MB)"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        [],
+        {},
+        {"name": "a", "mark": "great", "words": ""},
+        {"name": 3, "mark": "passed", "words": ""},
+        {"name": "a", "mark": "passed", "words": "", "figures": {"MB": "many"}},
+        {"name": "a", "mark": "passed", "words": "", "figures": [1]},
+        {"name": "a", "mark": "passed", "words": "", "seconds": True},
+    ],
+)
+def test_what_is_no_check_is_refused(told: object) -> None:
+    """A node in doubt may say anything."""
+    with pytest.raises(Misshapen):
+        check_of(told)

@@ -1,0 +1,95 @@
+"""What is done about a node that is to be left: by table, and what holds at any time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.departures import AGAIN, STOP, Act, Departure, Seen, ends_at, next_act
+from policies.ladder import Rung
+from policies.offences import offences
+from tests.policies.cases import a_case, decided
+
+NOW = 1_000_000.0
+DRAIN = Departure(node="n1", because="drained by ann@desk until 18:00: new fan", since=NOW, by=NOW + 600)
+CAN = Seen(now=NOW, room=True, save=30.0)
+
+
+@pytest.mark.parametrize(
+    ("departure", "seen", "act", "words"),
+    [
+        (DRAIN, CAN, Act.MOVE, "new fan"),
+        (replace(DRAIN, by=None), CAN, Act.MOVE, "new fan"),
+        (DRAIN, replace(CAN, room=False), Act.STAY, "no other node is free; training goes on there; shortly before that time it is saved"),
+        (replace(DRAIN, by=None), replace(CAN, room=False), Act.STAY, "until they can, as no time is set"),
+        (DRAIN, replace(CAN, barred="the groups are not Holdfast's own"), Act.STAY, "as the groups are not Holdfast's own"),
+        (DRAIN, replace(CAN, tried=NOW - 1, outcome="standby 3 is lost"), Act.STAY, "a planned move came to nothing: standby 3 is lost"),
+        (DRAIN, replace(CAN, tried=NOW - AGAIN), Act.MOVE, "new fan"),
+        (DRAIN, replace(CAN, now=NOW + 559), Act.MOVE, "new fan"),
+        (DRAIN, replace(CAN, now=NOW + 560, room=False), Act.LEAVE, "new fan; no other node is free"),
+        (DRAIN, replace(CAN, now=NOW + 560, tried=NOW + 550), Act.LEAVE, "a planned move has not come to an end"),
+        (replace(DRAIN, by=None), replace(CAN, now=NOW + 1e9, room=False), Act.STAY, "no time is set"),
+    ],
+)
+def test_what_is_done_about_a_node_that_is_to_be_left(departure: Departure, seen: Seen, act: Act, words: str) -> None:
+    """Room and time decide, and the words say so."""
+    found = next_act(departure, seen)
+    assert found.act is act
+    assert words in found.because
+
+
+def test_a_short_notice_leaves_half_of_its_time_to_the_attempt_to_move() -> None:
+    """Of the 25 s of a SIGTERM a last save of 30 s would leave none."""
+    short = replace(DRAIN, by=NOW + 25)
+    assert next_act(short, replace(CAN, now=NOW + 12)).act is Act.MOVE
+    assert next_act(short, replace(CAN, now=NOW + 12.5)).act is Act.LEAVE
+    assert short.is_pressing(NOW, save=30.0), "a job that has nowhere to go need not wait"
+    assert not DRAIN.is_pressing(NOW, save=30.0)
+
+
+TIMES = st.floats(0.0, 10_000.0)
+
+
+@given(by=TIMES, at=TIMES, save=st.floats(0.0, 600.0), room=st.booleans(), barred=st.sampled_from(["", "its groups"]))
+def test_ranks_never_stay_beyond_the_last_moment_and_never_leave_with_time_to_spare(
+    by: float,
+    at: float,
+    save: float,
+    room: bool,  # noqa: FBT001 (hypothesis names it)
+    barred: str,
+) -> None:
+    """Of what is left then, a last save gets its seconds where the notice was that long, and half of the notice where it was not."""
+    departure = replace(DRAIN, by=NOW + by)
+    act = next_act(departure, Seen(now=NOW + at, room=room, barred=barred, save=save)).act
+    last = departure.latest(save)
+    assert (act is Act.LEAVE) == (NOW + at >= last)
+    assert act is not Act.MOVE or (room and not barred)
+    assert NOW + by - last == pytest.approx(min(save + STOP, by / 2), abs=1e-6)
+
+
+def test_the_ladder_leaves_the_node_and_holds_nothing_against_it() -> None:
+    """With a spare it is replaced; without one the job goes on smaller where it may, or waits: nobody need be asked."""
+    for facts, rung, drop in (
+        ({"spares": ("s",), "least": 3}, Rung.REPLACE_NODE, ("a",)),
+        ({"least": 2}, Rung.SHRINK, ("a",)),
+        ({"least": 3, "askable": True}, Rung.WAIT_FOR_CAPACITY, ("a",)),
+    ):
+        case = a_case("node-leaving", "a", **facts)
+        made = decided("balanced", case)
+        assert (made.rung, made.drop) == (rung, drop)
+        assert offences(case, made.drop) == []
+
+
+def test_nodes_that_leave_together_are_no_fault_of_the_software() -> None:
+    """Three drained at once leave all the same."""
+    case = a_case("node-leaving", "a", ("node-leaving", "b"), ("node-leaving", "c"))
+    assert set(decided("balanced", case).drop) == {"a", "b", "c"}
+
+
+def test_a_job_ends_before_its_walltime_with_time_for_what_it_has() -> None:
+    """A short one gives a tenth of its time to that."""
+    assert ends_at(submitted=NOW, walltime=7200, save=30) == NOW + 7200 - 40
+    assert ends_at(submitted=NOW, walltime=60, save=30) == NOW + 54

@@ -1,0 +1,159 @@
+"""When a job goes on with fewer copies of its model, and which ranks stay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detectors.catalogue import Fault
+from detectors.diagnosis import Diagnosis
+from policies.case import Case, Copies, Decision, Pass, Rung, Seat, Standby
+from policies.ladder import ORDERS, POLICIES, decide
+from policies.narrow import Narrow, places_to_widen, whole_copies
+from policies.placement import membership_after
+from policies.record import from_record, to_record
+from tests.policies.cases import NOW, a_recovery
+
+PLAIN: Copies = ((0,), (1,), (2,))
+PIPELINES: Copies = ((0, 2), (1, 3))
+"""Two stages on two ranks each."""
+
+
+def a_loss(lost: str = "c", *, nodes: str = "abc", ranks: int = 1, copies: Copies = PLAIN, **facts: Any) -> Case:
+    """Return a case in which node *lost*, that holds *ranks* ranks as each does, is lost, and there is no spare."""
+    held = {node: tuple(range(place * ranks, (place + 1) * ranks)) for place, node in enumerate(nodes)}
+    root = Fault(kind="node-lost", at=NOW, node=lost[0], quote="seen")
+    diagnosis = Diagnosis(root=root, echoes=(), because="node-lost was seen")
+    given = {"least": 1, "barred": "", "lost": frozenset(lost), "ranks": held, "copies": copies, **facts}
+    return Case(now=NOW, diagnosis=diagnosis, members=tuple(nodes), **given)
+
+
+ANSWERS: dict[str, tuple[Case, tuple[int, ...], tuple[Seat, ...]]] = {
+    "one copy of three": (a_loss(), (2,), ()),
+    "the first one": (a_loss("a"), (0,), ()),
+    "two at once": (a_loss("ab"), (0, 1), ()),
+    "two at once, a standby for one of them": (
+        a_loss("ab", standbys=(Standby(id=4, node="c", role=0),)), (1,), (Seat(rank=0, node="c", standby=4),),
+    ),
+    "a stage of one pipeline: the other stage of it has nothing to do": (
+        a_loss("b", nodes="abcd", copies=PIPELINES), (1, 3), (),
+    ),
+    "a node that holds a whole pipeline": (a_loss("b", nodes="ab", ranks=2, copies=((0, 1), (2, 3))), (2, 3), ()),
+    "a second one, after the job has narrowed": (
+        a_loss("b", ranks=1, nodes="ab", copies=((0,), (1,))), (1,), (),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_who_finds_no_place_is_left_out_with_its_copy_of_the_model(name: str) -> None:
+    """All others stay where they are."""
+    case, vacate, seats = ANSWERS[name]
+    answer = Narrow()(case)
+    assert isinstance(answer, Decision), answer
+    assert (answer.rung, answer.vacate, answer.seats) == (Rung.NARROW, vacate, seats)
+    assert set(answer.drop) == case.lost
+
+
+REFUSALS: dict[str, tuple[Case, str]] = {
+    "groups of torch": (a_loss(barred="the groups are torch's"), "the groups are torch's"),
+    "samples of its own for each rank": (a_loss(copies=()), "session.shares"),
+    "fewer nodes than the job needs": (a_loss(least=3), "2 node(s) left, the job needs 3"),
+    "a spare": (a_loss(spares=("s",)), "every rank that is lost finds a place"),
+    "no copy is whole": (a_loss("bc", nodes="abcd", copies=PIPELINES), "no copy of the model is whole"),
+    "nobody is left who lives": (a_loss("ab", nodes="ab", copies=((0,), (1,)), standbys=(Standby(id=1, node="s"),)), "no copy"),
+    "a sixth one": (a_loss(takeovers=5), "5 recoveries in living processes"),
+    "it failed, for a node that lives": (
+        replace(a_loss(tried=(Rung.NARROW,), dead=frozenset({2})), lost=frozenset()), "tried already",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_why_it_cannot_be_is_said(name: str) -> None:
+    """The next rung reads it, and so does a person."""
+    case, why = REFUSALS[name]
+    answer = Narrow()(case)
+    assert isinstance(answer, Pass), answer
+    assert why in answer.why
+
+
+def test_a_policy_goes_on_in_the_living_processes_before_it_restarts_on_fewer_nodes() -> None:
+    """The patient one waits for its full width all the same."""
+    rungs = {name: decide(rules, a_loss(least=2)).decision.rung for name, rules in POLICIES.items()}
+    assert rungs == {"patient": Rung.WAIT_FOR_CAPACITY, "balanced": Rung.NARROW, "aggressive": Rung.NARROW}
+    failed = a_loss(least=2, barred="it failed in this incident: a rank could not")
+    assert decide(POLICIES["balanced"], failed).decision.rung is Rung.SHRINK
+    assert all(Rung.NARROW not in order or order.index(Rung.NARROW) < order.index(Rung.SHRINK) for order in ORDERS.values())
+
+
+def test_an_error_that_follows_the_step_is_not_answered_so_twice() -> None:
+    """It would take one copy of the model after the other with it."""
+    case = a_loss("c", past=(a_recovery(Rung.NARROW, gained=False),))
+    root = Fault(kind="worker-exception", at=NOW, node="c", rank=2, quote="seen")
+    case = replace(case, diagnosis=Diagnosis(root=root, echoes=(), because="x"))
+    answer = Narrow()(case)
+    assert isinstance(answer, Pass)
+    assert "may follow the step" in answer.why
+
+
+def test_what_a_case_says_of_copies_is_kept() -> None:
+    """A replay decides from the same facts."""
+    case = a_loss()
+    assert from_record(to_record(case)) == case
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> tuple[Copies, frozenset[int], int]:
+    """Draw copies of the model over stages, in any numbering of ranks, lost ranks, and how many ranks a node holds."""
+    stages, count = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    ranks = draw(st.permutations(range(stages * count)))
+    copies = tuple(tuple(sorted(ranks[place::count])) for place in range(count))
+    lost = draw(st.sets(st.sampled_from(range(stages * count))))
+    return copies, frozenset(lost), draw(st.sampled_from([one for one in (1, 2, 3) if stages * count % one == 0]))
+
+
+@given(meshes())
+def test_whoever_stays_is_of_a_whole_copy_and_no_whole_copy_is_left_out(mesh: tuple[Copies, frozenset[int], int]) -> None:
+    """Whatever is lost: each copy goes on whole or not at all, and the job never runs on fewer nodes than it needs."""
+    copies, lost, width = mesh
+    names = [f"n{place}" for place in range(sum(map(len, copies)) // width)]
+    held = {name: tuple(range(place * width, (place + 1) * width)) for place, name in enumerate(names)}
+    nodes = frozenset(name for name, ranks in held.items() if not lost.isdisjoint(ranks))
+    if not nodes:
+        return
+    root = Fault(kind="node-lost", at=NOW, node=min(nodes), quote="seen")
+    diagnosis = Diagnosis(root=root, echoes=(), because="lost")
+    case = Case(now=NOW, diagnosis=diagnosis, members=tuple(names), least=2, barred="", lost=nodes, ranks=held, copies=copies)
+    gone = {rank for name in nodes for rank in held[name]}
+    whole = [one for one in copies if gone.isdisjoint(one)]
+    answer = Narrow()(case)
+    left = {node for node, ranks in held.items() if any(rank in one for one in whole for rank in ranks)}
+    if isinstance(answer, Pass):
+        assert len(left) < 2
+        return
+    staying = {rank for ranks in membership_after({name: list(ranks) for name, ranks in held.items()}, answer.seats, answer.vacate).values()
+               for rank in ranks}  # fmt: skip
+    assert staying == {rank for one in whole for rank in one}
+    assert len(left) >= 2
+    assert whole_copies(copies, set(answer.vacate)) == tuple(whole)
+
+
+@given(meshes(), st.dictionaries(st.sampled_from("xyz"), st.integers(0, 4)))
+def test_what_comes_back_makes_copies_whole_and_no_node_holds_more_than_it_can(
+    mesh: tuple[Copies, frozenset[int], int], room: dict[str, int]
+) -> None:
+    """Ranks come for whole copies only; and none that there is room for stays away."""
+    copies, lost, _ = mesh
+    present = {rank for one in copies for rank in one} - lost
+    found = places_to_widen(copies, present, room)
+    assert not found.keys() & present
+    assert all(list(found.values()).count(node) <= most for node, most in room.items())
+    whole = [set(one) <= present | found.keys() for one in copies]
+    assert found.keys() == {rank for one, is_whole in zip(copies, whole, strict=True) if is_whole for rank in one} - present
+    left = sum(room.values()) - len(found)
+    assert all(len(set(one) - present) > left for one, is_whole in zip(copies, whole, strict=True) if not is_whole)

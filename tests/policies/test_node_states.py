@@ -1,0 +1,53 @@
+"""The life of a node has one shape, asked for by shape and not by row; the laws of its holds are tried in `test_quarantine_laws`."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from policies.node_states import IN_SERVICE, NODE_MOVES, NodeEvent, NodeState, move_node
+from policies.states import UnlistedMove
+
+
+def reached_from(state: NodeState) -> set[NodeState]:
+    """Return every state that moves can lead to from *state*."""
+    seen, waiting = set[NodeState](), [state]
+    while waiting:
+        here = waiting.pop()
+        nexts = {after for (before, _), after in NODE_MOVES.items() if before is here} - seen
+        seen |= nexts
+        waiting += nexts
+    return seen
+
+
+@pytest.mark.parametrize(("state", "event"), [pair for pair in product(NodeState, NodeEvent) if pair not in NODE_MOVES])
+def test_a_move_that_is_not_listed_is_refused(state: NodeState, event: NodeEvent) -> None:
+    """It is a mistake of ours."""
+    with pytest.raises(UnlistedMove, match=f"no move from {state} on '{event}'"):
+        move_node(state, event)
+
+
+def test_every_state_is_reached_and_none_is_left_for_ever() -> None:
+    """A retired node can be mended as well."""
+    for state in NodeState:
+        assert reached_from(state) == set(NodeState)
+
+
+def test_an_event_leads_to_one_state_wherever_it_comes() -> None:
+    """Its name says how the node is afterwards."""
+    for event in NodeEvent:
+        assert len({after for (_, one), after in NODE_MOVES.items() if one is event}) == 1
+
+
+def test_an_isolated_node_comes_back_by_a_burn_in_or_a_persons_word_alone() -> None:
+    """No other event leads back into service."""
+    back = {event for (before, event), after in NODE_MOVES.items() if before not in IN_SERVICE and after in IN_SERVICE}
+    assert back == {NodeEvent.PASSED, NodeEvent.RELEASED, NodeEvent.READMITTED}
+    assert {before for (before, event) in NODE_MOVES if event is NodeEvent.PASSED} == {NodeState.IN_BURN_IN}
+
+
+def test_a_person_can_hold_and_retire_a_node_in_every_other_state() -> None:
+    """In one move."""
+    assert {before for (before, event) in NODE_MOVES if event is NodeEvent.HELD} == set(NodeState) - {NodeState.HELD}
+    assert {before for (before, event) in NODE_MOVES if event is NodeEvent.RETIRED} == set(NodeState) - {NodeState.RETIRED}

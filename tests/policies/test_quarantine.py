@@ -1,0 +1,236 @@
+"""When a node is doubted, taken out, kept out for longer, and given up: by numbers that a reader can check."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from detectors.catalogue import CATALOGUE_LEVELS, Fault, Level, Levels
+from detectors.diagnosis import Diagnosis
+from policies.holds import Answer, Changed, NeedsPerson, Node, Owner, Refused, Rules, Stale, Ward, Word, in_words
+from policies.node_states import NodeState
+from policies.offences import offences, takes_out
+from policies.quarantine import begin_burn_in, doubt, end_burn_in, hold, quarantine, readmit, release, retire, settle
+from tests.policies.cases import NOW, a_case
+
+JOB, ANN, BOB = Owner(name="job gpt"), Owner(name="ann@desk", person=True), Owner(name="bob@desk", person=True)
+WARD = Ward(size=8, isolated=0)
+FRESH = Node(name="a")
+
+
+def word(at: float, owner: Owner = JOB, **fields: Any) -> Word:
+    """Return a word that *owner* says at that time."""
+    return Word(**{"owner": owner, "because": "Xid 79", "at": at, **fields})
+
+
+def done(answer: Answer) -> Node:
+    """Return the node after a word that was carried out."""
+    assert isinstance(answer, Changed), answer
+    return answer.node
+
+
+def test_the_third_doubt_within_a_day_quarantines() -> None:
+    """Two make it suspect; one that is a day old does not count any more, nor one that was seen before the last was told."""
+    rules = Rules(doubts=3, doubt_window=100.0)
+    ward = replace(WARD, rules=rules)
+    once = done(doubt(FRESH, word(10.0), ward))
+    assert (once.state, once.holds[0].until) == (NodeState.SUSPECT, 110.0)
+    assert isinstance(doubt(once, word(11.0, seen=9.0), ward), Stale)
+    twice = done(doubt(once, word(20.0), ward))
+    assert twice.state is NodeState.SUSPECT
+    assert len(twice.holds) == 1, "the newer doubt stands for both"
+    third = done(doubt(twice, word(30.0), ward))
+    assert third.state is NodeState.QUARANTINED
+    assert "doubted 3 times" in third.holds[0].because
+    assert done(doubt(twice, word(115.0), ward)).state is NodeState.SUSPECT, "the first is too old"
+    assert done(doubt(twice, word(30.0), replace(ward, rules=replace(rules, doubts=0)))).state is NodeState.SUSPECT
+    assert done(doubt(twice, word(30.0), replace(ward, isolated=2))).state is NodeState.SUSPECT, "programs may take no more out"
+
+
+def test_a_doubt_runs_out() -> None:
+    """Time alone clears it."""
+    once = done(doubt(FRESH, word(10.0), WARD))
+    assert settle(once, 10.0 + Rules().doubt_window - 1, Rules()) is None
+    cleared = settle(once, 10.0 + Rules().doubt_window, Rules())
+    assert cleared is not None
+    assert (cleared.node.state, cleared.moves[0].event) == (NodeState.HEALTHY, "cleared")
+
+
+def test_a_repeated_offender_stays_out_twice_as_long_and_is_retired_at_last() -> None:
+    """The fourth quarantine within a month is the last; taken back from that, it begins anew."""
+    node, at, lasting = FRESH, 0.0, []
+    for _ in range(3):
+        at += 10_000.0
+        node = done(quarantine(node, word(at), WARD))
+        until = node.holds[0].until
+        assert until is not None
+        lasting.append(until - at)
+        node = done(readmit(node, word(at + 1, ANN)))
+    assert lasting == [3_600.0, 7_200.0, 14_400.0]
+    retired = done(quarantine(node, word(at + 10), WARD))
+    assert retired.state is NodeState.RETIRED
+    assert "quarantine 4 within 30 d" in retired.holds[0].because
+    again = done(quarantine(done(readmit(retired, word(at + 20, ANN))), word(at + 30), WARD))
+    assert (again.state, again.holds[0].until) == (NodeState.QUARANTINED, at + 30 + 3_600.0)
+    late = at + 31 * 86_400.0
+    assert done(quarantine(node, word(late), WARD)).holds[0].until == late + 3_600.0, "a month later nothing is counted"
+
+
+@pytest.mark.parametrize(
+    ("size", "isolated", "may"),
+    [(1, 0, True), (3, 0, True), (3, 1, False), (8, 1, True), (8, 2, False), (100, 24, True), (100, 25, False)],
+)
+def test_programs_take_out_a_quarter_at_most_and_one_always(size: int, isolated: int, may: bool) -> None:  # noqa: FBT001 (a row of a table)
+    """What goes beyond needs a person, who may."""
+    answer = quarantine(FRESH, word(1.0), Ward(size=size, isolated=isolated))
+    assert isinstance(answer, Changed if may else NeedsPerson)
+    if not may:
+        assert isinstance(answer, NeedsPerson)
+        assert f"{isolated} of the cluster's {size} node(s) are out of service" in answer.why
+        approved = quarantine(FRESH, replace(word(1.0), approved="ann@desk"), Ward(size=size, isolated=isolated))
+        assert isinstance(approved, Changed)
+    assert isinstance(hold(FRESH, word(1.0, ANN)), Changed)
+
+
+def test_a_persons_hold_over_a_quarantine_outlives_the_burn_in() -> None:
+    """The program's is lifted by the burn-in that was passed for it; the node stays held."""
+    both = done(hold(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
+    begun = begin_burn_in(both, word(3.0), 1, seconds=60.0)
+    assert isinstance(begun, Changed)
+    passed = done(end_burn_in(begun.node, word(4.0), begun.burn_in, passed=True, rules=Rules()))
+    assert (passed.state, [one.owner for one in passed.holds]) == (NodeState.HELD, [ANN])
+    assert done(release(passed, word(5.0, BOB))).state is NodeState.HEALTHY
+
+
+def test_a_release_during_a_burn_in_lets_it_go_on() -> None:
+    """And without one the node waits for it."""
+    both = done(hold(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
+    assert done(release(both, word(5.0, ANN))).state is NodeState.QUARANTINED
+    begun = done(begin_burn_in(both, word(3.0), 1, seconds=60.0))
+    assert done(release(begun, word(5.0, ANN))).state is NodeState.IN_BURN_IN
+
+
+def test_of_two_persons_holds_one_has_to_be_named() -> None:
+    """A person does not lift another one's by accident; the numbers are told."""
+    both = done(hold(done(hold(FRESH, word(1.0, ANN))), word(2.0, BOB)))
+    answer = release(both, word(3.0, ANN))
+    assert isinstance(answer, Refused)
+    assert "1 (ann@desk: Xid 79), 2 (bob@desk: Xid 79)" in answer.why
+    one = done(release(both, word(3.0, ANN), 1))
+    assert (one.state, [left.number for left in one.holds]) == (NodeState.HELD, [2])
+    assert isinstance(release(one, word(4.0, ANN), 1), Stale)
+
+
+@pytest.mark.parametrize("verb", [hold, release, readmit, retire])
+def test_a_persons_word_needs_a_person_and_a_reason(verb: Any) -> None:
+    """Both are said in the refusal."""
+    held = done(hold(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
+    for owner, because, words in ((JOB, "well", "job gpt is a program"), (ANN, " ", "needs a reason")):
+        answer = verb(held, Word(owner=owner, because=because, at=3.0))
+        assert isinstance(answer, Refused)
+        assert words in answer.why
+
+
+def test_a_fault_in_a_burn_in_fails_it() -> None:
+    """It counts as no further quarantine, and the late word of that burn-in is out of date."""
+    begun = begin_burn_in(done(quarantine(FRESH, word(1.0), WARD)), word(2.0), 1, seconds=60.0)
+    assert isinstance(begun, Changed)
+    failed = done(quarantine(begun.node, word(3.0), WARD))
+    assert (failed.state, len(failed.quarantines), failed.holds[0].number) == (NodeState.QUARANTINED, 1, 1)
+    assert isinstance(end_burn_in(failed, word(4.0), begun.burn_in, passed=True, rules=Rules()), Stale)
+
+
+def test_a_retired_node_is_not_tested() -> None:
+    """The cure is a person's word."""
+    gone = done(retire(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
+    answer = begin_burn_in(gone, word(3.0), 1, seconds=60.0)
+    assert isinstance(answer, Refused)
+    assert "`holdfast nodes readmit a --because ...`" in answer.why
+    assert done(readmit(gone, word(4.0, ANN))).state is NodeState.HEALTHY
+
+
+def test_failed_burn_ins_come_less_often_and_retire_at_last() -> None:
+    """Twice as long each time; one that could not be made is tried again soon, and counts for nothing."""
+    rules, at, waits = Rules(cool=100.0, failures=3), 1_000.0, []
+    node = done(quarantine(FRESH, word(at), replace(WARD, rules=rules)))
+    for passed in (False, None, False, None, False):
+        at += 1_000.0
+        begun = begin_burn_in(node, word(at), 1, seconds=60.0)
+        assert isinstance(begun, Changed)
+        node = done(end_burn_in(begun.node, word(at), begun.burn_in, passed=passed, rules=rules))
+        waits.append((node.holds[0].until or 0.0) - at)
+    assert waits[:4] == [100.0, 100.0, 200.0, 100.0]
+    assert node.state is NodeState.RETIRED
+    assert "failed burn-in 3 within 30 d: Xid 79" in node.holds[-1].because
+    assert [one.kind for one in node.holds] == ["quarantine", "retirement"], "what it was quarantined for stays on record"
+
+
+def test_a_failed_burn_in_below_a_persons_hold_leaves_that_hold() -> None:
+    """Nothing moves, nothing is counted: the person decides."""
+    both = done(hold(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
+    begun = begin_burn_in(both, word(3.0), 1, seconds=60.0)
+    assert isinstance(begun, Changed)
+    failed = done(end_burn_in(begun.node, word(4.0), begun.burn_in, passed=False, rules=Rules()))
+    assert (failed.state, failed.failures) == (NodeState.HELD, ())
+    assert [one.owner for one in failed.holds] == [JOB, ANN]
+
+
+def test_the_reason_is_in_words_with_owner_number_and_cure() -> None:
+    """Whoever meets the node knows whom to ask and what to do."""
+    assert in_words(FRESH) == ""
+    assert in_words(done(doubt(FRESH, word(1.0), WARD))) == ""
+    out = done(quarantine(FRESH, word(1.0), WARD))
+    assert in_words(out) == "quarantined by job gpt (hold 1): Xid 79; `holdfast nodes readmit a --because ...` takes it back"
+    assert in_words(done(hold(out, word(2.0, ANN)))).startswith("held by ann@desk (hold 2): Xid 79; `holdfast nodes release a ")
+    assert in_words(done(retire(out, word(2.0, ANN)))).startswith("retired by ann@desk (hold 2)")
+
+
+# -- what a node has to answer for ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "grave"),
+    [
+        ("gpu-off-bus", True),
+        ("node-lost", None),
+        ("worker-start-failed", None),
+        ("agent-lost", None),
+        ("worker-sigkill", None),
+        ("worker-exception", None),
+        ("worker-oom-killed", False),
+    ],
+)
+def test_a_node_answers_for_its_own_faults_and_not_for_having_ended(kind: str, grave: bool | None) -> None:  # noqa: FBT001
+    """What asks for it to leave is grave, what speaks against it is a doubt, what the script did is neither."""
+    assert [(one.node, one.grave) for one in offences(a_case(kind, "a"), ("a",))] == ([] if grave is None else [("a", grave)])
+
+
+def test_what_was_done_to_a_node_is_not_its_own() -> None:
+    """A fault that another one explains is excused; a node that stays is not asked."""
+    root = Fault(kind="gpu-off-bus", at=NOW, node="a", quote="Xid 79")
+    other = Fault(kind="gpu-off-bus", at=NOW, node="b", quote="Xid 79")
+    told = replace(a_case(), diagnosis=Diagnosis(root=root, echoes=(other,), because="", excused=(other,)))
+    assert [one.node for one in offences(told, ("a", "b"))] == ["a"]
+    assert offences(told, ("c",)) == []
+    (found,) = offences(told, ("a",))
+    assert (found.because, found.evidence, found.seen) == ("gpu-off-bus: Xid 79", ("gpu-off-bus: Xid 79",), NOW)
+
+
+def test_a_lost_node_whose_gpu_fell_off_before_answers_for_that() -> None:
+    """The root is that it is gone; the evidence is what it said before."""
+    (found,) = offences(a_case("node-lost", "a", ("gpu-off-bus", "a")), ("a",))
+    assert (found.grave, found.because) == (True, "gpu-off-bus: also seen")
+    assert takes_out([], CATALOGUE_LEVELS) is None
+
+
+def test_what_came_on_many_nodes_is_held_against_none_and_what_came_too_often_against_its_own() -> None:
+    """What the rules of the policy noted counts; so do the levels of a policy file."""
+    told = a_case("gpu-off-bus", "a")
+    assert offences(replace(told, common=frozenset({"gpu-off-bus"})), ("a",)) == []
+    soft = replace(told, levels=Levels(changed={"gpu-off-bus": Level.WATCH}))
+    assert [one.grave for one in offences(soft, ("a",))] == [False]
+    worn = replace(soft, worn=frozenset({"a"}), notes=("gpu-off-bus for time 4 within 86400 s on a: too often, the node leaves",))
+    (found,) = offences(worn, ("a",))
+    assert (found.grave, found.because) == (True, worn.notes[0])

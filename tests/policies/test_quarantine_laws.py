@@ -1,0 +1,288 @@
+"""What holds for every order of words about nodes: tried out by hypothesis against the invariants that people trust quarantine for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from policies import quarantine as acts
+from policies.holds import (
+    TESTABLE,
+    Answer,
+    Changed,
+    HoldKind,
+    NeedsPerson,
+    Node,
+    Owner,
+    Refused,
+    Rules,
+    Stale,
+    Trial,
+    Ward,
+    Word,
+    state_of,
+)
+from policies.node_states import IN_SERVICE, NODE_MOVES, NodeState
+
+NAMES = ("a", "b", "c", "d", "e")
+A_NODE = st.sampled_from(NAMES)
+PERSON, PROGRAM = Owner(name="ann@desk", person=True), Owner(name="job gpt")
+WHO = st.sampled_from([PERSON, PROGRAM])
+A_NUMBER = st.integers(0, 12)
+"""Of a hold or a burn-in: open, closed, or never given."""
+AN_OUTCOME = st.sampled_from([True, False, None])
+"""Of a burn-in: passed, failed, could not be made."""
+RULES = Rules(share=0.4, doubts=2, doubt_window=50.0, cool=10.0, retire=3, failures=2, window=200.0)
+KEPT = frozenset({HoldKind.QUARANTINE, HoldKind.UNTESTED, HoldKind.RETIREMENT})
+
+
+class Wards(RuleBasedStateMachine):
+    """Words of programs and persons in any order, late ones and wrong ones among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100.0
+        self.nodes = {name: Node(name=name) for name in NAMES}
+
+    # -- where nodes are kept -------------------------------------------------------------------------------------------
+
+    def read(self, name: str) -> Node:
+        """Return the node as it is."""
+        return self.nodes[name]
+
+    def ward(self, name: str) -> Ward:
+        """Return the cluster around a node."""
+        return Ward(size=len(NAMES), isolated=sum(self.read(one).is_isolated for one in NAMES if one != name), rules=RULES)
+
+    def say(self, name: str, act: Callable[[Node, Ward], Answer]) -> Answer:
+        """Say a word about a node, and keep what comes of it."""
+        answer = act(self.read(name), self.ward(name))
+        if isinstance(answer, Changed):
+            self.nodes[name] = answer.node
+        return answer
+
+    def run_out(self, name: str) -> None:
+        """Let come about what has run out."""
+        while (done := acts.settle(self.read(name), self.now, RULES)) is not None:
+            self.moves_are_listed(self.read(name), done)
+            self.nodes[name] = done.node
+
+    # -- what must never happen -----------------------------------------------------------------------------------------
+
+    def hear(self, name: str, act: Callable[[Node, Ward], Answer], *, person: bool = False, lifts: Iterable[int] = ()) -> Answer:
+        """Say a word; hold what came of it against what must never happen. A word may lift the holds *lifts* and no other one."""
+        before, out, rights = self.read(name), self.isolated(), frozenset(lifts)
+        answer = self.say(name, act)
+        after = self.read(name)
+        if not isinstance(answer, Changed):
+            assert answer.why
+            assert after == before, "a word that came to nothing left something behind"
+            return answer
+        self.moves_are_listed(before, answer)
+        self.no_hold_is_lost(before, after, rights)
+        self.counters_never_fall(before, after)
+        if before.is_isolated and not after.is_isolated:
+            assert rights, "it came back, and nobody had a right to bring it back"
+        if not person and self.isolated() > out:
+            assert self.isolated() <= max(1, int(RULES.share * len(NAMES))), "a program took out more than its share"
+        return answer
+
+    def isolated(self) -> int:
+        """Return how many nodes are out of service."""
+        return sum(self.read(name).is_isolated for name in NAMES)
+
+    def moves_are_listed(self, before: Node, done: Changed) -> None:
+        """Every move is one of the table, and explains the state that the node is in now."""
+        assert [(one.before, one.after) for one in done.moves] == (
+            [(before.state, done.node.state)] if before.state is not done.node.state else []
+        )
+        assert all(NODE_MOVES[one.before, one.event] is one.after and one.because for one in done.moves)
+
+    def no_hold_is_lost(self, before: Node, after: Node, lifts: frozenset[int]) -> None:
+        """See that a hold which keeps a node out goes only by a word that may lift it, or into a stronger one of a program."""
+        left = {one.number for one in after.holds}
+        for hold in before.holds:
+            if hold.number in left or hold.number in lifts or hold.kind is HoldKind.DOUBT:
+                continue
+            assert hold.kind is HoldKind.UNTESTED, f"hold {hold.number} was lost"
+            assert {one.kind for one in after.holds} & {HoldKind.QUARANTINE, HoldKind.RETIREMENT}
+
+    def counters_never_fall(self, before: Node, after: Node) -> None:
+        """No number is given twice, and nothing that was counted is forgotten."""
+        assert after.number >= before.number
+        assert after.moves == before.moves + (before.state is not after.state)
+        assert after.doubts[: len(before.doubts)] == before.doubts
+        assert after.quarantines[: len(before.quarantines)] == before.quarantines
+        assert after.failures[: len(before.failures)] == before.failures
+        assert all(one.number > before.number for one in after.holds if one.number not in {old.number for old in before.holds})
+
+    # -- words ----------------------------------------------------------------------------------------------------------
+
+    def word(self, owner: Owner, late: float = 0.0) -> Word:
+        """Return a word of *owner*, whose evidence is so many seconds old."""
+        return Word(owner=owner, because="it was seen", at=self.now, seen=self.now - late)
+
+    @rule(seconds=st.floats(0.5, 60.0))
+    def time_passes(self, seconds: float) -> None:
+        """Let what runs out run out, on every node: it brings nobody back."""
+        self.now += seconds
+        for name in NAMES:
+            before = self.read(name)
+            self.run_out(name)
+            ended = {one.number for one in before.of_kind(HoldKind.PERSON) if one.until is not None and one.until <= self.now}
+            assert self.read(name).is_isolated == before.is_isolated
+            self.no_hold_is_lost(before, self.read(name), frozenset(ended))
+            self.counters_never_fall(before, self.read(name))
+
+    @rule(name=A_NODE, late=st.floats(0.0, 80.0))
+    def doubt(self, name: str, late: float) -> None:
+        """See a soft fault."""
+        stale = self.now - late <= self.read(name).back
+        answer = self.hear(name, lambda node, ward: acts.doubt(node, self.word(PROGRAM, late), ward))
+        assert not stale or isinstance(answer, Stale)
+
+    @rule(name=A_NODE, late=st.floats(0.0, 80.0))
+    def quarantine(self, name: str, late: float) -> None:
+        """See a fault that takes the node out."""
+        node, out = self.read(name), self.isolated()
+        answer = self.hear(name, lambda node, ward: acts.quarantine(node, self.word(PROGRAM, late), ward))
+        if self.now - late <= node.back:
+            assert isinstance(answer, Stale)
+        elif not node.is_isolated:
+            assert isinstance(answer, NeedsPerson) == (out >= 2)
+
+    @rule(name=A_NODE)
+    def quarantine_by_a_persons_leave(self, name: str) -> None:
+        """See a fault that takes the node out, though more are out than programs may take: a person said so."""
+        said = replace(self.word(PROGRAM), approved=PERSON.name)
+        before = self.read(name)
+        answer = self.hear(name, lambda node, ward: acts.quarantine(node, said, ward), person=True)
+        assert not isinstance(answer, NeedsPerson)
+        assert before.is_isolated or self.now <= before.back or self.read(name).is_isolated
+
+    @rule(name=A_NODE, number=A_NUMBER, seconds=st.floats(1.0, 30.0))
+    def begin_burn_in(self, name: str, number: int, seconds: float) -> None:
+        """Begin a burn-in, perhaps for a hold that is not open."""
+        is_open = number in {one.number for one in self.read(name).of_kind(*TESTABLE)}
+        answer = self.hear(name, lambda node, _: acts.begin_burn_in(node, self.word(PROGRAM), number, seconds=seconds))
+        assert is_open or isinstance(answer, Stale)
+
+    @precondition(lambda self: any(self.read(name).of_kind(*TESTABLE) for name in NAMES))
+    @rule(data=st.data())
+    def the_right_burn_in_begins(self, data: st.DataObject) -> None:
+        """Begin one for a hold that is open."""
+        due = [(name, one.number) for name in NAMES for one in self.read(name).of_kind(*TESTABLE)]
+        name, number = data.draw(st.sampled_from(due))
+        self.begin_burn_in(name, number, 20.0)
+
+    @rule(name=A_NODE, hold=A_NUMBER, number=A_NUMBER, passed=AN_OUTCOME)
+    def a_late_burn_in_ends(self, name: str, hold: int, number: int, passed: bool | None) -> None:  # noqa: FBT001 (hypothesis names it)
+        """Hear of a burn-in that is mostly not the one that runs."""
+        self.end(name, Trial(hold=hold, number=number), passed=passed)
+
+    @precondition(lambda self: any(one.test for name in NAMES for one in self.read(name).holds))
+    @rule(data=st.data(), passed=AN_OUTCOME)
+    def the_burn_in_ends(self, data: st.DataObject, passed: bool | None) -> None:  # noqa: FBT001
+        """Hear of one that runs."""
+        running = [(name, Trial(hold=one.number, number=one.test)) for name in NAMES for one in self.read(name).holds if one.test]
+        name, ran = data.draw(st.sampled_from(running))
+        self.end(name, ran, passed=passed)
+
+    def end(self, name: str, ran: Trial, *, passed: bool | None) -> None:
+        """End a burn-in; only the one that runs may lift anything."""
+        runs = {(one.number, one.test) for one in self.read(name).of_kind(*TESTABLE) if one.test}
+        is_it = (ran.hold, ran.number) in runs
+        answer = self.hear(
+            name,
+            lambda node, _: acts.end_burn_in(node, self.word(PROGRAM), ran, passed=passed, rules=RULES),
+            lifts={ran.hold} if passed and is_it else (),
+        )
+        assert isinstance(answer, Changed if is_it else Stale)
+
+    @rule(name=A_NODE, who=WHO, lasts=st.none() | st.floats(1.0, 60.0))
+    def hold(self, name: str, who: Owner, lasts: float | None) -> None:
+        """Hold a node; a program may not."""
+        until = None if lasts is None else self.now + lasts
+        answer = self.hear(name, lambda node, _: acts.hold(node, self.word(who), until=until), person=who.person)
+        assert isinstance(answer, Changed) == who.person
+
+    @rule(name=A_NODE, who=WHO, number=st.none() | A_NUMBER)
+    def release(self, name: str, who: Owner, number: int | None) -> None:
+        """Lift a person's hold; a program may not, and where there are several it has to be named."""
+        held = {one.number for one in self.read(name).of_kind(HoldKind.PERSON)}
+        wanted = held if number is None else held & {number}
+        answer = self.hear(
+            name, lambda node, _: acts.release(node, self.word(who), number), person=True, lifts=wanted if who.person else ()
+        )
+        assert isinstance(answer, Changed) == (who.person and len(wanted) == 1)
+
+    @rule(name=A_NODE, who=WHO, seconds=st.none() | st.floats(-5.0, 60.0))
+    def drain(self, name: str, who: Owner, seconds: float | None) -> None:
+        """Have jobs leave a node; a program may not, and who says it again opens no second hold."""
+        leave_by = None if seconds is None else self.now + seconds
+        before = self.read(name)
+        answer = self.hear(name, lambda node, _: acts.drain(node, self.word(who), leave_by=leave_by), person=who.person)
+        assert isinstance(answer, Changed) == who.person
+        if who.person:
+            after = self.read(name)
+            assert after.is_isolated
+            assert leave_by in {one.leave_by for one in after.holds if one.drains}
+            assert sum(one.drains for one in after.holds) == max(1, sum(one.drains for one in before.holds))
+
+    @rule(name=A_NODE, who=WHO)
+    def cancel_drain(self, name: str, who: Owner) -> None:
+        """Let jobs stay on a node; a program may not, and holds by which nobody was to leave stay."""
+        before = self.read(name)
+        asked = {one.number for one in before.holds if one.drains}
+        lifts = asked if who.person else ()
+        answer = self.hear(name, lambda node, _: acts.cancel_drain(node, self.word(who)), person=True, lifts=lifts)
+        assert isinstance(answer, Changed) == (who.person and bool(asked))
+        assert self.read(name).drain is None or not who.person
+
+    @rule(name=A_NODE, who=WHO, number=st.none() | A_NUMBER)
+    def readmit(self, name: str, who: Owner, number: int | None) -> None:
+        """Take a node back; a program may not, and what a person holds stays."""
+        before = self.read(name)
+        lifts = [one.number for one in before.of_kind(*KEPT)] if who.person else []
+        answer = self.hear(name, lambda node, _: acts.readmit(node, self.word(who), number), person=True, lifts=lifts)
+        if isinstance(answer, Changed):
+            assert who.person
+            assert self.read(name).of_kind(HoldKind.PERSON) == before.of_kind(HoldKind.PERSON)
+
+    @rule(name=A_NODE, who=WHO)
+    def retire(self, name: str, who: Owner) -> None:
+        """Give a node up; a program may not by its word alone."""
+        answer = self.hear(name, lambda node, _: acts.retire(node, self.word(who)), person=True)
+        assert who.person or isinstance(answer, Refused)
+
+    # -- always -----------------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def every_node_is_in_the_one_state_that_its_holds_ask_for(self) -> None:
+        """No node in two states, no two holds with one number, at most one burn-in."""
+        for name in NAMES:
+            node = self.read(name)
+            assert node.state is state_of(node.holds)
+            assert (node.state in IN_SERVICE) == (not node.is_isolated)
+            assert len({one.number for one in node.holds}) == len(node.holds)
+            assert sum(one.kind in TESTABLE for one in node.holds) <= 1
+            assert sum(bool(one.test) for one in node.holds) <= 1
+            assert max([0, *(max(one.number, one.test) for one in node.holds)]) <= node.number
+
+
+Wards.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestWards = pytest.mark.timeout(90)(Wards.TestCase)
+
+
+def test_a_node_is_never_changed_in_place() -> None:
+    """A word that comes to nothing cannot leave anything behind."""
+    node = Node(name="a")
+    answer = acts.quarantine(node, Word(owner=PROGRAM, because="Xid 79", at=5.0), Ward(size=4, isolated=0))
+    assert isinstance(answer, Changed)
+    assert node == Node(name="a")
+    assert replace(answer.node, holds=()).state is NodeState.QUARANTINED

@@ -1,0 +1,123 @@
+"""A case is kept as JSON and comes back as it was, whatever it holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detectors.catalogue import CATALOGUE, Fault
+from detectors.diagnosis import diagnose
+from policies.ladder import POLICIES, Case, Rung, decide
+from policies.record import MANY_FAULTS, MOST_BYTES, MOST_FAULTS, VERSION, Unreadable, bounded, from_record, to_record
+from tests.policies.cases import NOW, a_case
+from tests.policies.test_ladder_laws import cases
+
+
+def through_json(record: Any) -> Any:
+    """Return what is left of *record* after a stay in a database."""
+    return json.loads(json.dumps(record, allow_nan=False))
+
+
+@st.composite
+def diagnosed(draw: st.DrawFn) -> Case:
+    """Draw a case with a diagnosis that was really come to: with explanations, and faults that are excused."""
+    text = st.text(max_size=20)
+    fault = st.builds(
+        Fault,
+        kind=st.sampled_from(sorted(CATALOGUE)),
+        at=st.floats(0, NOW),
+        node=st.sampled_from(["a", "b", "c", None]),
+        rank=st.sampled_from([0, 1, None]),
+        step=st.sampled_from([3, None]),
+        quote=text,
+        signature=text,
+        detail=text,
+        source=text,
+        device=text,
+    )
+    return replace(draw(cases()), diagnosis=diagnose(draw(st.lists(fault, min_size=1, max_size=6)), members=3))
+
+
+@given(diagnosed())
+def test_every_field_of_a_case_comes_back(case: Case) -> None:
+    """Equal in all fields, and each fault that was one object is one object again, as rules tell faults apart by identity."""
+    back = from_record(through_json(to_record(case)))
+    for field in dataclasses.fields(Case):
+        assert getattr(back, field.name) == getattr(case, field.name), field.name
+        assert type(getattr(back, field.name)) is type(getattr(case, field.name)), field.name
+    assert back.diagnosis == case.diagnosis
+    whole, again = ((one.root, *one.echoes) for one in (case.diagnosis, back.diagnosis))
+    same = [[fault is other for other in case.diagnosis.excused] for fault in whole]
+    assert [[fault is other for other in back.diagnosis.excused] for fault in again] == same
+    assert back.leaving == case.leaving
+
+
+@given(diagnosed(), st.sampled_from(sorted(POLICIES)))
+def test_a_case_that_was_kept_is_decided_as_it_was(case: Case, policy: str) -> None:
+    """By the same rule, with the same words."""
+    assert decide(POLICIES[policy], from_record(through_json(bounded(case)))) == decide(POLICIES[policy], case)
+
+
+@pytest.mark.parametrize("many", [MANY_FAULTS - 1, MANY_FAULTS, MOST_FAULTS])
+def test_a_large_case_keeps_what_rules_read(many: int) -> None:
+    """Long evidence goes before anything that could change an answer."""
+    case = a_case("node-lost", "a", *[("worker-sigkill", "b")] * many, lost=("a",), spares=("d",))
+    long = tuple(replace(fault, detail="x" * 5000, rank=rank, step=7) for rank, fault in enumerate(case.diagnosis.echoes))
+    case = replace(case, diagnosis=replace(case.diagnosis, echoes=long))
+    record = bounded(case)
+    assert len(json.dumps(record)) <= MOST_BYTES < len(json.dumps(to_record(case)))
+    back = from_record(through_json(record))
+    assert [(fault.kind, fault.node, fault.rank) for fault in back.diagnosis.echoes] == [(one.kind, one.node, one.rank) for one in long]
+    assert (back.diagnosis.root.quote, back.diagnosis.because) == (case.diagnosis.root.quote, case.diagnosis.because)
+    for policy in POLICIES.values():
+        one, other = decide(policy, back), decide(policy, case)
+        assert (one.decision, one.rule, one.passed_over, one.noted) == (other.decision, other.rule, other.passed_over, other.noted)
+
+
+@pytest.mark.parametrize(("echoes", "most", "why"), [(MOST_FAULTS + 1, MOST_BYTES, "2,001 faults"), (10, 300, "300 are kept")])
+def test_a_case_that_cannot_be_kept_whole_is_left_out(echoes: int, most: int, why: str) -> None:
+    """Half a case could be decided otherwise than the whole one was; the record says why there is none."""
+    record = bounded(a_case("node-lost", "a", *[("worker-sigkill", "b")] * echoes), most)
+    assert len(json.dumps(record)) < 200
+    with pytest.raises(Unreadable, match=why):
+        from_record(through_json(record))
+
+
+def test_a_record_from_before_a_fact_was_known_has_its_default() -> None:
+    """And a fact that is known no more is left out."""
+    record = through_json(to_record(a_case(takeovers=3)))
+    del record["case"]["takeovers"]
+    record["case"]["forgotten"] = 7
+    assert from_record(record) == a_case()
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "why"),
+    [
+        ({"version": VERSION + 1, "case": {}, "faults": []}, "newer"),
+        ({}, "no case"),
+        ([1], "no case"),
+        ("", "no case"),
+        ({"version": VERSION, "case": {}, "faults": []}, "cannot be read"),
+        ({"version": VERSION, "case": {"diagnosis": {"root": 3}}, "faults": []}, "cannot be read"),
+        ({"version": VERSION, "case": {}, "faults": [{"kind": "no-such-kind", "at": 1.0}]}, "no-such-kind"),
+    ],
+)
+def test_what_is_no_case_says_why(spoilt: Any, why: str) -> None:
+    """A person reads it: a reason, no traceback."""
+    with pytest.raises(Unreadable, match=why):
+        from_record(spoilt)
+
+
+def test_a_wrong_value_is_refused() -> None:
+    """A number where a name belongs would only be found by a rule, or by nobody."""
+    record = through_json(to_record(a_case(tried=(Rung.SHRINK,))))
+    for name, value in (("members", [1]), ("tried", ["fly"]), ("least", "two")):
+        with pytest.raises(Unreadable):
+            from_record({**record, "case": {**record["case"], name: value}})

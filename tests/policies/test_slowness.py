@@ -1,0 +1,98 @@
+"""Slow ranks: what staying and moving cost, and what is decided by it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.policy import NAMED
+from policies.slowness import PAUSE, RECOVERY, TRUST, MovedBefore, MoveWhenItPays, SlowAct, SlowRank, Wanted
+
+NOW = 1_000_000.0
+RULE = MoveWhenItPays()
+SLOW = SlowRank(
+    now=NOW, kind="straggler-gpu", rank=3, node="n1", step=0.4, lost=0.08, remaining=12_000, spares=("n7",), pauses=(0.2, 1.2, 0.3)
+)
+BEFORE = MovedBefore(at=NOW - 60, rank=3, node="n0")
+
+
+@pytest.mark.parametrize(
+    ("slow", "act", "words"),
+    [
+        (SLOW, SlowAct.MOVE, "staying costs 80 ms a step x 12,000 steps that are left = 16 min; moving costs 300 ms (median of 3 moves)"),
+        (replace(SLOW, remaining=100), SlowAct.STAY, "= 8 s; moving costs 300 ms"),
+        (replace(SLOW, remaining=100), SlowAct.STAY, "left there, as a move has to bring 60 s at least"),
+        (replace(SLOW, remaining=0), SlowAct.STAY, "x 0 steps"),
+        (replace(SLOW, remaining=None), SlowAct.MOVE, "x 9,000 steps (60 min, as nobody knows how many are left) = 12 min"),
+        (replace(SLOW, pauses=()), SlowAct.MOVE, "moving costs 1 s (an estimate, as none was measured) and 2% of a recovery of 60 s"),
+        (replace(SLOW, pauses=(400.0,)), SlowAct.STAY, "left there, as a move has to bring 20.1 min at least"),
+        (replace(SLOW, spares=()), SlowAct.WATCH, "there is no other node to move it to"),
+        (replace(SLOW, barred="its groups are torch's"), SlowAct.WATCH, "it cannot move while training goes on: its groups are torch's"),
+        (replace(SLOW, wanted=Wanted.TELL), SlowAct.WATCH, "as the job says (`checks.straggler: tell`); staying costs 80 ms a step"),
+        (replace(SLOW, wanted=Wanted.MIGRATE, remaining=1), SlowAct.MOVE, "as the job says (`checks.straggler: migrate`)"),
+        (replace(SLOW, moved=(BEFORE,)), SlowAct.WATCH, "that is its work, not its node"),
+        (replace(SLOW, moved=(BEFORE,), wanted=Wanted.MIGRATE), SlowAct.WATCH, "that is its work, not its node"),
+        (replace(SLOW, moved=(replace(BEFORE, rank=4, node="n1"),)), SlowAct.WATCH, "this one is not to follow each time"),
+        (replace(SLOW, moved=(replace(BEFORE, at=NOW - RULE.window),)), SlowAct.MOVE, "moved"),
+        (replace(SLOW, moved=tuple(MovedBefore(at=NOW, rank=9 + n, node=f"m{n}") for n in range(4))), SlowAct.WATCH, "as many as may be"),
+    ],
+)  # fmt: skip
+def test_the_sum_decides_and_stands_in_the_words(slow: SlowRank, act: SlowAct, words: str) -> None:
+    """What it costs to stay, what to move, and what else counts."""
+    found = RULE(slow)
+    assert found.act is act, found.because
+    assert words in found.because
+    assert found.because.startswith("rank 3 on n1: ")
+
+
+COST = st.floats(0.0, 1_000.0)
+CASES = st.builds(
+    SlowRank,
+    now=st.just(NOW),
+    kind=st.just("straggler-host"),
+    rank=st.integers(0, 3),
+    node=st.sampled_from(["n0", "n1"]),
+    step=st.floats(1e-6, 100.0),
+    lost=COST,
+    remaining=st.none() | st.integers(0, 10**6),
+    wanted=st.sampled_from(list(Wanted)),
+    spares=st.sampled_from([(), ("n7",)]),
+    pauses=st.lists(COST, max_size=4).map(tuple),
+    failed=st.integers(0, 5),
+    moved=st.lists(
+        st.builds(MovedBefore, at=st.floats(NOW - 2e5, NOW), rank=st.integers(0, 3), node=st.sampled_from(["n0", "n1", "n2"])), max_size=5
+    ).map(tuple),
+)
+
+
+@given(CASES, st.sampled_from(sorted(NAMED)))
+def test_no_policy_moves_a_rank_for_less_than_it_brings(slow: SlowRank, policy: str) -> None:
+    """Unless the job says so; nor without a place, nor again within the window. What is written down decides the same."""
+    rule = NAMED[policy].slowness
+    found = rule(slow)
+    assert found.staying is not None
+    assert found.moving is not None
+    assert found.moving > 0
+    if found.act is SlowAct.MOVE:
+        assert slow.spares
+        assert not any(one.rank == slow.rank and NOW - one.at < rule.window for one in slow.moved)
+        assert slow.wanted is Wanted.MIGRATE or found.staying >= max(rule.least, rule.factor * found.moving)
+    assert rule(SlowRank.of(json.loads(json.dumps(slow.as_record())))) == found
+
+
+@given(CASES, COST)
+def test_worse_slowness_never_speaks_for_staying(slow: SlowRank, more: float) -> None:
+    """And what failed before never speaks for moving."""
+    order = [SlowAct.WATCH, SlowAct.STAY, SlowAct.MOVE]
+    act = order.index(RULE(slow).act)
+    assert order.index(RULE(replace(slow, lost=slow.lost + more)).act) >= act
+    assert order.index(RULE(replace(slow, failed=slow.failed + 1)).act) <= act
+
+
+def test_a_first_move_is_taken_to_cost_a_stated_estimate() -> None:
+    """Until one was measured."""
+    assert RULE(replace(SLOW, pauses=())).moving == pytest.approx(PAUSE + RECOVERY / (TRUST + 1))

@@ -1,0 +1,207 @@
+"""What is thought of a node: it worsens at once, mends slowly, and what was not seen neither condemns nor mends."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from detectors.evidence import Blind
+from detectors.looks import Found, Missed, NodeLook
+from detectors.readings import (
+    ClockReading,
+    HostReading,
+    KernelLine,
+    KernelReading,
+    NetworkReading,
+    Nic,
+    NodeReading,
+    Service,
+    ServiceReading,
+)
+from policies.verdicts import CLEAN, FRESH, HELD, Standing, Verdict, change_of, verdict_on
+
+FATAL = "NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus."
+
+
+def a_node(*, lines: tuple[str, ...] = (), ssh: bool = True, errors: int = 0, at: float = 0.0) -> NodeReading:
+    """Return a look at a node with one interface and one service."""
+    unknown = Blind("not of interest")
+    host = HostReading(
+        boot="b", uptime=1e6, processors=8, load_5m=0.0, memory_total=1 << 36, memory_available=1 << 35, memory_pressure=unknown,
+        oom_kills=0, memory_errors_corrected=0, memory_errors_uncorrected=0, throttled=0, clock_source=unknown, clock_sources=unknown,
+        files_open=1, files_most=1000,
+    )  # fmt: skip
+    nic = Nic(name="eth0", wanted_up=True, state="up", carrier=True, speed=100, counters={"rx_crc_errors": errors}, driver_counters=unknown)
+    return NodeReading(
+        node="n0",
+        at=at,
+        kernel=KernelReading(
+            lines=tuple(KernelLine(sequence=number, microseconds=int(1e12), level=3, text=text) for number, text in enumerate(lines))
+        ),
+        network=NetworkReading(nics=(nic,), ib_ports=()),
+        host=host,
+        clock=ClockReading(synchronized=True, offset=0.0, worst=0.001),
+        services=ServiceReading(services=(Service(name="sshd", present=True, running=ssh, needed=True),)),
+    )
+
+
+def story(*found: Found, every: float = 60.0) -> Iterator[Verdict]:
+    """Yield what is thought of a node after each of these looks, one every *every* seconds."""
+    before: Verdict | None = None
+    earlier: NodeReading | None = None
+    for number, one in enumerate(found):
+        at = number * every
+        seen = dataclasses.replace(one, at=at) if isinstance(one, NodeReading) else one
+        before = verdict_on(NodeLook(node="n0", at=at, seconds=0.1, found=seen), before, earlier)
+        earlier = seen if isinstance(seen, NodeReading) else earlier
+        yield before
+
+
+def standings(*found: Found, every: float = 60.0) -> list[str]:
+    """Return the standings of such a story."""
+    return [told.standing for told in story(*found, every=every)]
+
+
+WELL = a_node()
+AWAY = Missed(times=3, why="port 22: Connection refused")
+DARK = Blind("changed host key")
+
+
+def test_a_look_without_faults_is_ok_and_its_faults_decide() -> None:
+    """By what they ask for: to be watched, or to be taken out."""
+    assert standings(WELL) == ["ok"]
+    assert standings(a_node(ssh=False)) == ["degraded"]
+    assert standings(a_node(lines=(FATAL,))) == ["sick"]
+    assert standings(AWAY) == ["unreachable"]
+    assert standings(DARK) == ["unknown"]
+
+
+def test_since_is_when_the_standing_began() -> None:
+    """Not when the node was last looked at."""
+    told = list(story(WELL, WELL, a_node(ssh=False), a_node(ssh=False)))
+    assert [(one.since, one.at) for one in told] == [(0.0, 0.0), (0.0, 60.0), (120.0, 120.0), (120.0, 180.0)]
+
+
+def test_a_fault_that_comes_and_goes_does_not_make_the_verdict_flap() -> None:
+    """It is over after several clean looks in a row, and a new one begins the row anew."""
+    bad = a_node(ssh=False)
+    assert standings(bad, WELL, bad, WELL, bad) == ["degraded"] * 5
+    assert standings(bad, *[WELL] * CLEAN) == ["degraded"] * CLEAN + ["ok"]
+    assert standings(bad, *[WELL] * (CLEAN - 1), bad, *[WELL] * (CLEAN - 1)) == ["degraded"] * (2 * CLEAN)
+
+
+def test_what_makes_a_node_sick_is_held_for_longer() -> None:
+    """A line of the log is no state: its silence proves little."""
+    bad = a_node(lines=(FATAL,))
+    looks = [bad, *[bad] * CLEAN, bad]  # the line stays in the log, and is told once
+    assert standings(*looks) == ["sick"] * len(looks)
+    assert standings(*looks, every=HELD / 2) == ["sick"] * CLEAN + ["ok"] * (len(looks) - CLEAN)
+
+
+def test_counters_are_compared_with_the_look_before() -> None:
+    """What a node had counted before it was first looked at says nothing."""
+    assert standings(a_node(errors=10_000), a_node(errors=10_000)) == ["ok", "ok"]
+    assert standings(a_node(errors=10_000), a_node(errors=20_000)) == ["ok", "degraded"]
+
+
+def test_a_probe_that_could_not_be_carried_out_neither_condemns_nor_mends() -> None:
+    """A sick node stays sick; of a healthy one nobody knows any more."""
+    bad = a_node(lines=(FATAL,))
+    assert standings(bad, DARK, DARK) == ["sick"] * 3
+    assert standings(a_node(ssh=False), *[DARK] * (CLEAN + 1)) == ["degraded"] * (CLEAN + 2)
+    assert standings(WELL, DARK, WELL) == ["ok", "unknown", "ok"]
+    assert standings(AWAY, DARK) == ["unreachable", "unreachable"]
+    *_, told = story(bad, DARK)
+    assert told.because == "could not be looked at: changed host key"
+    assert (told.seen, told.at) == (0.0, 60.0)
+
+
+def test_a_node_that_answers_again_has_what_was_held_against_it() -> None:
+    """Being away mends nothing."""
+    assert standings(a_node(ssh=False), AWAY, WELL) == ["degraded", "unreachable", "degraded"]
+
+
+def test_a_part_that_is_not_seen_any_more_is_not_taken_for_healthy() -> None:
+    """As long as it is not, and no fault there is thought to be over meanwhile; one that was never seen is nothing new."""
+    half = dataclasses.replace(WELL, services=Blind("no answer within 8 s"))
+    assert standings(half, half) == ["ok", "ok"]
+    assert standings(WELL, half, half, WELL) == ["ok", "unknown", "unknown", "ok"]
+    assert standings(a_node(ssh=False), *[half] * (CLEAN + 1)) == ["degraded"] * (CLEAN + 2)
+    *_, told = story(WELL, half)
+    assert told.because == "services is not seen any more: no answer within 8 s"
+
+
+def test_only_changes_are_told() -> None:
+    """Each once, with the reason; a node that is new and well is none."""
+    looks = (WELL, WELL, a_node(ssh=False), a_node(ssh=False, errors=50_000), a_node(ssh=False, errors=50_000), AWAY, AWAY, DARK)
+    before, told = None, []
+    for after in story(*looks):
+        told.append(change_of(before, after))
+        before = after
+    assert [change and (change.before, change.after, [one.kind for one in change.new]) for change in told] == [
+        None,
+        None,
+        ("ok", "degraded", ["service-down"]),
+        ("degraded", "degraded", ["nic-errors"]),
+        None,
+        ("degraded", "unreachable", []),
+        None,
+        None,
+    ]
+    assert told[5] is not None
+    assert told[5].words == "n0: degraded -> unreachable: no answer, 3 in a row: port 22: Connection refused"
+
+
+def test_the_end_of_a_fault_is_told() -> None:
+    """With what is over."""
+    told = list(story(a_node(ssh=False), *[WELL] * CLEAN))
+    change = change_of(told[-2], told[-1])
+    assert change is not None
+    assert change.words == "n0: degraded -> ok: over: service-down"
+    assert [one.kind for one in change.over] == ["service-down"]
+
+
+@pytest.mark.parametrize("found", [a_node(lines=(FATAL,)), AWAY, DARK])
+def test_a_first_look_that_is_not_well_is_told(found: Found) -> None:
+    """Somebody should know."""
+    (told,) = story(found)
+    change = change_of(None, told)
+    assert change is not None
+    assert change.because
+
+
+def test_a_fault_that_logs_told_of_keeps_its_weight_in_another_process() -> None:
+    """Who looks next may have read no signature yet: a sick node must not get better by that."""
+    program = (
+        "from policies.verdicts import Finding\nprint(Finding(kind='journal-aborted', part='p', quote='q', since=0.0, seen=0.0).level)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "evict-now"
+
+
+def test_a_node_that_answers_again_is_not_said_to_be_free_of_what_is_held_against_it() -> None:
+    """It was sick, did not answer, and answers."""
+    sick = a_node(lines=(FATAL,))
+    _, gone, again = story(sick, AWAY, sick)
+    change = change_of(gone, again)
+    assert change is not None
+    assert change.because == "it answers, and gpu-off-bus speaks against it"
+
+
+def test_evidence_has_the_worst_first() -> None:
+    """A table shows its begin."""
+    (told,) = story(a_node(lines=(FATAL,), ssh=False))
+    assert [words.partition(":")[0] for words in told.evidence] == ["gpu-off-bus", "service-down"]
+    assert told.is_bad
+    assert told.standing == Standing.SICK
+
+
+def test_a_verdict_grows_old() -> None:
+    """Where nobody has looked since, it says nothing of now."""
+    (told,) = story(AWAY)
+    assert told.is_fresh(FRESH)
+    assert not told.is_fresh(FRESH + 1)

@@ -1,0 +1,121 @@
+"""Digests of parameters: any bit shows, and checks cost what they may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from holdfast.runtime import copies, link, standing
+from holdfast.runtime.copies import OFTENEST, SHARE, Checker, sums_of
+from holdfast.runtime.idle import Idle
+from holdfast.runtime.pace import PaceMaker
+from holdfast.runtime.sections import section
+from tests.runtime.agent_double import AgentDouble
+
+
+@given(st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int8]), st.integers(1, 70), st.integers(0, 9), st.data())
+def test_any_single_bit_changes_the_sum(dtype: torch.dtype, size: int, offset: int, data: st.DataObject) -> None:
+    """Of tensors of any type and size, also of those that begin in the middle of others."""
+    whole = torch.arange(size + offset).to(dtype)
+    part = whole[offset:]
+    before = sums_of({"w": part})
+    raw = part.view(torch.uint8)
+    raw[data.draw(st.integers(0, raw.numel() - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert sums_of({"w": part}) != before
+
+
+def test_sums_tell_which_tensor_it_was() -> None:
+    """And are the same for the same values wherever they lie."""
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    before = sums_of(dict(model.named_parameters()))
+    with torch.no_grad():
+        model.get_parameter("1.weight")[0, 1] += 1
+    after = sums_of(dict(model.named_parameters()))
+    assert [name for name in before if before[name] != after[name]] == ["1.weight"]
+    turned = torch.arange(12.0).reshape(3, 4).t()
+    assert sums_of({"w": turned}) == sums_of({"w": turned.contiguous()})
+    assert sums_of({}) == {}
+
+
+@pytest.fixture
+def told(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentDouble]:
+    """Give an agent that this process's link speaks to."""
+    for name, value in agent.environment.items():
+        monkeypatch.setenv(name, value)
+    ours = link.Link.from_env()
+    for module in (copies, standing, link):
+        monkeypatch.setattr(module, "link", lambda: ours)
+    yield agent
+    ours.mute()
+
+
+def test_digests_are_told_at_their_steps_and_sums_when_asked_for(told: AgentDouble) -> None:
+    """Of the newest checks only: nobody asks for older ones."""
+    model = nn.Linear(4, 4)
+    checker = Checker(model, {"HOLDFAST_CHECK_EVERY": "4"})
+    for step in range(26):
+        checker.look(step, "p")
+    found = told.wait_for("check", 6)
+    assert [one["step"] for one in found] == [4, 8, 12, 16, 20, 24]
+    assert {(one["digest"], one["piece"]) for one in found} == {(found[0]["digest"], "p")}
+    for step in (4, 24):
+        standing.answering()({"do": "sums", "step": step})
+    (answer,) = told.wait_for("sums")
+    assert answer["step"] == 24
+    assert answer["sums"] == sums_of(dict(model.named_parameters()))
+
+
+@pytest.mark.parametrize(("setting", "steps"), [("0", []), ("auto", [OFTENEST]), ("", [OFTENEST])])
+def test_checks_can_be_turned_off(told: AgentDouble, setting: str, steps: list[int]) -> None:
+    """And are on where nobody says anything."""
+    checker = Checker(nn.Linear(2, 2), {"HOLDFAST_CHECK_EVERY": setting})
+    for step in range(OFTENEST + 1):
+        checker.look(step, "")
+    link.link().report("end")
+    told.wait_for("end")
+    assert [one["step"] for one in told.of("check")] == steps
+
+
+def test_parameters_of_a_strange_kind_end_the_checks_and_not_the_training(told: AgentDouble, caplog: pytest.LogCaptureFixture) -> None:
+    """A tensor without values stands for kinds of parameters that nobody thought of."""
+    checker = Checker(nn.Linear(2, 2, device="meta"), {})
+    for step in range(OFTENEST, 4 * OFTENEST, OFTENEST):
+        checker.look(step, "")
+    assert checker.every == 0
+    assert "cannot be compared" in caplog.text
+
+
+@given(st.floats(1e-6, 10.0), st.floats(1e-3, 60.0))
+def test_checks_keep_within_their_share_and_all_ranks_can_meet(cost: float, seconds: float) -> None:
+    """The least power of two that the cost allows: of two ranks the rarer one's steps are the other's too."""
+    checker = Checker(nn.Linear(2, 2), {})
+    checker._costs.append(cost)
+    checker._plan(seconds)
+    assert checker.every % OFTENEST == 0
+    assert (checker.every // OFTENEST).bit_count() == 1
+    assert cost <= SHARE * checker.every * seconds or checker.every == copies.RAREST
+    assert checker.every == OFTENEST or cost > SHARE * checker.every / 2 * seconds
+
+
+def test_a_step_is_split_into_work_waits_and_data() -> None:
+    """What lies between two steps belongs to neither, and one with a section in it is not told."""
+    windows = Idle()
+    pace = PaceMaker(windows)
+    assert pace.end() is None
+    pace.begin()
+    windows.sums |= {"gradients": 0.25, "vote": 0.5, "data": 0.125}
+    told = pace.end()
+    assert told is not None
+    assert (told["talk"], told["data"]) == (0.75, 0.125)
+    pace.begin()
+    assert pace.end() is not None
+    assert pace.end()["talk"] == 0.0  # type: ignore[index]
+    pace.begin()
+    with section("evaluation"):
+        pass
+    assert pace.end() is None

@@ -1,0 +1,127 @@
+"""How a step's batch is shared out: nothing is left out, nothing is done twice, and the weights make one mean of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+import holdfast
+from holdfast.runtime.shares import Cut, Deal, cut
+
+DEALS = st.tuples(st.integers(1, 40), st.integers(1, 9), st.none() | st.integers(1, 12))
+
+
+@given(DEALS)
+def test_every_sample_is_computed_once_and_weighs_the_same(deal: tuple[int, int, int | None]) -> None:
+    """Whatever the batch, the copies and the bound: the mean over the copies of weighted means is the mean over the samples."""
+    size, copies, most = deal
+    values = [float(number) for number in range(size)]
+    found = [cut(values, Deal(place=place, copies=copies, most=most)) for place in range(copies)]
+    assert [one for parts in found for samples, told in parts for one in samples if told.samples] == values
+    assert len({len(parts) for parts in found}) == 1, "ranks that compute other numbers of shares would wait for each other"
+    assert all(told.last is (number == len(parts)) for parts in found for number, (_, told) in enumerate(parts, 1))
+    assert all(len(samples) <= (most or math.inf) for parts in found for samples, _ in parts)
+    mean = sum(told.weight * sum(samples) / len(samples) for parts in found for samples, told in parts) / copies
+    assert mean == pytest.approx(sum(values) / size)
+
+
+@given(st.integers(1, 8), st.integers(1, 6), st.integers(1, 9))
+def test_parts_of_one_size_are_dealt_whole(units: int, most: int, copies: int) -> None:
+    """What is built for one size never sees another; each sample counts once, and all copies have equally many parts."""
+    values = [float(number) for number in range(units * most)]
+    found = [cut(values, Deal(place=place, copies=copies, most=most, even=True)) for place in range(copies)]
+    assert {len(samples) for parts in found for samples, _ in parts} == {most}
+    assert len({len(parts) for parts in found}) == 1
+    assert [one for parts in found for samples, told in parts for one in samples if told.samples] == values
+    mean = sum(told.weight * sum(samples) / len(samples) for parts in found for samples, told in parts) / copies
+    assert mean == pytest.approx(sum(values) / len(values))
+
+
+def test_even_shares_weigh_one() -> None:
+    """With all copies there and a batch that they divide nothing is scaled: losses stay what they are to the bit."""
+    assert [told.weight for place in range(4) for _, told in cut(list(range(32)), Deal(place=place, copies=4, most=8))] == [1.0] * 4
+    assert Cut(samples=5, of=16, copies=3, last=True).weight == 15 / 16
+
+
+def a_loader(workers: int = 0, *, endless: bool = True) -> holdfast.Loader:
+    """Return a loader of the numbers 0 to 19, six a step."""
+    data = TensorDataset(torch.arange(20))
+    order = torch.Generator().manual_seed(2)
+    return holdfast.Loader(DataLoader(data, 6, shuffle=True, generator=order, num_workers=workers), endless=endless)
+
+
+def steps(loader: holdfast.Loader, deal: Deal, count: int) -> list[list[int]]:
+    """Return the samples that a copy computes in so many steps."""
+    found: list[list[int]] = []
+    for _ in range(count):
+        loader.deal(deal)
+        found.append([one for share in loader.step_shares() if share.weight for one in share.batch[0].tolist()])
+    return found
+
+
+def together(*copies: list[list[int]]) -> list[list[int]]:
+    """Return the samples of each step that the *copies* computed."""
+    return [sorted(one for part in parts for one in part) for parts in zip(*copies, strict=True)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_step_has_its_samples_whoever_computes_them(workers: int) -> None:
+    """Three copies for two steps, then two in the middle of the epoch, then three again over its end: as one copy alone has them."""
+    alone = together(steps(a_loader(), Deal(place=0, copies=1), 9))
+    loaders = [a_loader(workers) for _ in range(3)]
+    first = together(*(steps(one, Deal(place=place, copies=3, most=2), 2) for place, one in enumerate(loaders)))
+    state = loaders[0].state_dict()
+    second = together(*(steps(one, Deal(place=place, copies=2, most=2), 1) for place, one in enumerate(loaders[1:])))
+    loaders[0].load_state_dict(loaders[1].state_dict())
+    third = together(*(steps(one, Deal(place=place, copies=3, most=2), 6) for place, one in enumerate(loaders)))
+    assert first + second + third == alone
+    assert (state["epoch"], state["consumed"]) == (0, 2)
+
+
+def test_what_the_epoch_ends_with_is_shared_out_too() -> None:
+    """The last batch has two samples for three copies: one of them computes at a weight of nothing, and none is missing."""
+    found = together(*(steps(a_loader(endless=False), Deal(place=place, copies=3), 4) for place in range(3)))
+    assert [len(step) for step in found] == [6, 6, 6, 2]
+    assert sorted(one for step in found for one in step) == list(range(20))
+
+
+class Endless(IterableDataset[int]):
+    """A dataset without a length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(1000))
+
+
+DATA = TensorDataset(torch.arange(20))
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        (lambda: DataLoader(DATA, 6, shuffle=True), "a generator that is seeded alike everywhere"),
+        (lambda: DataLoader(DATA, 6, sampler=DistributedSampler(DATA, 2, 0)), "leave the DistributedSampler out"),
+        (lambda: DataLoader(Endless(), 6), "a dataset with a length"),
+        (lambda: DataLoader(DATA, None), "a DataLoader with a batch size"),
+        (lambda: DataLoader(DATA, 6, in_order=False), "leave in_order=False out"),
+    ],
+    ids=["another order on each rank", "shared out already", "no length", "no batch", "out of order"],
+)
+def test_what_cannot_be_shared_out_is_refused(loader: Callable[[], DataLoader[Any]], words: str) -> None:
+    """The error says what to write instead."""
+    with pytest.raises(ValueError, match=words):
+        holdfast.Loader(loader()).deal(Deal(place=0, copies=2))
+
+
+def test_batches_that_are_shared_out_are_not_given_otherwise() -> None:
+    """A loop that takes them both ways would see other samples than it thinks."""
+    loader = a_loader()
+    steps(loader, Deal(place=0, copies=2), 1)
+    with pytest.raises(RuntimeError, match="take them from there alone"):
+        next(iter(loader))

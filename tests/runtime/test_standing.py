@@ -1,0 +1,78 @@
+"""Where real ranks say that they stand, and what follows from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from detectors.evidence import RankProgress
+from detectors.standings import explain
+from holdfast.control.standings import standing_of
+from holdfast.runtime.groups.trail import MOST, Trail
+from holdfast.runtime.standing import QUESTIONS, answering
+from tests.runtime.flow_double import FlowDouble, Job
+
+
+def standings(flow: FlowDouble) -> dict[int, dict[str, Any]]:
+    """Call the roll; return what each rank says."""
+    before = len(flow.of("standing"))
+    for rank in range(flow.ranks):
+        flow.send(rank, {"do": "roll-call"})
+    flow.until(lambda: len(flow.of("standing")) == before + flow.ranks, "the standings of all")
+    told = flow.of("standing")[before:]
+    return {next(rank for rank in range(flow.ranks) if flow.pids[rank] == one["pid"]): one for one in told}
+
+
+def test_ranks_say_where_they_stand_while_they_wait_and_while_they_dawdle(job: Job) -> None:
+    """The one that did not come is named with the line in which it sleeps; once it has come nothing is in work any more."""
+    flow = job(script="standing", ranks=3)
+    for rank in range(3):
+        flow.hear("here", rank)
+    flow.until(lambda: all(standings(flow)[rank]["groups"][0]["counts"] == {"": 2} for rank in (0, 2)), "the waits of ranks 0 and 2")
+    told = standings(flow)
+    assert told[1]["groups"][0]["counts"] == {"": 1}
+    assert told[1]["groups"][0]["pending"] == []
+    assert told[1]["place"].endswith("in dawdle")
+    waiting = told[0]["groups"][0]["pending"][0]
+    assert {**waiting, "seconds": 0} == {"way": "", "number": 2, "name": "allreduce", "size": 5, "kind": "float32", "seconds": 0}
+    assert told[0]["waits"] == "gradients"
+    finding = explain({rank: RankProgress(node="n", step=0, age=1.0, standing=standing_of(one)) for rank, one in told.items()})
+    assert finding is not None
+    assert (finding.kind, finding.rank) == ("", 1)
+    flow.pass_gate()
+    assert [flow.hear("done", rank)["told"] for rank in range(3)] == [[3.0] * 5] * 3
+
+
+def test_a_trail_counts_each_way_by_itself_and_forgets_what_nobody_waits_for() -> None:
+    """Sends that are never waited for would fill the memory."""
+    trail, one = Trail(), [torch.ones(4, dtype=torch.bfloat16)]
+    marks = [trail.enter(name, one) for name in ("allreduce", "send>1", "send>1", "recv<2", "broadcast")]
+    assert trail.counts == {"": 2, "send>1": 2, "recv<2": 1}
+    assert [(mark.way, mark.number, mark.size, mark.kind) for mark in marks][-1] == ("", 2, 4, torch.bfloat16)
+    for mark in marks:
+        trail.leave(mark)
+    assert trail.pending == {}
+    for _ in range(3 * MOST):
+        trail.enter("send>1", one)
+    assert len(trail.pending) == MOST
+    assert trail.counts["send>1"] == 2 + 3 * MOST
+    assert trail.enter("barrier", []).size == 0
+
+
+def test_a_question_that_cannot_be_answered_leaves_the_hearing_of_orders_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong in an answer, the next order must be heard."""
+    heard: list[Any] = []
+    monkeypatch.setitem(QUESTIONS, "sums", lambda question: heard.append(1 // question["step"]))
+    hear = answering(heard.append)
+    for order in ({"do": "sums", "step": 0}, {"do": "sums", "step": 1}, {"do": "abandon"}):
+        hear(order)
+    assert heard == [1, {"do": "abandon"}]
+
+
+def test_torch_has_the_words_that_tell_a_wait_by_its_stack() -> None:
+    """For groups that are torch's own: its functions live where they are looked for."""
+    assert "/torch/distributed/" in dist.all_reduce.__wrapped__.__code__.co_filename  # type: ignore[attr-defined]
+    assert torch.autograd.graph.__file__.endswith("/torch/autograd/graph.py")

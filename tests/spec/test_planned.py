@@ -1,0 +1,78 @@
+"""Maintenance windows and notices, as a user writes them in a cluster's file."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import BadFile
+from holdfast.spec import LocalCluster, cluster_of, load_cluster
+from holdfast.spec.planned import names_in
+
+PLAN = """
+nodes: 12
+domains: {node-10: rack-b, node-11: rack-b}
+maintenance:
+  - {nodes: ["node-[0-2]", node-5], begins: 2026-12-01 22:00+01:00, lasts: 2h, every: 7d, because: firmware}
+  - {domains: [rack-b], begins: "2026-12-02 06:00"}
+  - {begins: 2026-12-24T12:00}
+notice: {file: "/run/{node}.leaving", signals: [SIGUSR1], lasts: 30s}
+"""
+
+
+def test_windows_know_their_nodes_and_survive_the_way_to_the_flow(tmp_path: Path) -> None:
+    """Ranges, failure domains, and all."""
+    path = tmp_path / "c.yaml"
+    path.write_text(PLAN)
+    made = load_cluster(path)
+    racks, rack_b, everything = made.windows
+    assert racks.nodes == {"node-0", "node-1", "node-2", "node-5"}
+    assert (racks.lasts, racks.every, racks.because) == (timedelta(hours=2), timedelta(days=7), "firmware")
+    assert racks.begins.utcoffset() == timedelta(hours=1)
+    assert rack_b.nodes == {"node-10", "node-11"}
+    assert everything.nodes == set(made.names)
+    assert cluster_of(made.model_dump(mode="json")) == made
+    assert made.notice.for_agents()["lasts"] == 30.0
+
+
+def test_a_range_keeps_its_digits() -> None:
+    """As hosts are numbered."""
+    assert names_in("gpu-[08-11].x") == ["gpu-08.x", "gpu-09.x", "gpu-10.x", "gpu-11.x"]
+    assert names_in("gpu-1") == ["gpu-1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        ("maintenance: [{nodes: [node-7], begins: 2026-12-01}]", "maintenance[0].nodes", "has no node 'node-7'"),
+        ("maintenance: [{domains: [rack-z], begins: 2026-12-01}]", "maintenance[0].domains", "this cluster has no failure domains"),
+        ("maintenance: [{begins: 2026-12-01, every: 1h}]", "maintenance[0].every", "begins before this one ends"),
+        ("maintenance: [{begins: tomorrow}]", "maintenance[0].begins", "'tomorrow' is no date and time"),
+        ("maintenance: [{begins: 7}]", "maintenance[0].begins", "7 is no date and time"),
+        ("maintenance: [{lasts: 2h}]", "maintenance[0].begins", "missing"),
+        ("maintenance: [{nodes: ['node-[3-1]'], begins: 2026-12-01}]", "maintenance[0].nodes[0]", "is no range of nodes"),
+        ("maintenance: [{nodes: ['n[0-99999]'], begins: 2026-12-01}]", "maintenance[0].nodes[0]", "is no range of nodes"),
+        ("notice: {url: 'file:///etc/passwd'}", "notice.url", "is no address of HTTP"),
+        ("notice: {pattern: '('}", "notice.pattern", "is no regular expression"),
+        ("notice: {signals: [SIGKILL]}", "notice.signals[0]", "SIGUSR1"),
+        ("notice: {every: 0s}", "notice.every", ""),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_place_and_cure(tmp_path: Path, text: str, field: str, words: str) -> None:
+    """Nothing of it reaches a flow."""
+    path = tmp_path / "c.yaml"
+    path.write_text(f"nodes: 3\n{text}\n")
+    with pytest.raises(BadFile) as refused:
+        load_cluster(path)
+    told = str(refused.value)
+    assert field in told
+    assert words in told
+
+
+def test_a_cluster_without_a_word_of_it_has_no_plan() -> None:
+    """Only SIGTERM is a notice."""
+    made = LocalCluster()
+    assert made.windows == ()
+    assert made.notice.for_agents()["file"] is None

@@ -1,0 +1,193 @@
+"""Policy files: every problem with its field, line and cure; what they do not say is the base's, and what the job says goes first."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detectors.associations import belongs
+from detectors.catalogue import ASKS_NOTHING, Level
+from detectors.whole import CATALOGUE
+from holdfast.errors import BadFile
+from holdfast.spec import TrainingJob, load_job, review
+from holdfast.spec.durations import text_of
+from holdfast.spec.job import Budget as JobBudget
+from holdfast.spec.load_policy import load_policy, policy_for, policy_of, review_policy
+from holdfast.spec.policy import PolicyFile
+from holdfast.spec.problems import model_in
+from policies.case import Budget, Rung
+from policies.ladder import ORDERS
+from policies.policy import NAMED, Deadlines
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Any:
+    """Write a policy file and return its path."""
+
+    def write(text: str | bytes, name: str = "policy.yaml") -> Path:
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+def test_a_file_says_where_it_differs_and_the_rest_is_the_bases(file: Any) -> None:
+    """Levels, rungs, thresholds, budget and deadlines, times in seconds."""
+    path = file(
+        "based_on: patient\nlevels: {gpu-off-bus: evict-when-idle}\nrungs: [restart-in-place, replace-node]\n"
+        "budget: {in_place: 1, window: 2h}\ndeadlines: {shrink: 30s}\nfrequent: {times: 2}\ncommon: {share: 0.5}\nflapping: {apart: 0s}\n"
+    )
+    policy, base = load_policy(path), NAMED["patient"]
+    assert (policy.name, policy.based_on) == (str(path), "patient")
+    assert policy.levels == {"gpu-off-bus": Level.EVICT_WHEN_IDLE}
+    assert policy.order == (Rung.RESTART_IN_PLACE, Rung.REPLACE_NODE)
+    assert policy.budget == Budget(in_place=1, window=7200.0)
+    assert policy.deadlines == Deadlines(shrink=30.0)
+    common, frequent, flapping = policy.noting
+    assert (common.share, common.nodes) == (0.5, base.noting[0].nodes)
+    assert (frequent.times, frequent.window) == (2, base.noting[1].window)
+    assert (flapping.apart, flapping.times) == (0.0, base.noting[2].times)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_file_that_says_nothing_is_its_base(name: str) -> None:
+    """Whatever the base is."""
+    policy = policy_of(PolicyFile(based_on=name), name=name)  # type: ignore[arg-type]
+    assert policy == NAMED[name]
+    assert policy.order == ORDERS[name]
+
+
+BAD = """\
+based_on: balanced
+levels:
+  gpu-of-bus: evict-now
+  gpu-off-bus: evict-naw
+  worker-sigkill: record
+  node-lost: watch
+rungs: [restart-in-place, replace-nodes, give-up]
+budget: {in_place: -1, fruitles: 3}
+deadlines: {shrink: 0s, wait_for_capacity: soon}
+frequent: {times: 2, window: 60d}
+commons: {nodes: 2}
+"""
+
+WRONG = {
+    "levels.gpu-of-bus": ("line 3: no fault kind is called so", "Did you mean 'gpu-off-bus'?"),
+    "levels.gpu-off-bus": ("line 4: 'evict-naw' is no level", "Did you mean 'evict-now'?"),
+    "levels.worker-sigkill": ("line 5: at 'record' nobody would answer", "The least it may ask for is 'retry-step'"),
+    "levels.node-lost": ("line 6: at 'watch' nobody would answer", "The least it may ask for is 'retry-step'"),
+    "rungs[1]": ("line 7: no rung is called 'replace-nodes'", "Did you mean 'replace-node'?"),
+    "rungs[2]": ("line 7: 'give-up' comes last by itself", "Leave it out"),
+    "budget.in_place": ("line 8: -1 is not greater than or equal to 0", "Raise it"),
+    "budget.fruitles": ("line 8: unknown field", "Did you mean 'fruitless'?"),
+    "deadlines.shrink": ("line 9: '0s' is not greater than 0s", "Raise it"),
+    "deadlines.wait_for_capacity": ("line 9: 'soon' is not a duration", "Write a number and a unit"),
+    "frequent.window": ("line 10: '60d' is not less than or equal to 30d", "Lower it"),
+    "commons": ("line 11: unknown field", "Did you mean 'common'?"),
+}
+
+
+def test_every_problem_is_told_at_once_with_line_and_cure(file: Any) -> None:
+    """None hides another."""
+    with pytest.raises(BadFile) as refused:
+        load_policy(file(BAD))
+    found = {problem.field: problem for problem in refused.value.problems}
+    assert found.keys() == WRONG.keys()
+    assert len(found) == len(refused.value.problems)
+    for field, (reason, cure) in WRONG.items():
+        assert found[field].reason.startswith(reason)
+        assert found[field].cure.startswith(cure)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "reason"),
+    [
+        ("", "policy.yaml", "is empty"),
+        ("- a\n", "policy.yaml", "holds no fields"),
+        ("levels: {", "policy.yaml", "not valid YAML"),
+        ("levels: 3", "policy.yaml", "holds no fields"),
+        ("rungs: []", "policy.yaml", "at least 1"),
+        ("rungs: [shrink, shrink]", "policy.yaml", "is there twice"),
+        ("based_on: bold", "policy.yaml", "is not one of"),
+        ("levels: {gpu-off-bus: [1]}", "policy.yaml", "is no level"),
+        (b"\xff\xfe", "policy.yaml", "not UTF-8"),
+        ("based_on: balanced", "policy.txt", "says no YAML"),
+    ],
+)
+def test_what_is_no_policy_is_refused_and_never_a_traceback(file: Any, text: str | bytes, name: str, reason: str) -> None:
+    """A file that an editor has just emptied is not a policy of its own."""
+    _, problems = review_policy(file(text, name))
+    assert any(reason in problem.reason for problem in problems), problems
+    assert all(problem.cure for problem in problems)
+
+
+def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+    """With the nearest name."""
+    (tmp_path / "careful.yaml").touch()
+    _, (problem,) = review_policy(tmp_path / "carefu.yaml")
+    assert (problem.reason, problem.cure) == ("does not exist", "Did you mean 'careful.yaml'?")
+
+
+def test_no_kind_that_ends_a_rank_can_be_told_to_ask_for_nothing() -> None:
+    """A stall may: its ranks live. What asks for nothing anyway may stay so."""
+    ends = {kind for kind in CATALOGUE if belongs(kind, "stops-the-job") and not belongs(kind, "stall")}
+    ends -= {kind for kind in ends if CATALOGUE[kind].level in ASKS_NOTHING}
+    assert {"worker-sigkill", "node-lost", "worker-exception"} <= ends
+    for kind in ends:
+        with pytest.raises(ValueError, match="nobody would answer"):
+            PolicyFile.model_validate({"levels": {kind: "watch"}})
+    others = dict.fromkeys(CATALOGUE.keys() - ends, Level.WATCH)
+    assert PolicyFile.model_validate({"levels": others}).levels == others
+
+
+def test_the_numbers_that_the_descriptions_name_are_those_in_force() -> None:
+    """What is empty is what stands behind *else*."""
+    common, frequent, flapping = NAMED["balanced"].noting
+    parts = {"common": common, "frequent": frequent, "flapping": flapping, "budget": Budget(), "deadlines": Deadlines()}
+    for part, values in parts.items():
+        for name, field in model_in(PolicyFile.model_fields[part].annotation).model_fields.items():  # type: ignore[union-attr]
+            value = getattr(values, name)
+            lasts = "Duration" in repr(field.annotation) or "timedelta" in repr(field.annotation)
+            said = text_of(timedelta(seconds=value)) if lasts else f"{value:g}"
+            assert f"else {said}" in (field.description or ""), (part, name)
+
+
+# -- with the job ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_job_says_goes_before_the_policy_and_that_before_its_base(file: Any) -> None:
+    """Each number for itself; also after the job went through JSON, as for the next flow."""
+    path = file("based_on: balanced\nbudget: {in_place: 1, fruitless: 7}\ndeadlines: {shrink: 30s, take_over: 5s}\n")
+    job = TrainingJob(name="a", script="b.py", policy=str(path), budget=JobBudget(in_place=5))
+    job = job.model_copy(update={"deadlines": job.deadlines.model_validate({"shrink": "10s"})})
+    for one in (job, TrainingJob.model_validate(job.model_dump(mode="json"))):
+        policy = policy_for(one)
+        assert policy.budget == Budget(in_place=5, fruitless=7)
+        assert policy.deadlines == Deadlines(shrink=10.0, take_over=5.0)
+
+
+def test_a_job_names_a_policy_or_a_file_beside_the_job_file(tmp_path: Path) -> None:
+    """Other words are refused with the nearest name."""
+    job_file = tmp_path / "job.yaml"
+    beside, below = str(tmp_path / "mine.yaml"), str(tmp_path / "sub" / "mine.yml")
+    for said, means in (("patient", "patient"), ("mine.yaml", beside), ("sub/mine.yml", below)):
+        job_file.write_text(f"name: a\nscript: b.py\npolicy: {said}\n")
+        assert load_job(job_file)[0].policy == means
+    job_file.write_text("name: a\nscript: b.py\npolicy: aggressiv\n")
+    with pytest.raises(BadFile, match=r"policy: line 3: no policy is called 'aggressiv'. Did you mean 'aggressive'\?"):
+        load_job(job_file)
+
+
+def test_a_job_with_a_bad_policy_file_is_refused_with_the_files_problems(tmp_path: Path) -> None:
+    """`holdfast validate` and `holdfast run` tell them as the job's."""
+    (tmp_path / "b.py").write_text("")
+    (tmp_path / "mine.yaml").write_text("levels: {gpu-of-bus: evict-now}\nrungs: [shrnk]\n")
+    (tmp_path / "job.yaml").write_text("name: a\nscript: b.py\npolicy: mine.yaml\n")
+    found = [problem for problem in review(tmp_path / "job.yaml").problems if problem.field == "policy"]
+    assert len(found) == 2
+    assert f"{tmp_path / 'mine.yaml'}: levels.gpu-of-bus: line 1: no fault kind is called so" in found[0].reason
+    assert found[1].cure == "Did you mean 'shrink'?"

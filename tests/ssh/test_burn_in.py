@@ -1,0 +1,60 @@
+"""Burn-ins over real SSH servers: orders go to both ends of a pair, and what ends with the connection ends."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from detectors.trials import Mark
+from holdfast.burn_in.bench import Bench
+from holdfast.burn_in.plan import Plan
+from holdfast.ssh import SshPosts
+from tests.ssh.conftest import Site
+from tests.waiting import wait_until
+
+UNLIMITED = {"disk": 0, "network": 0, "latency": 0, "clock": "1h"}
+
+
+def settings(folder: Path) -> dict[str, object]:
+    """Return burn-ins that take little, and work in *folder*."""
+    small = {"disk_size": "4MiB", "network_size": "1MiB", "memory_most": "8MiB", "torch": False, "nice": 0}
+    return {**small, "folder": str(folder), "limits": UNLIMITED}
+
+
+def test_nodes_over_ssh_are_tried_and_meet(site: Site, tmp_path: Path) -> None:
+    """A node that is away is not judged; the others meet each other under their own addresses, and nothing is left running."""
+    for name in ("one", "two", "away"):
+        site.node(name)
+    site.nodes["away"].stop()
+    cluster = site.cluster(burn_in=settings(tmp_path))
+    with SshPosts(cluster) as posts:
+        assert posts.names() == ["one", "two", "away"]
+        found = Bench(posts, Plan.of(cluster.burn_in, seconds=0.05)).try_out(["one", "two", "away"])
+    assert {node: one.mark for node, one in found.items()} == {"one": Mark.PASSED, "two": Mark.PASSED, "away": Mark.BLIND}
+    assert "well with two" in found["one"].checks[-1].words
+    assert "Connection refused" in found["away"].because
+    assert list(tmp_path.iterdir()) == [], "the disk is as it was"
+    wait_until(lambda: not [*site.nodes["one"].children(), *site.nodes["two"].children()], seconds=20)
+
+
+def test_an_interpreter_that_is_not_there_is_told(site: Site, tmp_path: Path) -> None:
+    """By what the node's shell says of it."""
+    site.node("one")
+    cluster = site.cluster(burn_in=settings(tmp_path), python="/no/such/python3")
+    with SshPosts(cluster) as posts:
+        found = Bench(posts, Plan.of(cluster.burn_in, seconds=0.05)).try_out(["one"])["one"]
+    assert found.mark is Mark.BLIND
+    assert "/no/such/python3" in found.because
+
+
+def test_a_node_that_goes_away_in_the_middle_is_blind(site: Site, tmp_path: Path) -> None:
+    """Its server is killed while it works: what it was asked has no answer, and it has not failed."""
+    node = site.node("one")
+    cluster = site.cluster(burn_in=settings(tmp_path))
+    with SshPosts(cluster) as posts:
+        bench = Bench(
+            posts, Plan.of(cluster.burn_in, seconds=0.05), tell=lambda *_: node.signal(signal.SIGKILL) if node.children() else None
+        )
+        found = bench.try_out(["one"])["one"]
+    assert found.mark is Mark.BLIND
+    assert "ended or could not be reached" in found.because
