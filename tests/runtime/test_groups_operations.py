@@ -30,9 +30,13 @@ def test_every_operation_gives_what_stock_gloo_gives(workers: Workers, tmp_path_
     flow.close()
 
 
-def test_an_order_ends_a_wait_that_would_never_end(job: Job) -> None:
-    """Rank 0 waits for a rank that lives and is stopped: the order alone ends that, as a loss of a peer and without an exception."""
-    flow = job(script="waiting", ranks=2)
+@pytest.mark.parametrize(("what", "left"), [("message", 0.0), ("part", 1.0), ("whole", 1.0), ("future", 1.0)])
+def test_an_order_ends_a_wait_that_would_never_end(job: Job, what: str, left: float) -> None:
+    """Rank 0 waits for a rank that lives and is stopped, which may have taken in a part of what it is sent: the order alone ends that.
+
+    It ends as a loss of a peer and without an exception, and nothing holds up the end of the group.
+    """
+    flow = job(what, script="waiting", ranks=2)
     flow.hear("waits", 0)
     flow.until_stopped(1)
     flow.send(0, {"do": "abandon", "generation": 1, "lost": [1]})
@@ -40,7 +44,7 @@ def test_an_order_ends_a_wait_that_would_never_end(job: Job) -> None:
     assert flow.until(lambda: 0 if pid not in flow.workers.ended() else [flow.workers.ended()[pid]], "the end of rank 0") == [0]
     flow.kill(1)
     told = flow.finish().told[0]
-    assert told == {"told": [0.0, 0.0, 0.0], "lost": True, "why": "the flow has ended generation 1"}
+    assert told == {"told": [left] * 3, "lost": True, "why": "the flow has ended generation 1"}
 
 
 def test_receiving_from_anybody_tells_who_sent() -> None:

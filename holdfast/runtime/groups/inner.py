@@ -6,21 +6,32 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from holdfast.runtime.groups.store import native
+from holdfast.runtime.groups.waits import Waits
 
 T = TypeVar("T")
 
 BUILD_SECONDS: Final = 30.0
 """How long peers may take to come together for a new group; a fault meanwhile is told by the flow and does not wait for this."""
+LOOK_SECONDS: Final = 0.02
+"""Between two looks at whether a group that was cut has come to rest."""
+PATIENCE_SECONDS: Final = 2.0
+"""After this it is enough that its threads sleep: gloo never closes a connection with a message for an operation that has gone."""
+FAREWELL_SECONDS: Final = 1.0
+"""How long the end of a group that is given back is waited for: an operation that hangs in it holds it up."""
+WORKER: Final = "pt_gloo_runloop"
+"""What torch calls the threads that carry out a gloo group's collectives."""
 NCCL_ABORT: Final = (2, 28, 9)
 """From this version on NCCL's abort returns from every state: before it, threads could hang in it (NVIDIA/nccl release notes 2.28.9)."""
 
@@ -40,10 +51,14 @@ def nccl_can_abort(version: tuple[int, ...]) -> bool:
 
 @dataclass(slots=True)
 class Inner:
-    """One built group: a backend for each kind of device, and duplicates of its sockets."""
+    """One built group: a backend for each kind of device, duplicates of its sockets, and the threads that carry out its collectives."""
 
     backends: dict[str, Any]
     sockets: list[socket.socket] = field(default_factory=list)
+    workers: frozenset[int] = frozenset()
+    waits: Waits = field(default_factory=Waits)
+    _cut: threading.Lock = field(default_factory=threading.Lock)
+    """Held from when it was cut for the first time."""
 
     def backend(self, device: str) -> Any:  # noqa: ANN401 (a gloo or an NCCL backend)
         """Return the backend for tensors on *device*."""
@@ -53,23 +68,42 @@ class Inner:
             raise RuntimeError(f"this group was made for {', '.join(self.backends)} and not for tensors on '{device}'") from None
 
     def abandon(self) -> None:
-        """Have every wait in this group end now, with an error.
+        """Have every wait in this group end now, with an error or as one that is over.
 
-        Nothing in torch's interface does that for gloo; cutting its connections does.
+        Nothing in torch's interface does that for gloo; cutting its connections does for most, and `Waits` for the others.
         """
+        self._disconnect()
+        if self._cut.acquire(blocking=False):
+            threading.Thread(target=self._see_to_the_end, name="holdfast-cut", daemon=True).start()
+
+    def close(self) -> None:
+        """Give the connections back; a group whose peers are gone would hang in its destructor if they were left open."""
+        self._disconnect()
+        backends, self.backends = self.backends, {}
+        farewell = threading.Thread(target=backends.clear, name="holdfast-farewell", daemon=True)
+        farewell.start()
+        del backends
+        farewell.join(FAREWELL_SECONDS)
+        self.waits.end()
         for one in self.sockets:
+            one.close()
+        self.sockets.clear()
+
+    def _disconnect(self) -> None:
+        for one in list(self.sockets):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
         if "cuda" in self.backends:
             self.backends["cuda"].abort()
 
-    def close(self) -> None:
-        """Give the connections back; a group whose peers are gone would hang in its destructor if they were left open."""
-        self.abandon()
-        for one in self.sockets:
-            one.close()
-        self.sockets.clear()
-        self.backends.clear()
+    def _see_to_the_end(self) -> None:
+        """End the waits that gloo has forgotten, as soon as nothing of it can write into a tensor any more."""
+        patient, quiet = time.monotonic() + PATIENCE_SECONDS, 0
+        while quiet < 2:  # noqa: PLR2004 (two looks with the same answer)
+            time.sleep(LOOK_SECONDS)
+            at_rest = time.monotonic() > patient or not _are_shared(self.sockets)
+            quiet = quiet + 1 if at_rest and all(_sleeps(one) for one in self.workers) else 0
+        self.waits.end()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +152,7 @@ def in_thread(make: Callable[[], T], gave_up: Callable[[], bool]) -> T:
 
 def _build(own: dist.Store, rank: int, size: int, way: Way) -> Inner:
     backends: dict[str, Any] = {}
-    before = set(_sockets())
+    before, threads = set(_sockets()), _workers()
     gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", own), rank, size, timedelta(seconds=BUILD_SECONDS))
     gloo._set_default_timeout(way.timeout)  # noqa: SLF001 (torch's own way, without a public name)
     backends["cpu"] = gloo
@@ -134,7 +168,38 @@ def _build(own: dist.Store, rank: int, size: int, way: Way) -> Inner:
         options.config.blocking = 0  # else a communicator in the making cannot be aborted
         store = native(dist.PrefixStore("nccl", own), timedelta(seconds=BUILD_SECONDS), host=way.host, serving=rank == 0)
         backends["cuda"] = dist.ProcessGroupNCCL(store, rank, size, options)
-    return Inner(backends, sockets)
+    return Inner(backends, sockets, _workers() - threads)
+
+
+def _workers() -> frozenset[int]:
+    """Return the threads of this process that carry out collectives of gloo."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            if (task / "comm").read_text().strip() == WORKER:
+                found.add(int(task.name))
+    return frozenset(found)
+
+
+def _sleeps(thread: int) -> bool:
+    """Tell whether a thread of this process waits for something, or is no more."""
+    try:
+        return Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    except OSError:
+        return True
+
+
+def _are_shared(sockets: list[socket.socket]) -> bool:
+    """Tell whether gloo still has one of the connections that these are duplicates of: it closes those whose end it has seen."""
+    ours = set()
+    for one in list(sockets):
+        with suppress(OSError):  # it has been closed
+            ours.add(os.fstat(one.fileno()).st_ino)
+    seen = 0
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names, not paths)
+        with suppress(OSError):
+            seen += os.fstat(int(name)).st_ino in ours
+    return seen > len(ours)
 
 
 def _sockets() -> dict[int, int]:

@@ -46,11 +46,12 @@ class Listener(Protocol):
 
 
 class Call(NamedTuple):
-    """An operation: its name, where its results go, and what goes into it."""
+    """An operation: its name, where its results go, what goes into it, and the kind of device it is carried out on."""
 
     name: str
     outputs: list[Tensor]
     inputs: list[Tensor]
+    device: str
     mark: Mark
 
 
@@ -66,46 +67,61 @@ class ManagedWork(dist.Work):
         window = idle()
         ours = window.enter(kind_of(self._call.name))
         try:
-            self._work.wait(timeout) if timeout else self._work.wait()
+            ended = self._wait(timeout)
         except RuntimeError as error:
             self._group.lose(self._inner, error)
-            self._group.stand_in(*self._call[:3])
-            return True
+            ended = False
         finally:
             self._group.trail.leave(self._call.mark)
             if ours:
                 window.leave()
-        if self._ended is not None:
-            ended, self._ended = self._ended, None
-            ended()
+        if not ended:
+            self._group.stand_in(*self._call[:3])
+        elif self._ended is not None:
+            told, self._ended = self._ended, None
+            told()
         return True
+
+    def _wait(self, timeout: timedelta) -> bool:
+        if self._call.device != "cpu":
+            self._work.wait(timeout) if timeout else self._work.wait()
+            return True
+        if self._call.name.startswith(("send", "recv")):
+            return self._inner.waits.message(self._work, timeout)
+        return self._inner.waits.collective(self._work, timeout)
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the outputs that is fulfilled in any case."""
-        window = idle()
-        window.launched()
+        idle().launched()
+        if self._call.device != "cpu":
+            return self._work.get_future().then(self._settle)
+        return self._inner.waits.promise(self._work.get_future(), self._settle, self._give_up)
 
-        def settle(future: torch.futures.Future[Any]) -> Any:  # noqa: ANN401 (tensors)
-            window.landed()
-            self._group.trail.leave(self._call.mark)
+    def _settle(self, future: torch.futures.Future[Any]) -> list[Tensor]:
+        idle().landed()
+        self._group.trail.leave(self._call.mark)
+        try:
+            future.value()
+        except RuntimeError as error:
             try:
-                future.value()
-            except RuntimeError as error:
-                try:
-                    self._group.lose(self._inner, error)
-                except RuntimeError as real:  # nobody could catch it in this thread: the vote raises it
-                    self._group.attempt.fail(f"{type(real).__name__}: {real}", self._group.group_name)
-                self._group.stand_in(*self._call[:3])
-            else:
-                if self._ended is not None:
-                    self._ended()
-            return self._call.outputs
+                self._group.lose(self._inner, error)
+            except RuntimeError as real:  # nobody could catch it in this thread: the vote raises it
+                self._group.attempt.fail(f"{type(real).__name__}: {real}", self._group.group_name)
+            self._group.stand_in(*self._call[:3])
+        else:
+            if self._ended is not None:
+                self._ended()
+        return self._call.outputs
 
-        return self._work.get_future().then(settle)
+    def _give_up(self) -> list[Tensor]:
+        idle().landed()
+        self._group.trail.leave(self._call.mark)
+        self._group.stand_in(*self._call[:3])
+        return self._call.outputs
 
     def is_completed(self) -> bool:
         """Tell whether it has ended."""
-        return bool(self._work.is_completed())
+        return self._inner.waits.over or bool(self._work.is_completed())
 
     def is_success(self) -> bool:
         """Tell whether it has ended without an exception: a lost peer is none."""
@@ -360,19 +376,19 @@ class ManagedGroup(dist.ProcessGroup):
         if self._inner is None:
             self._there.wait()
             return self._run(name, outputs, inputs, call, device)
-        inner = self._inner
+        inner, device = self._inner, device or (outputs or inputs)[0].device.type
         ended = self.listener.begun(self, name, outputs, inputs) if self.listener is not None else None
         self.used = True
         self.operations += 1
         mark = self.trail.enter(name, inputs or outputs)
         try:
-            work = call(inner.backend(device or (outputs or inputs)[0].device.type))
+            work = call(inner.backend(device))
         except RuntimeError as error:
             self.trail.leave(mark)
             self.lose(inner, error)
             self.stand_in(name, outputs, inputs)
             return DoneWork(outputs)
-        return ManagedWork(self, inner, work, Call(name, outputs, inputs, mark), ended)
+        return ManagedWork(self, inner, work, Call(name, outputs, inputs, device, mark), ended)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401 (torch's signatures, here and below)
         """See `torch.distributed.all_reduce`."""

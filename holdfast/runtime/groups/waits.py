@@ -1,0 +1,157 @@
+"""Waits that end when their group is cut, also where gloo does not end them.
+
+gloo wakes who waits when a connection breaks, but forgets two: whose message was sent in part and whose message was received in part
+(``Pair::signalException`` in gloo/transport/tcp/pair.cc goes through the operations that have not begun and leaves out those in work).
+They would wait until the group's time-out, half an hour as torch sets it. So nobody waits in gloo itself here.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+
+import torch
+
+Future: TypeAlias = torch.futures.Future[Any]
+
+SLICE: Final = timedelta(seconds=0.1)
+"""How long a wait for a collective goes without a look at whether its group was cut. A wait that ends by this has no other effect."""
+
+
+class Waits:
+    """The waits for operations of one group's present connections."""
+
+    def __init__(self) -> None:
+        self.over = False
+        """The group was cut, and nothing that it had in work can come to an end, or touch a tensor, any more."""
+        self._open: set[Callable[[], None]] = set()
+        self._lock = threading.Lock()
+
+    def open(self, end: Callable[[], None]) -> None:
+        """Have *end* called when all is over, unless it is closed before."""
+        with self._lock:
+            if not self.over:
+                self._open.add(end)
+                return
+        end()
+
+    def close(self, end: Callable[[], None]) -> None:
+        """Forget *end*: what it was for came to an end by itself."""
+        with self._lock:
+            self._open.discard(end)
+
+    def end(self) -> None:
+        """End all waits, those of the future too."""
+        with self._lock:
+            self.over, ends = True, list(self._open)
+            self._open.clear()
+        for end in ends:
+            end()
+
+    def collective(self, work: Any, timeout: timedelta) -> bool:  # noqa: ANN401 (torch's work)
+        """Wait for a collective as its own ``wait`` does; tell whether it came to an end."""
+        deadline = time.monotonic() + timeout.total_seconds() if timeout else None
+        while True:
+            try:
+                work.wait(SLICE)
+            except RuntimeError:
+                if not work.is_completed():
+                    if self.over:
+                        return False
+                    if deadline is None or time.monotonic() < deadline:
+                        continue
+                    raise
+            else:
+                return True
+            work.wait()  # it ended in this very moment, or raises what it ended with
+            return True
+
+    def message(self, work: Any, timeout: timedelta) -> bool:  # noqa: ANN401 (torch's work)
+        """Wait for a message to a peer or from one as its own ``wait`` does; tell whether it came to an end.
+
+        Such a wait cannot be had in slices: the first that ran out would break all connections.
+        """
+        task = _Task(lambda: work.wait(timeout) if timeout else work.wait())
+        self.open(task.given_up)
+        _Waiter.take(task)
+        task.done.wait()
+        self.close(task.given_up)
+        if task.error is not None:
+            raise task.error
+        return task.ended
+
+    def promise(self, theirs: Future, settle: Callable[[Future], Any], give_up: Callable[[], Any]) -> Future:
+        """Return a future of what *settle* makes of *theirs*, or of what *give_up* returns once all is over.
+
+        Only one of the two is called.
+        """
+        ours: Future = torch.futures.Future()
+        first = threading.Lock()
+
+        def fulfil(make: Callable[[], Any]) -> None:
+            if first.acquire(blocking=False):
+                try:
+                    ours.set_result(make())
+                except BaseException as error:  # noqa: BLE001 (in a thread of torch's: raised where the future is waited for)
+                    ours.set_exception(error)
+
+        def end() -> None:
+            fulfil(give_up)
+
+        def ended(future: Future) -> None:
+            self.close(end)
+            fulfil(lambda: settle(future))
+
+        self.open(end)
+        theirs.add_done_callback(ended)
+        return ours
+
+
+class _Task:
+    """A wait that another thread does."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+        self.done = threading.Event()
+        self.ended = False
+        self.error: BaseException | None = None
+        self.given_up = self.done.set  # one and the same object each time, as `Waits` knows it by
+
+    def carry_out(self) -> None:
+        """Wait, and say how it ended."""
+        try:
+            self.call()
+            self.ended = True
+        except BaseException as error:  # noqa: BLE001 (raised where the wait was asked for)
+            self.error = error
+        self.done.set()
+
+
+class _Waiter:
+    """A thread that waits for others, as often as it comes back from it."""
+
+    _free: Final[list[_Waiter]] = []
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="holdfast-waiter", daemon=True).start()
+
+    @classmethod
+    def take(cls, task: _Task) -> None:
+        """Have one that is free do *task*."""
+        try:
+            waiter = cls._free.pop()
+        except IndexError:
+            waiter = cls()
+        waiter._tasks.put(task)
+
+    def _work(self) -> None:
+        while True:
+            task = self._tasks.get()
+            task.carry_out()
+            del task
+            self._free.append(self)
