@@ -46,7 +46,7 @@ NOISES: Final = 4.0
 
 def see_paces(seen: Paces, _limits: HangLimits) -> list[Fault]:
     """Return what holds the job up now."""
-    if not seen.blocks or any(len(some) < LONG for some in seen.blocks.values()):
+    if not settled(seen):
         return []
     now = {rank: some[-LONG:] for rank, some in seen.blocks.items()}
     slow = list(_slow_ranks(seen, now))
@@ -84,6 +84,24 @@ def cost_of(seen: Paces, rank: int) -> tuple[float, float] | None:
     excess = own + data - (own if usual is None else usual) - usual_data
     waited = median([median([pace.talk for pace in some]) for some in rest]) - median([pace.talk for pace in now[rank]])
     return median([_step(some) for some in now.values()]), max(0.0, min(excess, waited))
+
+
+def settled(seen: Paces) -> bool:
+    """Tell whether every rank has told of so many steps that its pace can be judged."""
+    return bool(seen.blocks) and all(len(some) >= LONG for some in seen.blocks.values())
+
+
+def cost_of_links(seen: Paces) -> float:
+    """Return the seconds of a step that communication takes longer than it did (the least that any rank waits, medians)."""
+    if not settled(seen) or any(len(seen.first.get(rank, ())) < LONG for rank in seen.blocks):
+        return 0.0
+    before, now = _talk(seen.first), _talk({rank: some[-LONG:] for rank, some in seen.blocks.items()})
+    return max(0.0, now - before)
+
+
+def _talk(blocks: Mapping[int, Sequence[Pace]]) -> float:
+    """Return what the rank that waits least waits: it comes last, so that is the time of the transfer itself."""
+    return min(median([pace.talk for pace in some]) for some in blocks.values())
 
 
 # -- ranks --------------------------------------------------------------------------------------------------------------
@@ -143,8 +161,7 @@ def _slow_links(seen: Paces, now: _Now) -> Iterator[Fault]:
     """
     if len(now) < 2 or any(len(seen.first.get(rank, ())) < LONG for rank in now):  # noqa: PLR2004 (one has no links)
         return
-    before = min(median([pace.talk for pace in seen.first[rank]]) for rank in now)
-    least = min(median([pace.talk for pace in some]) for some in now.values())
+    before, least = _talk({rank: seen.first[rank] for rank in now}), _talk(now)
     step = median([_step(some) for some in now.values()])
     grew = [median([pace.own for pace in some]) / max(1e-9, median([pace.own for pace in seen.first[one]])) for one, some in now.items()]
     lasting = all(sum(pace.talk > TALK * before for pace in some) >= len(some) - 1 for some in now.values())

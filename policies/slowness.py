@@ -58,6 +58,8 @@ class SlowRank:
     """Seconds of a step now, a median."""
     lost: float
     """Seconds of it that the others wait for this rank, a median."""
+    degraded: str = ""
+    """What is known against its node, where that is why it is weighed."""
     remaining: int | None = None
     """Steps that are still to be done; empty where nobody knows."""
     wanted: Wanted = Wanted.AUTO
@@ -124,7 +126,8 @@ class MoveWhenItPays:
         cost = f"staying costs {_said(slow.lost)} a step x {over} = {_said(staying)}; moving costs {words}"
 
         def answer(act: SlowAct, why: str) -> Weighed:
-            return Weighed(act=act, because=f"rank {slow.rank} on {slow.node}: {why}", staying=staying, moving=moving)
+            where = f"{slow.node} ({slow.degraded})" if slow.degraded else slow.node
+            return Weighed(act=act, because=f"rank {slow.rank} on {where}: {why}", staying=staying, moving=moving)
 
         if slow.wanted is Wanted.TELL:
             return answer(SlowAct.WATCH, f"watched, as the job says (`checks.straggler: tell`); {cost}")

@@ -186,6 +186,7 @@ class Hearing:
         self._run.record_fault(fault, incident=self._run.incident.row.id if self._run.incident is not None else None)
         if self._run.levels.of(fault) is not Level.RECORD:
             self._run.remark(f"{node}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
+        self._run.slow_ranks.note(fault)
 
     def _on_node_grew(self, node: str, event: Message) -> None:
         """Keep what grew on a node with the incident that it belongs to; that may have been answered before the node could be looked at."""

@@ -270,6 +270,7 @@ class Run:
             self.record_fault(fault, incident=None)
             self.remark(wording.told(fault.entry.title, fault.quote, fault.entry.action))
             self.slow_ranks.weigh(fault)
+        self.slow_ranks.look(now)
         for step, ranks in self.concerns.questions(self.board):
             self.roll.ask(self.board, {self.board.ranks[rank].node for rank in ranks}, {"do": "sums", "step": step}, ranks=sorted(ranks))
         if now >= self._next_roll:

@@ -207,8 +207,9 @@ class Checks(Part):
     )
     straggler: Literal["tell", "auto", "migrate"] = Field(
         default="tell",
-        description="What follows when one rank holds the others up for long: tell of it; `auto`: move it to a spare node meanwhile if its "
-        "slowness costs more than that, by the policy; or move it in any case.",
+        description="What follows when one rank holds the others up for long, or something is wrong with a node that training goes on "
+        "through: tell of it; `auto`: move it to a spare node meanwhile if its slowness costs more than that, by the policy; or move a "
+        "slow rank in any case.",
     )
 
     @field_validator("copies", mode="before")

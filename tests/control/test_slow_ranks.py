@@ -1,0 +1,126 @@
+"""Nodes that training goes on through although something is wrong with them: weighed by what they cost, and moved off where that pays."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from detectors.catalogue import CATALOGUE_LEVELS, Fault
+from detectors.evidence import Pace, Paces
+from detectors.paces import LONG
+from holdfast.agent.paces import BLOCK
+from holdfast.control.run import Run
+from holdfast.control.slow_ranks import AGAIN, SlowRanks
+from holdfast.history import models
+from holdfast.spec import TrainingJob
+from policies.policy import NAMED
+
+WELL = Pace(own=0.3, talk=0.05, data=0.0)
+WAITS = Pace(own=0.3, talk=0.25, data=0.0)
+SLOW = Pace(own=0.5, talk=0.05, data=0.0)
+HOT = Fault(kind="gpu-thermal-throttle", at=1.0, node="n1", quote="slowed down by its temperature", signature="hot")
+NARROW = Fault(kind="ib-rate-low", at=1.0, node="n1", quote="100 of 400 Gb/s", signature="narrow")
+
+
+class TheRun:
+    """What of a run counts here; its board tells the paces that a test sets."""
+
+    def __init__(self, wanted: str = "auto") -> None:
+        self.spec = TrainingJob.model_validate({"name": "a", "script": "b.py", "checks": {"straggler": wanted}})
+        self.policy, self.levels, self.members = NAMED["balanced"], CATALOGUE_LEVELS, ("n0", "n1", "n2")
+        self.paces: Paces = paces(WELL, WELL, WELL)
+        self.roles: tuple[tuple[int, ...], ...] = ((0, 1, 2),)
+        self.job = SimpleNamespace(id="j")
+        self.kept: list[models.Weighing] = []
+        self.asked: list[models.Request] = []
+        self.said: list[str] = []
+        self.recorder = SimpleNamespace(add=self.kept.append)
+        self.requests = SimpleNamespace(ask=self.asked.append, moves=())
+        self.remark = self.said.append
+        ranks = {rank: SimpleNamespace(rank=rank, node=f"n{rank}") for rank in range(3)}
+        self.board = SimpleNamespace(now=0.0, step_before=100, ranks=ranks, until=lambda: 50_000, paces=lambda *_: self.paces)
+        self.ranks = SlowRanks(cast("Run", self))
+        self.clock = 0.0
+
+    def look(self, steps: int = (LONG + 1) * BLOCK) -> None:
+        """Look again after so many *steps*."""
+        self.board.step_before += steps
+        self.clock += AGAIN
+        self.ranks.look(self.clock)
+
+    def why_not_kept(self) -> str:
+        """Say that ranks can move."""
+        return ""
+
+    def spares(self) -> tuple[str, ...]:
+        """Return where to."""
+        return ("n3",)
+
+
+def paces(*now: Pace, first: Pace = WELL) -> Paces:
+    """Return the paces of ranks that all began with *first*."""
+    nodes = {rank: f"n{rank}" for rank in range(len(now))}
+    blocks: dict[int, Any] = {rank: (one,) * LONG for rank, one in enumerate(now)}
+    return Paces(at=0.0, step=100, nodes=nodes, first=dict.fromkeys(nodes, (first,) * LONG), blocks=blocks, roles=((0, 1, 2),))
+
+
+def test_a_degraded_node_is_left_while_it_costs_nothing_and_left_behind_when_it_does() -> None:
+    """Only what is measured after the fault counts; an answer that stays the same is told once."""
+    run = TheRun()
+    run.ranks.note(HOT)
+    run.look(steps=BLOCK)
+    assert run.kept == [], "no step since the fault was measured yet"
+    for _ in range(3):
+        run.look()
+    assert [(one.kind, one.node, one.act) for one in run.kept] == [(HOT.kind, "n1", "stay")]
+    assert (run.said, run.asked) == ([], []), "what costs nothing is worth no word"
+    run.paces = paces(WAITS, SLOW, WAITS)
+    for _ in range(3):
+        run.look()
+    assert [(one.rank, one.act) for one in run.kept[1:]] == [(1, "move")]
+    assert run.said == [run.kept[1].because]
+    assert run.said[0].startswith("rank 1 on n1 (gpu-thermal-throttle): staying costs 200 ms a step x ")
+    assert [(one.kind, (one.facts or {})["rank"], (one.facts or {})["node"]) for one in run.asked] == [("migrate", 1, "n1")]
+
+
+def test_a_fault_of_the_network_counts_what_all_wait_longer() -> None:
+    """Nobody's own work is slow; communication takes longer than it did."""
+    run = TheRun()
+    run.ranks.note(NARROW)
+    run.paces = paces(WAITS, WAITS, WAITS)
+    run.look()
+    assert run.kept[0].because.startswith("rank 1 on n1 (ib-rate-low): ")
+    assert run.kept[0].record["lost"] == pytest.approx(0.2)
+    assert (run.kept[0].act, len(run.asked)) == ("move", 1)
+
+
+def test_nothing_is_weighed_while_a_move_is_in_work_or_of_nodes_that_left() -> None:
+    """A move may cure more than one; who is gone holds nobody up."""
+    run = TheRun()
+    run.ranks.note(HOT)
+    run.paces = paces(WAITS, SLOW, WAITS)
+    run.requests.moves = ("one",)
+    run.look()
+    assert run.kept == []
+    run.requests.moves, run.members = (), ("n0", "n2", "n3")
+    run.look()
+    run.members = ("n0", "n1", "n2")
+    run.look()
+    assert run.kept == []
+
+
+def test_a_slow_rank_is_weighed_again_and_told_when_the_answer_changes() -> None:
+    """`tell` says so once; with less left to do a move stops paying."""
+    run = TheRun()
+    run.paces = paces(WAITS, SLOW, WAITS)
+    run.board.until = lambda: 200
+    seen = Fault(kind="straggler-gpu", at=1.0, node="n1", rank=1, quote="slow", signature="slow")
+    run.ranks.weigh(seen)
+    run.look(steps=0)
+    assert [one.act for one in run.kept] == ["stay"]
+    run.board.until = lambda: 100_000
+    run.look(steps=0)
+    assert [one.act for one in run.kept] == ["stay", "move"]
+    assert len(run.asked) == 1
