@@ -83,7 +83,8 @@ class Inner:
         farewell = threading.Thread(target=backends.clear, name="holdfast-farewell", daemon=True)
         farewell.start()
         del backends
-        farewell.join(FAREWELL_SECONDS)
+        if not self.waits.left:
+            farewell.join(FAREWELL_SECONDS)
         self.waits.end()
         for one in self.sockets:
             one.close()

@@ -28,6 +28,8 @@ class Waits:
     def __init__(self) -> None:
         self.over = False
         """The group was cut, and nothing that it had in work can come to an end, or touch a tensor, any more."""
+        self.left = False
+        """Something was given up that gloo still waits for."""
         self._open: set[Callable[[], None]] = set()
         self._lock = threading.Lock()
 
@@ -48,6 +50,7 @@ class Waits:
         """End all waits, those of the future too."""
         with self._lock:
             self.over, ends = True, list(self._open)
+            self.left = self.left or bool(ends)
             self._open.clear()
         for end in ends:
             end()
@@ -61,6 +64,7 @@ class Waits:
             except RuntimeError:
                 if not work.is_completed():
                     if self.over:
+                        self.left = True
                         return False
                     if deadline is None or time.monotonic() < deadline:
                         continue
