@@ -72,7 +72,7 @@ def _known(view: NodeView, held: Mapping[str, Node], move: NodeMove | None, told
 def views_of(cluster: Cluster) -> list[NodeView]:
     """Return the nodes as they are seen now; those that no job runs on yet are only named."""
     if cluster.kind == "ssh":
-        return [NodeView(name=host.name, standing=NOTHING, agent=NOTHING) for host in cluster.hosts]
+        return [NodeView(name=host.name, standing=NOTHING, agent=NOTHING) for host in cluster.machines]
     return open_cluster(cluster).survey()
 
 

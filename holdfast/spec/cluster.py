@@ -16,6 +16,7 @@ from holdfast.spec.burn_in import BurnInSettings
 from holdfast.spec.durations import Duration, PositiveDuration, lasting
 from holdfast.spec.job import NAME, FilledText, Part
 from holdfast.spec.planned import Maintenance, Notice
+from holdfast.spec.ranges import names_in
 from policies.holds import Rules
 from policies.windows import Window
 
@@ -34,10 +35,31 @@ def _spelled(pattern: str, cure: str) -> AfterValidator:
     return AfterValidator(checked)
 
 
-NodeName = Annotated[
-    str, _spelled(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", "Use letters, digits, dots and dashes, e.g. 'gpu-17.example.org'")
+def _of_names(text: str) -> str:
+    for name in names_in(text):
+        if not re.fullmatch(_NAME, name):
+            context = {"shown": repr(text)[:80], "name": repr(name)[:80], "cure": "Have it begin and end with a letter or a digit"}
+            raise PydanticCustomError("spelling", "{shown} stands for {name}, which is no name", context)
+    return text
+
+
+_NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"
+NodeNames = Annotated[
+    str,
+    _spelled(
+        _NAME + r"|[A-Za-z0-9._-]{0,200}\[[0-9,-]{1,200}\][A-Za-z0-9._-]{0,200}",
+        "Use letters, digits, dots and dashes, e.g. 'gpu-17.example.org', or a range such as 'gpu[001-128]'",
+    ),
+    AfterValidator(_of_names),
 ]
 Address = Annotated[str, _spelled(r"[A-Za-z0-9:][A-Za-z0-9:._%-]{0,253}", "Write the name or the address of a machine, and nothing else")]
+Addresses = Annotated[
+    str,
+    _spelled(
+        r"[A-Za-z0-9:][A-Za-z0-9:._%-]{0,253}|[A-Za-z0-9:][A-Za-z0-9:._%-]{0,200}\[[0-9,-]{1,200}\][A-Za-z0-9:._%-]{0,200}",
+        "Write the name or the address of a machine, or a range such as '10.0.3.[1-16]', and nothing else",
+    ),
+]
 Login = Annotated[str, _spelled(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,254}[$]?", "Write the name of an account")]
 Program = Annotated[
     str, _spelled(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]{0,254}", "Write a name or a path of letters, digits and `_ . / + -`: a shell reads it")
@@ -94,11 +116,14 @@ class Quarantine(Part):
         )
 
 
+def _contradiction(field: str, reason: str, cure: str) -> PydanticCustomError:
+    return PydanticCustomError("contradiction", "{field}: {reason}. {cure}", {"field": field, "reason": reason, "cure": cure})
+
+
 def _check_plan(plan: Sequence[Maintenance], names: Sequence[str], domains: Mapping[str, str]) -> None:
     for number, one in enumerate(plan):
         for field, reason, cure in one.problems(names, domains):
-            context = {"field": f"maintenance[{number}].{field}", "reason": reason, "cure": cure}
-            raise PydanticCustomError("contradiction", "{field}: {reason}. {cure}", context)
+            raise _contradiction(f"maintenance[{number}].{field}", reason, cure)
 
 
 class LocalCluster(Part):
@@ -126,8 +151,7 @@ class LocalCluster(Part):
         for node in self.domains:
             if node not in known:
                 reason = f"there is no node '{node[:80]}' in a cluster of {self.nodes}"
-                context = {"field": f"domains.{node[:80]}", "reason": reason, "cure": f"Name one of {known[0]} to {known[-1]}"}
-                raise PydanticCustomError("contradiction", "{field}: {reason}. {cure}", context)
+                raise _contradiction(f"domains.{node[:80]}", reason, f"Name one of {known[0]} to {known[-1]}")
         return self
 
     @model_validator(mode="after")
@@ -183,14 +207,34 @@ Way = Annotated[list[Annotated[SshHop, BeforeValidator(_of_hop)]], BeforeValidat
 
 
 class SshHost(Part):
-    """A node that is reached by SSH. A name alone is short for its fields."""
+    """A node that is reached by SSH, or several alike. A name alone is short for its fields."""
 
-    name: NodeName = Field(description="Name of the node.")
-    address: Address | None = Field(default=None, description="Name or address under which it is reached; empty: its name.")
+    name: NodeNames = Field(description="Name of the node; a range (`gpu[001-128]`, `gpu-[1-4,7]`) stands for as many nodes.")
+    address: Addresses | None = Field(
+        default=None, description="Name or address under which it is reached, or a range of as many; empty: its name."
+    )
     port: Port | None = Field(default=None, description="Port that its SSH server listens on; empty: the cluster's.")
     user: Login | None = Field(default=None, description="Who logs in; empty: the cluster's.")
     key: FilledText | None = Field(default=None, description="File of the private key; empty: the cluster's.")
     jump: Way | None = Field(default=None, description="Machines to go through, first to last; empty: the cluster's; `[]`: none.")
+    domain: FilledText | None = Field(default=None, description="Its failure domain, e.g. `rack-a`: what `maintenance` may name.")
+
+    @model_validator(mode="after")
+    def _has_an_address_for_each(self) -> Self:
+        names, addresses = names_in(self.name), names_in(self.address or "")
+        if len(addresses) not in {1, len(names)}:
+            cure = "Write a range of as many, or one address and each host by itself with a port of its own"
+            raise _contradiction("address", f"{len(addresses)} addresses for {len(names)} names", cure)
+        return self
+
+    def each(self) -> list[Self]:
+        """Return the nodes that it stands for."""
+        names = names_in(self.name)
+        if names == [self.name]:
+            return [self]
+        addresses = names_in(self.address) if self.address is not None else [None]
+        addresses *= len(names) // len(addresses)
+        return [self.model_copy(update={"name": name, "address": one}) for name, one in zip(names, addresses, strict=True)]
 
 
 class SshCluster(Part):
@@ -199,7 +243,7 @@ class SshCluster(Part):
     kind: Literal["ssh"] = Field(description="Where the nodes come from; `ssh`: machines that one can log in to.")
     name: Annotated[str, Field(pattern=NAME)] = Field(default="ssh", description="Name of the cluster: small letters, digits and dashes.")
     hosts: Annotated[list[Annotated[SshHost, BeforeValidator(_of_host)]], Field(min_length=1)] = Field(
-        description="The nodes: a name each, or fields."
+        description="The nodes: a name, a range of names (`gpu[001-128]`), or fields."
     )
     port: Port = Field(default=22, description="Port that the nodes' SSH servers listen on.")
     user: Login | None = Field(default=None, description="Who logs in; empty: who runs Holdfast.")
@@ -208,7 +252,8 @@ class SshCluster(Part):
     )
     known_hosts: FilledText | None = Field(
         default=None,
-        description="File of the nodes' and jump hosts' keys, as OpenSSH writes it; empty: `~/.ssh/known_hosts`. Never written.",
+        description="File of the nodes' and jump hosts' keys, as OpenSSH writes it; empty: `~/.ssh/known_hosts`. Only "
+        "`holdfast nodes trust` writes to it.",
     )
     jump: Way = Field(default=[], description="Machines to go through, first to last: `user@host:port`, or fields.")
     python: Program = Field(default="python3", description="Interpreter on the nodes, 3.10 or newer: a name or a path.")
@@ -221,39 +266,47 @@ class SshCluster(Part):
     notice: Notice = Field(default=Notice(), description="Where nodes are told that they will be taken away.")
 
     @property
+    def machines(self) -> list[SshHost]:
+        """Return the nodes one by one."""
+        return [one for host in self.hosts for one in host.each()]
+
+    @property
     def names(self) -> list[str]:
         """Return the names of all nodes."""
-        return [host.name for host in self.hosts]
+        return [host.name for host in self.machines]
+
+    @property
+    def domains(self) -> dict[str, str]:
+        """Return the failure domain of each node that has one."""
+        return {host.name: host.domain for host in self.machines if host.domain is not None}
 
     @property
     def windows(self) -> tuple[Window, ...]:
         """Return the maintenance windows, each with its nodes."""
-        return tuple(one.window(self.names, {}) for one in self.maintenance)
+        return tuple(one.window(self.names, self.domains) for one in self.maintenance)
 
     @model_validator(mode="after")
     def _closes_nodes_that_there_are(self) -> Self:
-        _check_plan(self.maintenance, self.names, {})
+        _check_plan(self.maintenance, self.names, self.domains)
         return self
 
     @model_validator(mode="after")
     def _names_each_node_once(self) -> Self:
-        for name, times in Counter(host.name for host in self.hosts).items():
+        for name, times in Counter(self.names).items():
             if times > 1:
-                context = {"field": "hosts", "reason": f"{times} hosts are called '{name}'", "cure": "Give each a name of its own"}
-                raise PydanticCustomError("contradiction", "{field}: {reason}. {cure}", context)
+                raise _contradiction("hosts", f"{times} hosts are called '{name}'", "Give each a name of its own")
         return self
 
     @model_validator(mode="after")
     def _names_each_machine_once(self) -> Self:
         """Refuse one machine under two names: its faults would count twice, and a job could be given it twice."""
         first: dict[tuple[object, ...], str] = {}
-        for host in self.hosts:
+        for host in self.machines:
             way = tuple((hop.address, hop.port) for hop in (self.jump if host.jump is None else host.jump))
             machine = (host.address or host.name, host.port or self.port, way)
             if (other := first.setdefault(machine, host.name)) != host.name:
                 reason = f"'{other}' and '{host.name}' are one machine, {machine[0]} port {machine[1]}"
-                context = {"field": "hosts", "reason": reason, "cure": "Remove one, or mend its address or port"}
-                raise PydanticCustomError("contradiction", "{field}: {reason}. {cure}", context)
+                raise _contradiction("hosts", reason, "Remove one, or mend its address or port")
         return self
 
 

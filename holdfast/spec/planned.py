@@ -13,25 +13,10 @@ from pydantic_core import PydanticCustomError
 
 from holdfast.spec.durations import PositiveDuration, lasting
 from holdfast.spec.job import FilledText, Part
+from holdfast.spec.ranges import names_in
 from policies.windows import Window
 
-MOST: Final = 10_000
-"""Nodes that one range may name: a larger one is a slip of the hand."""
-_RANGE: Final = re.compile(r"(?P<before>[^\[\]]*)\[(?P<first>\d{1,9})-(?P<last>\d{1,9})\](?P<after>[^\[\]]*)")
 _WHEN: Final = 'Write a date and a time, e.g. "2026-12-01 22:00", with a zone (`+01:00`) if it is not that of this machine'
-
-
-def names_in(text: str) -> list[str]:
-    """Return the names that *text* stands for: itself, or those of a range (`gpu-[01-16]`), with as many digits as its first has."""
-    found = _RANGE.fullmatch(text)
-    if found is None:
-        return [text]
-    first, last = int(found["first"]), int(found["last"])
-    if not first <= last < first + MOST:
-        cure = f"Write it upwards, with at most {MOST:,} nodes, e.g. `node-[0-15]`"
-        raise PydanticCustomError("range", "{shown} is no range of nodes", {"shown": repr(text)[:80], "cure": cure})
-    width = len(found["first"])
-    return [f"{found['before']}{number:0{width}}{found['after']}" for number in range(first, last + 1)]
 
 
 def _checked(text: str) -> str:

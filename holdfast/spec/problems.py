@@ -77,7 +77,8 @@ def nearest(word: str, known: Iterator[str] | list[str]) -> str:
 def _problem(details: ErrorDetails, model: type[BaseModel]) -> Problem:
     path, kind, context = path_of(details), details["type"], details.get("ctx", {})
     if kind == "contradiction":
-        return Problem(field=context["field"], reason=context["reason"], cure=context["cure"])
+        field = f"{dotted(path)}.{context['field']}" if path else context["field"]
+        return Problem(field=field, reason=context["reason"], cure=context["cure"])
     if kind == "extra_forbidden":
         return _unknown_field(path, model)
     return Problem(field=dotted(path), reason=_reason(details), cure=_cure(path, kind, context))

@@ -40,7 +40,7 @@ class Target:
 def targets_of(cluster: SshCluster, own_name: Callable[[], str]) -> list[Target]:
     """Return the nodes of *cluster* in its order; *own_name* is asked for who logs in where nobody is named."""
     found = []
-    for host in cluster.hosts:
+    for host in cluster.machines:
         user, key = host.user or cluster.user or own_name(), host.key or cluster.key
         door = Door(address=host.address or host.name, port=host.port or cluster.port, user=user, key=key)
         hops = cluster.jump if host.jump is None else host.jump

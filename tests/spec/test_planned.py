@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import BadFile
 from holdfast.spec import LocalCluster, cluster_of, load_cluster
-from holdfast.spec.planned import names_in
+from holdfast.spec.ranges import names_in
 
 PLAN = """
 nodes: 12

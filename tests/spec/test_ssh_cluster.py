@@ -57,6 +57,17 @@ def test_a_jump_host_may_be_written_short(tmp_path: Path, short: str, hop: dict[
         ("hosts: [a b]\n", "hosts[0].name", "cannot stand here"),
         ("hosts: ['-oProxyCommand=x']\n", "hosts[0].name", "cannot stand here"),
         ("hosts: [{name: a, adress: b}]\n", "hosts[0].adress", "Did you mean 'address'?"),
+        ("hosts: ['gpu[9-1]']\n", "hosts[0].name", "is no range of nodes"),
+        ("hosts: ['gpu[1-3]', gpu2]\n", "hosts", "2 hosts are called 'gpu2'"),
+        ("hosts: ['-gpu[1-3]']\n", "hosts[0].name", "'-gpu1', which is no name"),
+        ("hosts: [{name: 'gpu[1-3]', address: '10.0.0.[1-2]'}]\n", "hosts[0].address", "2 addresses for 3 names"),
+        ("hosts: [{name: 'gpu[1-3]', address: gate}]\n", "hosts", "are one machine, gate port 22"),
+        ("hosts: ['gpu[1-3]', {name: a, adress: b}]\n", "hosts[1].adress", "Did you mean 'address'?"),
+        (
+            "hosts: [{name: a, domain: r1}]\nmaintenance: [{domains: [r2], begins: 2026-12-01 22:00}]\n",
+            "maintenance[0].domains",
+            "Name one of r1",
+        ),
         ("hosts: [a]\nport: 0\n", "port", "not greater"),
         ("hosts: [a]\nuser: 'a b'\n", "user", "account"),
         ("hosts: [a]\npython: python3 -c x\n", "python", "a shell reads it"),
@@ -71,6 +82,20 @@ def test_a_slip_is_told_with_its_place_and_cure(tmp_path: Path, text: str, field
         cluster(tmp_path, text)
     told = {problem.field: str(problem) for problem in refused.value.problems}
     assert words in told[field]
+
+
+def test_a_range_stands_for_as_many_nodes(tmp_path: Path) -> None:
+    """As Slurm writes them; each with its address, and all with what is said of the range."""
+    text = """
+hosts: ["gpu[008-010]", {name: "cpu-[1,3-4].lab", address: "10.0.3.[7-9]", port: 2222, domain: rack-b}, alone]
+maintenance: [{domains: [rack-b], begins: 2026-12-01 22:00}, {nodes: ["gpu[008-009]"], begins: 2026-12-02 22:00}]
+"""
+    made = cluster(tmp_path, text)
+    assert made.names == ["gpu008", "gpu009", "gpu010", "cpu-1.lab", "cpu-3.lab", "cpu-4.lab", "alone"]
+    doors = {one.node: (one.door.address, one.door.port) for one in targets_of(made, lambda: "runner")}
+    assert (doors["gpu010"], doors["cpu-3.lab"], doors["alone"]) == (("gpu010", 22), ("10.0.3.8", 2222), ("alone", 22))
+    assert [sorted(one.nodes) for one in made.windows] == [["cpu-1.lab", "cpu-3.lab", "cpu-4.lab"], ["gpu008", "gpu009"]]
+    assert cluster_of(made.model_dump(mode="json")) == made
 
 
 def test_kinds_are_told_apart(tmp_path: Path) -> None:
