@@ -230,7 +230,7 @@ def _inject(chaos: Chaos, acts: list[Act]) -> None:
         acts.append(Act(at=at, text=f"power off {node}, which holds rank 0"))
 
     for step, act in ((12, kill), (24, stop), (36, power_off)):
-        chaos.at_step(step, act, parked=2, seconds=60.0)
+        chaos.at_step(step, act, parked=2, seconds=180.0)
 
 
 # -- the proof ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from holdfast.leftovers import leftovers, vaults
 from tests.leftovers import memory
 from tests.waiting import wait_until
 
-INTEGRATION_SECONDS = 120
+INTEGRATION_SECONDS = 300
 INTEGRATION = Path(__file__).parent / "integration"
 
 

@@ -115,15 +115,22 @@ class Writer:
 
     def begin(self, step: int, data: bytes, *, lineage: int = 1) -> Label:
         """Begin a snapshot; of the slots that nobody reads the one with the oldest step is taken."""
+        self.data, self.label = data, label_of(step, data, rank=self.rank, lineage=lineage)
+        wait_until(self._begun, seconds=SECONDS, explain="no slot became free")
+        self.node.ring()
+        return self.label
+
+    def _begun(self) -> bool:
+        """Begin in a slot; a reader may come to it in the very moment between the look and the first byte."""
         free = [slot for slot in self.slots if not slot.busy()]
         self.busy_seen += len(self.slots) - len(free)
         ages = {path.name: label.step for path, label in vault.labels(self.node.vault).items()}
-        self.slot = min(free, key=lambda slot: ages.get(slot.path.name, -1))
-        self.data = data
-        self.label = label_of(step, data, rank=self.rank, lineage=lineage)
-        self.slot.begin(self.label)
-        self.node.ring()
-        return self.label
+        for slot in sorted(free, key=lambda slot: ages.get(slot.path.name, -1)):
+            with suppress(BlockingIOError):
+                slot.begin(self.label)
+                self.slot = slot
+                return True
+        return False
 
     def write(self, begin: int, end: int) -> None:
         """Let some bytes come to be there."""

@@ -170,7 +170,6 @@ def test_a_power_cut_takes_the_memory(tmp_path: Path) -> None:
     assert not any(place.exists() for place in places)
 
 
-@pytest.mark.timeout(60)
 def test_room_is_what_is_free_and_what_is_taken_already(tmp_path: Path) -> None:
     """A vault that is full must not look as if there were no room for it."""
     place = vault.root() / "one"

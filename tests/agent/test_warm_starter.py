@@ -286,7 +286,6 @@ def torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Torch]:
     node.end()
 
 
-@pytest.mark.timeout(60)
 def test_random_numbers_differ_between_forks_as_between_interpreters(torch: Torch) -> None:
     """Each library's own stream; a seed set by the script gives the same numbers everywhere."""
     code = """
@@ -302,7 +301,6 @@ print(json.dumps([free, [random.random(), float(numpy.random.rand()), float(torc
     assert all(seeded == [0.13436424411240122, 0.417022004702574, 0.7576315999031067] for _, seeded in seen)
 
 
-@pytest.mark.timeout(60)
 def test_threads_loaders_and_forks_work_in_a_fork(torch: Torch) -> None:
     """The starter has run no thread and no operator, so nothing of theirs is left half-way."""
     code = """
@@ -325,7 +323,6 @@ if __name__ == "__main__":
     assert torch.run(code) == ["[1000000.0] True 3 True"]
 
 
-@pytest.mark.timeout(60)
 def test_forks_train_together(torch: Torch) -> None:
     """The variables of torchrun are all that a script needs."""
     code = """
@@ -341,7 +338,6 @@ dist.destroy_process_group()
     assert said == ["2 [3.0, 3.0, 3.0]"] * 2
 
 
-@pytest.mark.timeout(60)
 def test_what_a_killed_worker_printed_is_there(torch: Torch) -> None:
     """Nothing waits in a buffer."""
     generation = next(torch._numbers)

@@ -35,8 +35,6 @@ from tests.runtime.kept import STEP, Made, make, reseal
 from tests.runtime.ranks import Ranks
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Made:

@@ -8,7 +8,7 @@ import torch
 from detectors.trials import Mark
 from holdfast.burn_in.checks import matrix
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
 
 def test_sound_gpus_pass() -> None:

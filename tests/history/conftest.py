@@ -11,18 +11,6 @@ from holdfast.history import History
 from tests.history.children import Child
 from tests.history.postgres_server import MISSING, PostgresServer, programs
 
-HERE = Path(__file__).parent
-SECONDS = 90
-"""A test with processes of its own may take so long on a busy machine."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give more time to tests that start processes."""
-    for item in items:
-        names = getattr(item, "fixturenames", ())
-        if item.path.is_relative_to(HERE) and {"child", "postgres", "history_url"} & {*names}:
-            item.add_marker(pytest.mark.timeout(SECONDS))
-
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:

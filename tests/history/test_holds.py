@@ -77,7 +77,7 @@ class WardsOnRecord(Wards):
 
 
 WardsOnRecord.TestCase.settings = settings(max_examples=5, stateful_step_count=20, deadline=None)
-TestWardsOnRecord = pytest.mark.timeout(90)(WardsOnRecord.TestCase)
+TestWardsOnRecord = WardsOnRecord.TestCase
 
 
 def test_a_hold_is_kept_with_all_that_belongs_to_it(history: History) -> None:

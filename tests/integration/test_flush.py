@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -61,7 +60,6 @@ def _comm_of(pid: int) -> str:
         return ""
 
 
-@pytest.mark.timeout(240)  # two runs of an example
 def test_shards_become_checkpoints_that_plain_torch_reads_and_a_run_goes_on_from(stage: Stage) -> None:
     """Written by nobody who trains; going on from one leads to the same parameters, to the bit."""
     place = stage.home / "result.json"

@@ -143,7 +143,6 @@ def on_record(play: Play) -> Snapshots | None:
     return row if row is not None and row.generation > 1 and row.replica_step is not None else None
 
 
-@pytest.mark.timeout(240)
 def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Shards that lived on the lost node alone come from their replica; what all processes held comes from the memory of their nodes."""
     play = gated(stage, "broken", 21)
@@ -191,7 +190,6 @@ def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage, alon
     assert json.loads(undisturbed.read_text()) == result(stage, "broken")
 
 
-@pytest.mark.timeout(240)  # two recoveries, of the last everything is new
 def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """A node is lost together with the one that has its replica, then all nodes that hold anything: each time to the newest checkpoint."""
     stage.widen(RACKS)
@@ -228,7 +226,6 @@ def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: d
     assert stage.kept() == []
 
 
-@pytest.mark.timeout(240)
 def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Training goes on as if nothing had been; soon the node that lost its replica can be lost itself, for a step at most."""
     stage.widen(RACKS)
@@ -258,7 +255,6 @@ def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, undisturbed: 
     assert stage.kept() == []
 
 
-@pytest.mark.timeout(240)
 def test_replicas_that_lag_cost_steps_and_not_the_job(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Snapshots wait for them, so that those who live still have the step that is the newest replica of the lost node."""
     memory = {**ALWAYS["memory"], "bandwidth": "200KB"}

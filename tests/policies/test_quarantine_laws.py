@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -276,7 +275,7 @@ class Wards(RuleBasedStateMachine):
 
 
 Wards.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-TestWards = pytest.mark.timeout(90)(Wards.TestCase)
+TestWards = Wards.TestCase
 
 
 def test_a_node_is_never_changed_in_place() -> None:

@@ -44,7 +44,6 @@ def test_recorded_schedules_are_recognised(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(90)  # two processes import torch
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_a_live_pipeline_is_recognised(schedule: str) -> None:
     """Two processes over gloo, with the torch that is installed."""

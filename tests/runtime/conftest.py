@@ -11,15 +11,6 @@ from tests.runtime.agent_double import AgentDouble
 from tests.runtime.flow_double import UNTIL, Ended, FlowDouble, Job, Workers, undisturbed
 from tests.runtime.ranks import Ranks
 
-REAL_RANKS_SECONDS = 90
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests with real ranks the time that several interpreters on few cores may take."""
-    for item in items:
-        if {"ranks", "workers", "job"} & set(getattr(item, "fixturenames", ())) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(REAL_RANKS_SECONDS))
-
 
 @pytest.fixture(scope="session")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:

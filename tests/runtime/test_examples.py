@@ -44,7 +44,6 @@ def test_a_killed_demo_ends_with_the_parameters_of_an_undisturbed_one(ranks: Ran
     assert result(tmp_path / "b.json") == result(tmp_path / "a.json")
 
 
-@pytest.mark.timeout(90)
 def test_the_demo_runs_under_plain_python(tmp_path: Path) -> None:
     """No agent, no ranks, no checkpoint directory: it trains, and leaves nothing but what it was asked for."""
     command = [sys.executable, str(EXAMPLES / "byte_gpt.py"), "--steps", "3", *SMALL, "--result", str(tmp_path / "r.json")]
@@ -55,7 +54,6 @@ def test_the_demo_runs_under_plain_python(tmp_path: Path) -> None:
     assert result(tmp_path / "r.json")["steps"] == 3
 
 
-@pytest.mark.timeout(90)
 def test_a_script_of_ones_own_resumes_in_its_own_way_under_torchrun(tmp_path: Path) -> None:
     """It knows nothing of Holdfast; its second run goes on after the first."""
 

@@ -274,7 +274,6 @@ def test_a_place_that_may_not_be_written_is_told_as_that(tmp_path: Path) -> None
     assert "Not a directory" in told.troubles[0][1]
 
 
-@pytest.mark.timeout(90)
 def test_a_flusher_killed_anywhere_leaves_whole_checkpoints_alone(tmp_path: Path) -> None:
     """At every file that it opens, renames or removes in turn: what stood stands, and the next flusher ends what this one began."""
     (trainer,) = trained(tmp_path, [Place(0, 1, "net")])

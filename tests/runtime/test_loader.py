@@ -110,7 +110,6 @@ def kept(loader: holdfast.Loader) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.timeout(60)  # a spawned worker imports torch
 @pytest.mark.parametrize(("name", "before"), CASES)
 def test_a_resumed_loader_goes_on_as_an_undisturbed_one(name: str, before: int) -> None:
     """Order, noise and the generators themselves are the same, inside an epoch, at its end, and in the second."""
