@@ -50,7 +50,7 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory, nothing_left_
     """Fail the run when a process that a test started outlives all tests."""
     yield
     base = tmp_path_factory.getbasetemp()
-    wait_until(lambda: not leftovers(base), seconds=10, explain=lambda: "Left running:\n" + "\n".join(leftovers(base)))
+    wait_until(lambda: not leftovers(base), seconds=60, explain=lambda: "Left running:\n" + "\n".join(leftovers(base)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 
 ROOT: Final = Path(__file__).parents[2]
 TOKEN: Final = "the job's secret"
-SECONDS: Final = 15.0
+SECONDS: Final = 60.0
 
 
 class MemoryNode:

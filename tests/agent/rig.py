@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 KEPT: Final = ("HOLDFAST_VAULTS", "HOLDFAST_KERNEL_LOG")
 
 ROOT: Final = Path(__file__).parents[2]
-SECONDS: Final = 15.0
+SECONDS: Final = 60.0
 
 SPEAKING: Final = """
 import json, os, signal, socket, subprocess, sys, time

@@ -82,7 +82,7 @@ print(json.dumps(ask(step=2)), flush=True)
     flow.start(1)
     assert flow.wait("worker.stepped")["step"] == 1
     assert flow.exited()["signal"] == signal.SIGKILL
-    wait_until(lambda: node.output().count("\n") > 2, seconds=10)
+    wait_until(lambda: node.output().count("\n") > 2, seconds=60)
     before, after = map(json.loads, node.output().splitlines()[1:])
     assert (before["ok"], after["ok"]) == (True, False)
     assert after["why"] == "this process is no worker of the current generation"
@@ -187,7 +187,7 @@ time.sleep(600)
     assert 50 <= age < 100
     assert told["step"] == 9
     assert told["replica"] is None
-    wait_until(lambda: "field 'step' must be a whole number of at least 0, but it is '-1'" in node.log.read_text(), seconds=10)
+    wait_until(lambda: "field 'step' must be a whole number of at least 0, but it is '-1'" in node.log.read_text(), seconds=60)
     assert not any("snapshot" in json.dumps(event) for event in flow.events)
 
 

@@ -127,7 +127,7 @@ def test_an_agent_is_deaf_to_a_callers_ignored_and_blocked_signals(unborn: Node)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), NODE_MARK: mark_of(unborn.folder)}
     arguments = ["--directory", str(unborn.folder), "--node", "node"]
     unborn.guardian = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
-    wait_until((unborn.folder / "agent.json").exists, seconds=10)
+    wait_until((unborn.folder / "agent.json").exists, seconds=60)
     with unborn.flow().attach(0) as flow:
         flow.prepare(unborn, [sys.executable, unborn.script("import signal; signal.raise_signal(signal.SIGHUP)")])
         flow.start(1)

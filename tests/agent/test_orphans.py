@@ -98,7 +98,7 @@ def test_a_sentinel_that_is_killed_is_replaced(node: Node, flow: Flow) -> None:
     for _ in range(3):
         before = node.sentinel
         os.kill(before, signal.SIGKILL)
-        wait_until(lambda: node.sentinel != before, seconds=10)  # noqa: B023 (at once)
+        wait_until(lambda: node.sentinel != before, seconds=60)  # noqa: B023 (at once)
     flow.ok("ping")
     carry_out(node, ("kill agent", "kill guardian"))
     node.wait_until_empty()
@@ -109,7 +109,7 @@ def test_a_guardian_that_stands_still_does_not_save_the_orphans(node: Node, flow
     """The sentinel needs nobody."""
     pids = family(node, flow)
     carry_out(node, ("stop guardian", "kill agent"))
-    wait_until(lambda: not [pid for pid in pids if is_alive(pid, None)], seconds=10)
+    wait_until(lambda: not [pid for pid in pids if is_alive(pid, None)], seconds=60)
     os.kill(node.guardian_pid, signal.SIGCONT)
     node.ended()
     node.wait_until_empty()
@@ -148,7 +148,7 @@ subprocess.Popen([sys.executable, "-c", code], env={}, start_new_session=True)
     flow.prepare(node, [sys.executable, node.script(code)])
     flow.start(1)
     flow.exited()
-    pid = int(wait_until(lambda: node.output().splitlines()[1:], seconds=10)[0])
+    pid = int(wait_until(lambda: node.output().splitlines()[1:], seconds=60)[0])
     assert is_alive(pid, None)
     carry_out(node, ("kill agent",))
     node.ended()
@@ -161,7 +161,7 @@ def test_what_outlives_agent_guardian_and_sentinel_is_found_by_its_mark(node: No
     os.kill(node.guardian_pid, signal.SIGSTOP)
     carry_out(node, ("kill sentinel", "kill agent", "kill guardian"))
     node.ended()
-    wait_until(lambda: not is_alive(flow.pid(0), None) and not is_alive(flow.pid(1), None), seconds=10)
+    wait_until(lambda: not is_alive(flow.pid(0), None) and not is_alive(flow.pid(1), None), seconds=60)
     assert [pid for pid in pids if is_alive(pid, None)], "the forks are there still"
     successor = Node(tmp_path).begin()
     assert successor.said["ready"]

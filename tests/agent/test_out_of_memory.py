@@ -140,7 +140,7 @@ def small_memory(tmp_path: Path) -> Iterator[Path]:
     group.mkdir()
     (group / groups[1]).write_text(str(64 << 20))
     yield group
-    wait_until(lambda: removed(group), seconds=10)
+    wait_until(lambda: removed(group), seconds=60)
 
 
 def removed(group: Path) -> bool:

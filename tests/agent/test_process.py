@@ -34,10 +34,10 @@ def test_a_process_is_known_by_pid_and_start(child: subprocess.Popen[bytes]) -> 
     assert is_alive(child.pid, None)
     assert not is_alive(child.pid, started - 1)
     assert parent_of(child.pid) == os.getpid()
-    wait_until(lambda: state_of(child.pid) == "S", seconds=10)
+    wait_until(lambda: state_of(child.pid) == "S", seconds=60)
     assert isinstance(wait_of(child.pid), str)
     child.kill()
-    wait_until(lambda: state_of(child.pid) == "Z", seconds=10)
+    wait_until(lambda: state_of(child.pid) == "Z", seconds=60)
     assert not is_alive(child.pid, started), "a zombie does not live"
     child.wait()
     assert (state_of(child.pid), started_at(child.pid), parent_of(child.pid), wait_of(child.pid)) == ("?", None, None, "")
@@ -75,7 +75,7 @@ def test_signals_to_what_is_gone_are_no_error(child: subprocess.Popen[bytes]) ->
 
 def test_a_sweep_takes_what_carries_the_very_mark(child: subprocess.Popen[bytes]) -> None:
     """Not one whose value only begins like it."""
-    wait_until(lambda: child.pid in marked("A_MARK", "here"), seconds=10)
+    wait_until(lambda: child.pid in marked("A_MARK", "here"), seconds=60)
     assert sweep("A_MARK", "her") == sweep("A_MARK", "") == sweep("MARK", "here") == []
     assert sweep("A_MARK", "here", spare=lambda pid: pid == child.pid, seconds=0.1) == []
     assert sweep("A_MARK", "here") == [child.pid]

@@ -234,14 +234,14 @@ def test_a_regroup_that_lacks_anybody_changes_nothing(team: Team) -> None:
         (2, [from_standby(0, 1), from_standby(1, 1)], "names each rank and each standby once"),
         (2, [{"rank": 0, "from": "afar"}], "must be one of kept, standby, fresh"),
     )
-    wait_until(lambda: not is_alive(team.flow.pid(1), None), seconds=10)
+    wait_until(lambda: not is_alive(team.flow.pid(1), None), seconds=60)
     for generation, workers, why in cases:
         refused = team.regroup(generation, *workers)
         assert (refused["ok"], why in refused["why"]) == (False, True), refused
     standby = int(team.flow.wait("standby.started", id=1)["pid"])
     os.kill(standby, signal.SIGSTOP)
-    wait_until(lambda: state_of(standby) == "T", seconds=10)
-    wait_until(lambda: "stands still" in team.regroup(2, kept(0), from_standby(1, 1))["why"], seconds=10)
+    wait_until(lambda: state_of(standby) == "T", seconds=60)
+    wait_until(lambda: "stands still" in team.regroup(2, kept(0), from_standby(1, 1))["why"], seconds=60)
     assert team.about()["generation"] == 1
     assert team.named("worker.kept") == []
     assert team.leave_to_commit(0)["ok"]

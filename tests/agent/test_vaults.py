@@ -40,7 +40,7 @@ def keeping(node: Node, flow: Flow, *, generation: int = 1, lease: float = 60.0)
     environment = {"HOLDFAST_TOKEN": "secret", "PYTHONPATH": str(Path(vault.__file__).parents[1]), "DONE": str(done)}
     flow.prepare(node, [sys.executable, node.script(KEEPER)], environment=environment, memory=MEMORY, lease=lease)
     flow.start(generation)
-    wait_until(done.exists, seconds=10, explain=node.output)
+    wait_until(done.exists, seconds=60, explain=node.output)
     return vault.vault_of(mark_of(node.folder), "job")
 
 

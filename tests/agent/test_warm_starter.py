@@ -28,7 +28,7 @@ QUIET = "import time; time.sleep(600)"
 
 def starter_of(node: Node) -> int:
     """Return the pid of the warm starter, when the agent has no other child."""
-    (pid,) = wait_until(lambda: children_of(node.agent), seconds=10)
+    (pid,) = wait_until(lambda: children_of(node.agent), seconds=60)
     return pid
 
 
@@ -165,7 +165,7 @@ def test_a_starter_that_stands_still_is_given_up(tmp_path: Path, monkeypatch: py
             return events
 
         try:
-            wait_until(told, seconds=10)
+            wait_until(told, seconds=60)
             assert nursery.starter_pid is not None
             os.kill(nursery.starter_pid, signal.SIGSTOP)
             nursery.begin(3, {}, tmp_path / "rank-3.log")
@@ -175,7 +175,7 @@ def test_a_starter_that_stands_still_is_given_up(tmp_path: Path, monkeypatch: py
             nursery.tick(due)
             assert list(born) == [3]
             assert events == ["starter.ready", "starter.gone"]
-            wait_until(lambda: told()[2:] == ["starter.ready"], seconds=10)
+            wait_until(lambda: told()[2:] == ["starter.ready"], seconds=60)
         finally:
             nursery.end()
             sweep(NODE_MARK, mark_of(tmp_path))

@@ -176,10 +176,10 @@ def test_what_a_node_runs_ends_with_who_asked(post: Post) -> None:
     assert runs(pid)
     post.begin("compute", seconds=600)
     children = Path(f"/proc/{pid}/task/{pid}/children")
-    wait_until(lambda: bool(children.read_text()), seconds=20)
+    wait_until(lambda: bool(children.read_text()), seconds=60)
     (child,) = map(int, children.read_text().split())
     post.close()
-    wait_until(lambda: not runs(pid) and not runs(child), seconds=20)
+    wait_until(lambda: not runs(pid) and not runs(child), seconds=60)
 
 
 def test_an_order_that_makes_no_sense_is_blind(post: Post) -> None:
@@ -195,7 +195,7 @@ def test_a_check_whose_process_is_killed_is_blind(post: Post) -> None:
     mark = post.begin("ticking", seconds=600)
     pid = post.facts["pid"]
     children = Path(f"/proc/{pid}/task/{pid}/children")
-    wait_until(lambda: bool(children.read_text()), seconds=20)
+    wait_until(lambda: bool(children.read_text()), seconds=60)
     os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
     (told,) = post.checks(mark, time.monotonic() + 20)
     assert (told.mark, told.words) == (Mark.BLIND, "its process ended by SIGKILL")

@@ -95,7 +95,7 @@ def test_evidence_is_folded_where_the_terminal_ends() -> None:
     program = f"from holdfast.cli.output import say_rows; say_rows(('NODE', 'VERDICT', 'EVIDENCE'), {rows}, coloured=1, last='folded')"
     with Terminal([sys.executable, "-c", f"import sys; sys.stdin.readline(); {program}"], environment(), columns=50) as terminal:
         terminal.type("\n")
-        wait_until(lambda: "w2" in terminal.text, seconds=20, explain=lambda: terminal.raw)
+        wait_until(lambda: "w2" in terminal.text, seconds=60, explain=lambda: terminal.raw)
         lines = [line.rstrip("\r") for line in terminal.text.strip().splitlines()]
     first = next(number for number, line in enumerate(lines) if line.startswith("w1"))
     assert all(len(line) <= 50 for line in lines)

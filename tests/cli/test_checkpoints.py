@@ -157,7 +157,7 @@ def test_a_person_reads_it_in_80_columns(here: Command, scene: Scene) -> None:
 def test_on_a_terminal_it_fits_too(scene: Scene) -> None:
     """Lines of the table are cut at its edge."""
     with Terminal([*PROGRAM, "checkpoints", "gpt"], environment(), columns=60) as terminal:
-        wait_until(lambda: terminal.status() is not None, seconds=20)
+        wait_until(lambda: terminal.status() is not None, seconds=60)
         assert terminal.status() == 0
         lines = ESCAPES.sub("", terminal.text).splitlines()
     assert max(len(line) for line in lines if line.startswith(("TIER", "disk", "memory "))) <= 60

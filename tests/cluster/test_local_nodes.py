@@ -20,7 +20,7 @@ from holdfast.process import NODE_MARK, is_alive, mark_of, marked
 from holdfast.spec import LocalCluster
 from tests.waiting import wait_until
 
-SECONDS = 10
+SECONDS = 60
 
 
 @pytest.fixture

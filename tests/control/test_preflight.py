@@ -63,7 +63,7 @@ def test_a_look_of_its_own_counts_as_well(history: History) -> None:
     """It takes place beside other work; an old one is repeated, a new one is not."""
     preflight = Preflight(CLUSTER, history)
     preflight.begin(["node-0"])
-    wait_until(lambda: len(preflight._told) == 4, seconds=20)
+    wait_until(lambda: len(preflight._told) == 4, seconds=60)
     assert preflight._told["node-0"].standing in {"ok", "degraded", "sick"}
     assert all(bool(preflight.against(node)) == (one.standing == "sick") for node, one in preflight._told.items())
     before = preflight._told["node-0"].at
@@ -72,7 +72,7 @@ def test_a_look_of_its_own_counts_as_well(history: History) -> None:
     assert preflight._told["node-0"].at == before
     preflight._told["node-0"] = dataclasses.replace(preflight._told["node-0"], at=before - 1000)
     preflight.begin(["node-0"])
-    wait_until(lambda: preflight._told["node-0"].at > before, seconds=20)
+    wait_until(lambda: preflight._told["node-0"].at > before, seconds=60)
     preflight.close()
 
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_looked_at_stops_nobody(history: History) -> None:
     preflight = Preflight(cluster_of({"kind": "ssh", "name": "c", "hosts": hosts, "misses": 1}), history)
     preflight.begin(["a", "b"])
     preflight.finish()
-    wait_until(lambda: len(preflight._told) == 2, seconds=20)
+    wait_until(lambda: len(preflight._told) == 2, seconds=60)
     assert preflight.by_worth(["a", "b"]) == ["a", "b"]
     assert preflight.against("a") == ""
     preflight.close()

@@ -82,10 +82,10 @@ def test_a_node_without_any_home_is_told_once_and_gets_the_next_one(pair: Fleet)
     """The only other node goes away with the replicas and comes back empty; what is heard of it late is no news."""
     replicas, (host, port) = Replicas(pair, MemoryPlan()), pair.memory["node-1"]
     assert replicas.keep_up(["node-0"]) == []
-    wait_until(lambda: pair.channels["node-0"].about()["memory"]["to"] == [[host, port]], seconds=10)
+    wait_until(lambda: pair.channels["node-0"].about()["memory"]["to"] == [[host, port]], seconds=60)
     assert isinstance(pair.source, LocalNodes)
     pair.source.power_off("node-1")
-    wait_until(pair.gone, seconds=10)
+    wait_until(pair.gone, seconds=60)
     assert list(replicas.servers()) == ["node-0"]
     ((evidence, words),) = replicas.keep_up(["node-0"])
     assert evidence is not None

@@ -41,7 +41,7 @@ def hears(book: Rulebook, words: str) -> str:
         heard.extend(book.news())
         return any(words in one for one in heard)
 
-    wait_until(told, seconds=15, explain=lambda: str(heard))
+    wait_until(told, seconds=60, explain=lambda: str(heard))
     (found,) = (one for one in heard if words in one)
     return found
 
@@ -67,7 +67,7 @@ def test_a_decision_has_the_file_looked_at(opened: Open, tmp_path: Path) -> None
         book.look_now()
         hopes += book.present.budget.in_place == number
     assert hopes > 0
-    wait_until(lambda: book.present.budget.in_place == 21, seconds=15)
+    wait_until(lambda: book.present.budget.in_place == 21, seconds=60)
 
 
 def test_a_bad_file_is_told_of_once_and_changes_nothing(opened: Open, tmp_path: Path) -> None:

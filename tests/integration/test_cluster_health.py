@@ -42,7 +42,7 @@ def test_nodes_are_shown_and_only_changes_are_told(prefect_server: PrefectServer
     assert '"node": "node-1", "verdict": "unreachable", "evidence": "no answer, ' in pages[0]["data"]
     assert pages[0]["flow_run_id"] == second["id"]
 
-    wait_until(lambda: unreachable(prefect_server), seconds=20)
+    wait_until(lambda: unreachable(prefect_server), seconds=60)
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}", create=False)) as history:
         told = [(one.node, one.after) for one in verdict_changes(history, "checked")]
         assert told.count(("node-1", "unreachable")) == 1

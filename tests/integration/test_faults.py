@@ -90,7 +90,7 @@ def test_a_rank_that_is_let_go_on_within_the_grace_is_no_fault(stage: Stage) -> 
     """A debugger that stops a rank for a moment costs nothing."""
     play = stage.play("debugger", args=["--steps", "40"], nodes=TWO, limits={"stopped_grace": "5s", "hang_least": "20s"})
     play.chaos.at_step(5, lambda: play.chaos.stop(0))
-    wait_until(lambda: state_of(play.pids()[0]) == "T", seconds=10)
+    wait_until(lambda: state_of(play.pids()[0]) == "T", seconds=60)
     play.chaos.signal(0, signal.SIGCONT)
     assert play.ends() == 0, play.log()
     assert play.kinds() == []

@@ -26,7 +26,7 @@ def test_what_the_kernel_logs_is_in_the_history_while_training_goes_on(stage: St
     wait_until(lambda: any(log in open_files(pid) for pid in lookouts(stage)), seconds=30, explain=play.log)
     with log.open("a") as file:
         file.write(OFF_BUS)
-    wait_until(lambda: told(play), seconds=15, explain=play.log)
+    wait_until(lambda: told(play), seconds=60, explain=play.log)
     (fault,) = told(play)
     assert (fault.node, fault.level, fault.evidence["source"], fault.incident_id) == ("node-0", "evict-now", "kernel log on node-0", None)
     assert any("GPU has fallen off the bus" in one.text for one in queries.remarks(stage.history, play.job.id))

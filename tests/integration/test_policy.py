@@ -32,7 +32,7 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     play = stage.play("ruled", args=["--steps", "100000"], nodes={"wanted": 2, "ranks": 1, "spare": 2}, policy=str(file))
     killed(play, 1)
     file.write_text("based_on: balanced\nlevels: {worker-sigkill: evict-now}\n")
-    wait_until(lambda: told(play, "has changed"), seconds=20, explain=play.log)
+    wait_until(lambda: told(play, "has changed"), seconds=60, explain=play.log)
     (change,) = told(play, "has changed")
     assert "levels.worker-sigkill: evict-now (was: as in the catalogue)" in change
     assert "budget.in_place: 3 (was: 9)" in change
@@ -48,7 +48,7 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     assert (attempt["rule"], attempt["policy"]) == ("ReplaceBySpare(on_echo=True)", str(file))
     assert attempt["passed_over"]["RestartInPlace"].endswith("cannot hold ranks")
     file.write_text("levels: {worker-sigkil: record}\n")
-    wait_until(lambda: told(play, "stays in force"), seconds=20, explain=play.log)
+    wait_until(lambda: told(play, "stays in force"), seconds=60, explain=play.log)
     (refusal,) = told(play, "stays in force")
     assert "levels.worker-sigkil: line 1: no fault kind is called so. Did you mean 'worker-sigkill'?" in refusal
     os.killpg(play.process.pid, signal.SIGKILL)

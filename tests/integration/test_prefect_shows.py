@@ -98,7 +98,7 @@ def test_a_run_shows_its_name_progress_incidents_and_events(stage: Stage, prefec
         return {one["event"] for one in found["events"] if one["resource"]["prefect.resource.id"] == "holdfast.job.shown"}
 
     wanted = {"holdfast.fault.seen", "holdfast.incident.recovered", "holdfast.recovery.done", "holdfast.job.completed"}
-    wait_until(lambda: wanted <= events(), seconds=20, explain=lambda: str(events()))
+    wait_until(lambda: wanted <= events(), seconds=60, explain=lambda: str(events()))
 
     def mail() -> list[dict[str, Any]]:
         return [one["payload"] for one in mailbox.mail if one["resource"] == "holdfast.job.shown"]

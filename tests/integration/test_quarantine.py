@@ -59,7 +59,7 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     wait_until(lambda: any(log in open_files(pid) for pid in lookouts(stage)), seconds=30, explain=play.log)
     with log.open("a") as file:
         file.write(OFF_BUS)
-    wait_until(lambda: any(one.kind == "gpu-off-bus" for one in queries.faults(stage.history, play.job.id)), seconds=15, explain=play.log)
+    wait_until(lambda: any(one.kind == "gpu-off-bus" for one in queries.faults(stage.history, play.job.id)), seconds=60, explain=play.log)
     play.chaos.kill(0)
     play.reaches("WAITING")
     assert "0 node(s) are left and the job needs 1, so a person is asked" in play.because()

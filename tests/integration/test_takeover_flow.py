@@ -48,7 +48,7 @@ def recovered(play: Play, number: int = 1) -> None:
 def goes_on(play: Play) -> None:
     """Wait until the job makes steps in its newest generation."""
     seen = play.chaos.step()
-    wait_until(lambda: play.chaos.step() > seen + 3, seconds=20, explain=play.log)
+    wait_until(lambda: play.chaos.step() > seen + 3, seconds=60, explain=play.log)
 
 
 def told(play: Play, word: str, who: str) -> list[list[str]]:
@@ -116,7 +116,7 @@ def test_without_a_standby_a_fresh_process_takes_over_on_the_same_node(stage: St
     goes_on(play)
     play.chaos.stop(1)
     recovered(play, 2)
-    wait_until(lambda: len(play.incidents()) > 2, seconds=20, explain=play.log)
+    wait_until(lambda: len(play.incidents()) > 2, seconds=60, explain=play.log)
     recovered(play, 3)
     goes_on(play)
     assert play.kinds() == ["worker-sigkill", "worker-stopped", "worker-exception"]

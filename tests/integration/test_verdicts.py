@@ -30,7 +30,7 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     wait_until(lambda: any(log in open_files(pid) for pid in lookouts(stage, "node-0")), seconds=30, explain=play.log)
     with log.open("a") as file:
         file.write(DOUBLE_BIT)
-    wait_until(lambda: any(one.node == "node-0" for one in faults(play, "gpu-memory-double-bit")), seconds=15, explain=play.log)
+    wait_until(lambda: any(one.node == "node-0" for one in faults(play, "gpu-memory-double-bit")), seconds=60, explain=play.log)
     play.chaos.signal(0, signal.SIGKILL)
     wait_until(lambda: play.saw(2) and play.incidents()[1].outcome, seconds=40, explain=play.log)
     play.process.send_signal(signal.SIGTERM)

@@ -149,7 +149,7 @@ def waits(pid: int) -> bool:
 
 def test_a_process_that_waits_in_the_kernel_is_seen_by_two_looks(waiting: int) -> None:
     """A real one: one look cannot tell it from a process that waits for a disk for a moment."""
-    wait_until(lambda: waits(waiting), seconds=10)
+    wait_until(lambda: waits(waiting), seconds=60)
     before, now = (NodeReading(node="n0", at=at, processes=read_processes()) for at in (0.0, 0.0))
     assert judge(before) == []
     faults = {fault.signature for fault in judge(now, before) if fault.kind == "process-stuck"}

@@ -44,7 +44,7 @@ class AgentDouble:
         def found() -> list[Message]:
             return [message for message in self.of(kind) if fields.items() <= message.items()]
 
-        wait_until(lambda: len(found()) >= count, seconds=20, explain=lambda: f"heard: {self.heard[-20:]}")
+        wait_until(lambda: len(found()) >= count, seconds=60, explain=lambda: f"heard: {self.heard[-20:]}")
         return found()
 
     def read_on(self) -> None:

@@ -133,7 +133,7 @@ def test_what_stayed_behind_follows_by_itself(line_to: Lines, deaf: AgentDouble)
     line.section("evaluation", 600, begin=True)
     deaf.read_on()
     deaf.wait_for("section", name="evaluation")
-    wait_until(lambda: not any(thread.name == "holdfast-link" for thread in threading.enumerate()), seconds=5)
+    wait_until(lambda: not any(thread.name == "holdfast-link" for thread in threading.enumerate()), seconds=60)
 
 
 def test_an_agent_that_ends_in_the_middle_is_ignored(line_to: Lines, agent: AgentDouble) -> None:

@@ -75,7 +75,7 @@ class Sshd:
             self.process = subprocess.Popen(
                 [PROGRAM, "-D", "-e", "-f", config], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        wait_until(self.listens, seconds=10, explain=lambda: self.log)
+        wait_until(self.listens, seconds=60, explain=lambda: self.log)
 
     def listens(self) -> bool:
         """Tell whether a connection is taken."""

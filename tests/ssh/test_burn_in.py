@@ -34,7 +34,7 @@ def test_nodes_over_ssh_are_tried_and_meet(site: Site, tmp_path: Path) -> None:
     assert "well with two" in found["one"].checks[-1].words
     assert "Connection refused" in found["away"].because
     assert list(tmp_path.iterdir()) == [], "the disk is as it was"
-    wait_until(lambda: not [*site.nodes["one"].children(), *site.nodes["two"].children()], seconds=20)
+    wait_until(lambda: not [*site.nodes["one"].children(), *site.nodes["two"].children()], seconds=60)
 
 
 def test_an_interpreter_that_is_not_there_is_told(site: Site, tmp_path: Path) -> None:
