@@ -148,6 +148,17 @@ class NoJobsThere(OperatorError):
         )
 
 
+class NoKeysThere(OperatorError):
+    """Nodes that nobody logs in to."""
+
+    def __init__(self, cluster: str, kind: str) -> None:
+        super().__init__(cluster, kind)
+        self.cluster, self.kind = cluster, kind
+
+    def __str__(self) -> str:
+        return f"the nodes of cluster '{self.cluster}' of kind {self.kind} show no keys: only those of `kind: ssh` do."
+
+
 class UnknownNode(OperatorError):
     """No node of that name in the cluster."""
 
@@ -157,7 +168,7 @@ class UnknownNode(OperatorError):
 
     def __str__(self) -> str:
         near = f" It has {', '.join(self.near)}." if self.near else ""
-        return f"cluster '{self.cluster}' has no node '{self.node}'.{near} Name another cluster's file by `--cluster`."
+        return f"cluster '{self.cluster}' has no node '{self.node}'.{near} Name one of its nodes, or another cluster's file."
 
 
 class NodeNotChanged(OperatorError):

@@ -343,6 +343,7 @@ class _Nodes(_Words):
     cls=_Nodes,
     epilog=example(
         "holdfast nodes cluster.yaml",
+        "holdfast nodes trust cluster.yaml",
         'holdfast nodes hold node-1 --because "new fan" --for 2h',
         "holdfast nodes release node-1 --because done",
     ),
@@ -370,6 +371,22 @@ def list_nodes(cluster_file: Path | None, as_json: bool) -> int:
     from holdfast.cli.nodes import nodes
 
     return nodes(cluster_file, as_json=as_json)
+
+
+@nodes.command("trust", epilog=example("holdfast nodes trust cluster.yaml"))
+@click.argument("cluster_file", type=file_path)
+@click.argument("nodes", nargs=-1, metavar="[NODE]...")
+@click.option("--yes", is_flag=True, help="Trust unknown keys without asking: for machines that nobody else can stand in for.")
+@as_json
+def trust_nodes(cluster_file: Path, nodes: tuple[str, ...], yes: bool, as_json: bool) -> int:
+    """Show the keys of machines that are reached by SSH, and trust them.
+
+    Of all nodes of the cluster (or each NODE) and the jump hosts on the way: which keys are known, unknown, changed or
+    revoked, with fingerprints. Unknown ones are added to the file of known hosts once you agree; changed ones never are.
+    """
+    from holdfast.cli.trusting import trust
+
+    return trust(cluster_file, nodes, yes=yes, as_json=as_json)
 
 
 of_cluster = click.option(

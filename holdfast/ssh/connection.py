@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import paramiko
-from paramiko import Transport
+from paramiko import PKey, Transport
 
 from holdfast.ssh.known_hosts import KnownHosts
 from holdfast.ssh.login import Keys, log_in
@@ -75,8 +75,37 @@ class Opener:
                 sock.close()
             raise
 
+    def key_of(self, door: Door, until: float, *, via: Connection | None = None) -> PKey:
+        """Return the key that *door* shows, trusted or not; nobody logs in. Raise `Unanswered` or `Unasked`."""
+        sock = _direct(door, until) if via is None else _through(via, door, until)
+        try:
+            with self._watchdog.over(until, lambda: cut(sock)):
+                transport = self._greeted(door, sock, until)
+                key = transport.get_remote_server_key()
+                _end(transport)
+                return key
+        finally:
+            cut(sock)
+            if isinstance(sock, socket.socket):
+                sock.close()
+
     def _shake_hands(self, door: Door, sock: socket.socket | paramiko.Channel, until: float) -> Connection:
-        where, transport = str(door), None
+        transport = self._greeted(door, sock, until)
+        try:
+            self._known.check(door.known_as, transport.get_remote_server_key())
+            log_in(transport, door.user, self._keys.of(door.key), str(door))
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            _end(transport)
+            raise of_handshake(error, str(door)) from error
+        except (Unanswered, Unasked):
+            _end(transport)
+            raise
+        sock.settimeout(LAZY)
+        return Connection(door, transport, sock)
+
+    def _greeted(self, door: Door, sock: socket.socket | paramiko.Channel, until: float) -> Transport:
+        """Return an encrypted way to whoever shows the key that it has."""
+        transport = None
         try:
             transport = Transport(sock)
             transport.set_log_channel(LOG)
@@ -86,16 +115,10 @@ class Opener:
             transport.start_client(timeout=left)
             if not transport.initial_kex_done:
                 raise EOFError  # noqa: TRY301 (as paramiko does where it notices by itself)
-            self._known.check(door.known_as, transport.get_remote_server_key())
-            log_in(transport, door.user, self._keys.of(door.key), where)
         except (paramiko.SSHException, EOFError, OSError) as error:
             _end(transport)
-            raise of_handshake(error, where) from error
-        except (Unanswered, Unasked):
-            _end(transport)
-            raise
-        sock.settimeout(LAZY)
-        return Connection(door, transport, sock)
+            raise of_handshake(error, str(door)) from error
+        return transport
 
 
 def _end(transport: Transport | None) -> None:

@@ -70,6 +70,10 @@ class Jumps:
         if way:
             self._doubted.add(way)
 
+    def forget(self) -> None:
+        """Try jump hosts anew that could not be reached: what kept us from it was mended."""
+        self._failed.clear()
+
     def close(self) -> None:
         """End all connections, the innermost first."""
         for way in sorted(self._open, key=len, reverse=True):

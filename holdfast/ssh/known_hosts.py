@@ -1,12 +1,16 @@
-"""The keys of machines that we may trust, out of a file in OpenSSH's format. It is read once, and never written."""
+"""The keys of machines that we may trust, out of a file in OpenSSH's format. It is read once; lines are added where a person says so."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import fcntl
 import fnmatch
 import hmac
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +24,18 @@ REVOKED: Final = "@revoked"
 AUTHORITY: Final = "@cert-authority"
 HASHED: Final = "|1|"
 WHAT: Final = "the known_hosts file"
-SCAN: Final = "Name the right one in `known_hosts`, or make it of keys that you have checked (`ssh-keyscan HOST`)"
+SCAN: Final = "Name the right one in `known_hosts`, or have it made: `holdfast nodes trust CLUSTER_FILE` shows keys and asks"
+
+
+class Standing(StrEnum):
+    """What is known of a key that a machine shows."""
+
+    TRUSTED = "trusted"
+    UNKNOWN = "unknown"
+    """There is no key of the machine."""
+    CHANGED = "changed"
+    """There is another one."""
+    REVOKED = "revoked"
 
 
 @dataclass(slots=True)
@@ -35,13 +50,16 @@ class KnownHosts:
     _found: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, named: str | None) -> KnownHosts:
-        """Return what the file *named* says (default: the user's own, which need not exist); raise `UnusableFile`."""
+    def read(cls, named: str | None, *, create: bool = False) -> KnownHosts:
+        """Return what the file *named* says (default: the user's own, which need not exist); raise `UnusableFile`.
+
+        With *create* the file need not exist either where it is named.
+        """
         known = cls(Path(named or DEFAULT).expanduser())
         try:
             text = known.path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
-            if named is not None:
+            if named is not None and not create:
                 raise UnusableFile(WHAT, str(known.path), "there is no such file", SCAN) from None
             return known
         except OSError as error:
@@ -56,21 +74,51 @@ class KnownHosts:
         """Return the types of keys that are known of *name*: a server that has several is asked for one of these."""
         return list(dict.fromkeys(kind for kind, _key in self._keys(name)))
 
-    def check(self, name: str, key: PKey) -> None:
-        """Raise `Unasked` when *key* is not one that is known to be the key of *name*."""
-        shown, given = key.fingerprint, key.asbytes()
+    def standing(self, name: str, key: PKey) -> Standing:
+        """Return what is known of the *key* that *name* shows."""
+        given = key.asbytes()
         if given in self._revoked:
-            raise Unasked(f"{name} showed the key {shown}, which {self.path} says is revoked: find out who answers there")
+            return Standing.REVOKED
         known = self._keys(name)
         if any(given == one for _kind, one in known):
-            return
-        if not known:
-            cure = f"Check that it is the machine's own, then add it: `{_scan(name)} >> {self.path}`"
-            raise Unasked(f"unknown host key: {self.path} has no key of {name}, which showed {shown}. {cure}")
-        cure = (
-            f"If the machine was installed anew, `ssh-keygen -R '{name}' -f {self.path}` and add the new one; else somebody is in between"
-        )
-        raise Unasked(f"changed host key: {name} showed {shown}, and {self.path} has another one. {cure}")
+            return Standing.TRUSTED
+        return Standing.CHANGED if known else Standing.UNKNOWN
+
+    def check(self, name: str, key: PKey) -> None:
+        """Raise `Unasked` when *key* is not one that is known to be the key of *name*."""
+        standing = self.standing(name, key)
+        if standing is not Standing.TRUSTED:
+            raise Unasked(self.complaint(standing, name, key))
+
+    def complaint(self, standing: Standing, name: str, key: PKey) -> str:
+        """Say why *key* is not trusted, and what is to be done."""
+        shown = key.fingerprint
+        if standing is Standing.REVOKED:
+            return f"{name} showed the key {shown}, which {self.path} says is revoked: find out who answers there"
+        if standing is Standing.UNKNOWN:
+            cure = "Check that it is the machine's own, then add it: `holdfast nodes trust CLUSTER_FILE` shows it and asks"
+            return f"unknown host key: {self.path} has no key of {name}, which showed {shown}. {cure}"
+        cure = f"If the machine was installed anew, `ssh-keygen -R '{name}' -f {self.path}` and `holdfast nodes trust CLUSTER_FILE`"
+        return f"changed host key: {name} showed {shown}, and {self.path} has another one. {cure}; else somebody is in between"
+
+    def add(self, keys: Iterable[tuple[str, PKey]]) -> None:
+        """Trust these keys of these names from now on, and write them into the file; raise `UnusableFile`."""
+        keys = list(keys)
+        lines = "".join(f"{name} {key.get_name()} {key.get_base64()}\n" for name, key in keys)
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(fd, "r+b", buffering=0) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                end = file.seek(0, os.SEEK_END)
+                torn = end > 0 and os.pread(fd, 1, end - 1) != b"\n"  # a last line without an end would swallow ours
+                file.write(("\n" * torn + lines).encode())
+        except OSError as error:
+            cure = "Mend its permissions, or name another in `known_hosts`"
+            raise UnusableFile(WHAT, str(self.path), error.strerror or str(error), cure) from error
+        for name, key in keys:
+            self._add([name], (key.get_name(), key.asbytes()))
+            self._found.pop(name, None)
 
     def _keys(self, name: str) -> list[tuple[str, bytes]]:
         if name not in self._found:
@@ -116,8 +164,3 @@ def _matches(name: str, patterns: list[str]) -> bool:
     if any(fnmatch.fnmatchcase(name, pattern[1:]) for pattern in patterns if pattern.startswith("!")):
         return False
     return any(fnmatch.fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in patterns if not pattern.startswith("!"))
-
-
-def _scan(name: str) -> str:
-    host, bracket, port = name.rpartition("]:")
-    return f"ssh-keyscan -p {port} {host.removeprefix('[')}" if bracket else f"ssh-keyscan {name}"

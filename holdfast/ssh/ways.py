@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+from paramiko import PKey
+
 from holdfast.spec import SshCluster
 from holdfast.ssh.connection import Connection, Opener
 from holdfast.ssh.jumps import Jumps
 from holdfast.ssh.known_hosts import KnownHosts
 from holdfast.ssh.login import Keys, own_name
-from holdfast.ssh.targets import Target, targets_of
+from holdfast.ssh.targets import Door, Target, targets_of
 from holdfast.ssh.watchdog import Watchdog
 
 
 class Ways:
     """Opens connections to the nodes of one cluster."""
 
-    def __init__(self, cluster: SshCluster) -> None:
+    def __init__(self, cluster: SshCluster, known: KnownHosts | None = None) -> None:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
-        known, keys = KnownHosts.read(cluster.known_hosts), Keys()
+        self.known, keys = known or KnownHosts.read(cluster.known_hosts), Keys()
         self.targets = targets_of(cluster, own_name)
         for door in (door for target in self.targets for door in (target.door, *target.way)):
             if door.key is not None:
                 keys.load(door.key)
         self.watchdog = Watchdog()
-        self._opener = Opener(known, keys, self.watchdog)
+        self._opener = Opener(self.known, keys, self.watchdog)
         self.jumps = Jumps(self._opener)
 
     def open(self, target: Target, until: float) -> Connection:
         """Return a new connection to *target* by *until* (monotonic); raise `Unanswered` or `Unasked`."""
         return self._opener.open(target.door, until, via=self.jumps.to(target.way, until))
+
+    def key_of(self, door: Door, way: tuple[Door, ...], until: float) -> PKey:
+        """Return the key that *door*, behind *way*, shows by *until*, trusted or not; raise `Unanswered` or `Unasked`."""
+        return self._opener.key_of(door, until, via=self.jumps.to(way, until))
 
     def close(self) -> None:
         """End the connections to jump hosts, and what watches over deadlines."""

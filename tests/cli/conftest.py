@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from holdfast.cli import main
 from holdfast.history.store import History
 from tests.cli.written_history import Author, a_running_job
+from tests.ssh.conftest import Site
+from tests.ssh.sshd import PROGRAM as SSHD
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = (sys.executable, "-m", "holdfast")
@@ -75,3 +78,21 @@ def book(holdfast_home: Path) -> Iterator[History]:
 def running(book: History) -> Author:
     """Give a job that runs, with three incidents behind it."""
     return a_running_job(book, "gpt-small", time.time() - 45)
+
+
+@pytest.fixture
+def site(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Give a site of real SSH servers."""
+    if SSHD is None:
+        pytest.skip("needs sshd (openssh-server)")
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    made = Site(tmp_path_factory.mktemp("site"))
+    yield made
+    made.close()
+
+
+def described(site: Site, folder: Path, **more: object) -> str:
+    """Write the file of the site's cluster; return its name."""
+    fields = site.cluster(**more).model_dump(mode="json", exclude_defaults=True) | {"kind": "ssh"}
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(fields))
+    return "cluster.yaml"

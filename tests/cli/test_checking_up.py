@@ -4,37 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from holdfast.cluster.local import LocalNodes
 from holdfast.places import cluster_directory
-from tests.cli.conftest import Command, environment
+from tests.cli.conftest import Command, described, environment
 from tests.cli.terminal import Terminal
 from tests.ssh.conftest import Site
-from tests.ssh.sshd import PROGRAM
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def site(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """Give a site of real SSH servers."""
-    if PROGRAM is None:
-        pytest.skip("needs sshd (openssh-server)")
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    made = Site(tmp_path_factory.mktemp("site"))
-    yield made
-    made.close()
-
-
-def described(site: Site, folder: Path, **more: object) -> str:
-    """Write the file of the site's cluster; return its name."""
-    fields = site.cluster(**more).model_dump(mode="json", exclude_defaults=True) | {"kind": "ssh"}
-    (folder / "cluster.yaml").write_text(yaml.safe_dump(fields))
-    return "cluster.yaml"
 
 
 def test_nodes_over_ssh_are_judged_and_what_changed_is_told(holdfast: Command, site: Site, tmp_path: Path) -> None:

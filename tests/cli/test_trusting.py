@@ -1,0 +1,125 @@
+"""`holdfast nodes trust`: real SSH servers show their keys, and a person's word is what makes them known."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.cli.conftest import Command, described, environment
+from tests.cli.terminal import Terminal
+from tests.ssh.conftest import Site
+from tests.ssh.sshd import key_at
+from tests.waiting import wait_until
+
+
+def fingerprint(site: Site, node: str) -> str:
+    """Return the fingerprint of a node's key as OpenSSH says it."""
+    told = subprocess.run(["ssh-keygen", "-lf", site.nodes[node].key], check=True, capture_output=True, text=True)
+    return told.stdout.split()[1]
+
+
+def machines(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return what was told of each machine, by its node."""
+    return {one["nodes"][0] if one["is_node"] else "jump": one for one in json.loads(done.stdout)["machines"]}
+
+
+def test_a_key_is_added_once_a_person_agrees(site: Site, tmp_path: Path, holdfast_home: Path) -> None:
+    """They see the fingerprint that the machine's own console shows; the file is theirs alone, and OpenSSH reads it."""
+    node = site.node("one", known=False)
+    site.known_hosts.unlink()
+    described(site, tmp_path)
+    command = [sys.executable, "-m", "holdfast", "nodes", "trust", str(tmp_path / "cluster.yaml")]
+    with Terminal(command, environment(), columns=200) as terminal:
+        wait_until(lambda: "[y/N]" in terminal.text, seconds=60, explain=lambda: terminal.raw)
+        assert fingerprint(site, "one") in terminal.text
+        assert "unknown" in terminal.text
+        assert not site.known_hosts.exists(), "nothing is trusted before they agree"
+        terminal.type("y\n")
+        wait_until(lambda: terminal.status() is not None, seconds=60, explain=lambda: terminal.raw)
+        assert terminal.status() == 0, terminal.text
+    assert stat.S_IMODE(site.known_hosts.stat().st_mode) == 0o600
+    found = subprocess.run(["ssh-keygen", "-F", f"[{node.address}]:{node.port}", "-f", site.known_hosts], capture_output=True, check=False)
+    assert found.returncode == 0
+    with Terminal(command, environment(), columns=200) as terminal:
+        wait_until(lambda: terminal.status() is not None, seconds=60, explain=lambda: terminal.raw)
+        assert "It is trusted." in terminal.text
+        assert terminal.status() == 0
+
+
+def test_nobody_there_to_be_asked_is_no_yes(holdfast: Command, site: Site, tmp_path: Path) -> None:
+    """Keys are shown and not added; `--yes` adds them, after a last line that somebody left without an end; looks work then."""
+    site.node("one", known=False)
+    site.node("two", known=False)
+    site.known_hosts.write_text("# mine")
+    name = described(site, tmp_path)
+    asked = holdfast("nodes", "trust", name)
+    assert asked.returncode == 1
+    assert "2 keys not added: nobody could be asked" in asked.stderr
+    assert "0 of 2 machines are trusted" in asked.stdout
+    assert site.known_hosts.read_text() == "# mine"
+    one = holdfast("nodes", "trust", name, "one", "--yes", "--json")
+    assert (one.returncode, list(machines(one))) == (0, ["one"])
+    assert machines(one)["one"]["added"]
+    assert machines(one)["one"]["fingerprint"] == fingerprint(site, "one")
+    assert site.known_hosts.read_text().startswith("# mine\n[")
+    told = {look["node"]: look for look in json.loads(holdfast("health", name, "--json").stdout)["nodes"]}
+    assert "unknown host key" in told["two"]["because"]
+    assert told["one"]["verdict"] != "unknown"
+
+
+def test_a_changed_key_is_never_added(holdfast: Command, site: Site, tmp_path: Path) -> None:
+    """Whoever answers there may be somebody in between."""
+    node = site.node("one")
+    node.stop()
+    node.key.unlink()
+    node.key = key_at(node.place / "host_key")
+    node.start()
+    before = site.known_hosts.read_text()
+    done = holdfast("nodes", "trust", described(site, tmp_path), "--yes")
+    assert done.returncode == 1
+    assert "changed host key: " in done.stdout
+    assert f"ssh-keygen -R '[{node.address}]:{node.port}'" in done.stdout
+    assert site.known_hosts.read_text() == before
+
+
+def test_jump_hosts_come_first_and_then_what_lies_behind(holdfast: Command, site: Site, tmp_path: Path) -> None:
+    """Nobody is asked through a machine that is not trusted."""
+    gate, inner = site.node("gate", known=False), site.node("inner", known=False)
+    hosts = [{"name": "inner", "address": inner.address, "port": inner.port}]
+    name = described(site, tmp_path, hosts=hosts, jump=[f"{gate.address}:{gate.port}"])
+    asked = holdfast("nodes", "trust", name, "--json")
+    found = {one: (told["standing"], told["trusted"]) for one, told in machines(asked).items()}
+    assert found == {"jump": ("unknown", False), "inner": (None, False)}
+    assert "unknown host key" in machines(asked)["inner"]["because"]
+    assert (asked.returncode, gate.logins()) == (1, 0)
+    done = holdfast("nodes", "trust", name, "--yes", "--json")
+    assert done.returncode == 0
+    assert all(told["trusted"] and told["added"] for told in machines(done).values())
+    assert inner.logins() == 0, "a key is shown before anybody logs in"
+
+
+def test_what_cannot_be_trusted_is_told_with_its_cure(holdfast: Command, site: Site, tmp_path: Path) -> None:
+    """A node that is off, clones with one key, a file that cannot be written, a name that is none, nodes without keys."""
+    one, clone, off = site.node("one"), site.node("clone", known=False), site.node("off", known=False)
+    off.stop()
+    clone.stop()
+    shutil.copy(one.key, clone.key)
+    shutil.copy(one.key.with_suffix(".pub"), clone.key.with_suffix(".pub"))
+    clone.start()
+    done = holdfast("nodes", "trust", described(site, tmp_path))
+    assert done.returncode == 1
+    assert "Connection refused" in done.stdout
+    assert f"{one.address}, {clone.address} show the same key: clones of one image?" in done.stdout
+    (tmp_path / "file").touch()
+    refused = holdfast("nodes", "trust", described(site, tmp_path, known_hosts=str(tmp_path / "file" / "known")), "--yes")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "the known_hosts file" in refused.stderr
+    assert "Not a directory" in refused.stderr
+    assert "has no node 'tow'. It has one, clone, off." in holdfast("nodes", "trust", described(site, tmp_path), "tow").stderr
+    (tmp_path / "local.yaml").write_text("nodes: 2\n")
+    assert "show no keys: only those of `kind: ssh` do" in holdfast("nodes", "trust", "local.yaml").stderr
