@@ -14,13 +14,16 @@ from holdfast.control import runs
 from holdfast.control.farewell import save_what_lives
 from holdfast.control.fleet import failures
 from holdfast.control.run import Run
-from policies.case import IN_PROCESS
+from policies.case import IN_PROCESS, Rung
 from policies.states import Event
 from tasks import takeover
 from tasks.turn import Turn
 
 STOP_SECONDS: Final = 10.0
 """How long killed workers may take to be gone; one that hangs in the kernel for longer makes its node unfit."""
+
+WIDTH_MAY_CHANGE: Final = (Rung.SHRINK, Rung.WAIT_FOR_CAPACITY)
+"""Rungs after which there may be fewer ranks: what lies in memory is each rank's for one width, a checkpoint is read at any."""
 
 
 @task(task_run_name="isolate {job}", cache_policy=NO_CACHE)
@@ -41,8 +44,8 @@ def isolate(job: str) -> Turn:
     if stuck:
         incident.lost |= stuck
         return Turn(Event.FAULTED, f"workers on {', '.join(sorted(stuck))} cannot be ended")
-    if incident.row.kind == NODE_LEAVING.id:  # a node that is still there takes nothing along that could have been saved
-        save_what_lives(run)
+    if incident.row.kind == NODE_LEAVING.id or incident.decision.rung in WIDTH_MAY_CHANGE:
+        save_what_lives(run)  # a node that is still there takes nothing along that could have been saved
     gone = [node for node in run.members if node in incident.lost and node not in incident.decision.drop]  # held less than others
     takeover.let_go(run, (*incident.decision.drop, *gone), lost=incident.lost, because=incident.decision.because)
     incident.lap("isolate", time.time())

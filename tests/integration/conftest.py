@@ -118,14 +118,14 @@ def stage(prefect_server: PrefectServer, flows: Flows, tmp_path_factory: pytest.
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., None]]:
-    """Give what runs a script and its arguments on two ranks to their end, with neither flow nor agent around them."""
+    """Give what runs a script and its arguments on two ranks, or on more, to their end, with neither flow nor agent around them."""
     workers = Workers()
 
-    def run(*argv: object) -> None:
-        folder = tmp_path_factory.mktemp("a")
-        world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        words = [str(one) for one in argv]
-        pids = {workers.fork(words, {**world, "RANK": rank, "LOCAL_RANK": rank}, folder / f"rank-{rank}.log") for rank in ("0", "1")}
+    def run(*argv: object, ranks: int = 2) -> None:
+        folder, size = tmp_path_factory.mktemp("a"), str(ranks)
+        world = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        words, places = [str(one) for one in argv], map(str, range(ranks))
+        pids = {workers.fork(words, {**world, "RANK": rank, "LOCAL_RANK": rank}, folder / f"rank-{rank}.log") for rank in places}
         ended: dict[int, int] = {}
 
         def over() -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from holdfast.history import queries
 from tests.integration.stage import Play, Stage
@@ -56,3 +60,47 @@ def test_without_a_spare_the_living_go_on_in_their_processes_until_the_node_is_b
 
     request_stop(stage.history, play.job)
     assert play.ends() == 3, play.log()
+
+
+def computed(folder: Path) -> dict[int, tuple[float, list[list[list[int]]]]]:
+    """Return the loss of each step as it counts, and which samples were computed in it, rank by rank, share by share."""
+    found: dict[int, dict[int, tuple[float, list[list[list[int]]]]]] = {}
+    for path in sorted(folder.glob("computed-*")):
+        generation = int(path.name.split("-")[1])
+        for line in path.read_text().splitlines():
+            step, loss, samples = json.loads(line)
+            found.setdefault(step, {}).setdefault(generation, (loss, []))[1].append(samples)
+    return {step: told[max(told)] for step, told in sorted(found.items())}
+
+
+def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_with_the_same_samples(
+    stage: Stage, alone: Callable[..., None], tmp_path: Path
+) -> None:
+    """A node of three goes: the others cannot stay in their processes, and compute in each step what three would have computed."""
+    steps, script = 150, Path(__file__).with_name("shared_out.py")
+    play = stage.play(
+        "narrower", script=str(script), args=[str(steps), str(stage.home)], nodes={"wanted": 3, "least": 2, "ranks": 1}, environment=ONE
+    )
+    play.steps_to(20)
+    _, node = play.chaos.power_off(1)
+    assert play.ends() == 0, play.log()
+    found = play.incidents()
+    assert [(one.kind, one.rung, one.outcome) for one in found] == [("node-lost", "shrink", "recovered")], play.log()
+    assert f"on without {node} with 2 node(s)" in found[0].because
+    newest = queries.newest_generation(stage.history, play.job.id)
+    assert newest is not None
+    assert (newest.world_size, list(newest.ranks.values())) == (2, [[0], [1]])
+    resumed = found[0].resumed_step
+    assert resumed
+    assert resumed >= 20 - 2
+
+    alone(script, steps, tmp_path, ranks=3)
+    whole, mine = computed(tmp_path), computed(stage.home)
+    assert list(mine) == list(whole) == list(range(1, steps + 1))
+    assert {len(ranks) for _, ranks in whole.values()} == {3}
+    assert {step: len(ranks) for step, (_, ranks) in mine.items()} == {step: 2 if step > resumed else 3 for step in mine}
+    for step, (loss, ranks) in mine.items():
+        at_full, samples = whole[step]
+        assert sorted(one for rank in ranks for share in rank for one in share) == sorted(one for rank in samples for one in rank[0])
+        assert max(len(share) for rank in ranks for share in rank) <= 6  # a third of 16: what fits a rank at full width
+        assert loss == pytest.approx(at_full, rel=1e-3), step

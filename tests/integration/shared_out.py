@@ -1,0 +1,45 @@
+"""Data parallelism under torch's own groups, whose step has one batch for all ranks: each writes down what it computed of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import holdfast
+
+torch.manual_seed(1)
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+data = TensorDataset(torch.arange(100), torch.randn(100, 16), torch.randn(100, 4))
+loader = holdfast.Loader(DataLoader(data, 16, shuffle=True, generator=torch.Generator().manual_seed(3), drop_last=True))
+generation = int(os.environ.get("HOLDFAST_GENERATION", "1"))
+with (
+    holdfast.session(model=model, optimizer=optimizer, data=loader) as session,
+    (Path(sys.argv[2]) / f"computed-{generation}-{session.rank}").open("w", buffering=1) as told,
+):
+    wrapped = session.settled(DistributedDataParallel(model))
+    for step in session.steps(until=int(sys.argv[1])):
+        computed, mean = [], torch.zeros(())
+        for share in session.shares():
+            samples, x, y = share.batch
+            loss = (wrapped(x) - y).square().mean() * share.weight
+            loss.backward()
+            mean += loss.detach()
+            computed.append(samples.tolist())
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)  # long enough that a node is lost in the middle
+        step.commit(mean)
+        told.write(json.dumps([step.number, mean.item(), computed]) + "\n")
