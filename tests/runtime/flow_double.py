@@ -121,6 +121,8 @@ class FlowDouble:
         """The node of each rank."""
         self.moving: tuple[int, str, Message]
         """The planned move in work: the rank, the standby it is to go on in, and what everybody was told."""
+        self.coming: dict[int, str] = {}
+        """The standby that comes as each rank, in a planned move or where places were vacant."""
         self._store = ("127.0.0.1", free_port())
         self._lines: dict[int, socket.socket] = {}
         self._all: list[int] = []
@@ -352,38 +354,40 @@ class FlowDouble:
         facts = {"do": "prepare", **self._facts(self.newest, [rank], self.generation), "leavers": [rank]}
         if self.serve == rank:
             facts |= {"serve": min(set(range(self.ranks)) - {rank}), "store": ["127.0.0.1", free_port()]}
-        self.moving = rank, standby, facts
+        self.moving, self.coming = (rank, standby, facts), {rank: standby}
         for one in range(self.ranks):
             self._tell(one, {**facts, "rank": one})
         environment = {**self._of(rank), "HOLDFAST_GENERATION": str(self.newest)}
         self.send(standby, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
 
-    def widen(self, rank: int, standby: str) -> None:
-        """Have everybody get ready, beside training, for *standby* to take the vacant place of *rank*."""
+    def widen(self, standbys: Mapping[int, str]) -> None:
+        """Have everybody get ready, beside training, for *standbys* to take the vacant places of the ranks named there."""
         self.newest += 1
-        facts = {"do": "prepare", **self._facts(self.newest, [rank], self.generation), "leavers": []}
-        facts["world"] = len(self.incarnations) + 1
-        self.moving = rank, standby, facts
+        facts = {"do": "prepare", **self._facts(self.newest, sorted(standbys), self.generation), "leavers": []}
+        facts["world"] = len(self.incarnations) + len(standbys)
+        self.coming = dict(standbys)
         for one in self.incarnations:
             self._tell(one, {**facts, "rank": one})
-        environment = {**self._of(rank), "HOLDFAST_GENERATION": str(self.newest)}
-        self.send(standby, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
+        for rank, standby in standbys.items():
+            environment = {**self._of(rank), "HOLDFAST_GENERATION": str(self.newest)}
+            self.send(standby, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
 
     def widened(self) -> None:
         """Wait until everybody has changed over."""
-        rank, standby, _ = self.moving
-        self.hear("switched", standby, generation=self.newest)
+        for standby in self.coming.values():
+            self.hear("switched", standby, generation=self.newest)
         self.generation = self.newest
-        self.pids[rank] = self.pids.pop(standby)
-        self._rank_of[self.pids[rank]] = rank
-        self.incarnations[rank] = self.generation
-        self.changes[rank] += 1
+        for rank, standby in self.coming.items():
+            self.pids[rank] = self.pids.pop(standby)
+            self._rank_of[self.pids[rank]] = rank
+            self.incarnations[rank] = self.generation
+            self.changes[rank] += 1
         for one in self.incarnations:
             self.hear("switched", one, generation=self.generation)
 
     def prepared(self) -> None:
         """Wait until all ranks and the one that comes are ready to change over."""
-        keys: list[int | str] = [*self.incarnations, self.moving[1]]
+        keys: list[int | str] = [*self.incarnations, *self.coming.values()]
         for key in keys:
             self.hear("prepared", key, generation=self.newest)
 

@@ -74,7 +74,7 @@ def test_a_rank_that_comes_back_is_let_in_between_two_steps(job: Job, fixed: Flo
     flow.until_dead(1)
     flow.shrink([1])
     flow.mended()
-    flow.widen(1, "s0")
+    flow.widen({1: "s0"})
     flow.prepared()
     for rank in (0, 2):
         flow.hear("beat", rank, step=11)
@@ -90,20 +90,40 @@ def test_a_rank_that_comes_back_is_let_in_between_two_steps(job: Job, fixed: Flo
 PIPELINE = ["pipeline_data", "--heads", "2", "--width", "16", "--context", "16", "--bytes", "50000", "--layers", "2", "--microbatches", "2"]
 
 
-def test_a_pipeline_goes_on_with_the_samples_of_the_one_that_lost_a_stage(
+def test_a_pipeline_goes_on_with_the_samples_of_the_one_that_lost_a_stage_until_that_is_back(
     job: Job, workers: Workers, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Two pipelines of two stages: one loses its last stage, and the other computes all of each step, to its end."""
+    """Two pipelines of two stages: one loses its last stage, and the other computes all of each step until both stages come again."""
     whole = undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "example", UNTIL, *PIPELINE, "--batch", "4"))
-    flow = job(*PIPELINE, "--batch", "4", script="example", chaos=[fault(2, "send", 7)])
-    assert sorted(flow.hear("roles")["copies"]) == [[0, 2], [1, 3]]
+    flow = job(*PIPELINE, "--batch", "4", "gate-5", "gate-12", script="example", chaos=[fault(2, "send", 7)])
+    roles = flow.hear("roles")
+    assert sorted(roles["copies"]) == [[0, 2], [1, 3]]
+    for number, role in enumerate(([0, 1], [2, 3])):
+        flow.standby(number, roles["roles"], roles["roles"].index(role))
+        flow.hear("parked", f"s{number}")
+    stay = {rank: flow.pids[rank] for rank in (1, 3)}
+    flow.pass_gate("gate-5")
     flow.until_dead(2)
     flow.shrink([0, 2])
     assert {(one["source"], one["step"]) for one in flow.mended()} == {("live", 6)}
+    flow.widen({0: "s0", 2: "s1"})
+    flow.prepared()
+    for rank in (1, 3):
+        flow.hear("beat", rank, step=11)
+    flow.may_switch()
+    flow.pass_gate("gate-12")
+    flow.widened()
     ended = flow.finish()
-    assert ended.status == [0, 0], flow.logs()
+    assert ended.status == [0] * 4, flow.logs()
+    assert {rank: flow.pids[rank] for rank in stay} == stay
     losses = {step: loss for one in ended.losses for step, loss in one.items()}
     assert losses == pytest.approx(whole.losses[0], rel=1e-4)
+    counts = {step: sum(step in one for one in ended.losses) for step in losses}
+    assert counts == {step: 2 if 6 < step < 13 else 4 for step in range(1, UNTIL + 1)}
+    assert len(flow.of("regrouped")) == 2, "only the loss of a stage made ranks meet"
+    for ours, copy in ((0, 1), (2, 3)):
+        assert ended.told[ours]["model"] == ended.told[copy]["model"]
+        assert ended.told[ours]["moments"] == ended.told[copy]["moments"]
 
 
 def test_checkpoints_go_on_with_fewer_ranks(job: Job, fixed: FlowDouble) -> None:
