@@ -20,6 +20,9 @@ MOST: Final = 64 * 1024
 """Bytes of a file or an answer that are read."""
 NONE_YET: Final = frozenset({404, 410})
 """Answers that say that there is no notice (AWS answers 404 until there is one)."""
+TOKEN: Final = "X-aws-ec2-metadata-token"  # noqa: S105 (the name of a header)
+TOKEN_LASTS: Final = 21600
+"""Seconds for which a token is asked; AWS gives none for longer."""
 
 
 class Unseen(Exception):
@@ -44,24 +47,68 @@ def in_file(path: str, pattern: str) -> str | None:
     return f"{path} says that it will go{_quoted(text)}" if re.search(pattern, text) else None
 
 
+class Answered(Unseen):
+    """An address answered with a *status* that says nothing of a notice."""
+
+    def __init__(self, url: str, status: int) -> None:
+        super().__init__(f"{url} answered with status {status}")
+        self.status = status
+
+
 def at_url(url: str, headers: dict[str, str], pattern: str, *, timeout: float) -> str | None:
     """Return what *url* answers of the node's end; nothing when there is no notice. Raise `Unseen` where it gives no answer in time."""
+    try:
+        text = _asked(url, headers, timeout=timeout)
+    except Answered as error:
+        if error.status in NONE_YET:
+            return None
+        raise
+    return f"{url} says that it will go{_quoted(text)}" if re.search(pattern, text) else None
+
+
+def _asked(url: str, headers: dict[str, str], *, timeout: float, method: str = "GET") -> str:
+    """Return what *url* answers; raise `Unseen` where that is not an answer in time with status 200."""
     until = time.monotonic() + timeout
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # what speaks of this node is not asked by way of another
     try:
-        request = urllib.request.Request(url, headers=headers)  # noqa: S310 (http or https: the spec allows no other)
+        request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 (http or https: the spec allows no other)
         with opener.open(request, timeout=timeout) as answer:
             if answer.status != http.client.OK:
-                raise Unseen(f"{url} answered with status {answer.status}")
-            text = _body(answer, until).decode(errors="replace")
+                raise Answered(url, answer.status)
+            return _body(answer, until).decode(errors="replace")
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code in NONE_YET:
-            return None
-        raise Unseen(f"{url} answered with status {error.code}") from error
+        raise Answered(url, error.code) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise Unseen(f"{url} does not answer: {getattr(error, 'reason', None) or str(error) or type(error).__name__}") from error
-    return f"{url} says that it will go{_quoted(text)}" if re.search(pattern, text) else None
+
+
+class Tokens:
+    """What a metadata service wants with every question (IMDSv2): asked for by PUT, used until half of its time is over."""
+
+    def __init__(self) -> None:
+        self._url, self._token, self._until = "", "", 0.0
+
+    def at_url(self, url: str, token_url: str | None, headers: dict[str, str], pattern: str, *, timeout: float) -> str | None:
+        """Do as `at_url` with a token where there is one to ask for; one that is refused is asked for anew, once."""
+        if not token_url:
+            return at_url(url, headers, pattern, timeout=timeout)
+        old = bool(self._token)
+        try:
+            return at_url(url, {**headers, TOKEN: self._of(token_url, timeout)}, pattern, timeout=timeout)
+        except Answered as error:
+            self._token = ""
+            if error.status != http.client.UNAUTHORIZED or not old:
+                raise
+        return at_url(url, {**headers, TOKEN: self._of(token_url, timeout)}, pattern, timeout=timeout)
+
+    def _of(self, url: str, timeout: float) -> str:
+        now = time.monotonic()
+        if not self._token or now > self._until or url != self._url:
+            self._url, self._until = url, now + TOKEN_LASTS / 2
+            self._token = ""
+            self._token = _asked(url, {f"{TOKEN}-ttl-seconds": str(TOKEN_LASTS)}, timeout=timeout, method="PUT").strip()
+        return self._token
 
 
 def _body(answer: Any, until: float) -> bytes:  # noqa: ANN401 (urllib's answer)
@@ -78,13 +125,14 @@ def _quoted(text: str) -> str:
     return f": {line}" if line and line.isprintable() else ""
 
 
-def look(plan: Message) -> str | None:
+def look(plan: Message, tokens: Tokens) -> str | None:
     """Return the notice that there is, if any; raise `Unseen` where one of the places could not be seen and no other has one."""
     asked: list[Callable[[], str | None]] = []
     if plan.get("file"):
         asked.append(lambda: in_file(plan["file"], plan["pattern"]))
     if plan.get("url"):
-        asked.append(lambda: at_url(plan["url"], plan["headers"], plan["pattern"], timeout=plan["timeout"]))
+        told = plan["url"], plan.get("token_url"), plan["headers"], plan["pattern"]
+        asked.append(lambda: tokens.at_url(*told, timeout=plan["timeout"]))
     unseen = None
     for ask in asked:
         try:
@@ -107,6 +155,7 @@ class Looker:
         self._plan: Message | None = None
         self._notice: str | None = None
         self._blind = False
+        self._tokens = Tokens()
 
     def run(self) -> None:
         """Look until the agent goes."""
@@ -125,7 +174,7 @@ class Looker:
 
     def _look(self, plan: Message) -> None:
         try:
-            found = look(plan)
+            found = look(plan, self._tokens)
         except Unseen as error:
             if not self._blind:
                 self._say({"blind": error.why})

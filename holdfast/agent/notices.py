@@ -25,6 +25,7 @@ class NoticePlan:
 
     file: str | None
     url: str | None
+    token_url: str | None
     headers: dict[str, str]
     pattern: str
     signals: tuple[int, ...]
@@ -48,6 +49,7 @@ class NoticePlan:
         return cls(
             file=fields.maybe(fields.path, message, "file"),
             url=fields.maybe(fields.text, message, "url"),
+            token_url=fields.maybe(fields.text, message, "token_url"),
             headers=fields.environment(message, "headers"),
             pattern=fields.text(message, "pattern"),
             signals=tuple(numbers),
@@ -86,7 +88,7 @@ class Notices:
         plan = self._plan
         if plan is not None:
             file, url = (one and one.replace("{node}", self._me.node) for one in (plan.file, plan.url))
-            wanted = {"file": file, "url": url, "headers": plan.headers, "pattern": plan.pattern}
+            wanted = {"file": file, "url": url, "token_url": plan.token_url, "headers": plan.headers, "pattern": plan.pattern}
             self._helper.say({**wanted, "every": plan.every, "timeout": plan.timeout})
 
     def signalled(self, numbers: bytes) -> None:

@@ -112,6 +112,11 @@ class Notice(Part):
     url: Annotated[FilledText, AfterValidator(_url)] | None = Field(
         default=None, description="Asked by HTTP: an answer with status 200 is a notice; `{node}` stands for the node's name."
     )
+    token_url: Annotated[FilledText, AfterValidator(_url)] | None = Field(
+        default=None,
+        description="Asked first, by PUT, for a token that every question then carries (IMDSv2 of AWS: "
+        "`http://169.254.169.254/latest/api/token`); empty: none is needed.",
+    )
     headers: dict[FilledText, FilledText] = Field(default={}, description="Headers of the question, e.g. `Metadata-Flavor: Google`.")
     pattern: Annotated[str, AfterValidator(_pattern)] = Field(
         default="", description="Regular expression that the answer (or the file) has to contain to be a notice; empty: any is."
@@ -128,6 +133,7 @@ class Notice(Part):
         return {
             "file": self.file,
             "url": self.url,
+            "token_url": self.token_url,
             "headers": dict(self.headers),
             "pattern": self.pattern,
             "signals": [int(getattr(signal, name)) for name in self.signals],
