@@ -17,6 +17,7 @@ from holdfast.accounting.ledger import HOUR, ROLLBACK, SECOND, UNFINISHED, Ledge
 from holdfast.accounting.life import Trouble
 from holdfast.accounting.reading import Known, Reader, Unit, known, node_moves, unit_of
 from holdfast.accounting.settling import settle
+from holdfast.accounting.width import gone_without
 from holdfast.history.figures import NO_FAULT, USER_ERROR
 from holdfast.history.models import Fault, Job
 from holdfast.history.store import History
@@ -50,6 +51,8 @@ class Loss:
     hours: float
     phases: dict[str, float]
     """Phase to hours, the dearest first."""
+    without: float = 0.0
+    """Hours of ranks that the job went without after such incidents, until they were back: held by nobody, and in no sum of what was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +120,11 @@ class Bill:
         return self.ledger.sum(use).hours
 
     @property
+    def without(self) -> float:
+        """Return the hours of ranks that jobs went without while they trained on with fewer."""
+        return sum(one.without for one in self.losses)
+
+    @property
     def ettr(self) -> float | None:
         """Return the share of the jobs' time that went into steps that were kept; empty where no step is known, or no time passed."""
         whole, kept = self.ledger.sum().wall, self.ledger.sum(Use.PRODUCTIVE).wall
@@ -140,6 +148,8 @@ class _Adding:
     by_kind: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     incidents: Counter[str] = field(default_factory=Counter)
     """Of each kind."""
+    without: Counter[str] = field(default_factory=Counter)
+    """Microseconds of ranks that were missing, by kind."""
     faults: Counter[str] = field(default_factory=Counter)
     """On each node."""
     roots: defaultdict[str, list[tuple[str, Root, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -192,6 +202,9 @@ def _add(adding: _Adding, reader: Reader, job: Known) -> None:
     adding.ledger.take_in(ledger)
     adding.faults.update(_faults(reader.session, job.id, reader.since))
     _add_losses(adding, ledger, life.troubles, roots)
+    kinds = {one.id: one.kind for one in life.troubles}
+    for incident, devices in gone_without(life, since=since).items():
+        adding.without[kinds.get(incident, NO_INCIDENT)] += devices
     for one in within:
         adding.incidents[one.kind] += 1
         users = one.id in roots and roots[one.id].level == USER_ERROR
@@ -225,10 +238,11 @@ def _losses(adding: _Adding) -> list[Loss]:
             incidents=adding.incidents[kind],
             hours=adding.by_kind[kind].total() / HOUR,
             phases={phase: devices / HOUR for phase, devices in adding.by_kind[kind].most_common()},
+            without=adding.without[kind] / HOUR,
         )
-        for kind in adding.by_kind.keys() | adding.incidents.keys()
+        for kind in adding.by_kind.keys() | adding.incidents.keys() | adding.without.keys()
     ]
-    return sorted(found, key=lambda one: (-one.hours, one.kind))
+    return sorted(found, key=lambda one: (-one.hours, -one.without, one.kind))
 
 
 def _lemons(adding: _Adding) -> list[Lemon]:

@@ -80,3 +80,5 @@ class Life:
     tells_steps: bool = True
     saves: Sequence[Save] = ()
     spares: Sequence[Spares] = ()
+    full: int = 0
+    """Devices at the width that was asked for."""

@@ -99,6 +99,7 @@ class Reader:
             tells_steps=bool(steps) or self._has_steps(job.id),
             saves=self._saves(job.id),
             spares=list(self._spares(job, generations)),
+            full=self._asked_for(job.spec),
         )
 
     def width(self, world_size: int, ranks: Mapping[str, Any]) -> int:

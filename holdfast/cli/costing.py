@@ -52,6 +52,7 @@ def _tell(found: Bill, name: str | None) -> None:
     say_facts(list(words.figures(found)))
     if found.phases:
         _rows(words.phases(found), "Lost, by phase")
+    if found.phases or found.without:
         _rows(words.kinds(found), "Lost, by kind of fault")
     if found.lemons:
         _rows(words.lemons(found), "Nodes, by what incidents with their root there cost")

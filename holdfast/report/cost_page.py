@@ -57,6 +57,7 @@ def _tables(bill: Bill) -> Iterator[tuple[str, str, str, Sequence[str], list[lis
     """Yield what there is to tell of losses, nodes and jobs: name, title, words, and the table."""
     if bill.phases:
         yield "phases", "Lost, by phase", "Where in an incident it was lost.", *_table(hours.phases(bill))
+    if bill.phases or bill.without:
         yield "faults", "Lost, by kind of fault", "The kind of the root of each incident, the dearest first.", *_table(hours.kinds(bill))
     if bill.lemons:
         yield "nodes", "Nodes", _NODES, *_table(hours.lemons(bill))

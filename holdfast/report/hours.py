@@ -53,6 +53,9 @@ def figures(bill: Bill) -> Iterator[tuple[str, str]]:
     yield "ETTR", f"{share(bill.ettr)} of the time went into steps that were kept" if bill.ettr is not None else f"not known: {why}"
     yield "MTTF", _mean(bill.mttf, "of running between failures of the fleet", "failure")
     yield "MTTR", _mean(bill.mttr, "from the fault to the first new step", "recovery")
+    if bill.without:
+        what = "ranks" if bill.unit.by_rank else "nodes"
+        yield "WENT WITHOUT", f"{hours(bill.without)} of {what} that were missing while training went on with fewer, beside what was held"
     if bill.user_errors:
         yield "", f"{plural(bill.user_errors, 'incident')} more {'was' if bill.user_errors == 1 else 'were'} the script's own fault"
 
@@ -96,9 +99,15 @@ def meaning(phase: str) -> str:
 def kinds(bill: Bill) -> Table:
     """Return what was lost by kind of fault."""
     lost = bill.hours(Use.LOST)
-    return ("FAULT", "INCIDENTS", "TIME", "OF LOST", "MOST OF IT"), [
+    rows = [
         [one.kind, str(one.incidents), hours(one.hours), _part(one.hours, lost), ", ".join(list(one.phases)[:3]) or NOTHING]
         for one in bill.losses
+    ]
+    if not bill.without:
+        return ("FAULT", "INCIDENTS", "TIME", "OF LOST", "MOST OF IT"), rows
+    told = [hours(one.without) if one.without else NOTHING for one in bill.losses]
+    return ("FAULT", "INCIDENTS", "TIME", "OF LOST", "WENT WITHOUT", "MOST OF IT"), [
+        [*row[:4], without, row[4]] for row, without in zip(rows, told, strict=True)
     ]
 
 
@@ -149,8 +158,12 @@ def record(bill: Bill) -> dict[str, Any]:
         "mttr_s": bill.mttr.seconds,
         "recoveries": bill.mttr.n,
         "user_errors": bill.user_errors,
+        "hours_without": bill.without,
         "phases": bill.phases,
-        "faults": [{"kind": one.kind, "incidents": one.incidents, "hours": one.hours, "phases": one.phases} for one in bill.losses],
+        "faults": [
+            {"kind": one.kind, "incidents": one.incidents, "hours": one.hours, "phases": one.phases, "hours_without": one.without}
+            for one in bill.losses
+        ],
         "nodes": [
             {
                 "node": one.node,
@@ -183,4 +196,4 @@ def numbers(head: Sequence[str]) -> list[int]:
     return [place for place, name in enumerate(head) if name in _NUMBERS]
 
 
-_NUMBERS: Final = frozenset({"TIME", "SHARE", "OF LOST", "INCIDENTS", "FAULTS", "BLAMED", "PRODUCTIVE", "LOST", "IDLE"})
+_NUMBERS: Final = frozenset({"TIME", "SHARE", "OF LOST", "INCIDENTS", "FAULTS", "BLAMED", "PRODUCTIVE", "LOST", "IDLE", "WENT WITHOUT"})

@@ -100,6 +100,29 @@ def test_the_bill_of_a_job_adds_up_to_what_it_held(history: History) -> None:
     assert found.mttf.seconds == pytest.approx((40 - 11) / 2)
 
 
+def test_ranks_that_are_missing_are_put_down_to_the_fault_that_took_them_and_are_in_no_sum(history: History) -> None:
+    """Four of six ranks for 30 s, then five for 20 s: those that come back first are those that were lost last."""
+    wide = {"n0": [0, 1], "n1": [2, 3], "n2": [4, 5]}
+    write(history, a_job("gpt", id="j", at=0.0, spec={"nodes": {"wanted": 3, "ranks": 2}}), a_move("j", "COMPLETED", at=100.0))
+    write(
+        history,
+        a_generation("j", 1, 0.0, world_size=6, ranks=wide, first_step_at=1.0),
+        a_generation("j", 2, 20.0, world_size=5, ranks={"n0": [0, 1], "n1": [2, 3], "n2": [4]}, resumed_step=10),
+        a_generation("j", 3, 30.0, world_size=4, ranks=PLACES, resumed_step=20),
+        a_generation("j", 4, 60.0, world_size=5, ranks={"n0": [0, 1], "n1": [2, 3], "n2": [4]}, resumed_step=50),
+        a_generation("j", 5, 80.0, world_size=6, ranks=wide, resumed_step=70),
+        *recovered("j", 1, 18.0, 2.0, kind="worker-sigkill"),
+        *recovered("j", 2, 28.0, 2.0, kind="node-lost"),
+    )
+    found = bill(history)
+    without = {one.kind: one.without for one in found.losses}
+    assert without == {"worker-sigkill": hours(60.0), "node-lost": hours(30.0)}
+    assert found.without == hours(90.0)
+    held = 6 * 20 + 5 * 10 + 4 * 30 + 5 * 20 + 6 * 20
+    assert found.whole == hours(held + 30.0), "and the idle place on n2 while it holds one rank"
+    assert {one.kind: one.without for one in bill(history, since=70.0).losses if one.without} == {"worker-sigkill": hours(10.0)}
+
+
 def test_one_failure_gives_no_mean(history: History) -> None:
     """The number of them is told, and no mean."""
     write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=40.0), a_generation("j", 1, 0.0), *recovered("j", 1, 16.0, 4.0))
