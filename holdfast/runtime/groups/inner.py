@@ -7,7 +7,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -105,6 +105,18 @@ class Inner:
             at_rest = time.monotonic() > patient or not _are_shared(self.sockets)
             quiet = quiet + 1 if at_rest and all(_sleeps(one) for one in self.workers) else 0
         self.waits.end()
+
+
+def close_later(inners: Iterable[Inner]) -> None:
+    """Give connections back beside training: gloo takes some 10 ms to end a group, as its thread looks up only so often."""
+    left = list(inners)
+
+    def close() -> None:
+        for one in left:
+            one.close()
+
+    if left:
+        threading.Thread(target=close, name="holdfast-close", daemon=True).start()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast.runtime import rng
 from holdfast.runtime.groups.assembly import Generation
-from holdfast.runtime.groups.inner import Abandoned, Inner
+from holdfast.runtime.groups.inner import Abandoned, Inner, close_later
 from holdfast.runtime.groups.mover import Mover
 from holdfast.runtime.groups.stores import Reached
 from holdfast.runtime.link import link
@@ -180,8 +180,7 @@ class Moves:
         incarnations = dict(generation.incarnations)
         assert prepared.reached is not None
         self._hand_over(prepared)
-        for handover in prepared.handovers.values():
-            handover.close()
+        over = list(prepared.handovers.values())
         assembly.take(prepared.reached)
         assembly.fill(generation)
         assembly.convene(generation)
@@ -189,8 +188,8 @@ class Moves:
             inner = prepared.inners.pop(group.group_name, None)
             if inner is not None:
                 before = group.give(inner, incarnations)
-                if before is not None:
-                    before.close()
+                over += [before] if before is not None else []
+        close_later(over)
         assembly.enter(generation)
         self._keeper.learn_of(generation)
         link().report("switched", generation=generation.number, step=self._keeper.live, seconds=time.monotonic() - begin)
@@ -217,7 +216,7 @@ class Moves:
         source = sources_of(generation, order, facts).get(generation.rank, generation.rank)
         size = mover.receive([(handover, 0, source, 0, 1)])
         mover.put(f"arrived/{generation.rank}", b"")
-        handover.close()
+        close_later([handover])
         keeper.leave_sandbox(generation)
         assembly.convene(generation)
         for group in assembly.groups:
