@@ -8,7 +8,8 @@ Real jobs under a real flow, Prefect server and agents, on a local cluster: node
   A wait, a question and the end have no orders: there it is the job's move, and for the wait the stop of all ranks is in it.
 - ``next-rung``: from the fault that ends an attempt to the orders of the next one.
 - ``shrink-by-restart``: from the event until all ranks that are left have made a step, in new processes.
-- ``shrink``, ``grow``: the same in the processes that live, from the injection, and by how much the step with a newcomer comes later.
+- ``shrink``, ``grow``: the same in the processes that live, from the injection, and by how much the step with a newcomer comes later;
+  this for jobs whose steps take next to nothing, and for such as rest 50 and 200 ms in each.
 - ``chaos``: a job of three ranks on four nodes with managed groups, a standby, replicated snapshots and checkpoints suffers random faults
   (havoc.py has the kinds). Promised, or the exit status is 1: every step has the loss, and the end the parameters, of an undisturbed run,
   bit for bit; no node is isolated, as none has a fault of its own; no process and no memory is left; every incident ends well.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -38,6 +40,8 @@ NEXT: Final = {"median": 0.2}
 SHRINK: Final = {"median": 1.0}
 GROW: Final = {"median": 2.0}
 """In steps."""
+RESTS: Final = (0.0, 0.05, 0.2)
+"""Seconds for which each step rests, in the jobs that grow: a pause is told in steps, and those of real jobs are not so short."""
 TURNS: Final = 4
 """How often a job comes in a round to each rung that leaves it as it was."""
 
@@ -76,16 +80,19 @@ def rungs(folder: Path, environment: dict[str, str], rounds: int, keys: set[str]
 
 def widths(folder: Path, environment: dict[str, str], rounds: int, keys: set[str]) -> list[dict[str, Any]]:
     """Measure how a job gets narrower and wider in the processes that live."""
-    found = Widths()
-    for number in range(rounds):
-        found.play(folder / f"widths-{number}", environment, TURNS)
-    for missed in found.missed:
-        print(f"answered otherwise: {missed}", flush=True)
-    lines = {
-        "shrink": a_line("shrink", found.narrowed, SHRINK),
-        "grow": a_line("grow", found.grown_steps, GROW, unit="steps", seconds=spread(found.grown)),
-    }
-    return [line for key, line in lines.items() if key in keys]
+    lines = []
+    for rest in RESTS if "grow" in keys else RESTS[:1]:
+        found = Widths()
+        for number in range(rounds):
+            found.play(folder / f"widths-{round(rest * 1000)}-{number}", environment, TURNS, rest)
+        for missed in found.missed:
+            print(f"answered otherwise: {missed}", flush=True)
+        if "shrink" in keys and not rest:
+            lines.append(a_line("shrink", found.narrowed, SHRINK))
+        if "grow" in keys:
+            step = {"step_s": statistics.median(found.usual), "rest_s": rest} if found.usual else {"rest_s": rest}
+            lines.append(a_line("grow", found.grown_steps, GROW, unit="steps", seconds=spread(found.grown), **step))
+    return lines
 
 
 def chaos(folder: Path, environment: dict[str, str], given: argparse.Namespace) -> dict[str, Any]:

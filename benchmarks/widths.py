@@ -1,6 +1,7 @@
 """How long training stands still when a node goes and there is no spare, and when it comes back: in the processes that live.
 
 One job of three ranks that share each step's samples (examples/elastic.py) loses one node after another, rank 0's too, and gets it back.
+Its steps take next to nothing, or rest for a while as those of real jobs do while GPUs compute (train_resting.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ RANKS: Final = 3
 SETTLED: Final = 12
 """Steps between two changes: the median of them is what a step takes."""
 SCRIPT: Final = ROOT / "examples" / "elastic.py"
+RESTING: Final = ROOT / "benchmarks" / "train_resting.py"
 SMALL: Final = ["--width", "32", "--layers", "1", "--heads", "2", "--context", "32", "--bytes", "20000", "--batch", "6"]
 
 
@@ -28,19 +30,21 @@ class Widths:
     narrowed: list[float] = field(default_factory=list)
     """Seconds from the loss of a node to the first step of those that are left."""
     grown: list[float] = field(default_factory=list)
-    """Seconds by which the first step with the newcomer came later than a step takes."""
+    """Seconds by which the first step with the newcomer came later than a step takes from then on."""
     grown_steps: list[float] = field(default_factory=list)
     """The same in steps."""
+    usual: list[float] = field(default_factory=list)
+    """What a step takes with all ranks, at each growth."""
     missed: list[str] = field(default_factory=list)
 
-    def play(self, place: Path, environment: dict[str, str], turns: int) -> None:
-        """Have a node go and come *turns* times."""
+    def play(self, place: Path, environment: dict[str, str], turns: int, rest: float = 0.0) -> None:
+        """Have a node go and come *turns* times, in a job whose steps *rest* for so many seconds."""
         job = Steered(
             place,
             environment,
             count=RANKS,
-            script=str(SCRIPT),
-            args=[*SMALL, "--steps", "1000000"],
+            script=str(RESTING if rest else SCRIPT),
+            args=[*([str(rest)] if rest else []), *SMALL, "--steps", "1000000"],
             nodes={"wanted": RANKS, "least": RANKS - 1, "ranks": 1},
             checkpoint={"every": 0},
         )
@@ -65,11 +69,12 @@ class Widths:
         steps(job, SETTLED)
         job.chaos.power_on(node)
         job.until(lambda: newest(job).world_size == RANKS and newest(job).first_step_at is not None, f"rank {rank} to be back", seconds=180)
-        steps(job, 2)
+        steps(job, SETTLED)
         number = newest(job).number
         before, after = (queries.steps(job.history, job.row.id, generation=one) for one in (number - 1, number))
-        usual = statistics.median(row.seconds for row in before[-SETTLED:])
+        usual = statistics.median(row.seconds for row in after[2 : SETTLED + 2])  # with all ranks: on few cores they take longer than two
         pause = max(0.0, after[0].at - before[-1].at - usual)
+        self.usual.append(usual)
         self.grown.append(pause)
         self.grown_steps.append(pause / usual)
 
