@@ -47,13 +47,22 @@ class Closing:
     because: str
 
 
-def closing(windows: Iterable[Window], node: str, now: float, *, soon: bool = True) -> Closing | None:
-    """Return the window that takes *node* away at *now*, or (if *soon*) before long: of several the one that begins first."""
+def begins_within(windows: Iterable[Window], node: str, now: float, until: float) -> Closing | None:
+    """Return the window that takes *node* away at *now* or begins before *until*: of several the one that begins first."""
+    found = closing(windows, node, now, ahead=until - now)
+    return found if found is not None and found.begins < until else None
+
+
+def closing(windows: Iterable[Window], node: str, now: float, *, soon: bool = True, ahead: float = 0.0) -> Closing | None:
+    """Return the window that takes *node* away at *now*, or (if *soon*) before long: of several the one that begins first.
+
+    *ahead*: what counts as long before, in seconds, where that is more than the window says itself.
+    """
     found = []
     for window in windows:
         if node not in window.nodes or (time := window.around(now)) is None:
             continue
         begins, ends = time
-        if not soon or now >= begins - window.ahead.total_seconds():
+        if not soon or now >= begins - max(ahead, window.ahead.total_seconds()):
             found.append(Closing(begins=begins, ends=ends, because=window.because))
     return min(found, key=lambda one: one.begins, default=None)

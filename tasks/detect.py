@@ -207,7 +207,7 @@ def a_case(run: Run, incident: IncidentInWork | None, diagnosis: Diagnosis, lost
 def choose(run: Run, incident: IncidentInWork, diagnosis: Diagnosis) -> Turn:
     """Have the job's policy decide, and record the decision with its reasons."""
     case = a_case(run, incident, diagnosis)
-    run.tell_of_policy()
+    run.take_files()
     now = case.now
     answer = run.policy.decide(case)
     record(run, incident, case, answer)

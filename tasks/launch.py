@@ -85,7 +85,8 @@ def _tell_of_sick(run: Run, ready: list[str], order: list[str]) -> None:
     """Record how the nodes of the launch stand, which were passed over for others, and which are used for want of others."""
     for node in ready:
         why = run.preflight.against(node)
-        run.stand(node, "suspect" if why else "healthy", why or "its agent is up")
+        sound = run.preflight.is_sound(node)
+        run.stand(node, "healthy" if sound else "suspect", "its agent is up" if sound else why)
     well = [order.index(node) for node in ready if not run.preflight.against(node)]
     passed = [node for node in order[: max(well, default=0)] if node not in ready]
     for why, nodes in run.preflight.news(passed).items():

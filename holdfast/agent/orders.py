@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.agent import fields
 from holdfast.agent.births import Plan
+from holdfast.agent.notices import NoticePlan
 from holdfast.agent.recovery import Recovery
 from holdfast.agent.refused import Refused
 from holdfast.agent.vaults import replicate_of
@@ -45,6 +46,7 @@ class Orders:
             "stored": self._stored,
             "ask": self._ask,
             "flush": self._flush,
+            "notice": self._notice,
             **Recovery(service).verbs,
             "end": self._end,
         }
@@ -195,6 +197,11 @@ class Orders:
         facts = {"generation": generation, "world": fields.whole(order, "world", least=1), "keep": fields.whole(order, "keep", least=1)}
         place = fields.path(order, "directory")
         service.flushing.last_word(generation, [_wanted(one, place, facts) for one in fields.objects(order, "snapshots")])
+        return {}
+
+    def _notice(self, _peer: Peer, order: Message) -> Message:
+        """Look for notices of the node's end somewhere else from now on."""
+        self._service.notices.prepare(NoticePlan.of(fields.mapping(order, "notice")))
         return {}
 
     def _end(self, _peer: Peer, _order: Message) -> Message:

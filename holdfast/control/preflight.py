@@ -42,6 +42,8 @@ class Preflight:
     on: bool = True
     doubts: Callable[[str], str] = lambda _: ""
     """What makes a node suspect, whoever looked at it."""
+    cut_short: Callable[[str], str] = lambda _: ""
+    """What will take a node away before the job could end."""
     _told: dict[str, Verdict] = field(default_factory=dict)
     _kept: dict[str, Verdict] = field(default_factory=dict)
     """Of the history."""
@@ -117,12 +119,24 @@ class Preflight:
                 return f"sick: {'; '.join(told.evidence[:2])}"
         if (failed := self._failed.get(node)) is not None:
             return f"failed the short burn-in: {failed}"
-        return self.doubts(node)
+        return self.doubts(node) or self.cut_short(node)
+
+    def is_sound(self, node: str) -> bool:
+        """Tell whether nothing speaks against the health of *node*, for all that it may be taken away soon."""
+        return self.against(node) in ("", self.cut_short(node))
 
     def by_worth(self, nodes: Iterable[str]) -> list[str]:
-        """Return *nodes* with those last that something speaks against: all judged by the same looks, whatever comes in meanwhile."""
+        """Return *nodes*, those later that will be taken away before the job could end, and those last that are not well.
+
+        All are judged by the same looks, whatever comes in meanwhile.
+        """
         looks = self._told
-        return sorted(nodes, key=lambda node: bool(self._against(node, looks)))
+
+        def worth(node: str) -> int:
+            why = self._against(node, looks)
+            return 0 if not why else 1 if why == self.cut_short(node) else 2
+
+        return sorted(nodes, key=worth)
 
     def close(self) -> None:
         """Let go of all connections."""

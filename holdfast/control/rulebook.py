@@ -1,16 +1,14 @@
-"""The policy of a running job, read anew when its file changes: by a thread, as no recovery may wait for a file server that is away."""
+"""The policy of a running job, read anew when its file changes."""
 
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
+from holdfast.control.follower import Follower, in_a_line
 from holdfast.errors import BadFile
 from holdfast.log import note
 from holdfast.report.policy_words import changes
@@ -21,11 +19,6 @@ from policies.policy import BASE, NAMED, Policy
 
 log = logging.getLogger("holdfast.control")
 
-EVERY: Final = 1.0
-"""Seconds between two looks at the file."""
-MOMENT: Final = 0.05
-"""Seconds that a decision waits for a look at most: a local file takes a millisecond."""
-
 
 class Rulebook:
     """The policy in force, and news of it."""
@@ -34,20 +27,18 @@ class Rulebook:
         """Begin with what *spec* names; where its file cannot be used, with what was in force last, of which *folder* keeps a copy."""
         self._spec, self._kept = spec, folder / "policy-in-force.yaml"
         self._news: deque[str] = deque()
-        self._seen: tuple[int, ...] = ()
-        self._refused = ""
-        """What was told of a file that cannot be used."""
-        self._file = Path(spec.policy) if is_policy_file(spec.policy) else None
-        self.present = under_job(NAMED[spec.policy], spec) if self._file is None else self._first(self._file)
-        self._over, self._kick, self._looked = threading.Event(), threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._follow, name=f"policy of {spec.name}", daemon=True)
-        if self._file is not None:
-            self._thread.start()
+        self._follower: Follower[Policy] | None = None
+        if not is_policy_file(spec.policy):
+            self.present = under_job(NAMED[spec.policy], spec)
+            return
+        self._follower = Follower(Path(spec.policy), self._read, self._accept, self._refuse, name=f"policy of {spec.name}")
+        self.present = self._first(self._follower)
+        self._follower.begin()
 
     def close(self) -> None:
         """Look no more."""
-        self._over.set()
-        self._kick.set()
+        if self._follower is not None:
+            self._follower.close()
 
     def news(self) -> list[str]:
         """Return what there is to tell since the last time, in words."""
@@ -59,21 +50,21 @@ class Rulebook:
 
     def look_now(self) -> None:
         """Have the file looked at before a decision; one that cannot be read within a moment changes nothing."""
-        if self._file is not None and self._thread.is_alive():
-            self._looked.clear()
-            self._kick.set()
-            self._looked.wait(MOMENT)
+        if self._follower is not None:
+            self._follower.look_now()
 
-    def _first(self, file: Path) -> Policy:
+    def _first(self, follower: Follower[Policy]) -> Policy:
+        file = follower.file
         try:
             return self._read(file)
         except BadFile as error:
-            self._refused = str(error)
+            follower.refused = str(error)
+        said = f"policy file {in_a_line(follower.refused)}"
         with suppress(BadFile):
             before = replace(under_job(load_policy(self._kept), self._spec), name=str(file))
-            self._news.append(f"{_in_a_line(self._refused)}. What was in force before stays in force")
+            self._news.append(f"{said}. What was in force before stays in force")
             return before
-        self._news.append(f"{_in_a_line(self._refused)}. Policy '{BASE}' is in force until it is mended")
+        self._news.append(f"{said}. Policy '{BASE}' is in force until it is mended")
         return replace(under_job(NAMED[BASE], self._spec), name=str(file))
 
     def _read(self, file: Path) -> Policy:
@@ -88,51 +79,12 @@ class Rulebook:
             note(log, "policy.not-kept", job=self._spec.name, why=error)
         return policy
 
-    def _follow(self) -> None:
-        doubtful = False
-        while not self._over.is_set():
-            self._kick.wait(EVERY)
-            self._kick.clear()
-            doubtful = self._look(doubtful=doubtful)
-            self._looked.set()
+    def _refuse(self, problems: str) -> None:
+        self._news.append(f"policy file {problems}. The policy as it was before stays in force")
 
-    def _look(self, *, doubtful: bool) -> bool:
-        """Take what the file says now; tell whether it cannot be used, for the first time: perhaps somebody is still writing it."""
-        assert self._file is not None
-        mark = _mark(self._file)
-        if mark == self._seen and not doubtful:
-            return False
-        try:
-            policy = self._read(self._file)
-        except BadFile as error:
-            first = not doubtful or mark != self._seen
-            self._seen = mark
-            if not first and str(error) != self._refused:
-                self._refused = str(error)
-                self._news.append(f"{_in_a_line(self._refused)}. The policy as it was before stays in force")
-            return first
-        self._seen = mark
-        self._accept(policy)
-        return False
-
-    def _accept(self, policy: Policy) -> None:
-        differences, was_refused = changes(self.present, policy), bool(self._refused)
-        self._refused, self.present = "", policy
+    def _accept(self, policy: Policy, was_refused: bool) -> None:  # noqa: FBT001 (the follower's word)
+        differences, self.present = changes(self.present, policy), policy
         if differences:
             self._news.append(f"policy file {policy.name} has changed, and holds from the next decision on: {'; '.join(differences)}")
         elif was_refused:
             self._news.append(f"policy file {policy.name} can be used again, and says what is in force already")
-
-
-def _mark(file: Path) -> tuple[int, ...]:
-    """Return what changes with the content of *file*; nothing where there is none."""
-    try:
-        found = os.stat(file)  # noqa: PTH116 (no difference, and no second object)
-    except OSError:
-        return ()
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _in_a_line(problems: str) -> str:
-    first, *more = problems.splitlines()
-    return f"policy file {first}: " + "; ".join(line.strip() for line in more)

@@ -16,6 +16,7 @@ from detectors.evidence import Evidence
 from detectors.progress import STANDSTILLS
 from holdfast.control.board import Board, limits_of
 from holdfast.control.cadence import Cadence
+from holdfast.control.cluster_file import ClusterFile
 from holdfast.control.concerns import Concerns
 from holdfast.control.consent import Consent
 from holdfast.control.departures import Departures
@@ -109,6 +110,7 @@ class Run:
     departures: Departures = field(init=False)
     slow_ranks: SlowRanks = field(init=False)
     rulebook: Rulebook = field(init=False)
+    cluster_file: ClusterFile = field(init=False)
     growth: Growth = field(init=False)
     seen_before: Past = field(default_factory=Past)
     state: State = State.LAUNCHING
@@ -160,12 +162,17 @@ class Run:
         self.consent = Consent(self.history, self.job, asking, self.remark, self.pass_on)
         owner = Owner(name=f"job {self.job.name}")
         self.wards = Wards(self.cluster, self.history, self.fleet.source.names, owner, self.remark, self.consent)
-        self.preflight = Preflight(self.cluster, self.history, on=self.spec.preflight, doubts=self.wards.doubts)
+        walltime = self.spec.limits.walltime
+        self.wards.ends = None if walltime is None else self.job.at + walltime.total_seconds()
+        self.preflight = Preflight(
+            self.cluster, self.history, on=self.spec.preflight, doubts=self.wards.doubts, cut_short=self.wards.cut_short
+        )
         self.replicas = Replicas(self.fleet, self.spec.checkpoint.memory)
         self.snapshots = Snapshots(self.recorder, self.job.id)
         self.roll, self.concerns = RollCall(self.fleet), Concerns(lambda: self.levels)
         self.hearing, self.departures, self.slow_ranks = Hearing(self), Departures(self), SlowRanks(self)
         self.rulebook = Rulebook(self.spec, job_directory(self.spec.name))
+        self.cluster_file = ClusterFile(self.cluster)
         self.growth = Growth(self)
 
     # -- moving -------------------------------------------------------------------------------------------------------
@@ -252,7 +259,7 @@ class Run:
             for why, nodes in self.preflight.news(self.members).items():
                 self.remark(f"{', '.join(nodes)}: {why}")
             self.snapshots.look(self.board, time.time(), training=self.state is State.RUNNING)
-            self.tell_of_policy()
+            self.take_files()
             self.departures.look(time.time())
         if self.state in STARTED:
             self._look_out(now)
@@ -623,7 +630,19 @@ class Run:
         """Return how much faults ask for now."""
         return self.rulebook.present.asks
 
-    def tell_of_policy(self) -> None:
-        """Record what is new about the policy."""
-        for text in self.rulebook.news():
+    def take_files(self) -> None:
+        """Take in what is new about the policy and the cluster's plan, and record it."""
+        for text in (*self.rulebook.news(), *self.cluster_file.news()):
             self.remark(text)
+        if self.cluster is not (present := self.cluster_file.present):
+            self._take_plan(present)
+
+    def _take_plan(self, cluster: Cluster) -> None:
+        """Go by *cluster* from now on, and have agents look for notices where it says."""
+        before, self.cluster = self.cluster, cluster
+        self.wards.cluster = cluster
+        if cluster.notice == before.notice:
+            return
+        self.fleet.plan["notice"] = cluster.notice.for_agents()
+        for node in self.fleet.alive():
+            self.fleet.later(node, "notice", notice=self.fleet.plan["notice"])

@@ -163,6 +163,7 @@ def _let_go(run: Run) -> None:
         run.wards.close()
         run.consent.close(ended=run.over and run.lost is None)
         run.rulebook.close()
+        run.cluster_file.close()
         run.keeper.release()
         runs.leave(run)
 

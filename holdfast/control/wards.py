@@ -28,7 +28,7 @@ from policies.holds import Changed, HoldKind, NeedsPerson, Node, Owner, Stale, W
 from policies.node_states import NodeState
 from policies.offences import Offence, takes_out
 from policies.quarantine import doubt, quarantine
-from policies.windows import Closing, closing
+from policies.windows import Closing, begins_within, closing
 
 log = logging.getLogger("holdfast.control")
 
@@ -48,6 +48,8 @@ class Wards:
     owner: Owner
     remark: Callable[[str], None]
     consent: Consent
+    ends: float | None = None
+    """When the job's walltime is over (seconds since 1970); empty: it has none, and any window may meet it."""
     _known: dict[str, Node] = field(default_factory=dict)
     _grave: dict[str, tuple[Offence, float]] = field(default_factory=dict)
     """Node to what took it out of this job, and when: it stays out until it has come back, also where it could not be quarantined."""
@@ -121,6 +123,13 @@ class Wards:
         if known is None or known.state is not NodeState.SUSPECT:
             return ""
         return f"suspect: {known.of_kind(HoldKind.DOUBT)[-1].because}"
+
+    def cut_short(self, node: str) -> str:
+        """Return which window would take *node* away before the job's walltime is over; empty where none does."""
+        now = time.time()
+        if self.ends is None or (closed := begins_within(self.cluster.windows, node, now, self.ends)) is None:
+            return ""
+        return f"{_of_window(closed)} begins before the job's walltime ends at {moment(self.ends)}"
 
     def usable(self, nodes: Iterable[str]) -> list[str]:
         """Return those of *nodes* that jobs may be given."""

@@ -144,6 +144,10 @@ class LocalCluster(Part):
     burn_in: BurnInSettings = Field(default=BurnInSettings(), description="How nodes are tried before they come back.")
     maintenance: list[Maintenance] = Field(default=[], description="Times at which nodes are taken away.")
     notice: Notice = Field(default=Notice(), description="Where nodes are told that they will be taken away.")
+    plan: FilledText | None = Field(
+        default=None,
+        description="YAML file whose `maintenance` and `notice` are read anew while jobs run; empty: the file that the cluster stands in.",
+    )
 
     @model_validator(mode="after")
     def _names_nodes_that_there_are(self) -> Self:
@@ -264,6 +268,10 @@ class SshCluster(Part):
     burn_in: BurnInSettings = Field(default=BurnInSettings(), description="How nodes are tried before they come back.")
     maintenance: list[Maintenance] = Field(default=[], description="Times at which nodes are taken away.")
     notice: Notice = Field(default=Notice(), description="Where nodes are told that they will be taken away.")
+    plan: FilledText | None = Field(
+        default=None,
+        description="YAML file whose `maintenance` and `notice` are read anew while jobs run; empty: the file that the cluster stands in.",
+    )
 
     @property
     def machines(self) -> list[SshHost]:

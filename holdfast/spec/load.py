@@ -48,6 +48,25 @@ def load_cluster(path: str | os.PathLike[str]) -> Cluster:
     return draft.cluster
 
 
+def reread_cluster(path: str | os.PathLike[str]) -> Cluster:
+    """Return the cluster in the file at *path*, its own or a job's; what is wrong with a job there is not asked."""
+    draft, file = Draft(), Path(path)
+    try:
+        document = document_of(file)
+        fields, under = mapping_of(document), ""
+        if "cluster" in fields:
+            fields, under = fields["cluster"], "cluster"
+        elif fields.keys() & {"script", "command"}:
+            fields = {}
+        draft.cluster = _cluster(fields, draft.problems, document, under)
+    except Unreadable as error:
+        draft.problems.append(error.problem)
+    _at_home(draft, file)
+    if draft.problems or draft.cluster is None:
+        raise BadFile(shown(str(path)), tuple(draft.problems))
+    return draft.cluster
+
+
 def review(job_file: str | os.PathLike[str], cluster_file: str | os.PathLike[str] | None = None) -> Draft:
     """Read a job file, check it against this machine, and tell all that is wrong. A cluster file goes before the job's own cluster."""
     draft = _job_draft(Path(job_file))
@@ -111,15 +130,17 @@ def _at_home(draft: Draft, path: Path) -> Draft:
         draft.job = draft.job.model_copy(update={"directory": os.path.normpath(directory), "checkpoint": plan, "policy": policy})
     if draft.cluster is not None:
         draft.cluster = _cluster_at_home(draft.cluster, home)
+        if draft.cluster.plan is None and path.suffix.lower() in YAML:  # a module would have to be run again
+            draft.cluster = draft.cluster.model_copy(update={"plan": str(path.absolute())})
     return draft
 
 
 def _cluster_at_home(cluster: Cluster, home: Path) -> Cluster:
     """Make the files and folders that *cluster* names absolute."""
     if isinstance(cluster, LocalCluster):
-        return cluster.model_copy(update=_absolute(cluster, home, "directory"))
+        return cluster.model_copy(update=_absolute(cluster, home, "directory", "plan"))
     hosts = [host.model_copy(update={**_absolute(host, home, "key"), "jump": _way_at_home(host.jump, home)}) for host in cluster.hosts]
-    files = _absolute(cluster, home, "key", "known_hosts")
+    files = _absolute(cluster, home, "key", "known_hosts", "plan")
     return cluster.model_copy(update={**files, "hosts": hosts, "jump": _way_at_home(cluster.jump, home)})
 
 

@@ -28,12 +28,27 @@ class Metadata:
 
     def __init__(self) -> None:
         self.status, self.body, self.ends = 404, "", threading.Event()
-        self.asked: list[dict[str, str]] = []
+        self.asked: list[dict[str, Any]] = []
+        self.tokens: list[str] = []
+        """Those that were given out; where `wants_token` is set, only the newest one opens the door."""
+        self.wants_token = False
         service = self
 
         class Answer(BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                allowed = self.path == "/latest/api/token" and 1 <= int(self.headers["X-aws-ec2-metadata-token-ttl-seconds"]) <= 21600
+                self.send_response(200 if allowed else 400)
+                self.end_headers()
+                if allowed:
+                    service.tokens.append(f"token-{len(service.tokens)}")
+                    self.wfile.write(service.tokens[-1].encode())
+
             def do_GET(self) -> None:
-                service.asked.append({"path": self.path, **dict(self.headers)})
+                token = self.headers["X-aws-ec2-metadata-token"]
+                service.asked.append({"path": self.path, "token": token, **dict(self.headers)})
+                if service.wants_token and token not in service.tokens[-1:]:
+                    self.send_error(401)
+                    return
                 if service.status == 0:  # it takes the question and gives no answer
                     service.ends.wait(20)
                     return
@@ -93,6 +108,32 @@ def test_an_answer_that_says_so_is_a_notice(node: Node, flow: Flow, metadata: Me
     assert "answered with status 503" in flow.wait("notice.blind")["why"]
     metadata.status, metadata.body = 200, "TRUE"
     assert flow.wait("agent.leaving")["why"] == f"{metadata.url}/node says that it will go: TRUE"
+
+
+def test_a_metadata_service_that_wants_a_token_is_asked_for_one(node: Node, flow: Flow, metadata: Metadata) -> None:
+    """Once, and again when it takes that one no more; without one its refusal is told, and is no notice."""
+    metadata.wants_token = True
+    prepared(node, flow, url=metadata.url)
+    assert "answered with status 401" in flow.wait("notice.blind")["why"]
+    token_url = metadata.url.replace("/spot", "/latest/api/token")
+    prepared(node, flow, url=metadata.url, token_url=token_url)
+    wait_until(lambda: sum(one["token"] == "token-0" for one in metadata.asked) > 3, seconds=30)
+    assert metadata.tokens == ["token-0"], "a token serves many questions"
+    metadata.tokens.append("token-given-to-somebody-else")  # ours has run out
+    wait_until(lambda: metadata.asked[-1]["token"] == "token-2", seconds=30)
+    metadata.status, metadata.body = 200, '{"action": "terminate"}'
+    assert flow.wait("agent.leaving")["why"] == f'{metadata.url} says that it will go: {{"action": "terminate"}}'
+    assert len(metadata.tokens) == 3
+
+
+def test_an_agent_looks_elsewhere_when_it_is_told_to(node: Node, flow: Flow, tmp_path: Path) -> None:
+    """While its job runs; an order that names no place changes nothing."""
+    prepared(node, flow, file=str(tmp_path / "before"))
+    flow.ok("notice", notice={**PLAN, "file": str(tmp_path / "after")})
+    assert not flow.order("notice", notice={**PLAN, "every": "soon"})["ok"]
+    (tmp_path / "before").touch()
+    (tmp_path / "after").touch()
+    assert flow.wait("agent.leaving")["why"] == f"{tmp_path}/after says that it will go"
 
 
 def test_a_signal_of_the_cluster_s_own_is_a_notice(node: Node, flow: Flow) -> None:

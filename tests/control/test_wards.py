@@ -181,6 +181,28 @@ def test_a_suspect_node_is_used_last(history: History, begin: Begin) -> None:
     assert preflight.against("node-0") == "suspect: gpu-off-bus: Xid 79"
 
 
+def test_a_node_whose_window_begins_before_the_job_could_end_comes_later_and_one_that_is_not_well_last(
+    history: History, begin: Begin
+) -> None:
+    """Without a walltime nobody knows when a job ends, and no window speaks against a node before its time."""
+    now = time.time()
+    begins = datetime.fromtimestamp(now + 7200, UTC)
+    window = Maintenance(nodes=["node-0"], begins=begins, lasts=timedelta(hours=1), ahead=timedelta(minutes=1), because="new fan")
+    cluster = CLUSTER.model_copy(update={"maintenance": [window]})
+    wards, _ = begin(history, cluster=cluster)
+    preflight = Preflight(cluster, history, on=False, doubts=wards.doubts, cut_short=wards.cut_short)
+    assert preflight.by_worth(cluster.names) == cluster.names
+    wards.ends = now + 7000
+    assert preflight.by_worth(cluster.names) == cluster.names
+    wards.ends = now + 7300
+    wards.accuse([found("node-1", grave=False)])
+    assert preflight.by_worth(cluster.names) == ["node-2", "node-3", "node-0", "node-1"]
+    assert preflight.against("node-0").startswith("new fan from ")
+    assert "begins before the job's walltime ends at" in preflight.against("node-0")
+    assert (preflight.is_sound("node-0"), preflight.is_sound("node-1")) == (True, False)
+    assert not wards.bars("node-0")
+
+
 def test_a_persons_hold_is_seen_while_a_job_runs(history: History, begin: Begin) -> None:
     """And its end as well."""
     wards, _ = begin(history)

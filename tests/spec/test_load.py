@@ -48,7 +48,7 @@ def test_a_yaml_file_gives_the_job_and_its_cluster(file: Any) -> None:
     job, cluster = load_job(path)
     assert job.directory == str(path.parent / "sub")
     assert job.checkpoint.directory == str(path.parent / "sub" / "ckpt")
-    assert cluster == LocalCluster(nodes=2, directory=str(path.parent / "fleet"))
+    assert cluster == LocalCluster(nodes=2, directory=str(path.parent / "fleet"), plan=str(path))
 
 
 def test_a_python_file_gives_the_job_and_its_cluster(file: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,7 @@ def test_kinds_are_told_apart(tmp_path: Path) -> None:
     made = cluster_of({"kind": "ssh", "hosts": ["a"]})
     assert cluster_of(made.model_dump(mode="json")) == made
     (tmp_path / "job.yaml").write_text("name: j\nscript: x.py\ncluster: {kind: ssh, hosts: [a]}\n")
-    assert load_job(tmp_path / "job.yaml")[1] == made
+    assert load_job(tmp_path / "job.yaml")[1] == made.model_copy(update={"plan": str(tmp_path / "job.yaml")})
     (tmp_path / "c.py").write_text("from holdfast.spec import SshCluster\ncluster = SshCluster(kind='ssh', hosts=['a'])\n")
     assert load_cluster(tmp_path / "c.py") == made
 
