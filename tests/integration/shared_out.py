@@ -1,4 +1,9 @@
-"""Data parallelism under torch's own groups, whose step has one batch for all ranks: each writes down what it computed of it."""
+"""Data parallelism whose step has one batch for all ranks: each writes down what it computed of it.
+
+    shared_out.py STEPS FOLDER [join]
+
+Under torch's own groups, or managed ones. A file ``last-step`` in the folder ends it after the step that it names.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +21,21 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
 
+if "join" in sys.argv[3:]:
+    holdfast.join()
 torch.manual_seed(1)
 torch.set_num_threads(1)
 model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 data = TensorDataset(torch.arange(100), torch.randn(100, 16), torch.randn(100, 4))
 loader = holdfast.Loader(DataLoader(data, 16, shuffle=True, generator=torch.Generator().manual_seed(3), drop_last=True))
-generation = int(os.environ.get("HOLDFAST_GENERATION", "1"))
-with (
-    holdfast.session(model=model, optimizer=optimizer, data=loader) as session,
-    (Path(sys.argv[2]) / f"computed-{generation}-{session.rank}").open("w", buffering=1) as told,
-):
+folder, generation = Path(sys.argv[2]), int(os.environ.get("HOLDFAST_GENERATION", "1"))
+with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
     wrapped = session.settled(DistributedDataParallel(model))
     for step in session.steps(until=int(sys.argv[1])):
+        last = folder / "last-step"
+        if last.exists() and step.number > int(last.read_text()):
+            break
         computed, mean = [], torch.zeros(())
         for share in session.shares():
             samples, x, y = share.batch
@@ -42,4 +49,6 @@ with (
         optimizer.zero_grad()
         time.sleep(0.02)  # long enough that a node is lost in the middle
         step.commit(mean)
-        told.write(json.dumps([step.number, mean.item(), computed]) + "\n")
+        if session.step == step.number:  # it counts, and is none of a warm-up
+            with (folder / f"computed-{generation}-{os.getpid()}").open("a") as told:
+                told.write(json.dumps([step.number, mean.item(), computed]) + "\n")

@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from holdfast.cli.watching import request_stop
 from holdfast.history import queries
+from holdfast.runtime import manifest
 from tests.integration.stage import Play, Stage
 from tests.integration.test_takeover_flow import begun, ended, goes_on, newest, recovered
 from tests.waiting import wait_until
@@ -56,3 +63,86 @@ def test_ranks_leave_a_drained_node_and_without_room_the_job_waits_for_it_in_tim
     assert set(newest(play).ranks) >= {second}
     assert first not in newest(play).ranks
     ended(play)
+
+
+def losses(folder: Path) -> dict[int, set[float]]:
+    """Return the loss of each step, as every rank has written it down."""
+    found: dict[int, set[float]] = {}
+    for path in folder.glob("computed-*"):
+        for line in path.read_text().splitlines():
+            step, loss, _ = json.loads(line)
+            found.setdefault(step, set()).add(loss)
+    return found
+
+
+@pytest.mark.timeout(240)
+def test_the_loss_curve_of_a_drained_job_is_that_of_an_undisturbed_one_to_the_bit(
+    stage: Stage, alone: Callable[..., None], tmp_path: Path
+) -> None:
+    """A rank moves to the spare node while training goes on: no step is computed twice, and none otherwise."""
+    steps, script = 400, Path(__file__).with_name("shared_out.py")
+    play = stage.play(
+        "curve",
+        script=str(script),
+        args=[str(steps), str(stage.home), "join"],
+        nodes={"wanted": 2, "ranks": 1, "spare": 1, "standbys": 1},
+        environment={"OMP_NUM_THREADS": "1"},
+    )
+    play.steps_to(10)
+    left = play.chaos.ranks()[1].node
+    drain(play, left, "--because", "new fan")
+    wait_until(lambda: left not in newest(play).ranks, seconds=60, explain=play.log)
+    moved = next(one.at for one in queries.moves(stage.history, play.job.id) if one.event == "moved")
+    assert play.ends() == 0, play.log()
+    assert play.incidents() == [], play.log()
+    at = [row.step for row in queries.steps(stage.history, play.job.id) if row.at < moved]
+    assert 10 <= max(at) < steps, "it moved in the middle"
+    alone(script, steps, tmp_path, "join")
+    assert losses(stage.home) == losses(tmp_path)
+    assert {step: len(told) for step, told in losses(tmp_path).items()} == dict.fromkeys(range(1, steps + 1), 1)
+
+
+@pytest.mark.timeout(240)
+def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_long(stage: Stage) -> None:
+    """A node with maintenance before then is passed over; what is planned while it runs is heard; the next run goes on from its end."""
+    now = datetime.now(UTC)
+    early = {"nodes": ["node-0"], "begins": str(now + timedelta(seconds=55)), "ahead": "1s", "because": "new fan"}
+    late = {"nodes": ["node-1"], "begins": str(now + timedelta(hours=1)), "ahead": "2h", "because": "new disk"}
+    plan = stage.home / "cluster.json"
+    described = {"kind": "local", "name": "stage", "nodes": stage.count, "directory": str(stage.home / "nodes")}
+    plan.write_text(json.dumps({**described, "maintenance": [early]}))
+    stage.cluster = {"maintenance": [early], "plan": str(plan)}
+    play = stage.play(
+        "timed",
+        script=str(Path(__file__).with_name("copies.py")),
+        args=["1000000", str(stage.home / "never.json")],
+        nodes={"wanted": 2, "ranks": 1},
+        checkpoint={"every": 0, "memory": {"policy": "pause", "pause": "10s"}},
+        limits={"walltime": "60s", "last_save": "30s"},
+        environment={"OMP_NUM_THREADS": "1"},
+    )
+    play.steps_to(3)
+    assert set(newest(play).ranks) == {"node-1", "node-2"}
+    assert "node-0 passed over: new fan from " in remarks(play)
+    plan.write_text(json.dumps({**described, "maintenance": [early, late]}))
+    wait_until(lambda: "node-1 is to be left: new disk from " in remarks(play), seconds=30, explain=play.log)
+
+    assert play.ends() == 3, play.log()
+    assert play.because().startswith("the walltime of 1 min 00 s (`limits.walltime`) ends at "), play.log()
+    saved = next(manifest.whole_steps(stage.home / "jobs" / "timed" / "checkpoints"))
+    assert f"step {saved} was saved out of the nodes' memory" in remarks(play), play.log()
+    last = queries.last_step(stage.history, play.job.id)
+    assert last is not None
+    assert saved >= last.step - 2
+    ended = queries.moves(stage.history, play.job.id)[-1]
+    assert ended.at < play.job.at + 60
+
+    spec = json.loads(play.spec.read_text())
+    spec["cluster"] |= {"maintenance": [], "plan": None}
+    play.spec.write_text(json.dumps(spec))
+    again = stage.again("timed", play.spec)
+    again.steps_to(saved + 1)
+    assert again.job.id != last.job_id
+    assert newest(again).resumed_step == saved, again.log()
+    request_stop(stage.history, again.job)
+    assert again.ends() == 3, again.log()
