@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Final
 
 from detectors.associations import follows_step
 from policies.case import Case, Copies, Decision, Pass, Rung, Seat
 from policies.takeover import in_words, places, sick_ranks, unfit_nodes
+
+WORTH: Final = 2.0
+"""So many times what a start takes the wider job has to save at least, over the steps that are left."""
 
 
 def whole_copies(copies: Copies, vacant: AbstractSet[int]) -> Copies:
@@ -31,6 +35,14 @@ def places_to_widen(copies: Copies, present: AbstractSet[int], room: Mapping[str
             left[node] -= 1
             found[rank] = node
     return found
+
+
+def wins_by_a_start(*, left: float | None, start: float, held: int, coming: int) -> bool:
+    """Tell whether all ranks should start again to be more: on *held* nodes and as many *coming*, when a start takes *start* seconds.
+
+    *left*: what the steps that are left take as the job is; where nobody knows, it has long to go.
+    """
+    return left is None or left * coming / (held + coming) >= WORTH * start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,7 @@ class Event(StrEnum):
     MOVE_ASKED = "move-asked"
     """Ranks are to move while training runs: a person asked, a node is left, one holds others up; or missing ranks can come again."""
     MOVED = "moved"
-    """The ranks that were to move or to come have done so between two steps."""
+    """The ranks that were to move or to come have done so between two steps; or all have started again, to be more."""
     MOVE_FAILED = "move-failed"
     """The move was given up before it changed anything."""
     STOP_ASKED = "stop-asked"

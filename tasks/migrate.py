@@ -12,6 +12,7 @@ from holdfast.errors import WorldError
 from policies.states import Event
 from tasks.move import Move
 from tasks.planned import CannotMove, Interrupted
+from tasks.regrow import regrow
 from tasks.turn import Turn
 from tasks.widen import widen
 
@@ -21,7 +22,7 @@ def migrate(job: str) -> Turn:
     """Carry out the oldest move that was asked for, or have missing ranks come; what keeps it from being done leaves training as it is."""
     run = runs.of(job)
     if not run.requests.moves:
-        return widen(run)
+        return regrow(run) if run.growth.by_restart else widen(run)
     asked, begin = run.requests.moves[0], time.monotonic()
     try:
         move = Move(run, asked)

@@ -1,8 +1,9 @@
 """Data parallelism whose step has one batch for all ranks: each writes down what it computed of it.
 
-    shared_out.py STEPS FOLDER [join]
+    shared_out.py STEPS FOLDER [join] [gate-STEP]
 
-Under torch's own groups, or managed ones. A file ``last-step`` in the folder ends it after the step that it names.
+Under torch's own groups, or managed ones. In front of a gate it waits for the file of that name in the folder; a file ``last-step``
+there ends it after the step that it names.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
         last = folder / "last-step"
         if last.exists() and step.number > int(last.read_text()):
             break
+        while f"gate-{step.number}" in sys.argv[3:] and not (folder / f"gate-{step.number}").exists():
+            time.sleep(0.01)
         computed, mean = [], torch.zeros(())
         for share in session.shares():
             samples, x, y = share.batch

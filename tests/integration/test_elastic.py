@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.history import queries
+from holdfast.history import Generation, queries
 from tests.integration.stage import Play, Stage
+from tests.integration.test_memory_recovery import cut_off, replicated
 from tests.waiting import wait_until
 
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "elastic.py")
@@ -73,32 +74,57 @@ def computed(folder: Path) -> dict[int, tuple[float, list[list[list[int]]]]]:
     return {step: told[max(told)] for step, told in sorted(found.items())}
 
 
-def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_with_the_same_samples(
+@pytest.mark.timeout(240)
+def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_and_on_more_with_the_same_samples(
     stage: Stage, alone: Callable[..., None], tmp_path: Path
 ) -> None:
-    """A node of three goes: the others cannot stay in their processes, and compute in each step what three would have computed."""
-    steps, script = 150, Path(__file__).with_name("shared_out.py")
+    """A node of three goes and comes again: nobody can stay in its process, and each step has the samples that it has with three."""
+    script = Path(__file__).with_name("shared_out.py")
     play = stage.play(
-        "narrower", script=str(script), args=[str(steps), str(stage.home)], nodes={"wanted": 3, "least": 2, "ranks": 1}, environment=ONE
+        "narrower",
+        script=str(script),
+        args=["1000000", str(stage.home), "gate-21"],
+        nodes={"wanted": 3, "least": 2, "ranks": 1},
+        environment=ONE,
+        limits={"hang_least": "60s"},  # a gate is no hang
     )
     play.steps_to(20)
-    _, node = play.chaos.power_off(1)
-    assert play.ends() == 0, play.log()
-    found = play.incidents()
-    assert [(one.kind, one.rung, one.outcome) for one in found] == [("node-lost", "shrink", "recovered")], play.log()
-    assert f"on without {node} with 2 node(s)" in found[0].because
-    newest = queries.newest_generation(stage.history, play.job.id)
-    assert newest is not None
-    assert (newest.world_size, list(newest.ranks.values())) == (2, [[0], [1]])
-    resumed = found[0].resumed_step
-    assert resumed
-    assert resumed >= 20 - 2
+    node, kept = replicated(play, 1)
+    cut_off(play, node)
+    (stage.home / "gate-21").touch()
+    wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=80, explain=play.log)
+    (one,) = play.incidents()
+    assert (one.kind, one.rung, one.outcome) == ("node-lost", "shrink", "recovered"), play.log()
+    assert f"on without {node} with 2 node(s)" in one.because
+    narrow = one.resumed_step
+    assert narrow == kept, f"the memory of nodes had it\n{play.log()}"
+    seen = play.chaos.step()
+    play.chaos.power_on(node)
 
-    alone(script, steps, tmp_path, ranks=3)
+    def grown() -> Generation | None:
+        newest = queries.newest_generation(stage.history, play.job.id)
+        assert newest is not None
+        return newest if newest.world_size == 3 and newest.first_step_at is not None else None
+
+    wide = wait_until(lambda: grown() if play.state() == "RUNNING" else None, seconds=80, explain=play.log)
+    assert wide is not None
+    again = wide.resumed_step or 0
+    assert again > seen
+    last = play.chaos.step() + 150
+    beside = stage.home / "last-step.new"
+    beside.write_text(str(last))
+    beside.replace(stage.home / "last-step")
+    assert play.ends() == 0, play.log()
+    assert len(play.incidents()) == 1, play.log()
+    told = [move.because for move in queries.moves(stage.history, play.job.id) if move.event == "moved"]
+    assert len(told) == 1
+    assert told[0].startswith(f"there was room on {node} again: 3 ranks on ")
+
+    alone(script, last, tmp_path, ranks=3)
     whole, mine = computed(tmp_path), computed(stage.home)
-    assert list(mine) == list(whole) == list(range(1, steps + 1))
+    assert list(mine) == list(whole) == list(range(1, last + 1))
     assert {len(ranks) for _, ranks in whole.values()} == {3}
-    assert {step: len(ranks) for step, (_, ranks) in mine.items()} == {step: 2 if step > resumed else 3 for step in mine}
+    assert {step: len(ranks) for step, (_, ranks) in mine.items()} == {step: 2 if narrow < step <= again else 3 for step in mine}
     for step, (loss, ranks) in mine.items():
         at_full, samples = whole[step]
         assert sorted(one for rank in ranks for share in rank for one in share) == sorted(one for rank in samples for one in rank[0])

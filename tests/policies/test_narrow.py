@@ -13,7 +13,7 @@ from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
 from policies.case import Case, Copies, Decision, Pass, Rung, Seat, Standby
 from policies.ladder import ORDERS, POLICIES, decide
-from policies.narrow import Narrow, places_to_widen, whole_copies
+from policies.narrow import Narrow, places_to_widen, whole_copies, wins_by_a_start
 from policies.placement import membership_after
 from policies.record import from_record, to_record
 from tests.policies.cases import NOW, a_recovery
@@ -157,3 +157,11 @@ def test_what_comes_back_makes_copies_whole_and_no_node_holds_more_than_it_can(
     assert found.keys() == {rank for one, is_whole in zip(copies, whole, strict=True) if is_whole for rank in one} - present
     left = sum(room.values()) - len(found)
     assert all(len(set(one) - present) > left for one, is_whole in zip(copies, whole, strict=True) if not is_whole)
+
+
+def test_all_ranks_start_again_to_be_more_where_that_wins_twice_what_it_costs() -> None:
+    """Of a job on two nodes a third one saves a third of the time that is left."""
+    assert wins_by_a_start(left=None, start=1e6, held=2, coming=1)
+    assert wins_by_a_start(left=60.0, start=10.0, held=2, coming=1)
+    assert not wins_by_a_start(left=59.0, start=10.0, held=2, coming=1)
+    assert wins_by_a_start(left=40.0, start=10.0, held=1, coming=1)

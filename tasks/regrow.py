@@ -1,0 +1,82 @@
+"""Regrow: start all ranks again on more nodes, in a job that a restart had made smaller."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from detectors.evidence import Overrun
+from holdfast.control.farewell import save_what_lives
+from holdfast.control.fleet import failures
+from holdfast.control.run import Run
+from holdfast.errors import NodeTrouble, WorldError
+from policies.case import Rung
+from policies.placement import place
+from policies.states import Event
+from tasks.isolate import wait_until_gone
+from tasks.monitor import look, watch
+from tasks.reschedule import agree
+from tasks.resume import start_workers
+from tasks.turn import Turn
+
+
+def regrow(run: Run) -> Turn:
+    """Take in the nodes that are free again; until the ranks are stopped whatever is in the way leaves training as it is."""
+    begin, limit = time.monotonic(), run.policy.deadlines.of(Rung.SHRINK)
+    nodes = run.growth.nodes()
+    come = _brought_up(run, nodes)
+    turn = look(run)
+    if turn is not None and turn.event is not Event.MOVE_ASKED:
+        return turn
+    if not come:
+        run.growth.failed()
+        return Turn(Event.MOVE_FAILED, f"no agent could be brought up on {', '.join(nodes)}" if nodes else "there is no room any more")
+    run.growth.succeeded()
+    because = f"there was room on {', '.join(come)} again"
+    if stuck := _placed_anew(run, come, because):
+        return Turn(Event.FAULTED, stuck)
+    start_workers(run)
+    turn = watch(run, seconds=max(0.0, begin + limit - time.monotonic()), until=run.begun) or _overrun(run, time.monotonic() - begin, limit)
+    if turn.event is Event.STARTED:
+        said = f"{because}: {len(run.board.ranks)} ranks on {', '.join(run.members)}, in {time.monotonic() - begin:.1f} s"
+        turn = Turn(Event.MOVED, said)
+    return turn
+
+
+def _placed_anew(run: Run, come: tuple[str, ...], because: str) -> str:
+    """End the present generation and agree on one with the nodes that have *come* too; return what is in the way."""
+    try:
+        stuck = _stopped(run)
+        if not stuck:
+            agree(run, place((*run.members, *come), run.spec.nodes.ranks), because=because)
+    except (NodeTrouble, WorldError) as error:
+        return str(error)
+    return stuck
+
+
+def _overrun(run: Run, seconds: float, limit: float) -> Turn:
+    """Take note that no step has come: the ladder answers that."""
+    reached = {view.rank: view.reached() for view in run.board.ranks.values()}
+    run.board.overrun = Overrun(at=time.time(), rung=Rung.SHRINK, seconds=seconds, limit=limit, reached=reached)
+    return Turn(Event.FAULTED, f"a start on more nodes brought no step within {limit:.0f} s")
+
+
+def _brought_up(run: Run, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Have agents on *nodes*; return those that have one."""
+    missing = [node for node in nodes if node not in run.fleet.alive()]
+    for node, answer in run.fleet.each(missing, run.fleet.bring_up).items():
+        if not isinstance(answer, WorldError):
+            run.stand(node, "healthy", "its agent is up")
+    return tuple(node for node in nodes if node in run.fleet.alive())
+
+
+def _stopped(run: Run) -> str:
+    """End all ranks, and put what they hold in memory on disk, where it can be read at any width; return what is in the way."""
+    answers = run.fleet.order(run.members, "stop", generation=run.generation, signal=int(signal.SIGKILL), grace=0.0)
+    if failures(answers):
+        return "; ".join(str(error) for error in failures(answers).values())
+    stuck = wait_until_gone(run, set(run.members))
+    if stuck:
+        return f"workers on {', '.join(sorted(stuck))} cannot be ended"
+    save_what_lives(run)
+    return ""
