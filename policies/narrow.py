@@ -12,7 +12,9 @@ from policies.case import Case, Copies, Decision, Pass, Rung, Seat
 from policies.takeover import in_words, places, sick_ranks, unfit_nodes
 
 WORTH: Final = 2.0
-"""So many times what a start takes the wider job has to save at least, over the steps that are left."""
+"""So many times what a start costs the wider job has to save at least, over the steps that are left."""
+HORIZON: Final = 3600.0
+"""Seconds that are looked ahead where nobody knows how many steps are left."""
 
 
 def whole_copies(copies: Copies, vacant: AbstractSet[int]) -> Copies:
@@ -37,12 +39,13 @@ def places_to_widen(copies: Copies, present: AbstractSet[int], room: Mapping[str
     return found
 
 
-def wins_by_a_start(*, left: float | None, start: float, held: int, coming: int) -> bool:
-    """Tell whether all ranks should start again to be more: on *held* nodes and as many *coming*, when a start takes *start* seconds.
+def wins_by_a_start(*, left: float | None, cost: float, held: int, coming: int) -> bool:
+    """Tell whether all ranks should start again to be more: on *held* nodes and as many *coming*.
 
-    *left*: what the steps that are left take as the job is; where nobody knows, it has long to go.
+    *left*: seconds that the steps take that are left, as the job is; where nobody knows, an hour's. *cost*: what a start takes, and the
+    steps that it throws away.
     """
-    return left is None or left * coming / (held + coming) >= WORTH * start
+    return (HORIZON if left is None else left) * coming / (held + coming) >= WORTH * cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

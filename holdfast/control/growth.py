@@ -13,6 +13,7 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from holdfast.control.snapshots import age_of
 from holdfast.errors import HoldfastError
 from holdfast.log import note
 from holdfast.report.wording import ranks as in_ranges
@@ -90,13 +91,24 @@ class Growth:
         if now - self._since < SURE:
             return False
         held, coming = len(self._run.members), len(self.nodes())
-        return wins_by_a_start(left=self._seconds_left(), start=self._seconds_of_a_start(), held=held, coming=coming)
+        cost = self._seconds_of_a_start() + self._seconds_lost()
+        return wins_by_a_start(left=self._seconds_left(), cost=cost, held=held, coming=coming)
 
     def _seconds_left(self) -> float | None:
         """Return how long the steps that are left take as the job is; nothing where nobody knows."""
-        run, until = self._run, self._run.board.until()
-        newest = [seconds for _, seconds in islice(reversed(run.board.durations), STEPS)]
-        return None if until is None or not newest else max(0, until - run.best) * statistics.median(newest)
+        until, step = self._run.board.until(), self._seconds_of_a_step()
+        return None if until is None or step is None else max(0, until - self._run.best) * step
+
+    def _seconds_of_a_step(self) -> float | None:
+        newest = [seconds for _, seconds in islice(reversed(self._run.board.durations), STEPS)]
+        return statistics.median(newest) if newest else None
+
+    def _seconds_lost(self) -> float:
+        """Return what the steps took that a start would throw away: those after the newest snapshot, or else checkpoint."""
+        run = self._run
+        age = age_of(run.board)
+        steps = max(0, run.best - run.hearing.newest_whole()) if age is None else age
+        return steps * (self._seconds_of_a_step() or 0.0)
 
     def _seconds_of_a_start(self) -> float:
         """Return what the start of the present generation took."""

@@ -51,6 +51,10 @@ class Hearing:
         if handler is not None and event.get("generation", self._run.generation) == self._run.generation:
             handler(node, event)
 
+    def newest_whole(self) -> int:
+        """Return the step of the newest checkpoint that this flow has heard of, or that the ranks went on from."""
+        return max([*self._whole.values(), self._run.board.resumed_step() or 0])
+
     def good_before(self, step: int) -> str:
         """Say what checkpoint there is from before *step*, as far as this flow has heard of any."""
         resumed = {

@@ -161,7 +161,8 @@ def test_what_comes_back_makes_copies_whole_and_no_node_holds_more_than_it_can(
 
 def test_all_ranks_start_again_to_be_more_where_that_wins_twice_what_it_costs() -> None:
     """Of a job on two nodes a third one saves a third of the time that is left."""
-    assert wins_by_a_start(left=None, start=1e6, held=2, coming=1)
-    assert wins_by_a_start(left=60.0, start=10.0, held=2, coming=1)
-    assert not wins_by_a_start(left=59.0, start=10.0, held=2, coming=1)
-    assert wins_by_a_start(left=40.0, start=10.0, held=1, coming=1)
+    assert wins_by_a_start(left=60.0, cost=10.0, held=2, coming=1)
+    assert not wins_by_a_start(left=59.0, cost=10.0, held=2, coming=1)
+    assert wins_by_a_start(left=40.0, cost=10.0, held=1, coming=1)
+    assert wins_by_a_start(left=None, cost=600.0, held=2, coming=1)
+    assert not wins_by_a_start(left=None, cost=601.0, held=2, coming=1)
