@@ -199,6 +199,11 @@ class Fleet:
         """Return the nodes with a living connection."""
         return [node for node, channel in self.channels.items() if not channel.gone]
 
+    def agent(self, node: str) -> AgentChannel | None:
+        """Return the living connection to *node*; one that came after another agent's end is another one."""
+        channel = self.channels.get(node)
+        return None if channel is None or channel.gone else channel
+
     def second_look(self, node: str) -> bool:
         """Tell whether *node* lives although its agent does not speak: it answers, and a new agent comes up on it.
 

@@ -39,6 +39,8 @@ class Waiting:
     role: int
     """The role that it is to park in."""
     world: int
+    agent: object = None
+    """The agent that keeps it: another one on the same node knows nothing of it."""
     ready: bool = False
 
 
@@ -54,12 +56,15 @@ class Pool:
 
     def ready(self, world: int) -> tuple[Standby, ...]:
         """Return the standbys that can take over a rank of a job of *world* ranks now."""
-        alive = set(self._fleet.alive())
         return tuple(
             Standby(id=one.id, node=one.node, role=one.role)
             for one in self.standbys.values()
-            if one.ready and one.world == world and one.node in alive
+            if one.ready and one.world == world and self._is_kept(one)
         )
+
+    def _is_kept(self, one: Waiting) -> bool:
+        """Tell whether the agent that started a standby lives: it takes it along."""
+        return one.agent is not None and self._fleet.agent(one.node) is one.agent
 
     def are_ready(self, numbers: Sequence[int]) -> bool:
         """Tell whether all these standbys have parked."""
@@ -81,7 +86,8 @@ class Pool:
         for name, view in told.items():
             number = int(name)
             self._next = max(self._next, number + 1)
-            self.standbys[number] = Waiting(id=number, node=node, role=int(view.get("role") or 0), world=world, ready=bool(view["ready"]))
+            role, agent = int(view.get("role") or 0), self._fleet.agent(node)
+            self.standbys[number] = Waiting(id=number, node=node, role=role, world=world, agent=agent, ready=bool(view["ready"]))
 
     def note_started(self, number: int) -> None:
         """Learn that this number is taken: a flow before may have asked for it."""
@@ -130,7 +136,7 @@ class Pool:
         self.settle()
         self.drop([one.id for one in self.standbys.values() if one.world != wanted.world])
         alive = set(self._fleet.alive())
-        self.take([one.id for one in self.standbys.values() if one.node not in alive])
+        self.take([one.id for one in self.standbys.values() if not self._is_kept(one)])
         if not wanted.roles or self._is_unlucky(time.monotonic()):
             return
         missing: dict[str, list[int]] = {}
@@ -144,7 +150,7 @@ class Pool:
         standbys: list[dict[str, Any]] = []
         for role in parks:
             number = self.next_id()
-            self.standbys[number] = Waiting(id=number, node=node, role=role, world=wanted.world)
+            self.standbys[number] = Waiting(id=number, node=node, role=role, world=wanted.world, agent=self._fleet.agent(node))
             rank = min(wanted.roles[role])
             standbys.append({"id": number, "environment": wanted.environment(rank, number, role)})
         numbers = [one["id"] for one in standbys]

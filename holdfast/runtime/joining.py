@@ -48,8 +48,7 @@ def _assemble(made: Assembly) -> None:
     else:
         made.record()
     link().listen(answering(made.hear))
-    for order in promoted.pop_orders():
-        made.hear(order)
+    promoted.hand_to(made.hear)
     if not comes_later:
         made.begin()
     store = made.reached.shelf("torch") if made.reached is not None else dist.HashStore()

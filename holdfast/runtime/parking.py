@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from holdfast.runtime import promoted
 from holdfast.runtime.groups.assembly import assembly, install
 from holdfast.runtime.promoted import Again
 from holdfast.runtime.state import Training
@@ -56,7 +57,7 @@ class Roles:
         warmed = [*self.warmed, self.now] if done else self.warmed
         following = self.next()
         if following is not None:
-            raise Again({"RANK": str(min(self.roles[following])), _WARMED: json.dumps(warmed)}, [])
+            raise Again({"RANK": str(min(self.roles[following])), _WARMED: json.dumps(warmed)})
 
 
 class Parked:
@@ -134,9 +135,12 @@ def promote(order: Message) -> None:
 
 def start_over(environment: Mapping[str, str]) -> None:
     """Make the process as it was before its script ran, but for what has been imported, compiled and cached."""
+    present = assembly()
+    promoted.begin()
+    if present is not None:
+        present.hand_over(promoted.keep)
     if dist.is_initialized():
         dist.destroy_process_group()
-    present = assembly()
     if present is not None:
         present.close()
     install(None)

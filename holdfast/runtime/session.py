@@ -428,7 +428,8 @@ class Session(AbstractContextManager["Session"]):
         alike = self._any_rank and follows and not self._is_sharded() and rank in roles.roles[roles.now]
         parking.promote(order)
         if not alike and rank != managed.generation.rank:
-            raise Again({"RANK": str(rank), "HOLDFAST_FRESH": "1"}, [order])
+            managed.put_back(order)
+            raise Again({"RANK": str(rank), "HOLDFAST_FRESH": "1"})
         parked.unpark()
         managed.hear(order)
 

@@ -182,7 +182,6 @@ def _start_over(again: Again) -> None:
 
     again.__traceback__ = None  # it holds the frames of the run that is over, and with them its model
     parking.start_over(again.environment)
-    promoted.keep_orders(again.orders)
 
 
 def _is_program(script: str) -> bool:

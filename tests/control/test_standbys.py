@@ -17,10 +17,15 @@ class Agents:
     def __init__(self, *nodes: str, refuses: bool = False) -> None:
         self.nodes, self.refuses = list(nodes), refuses
         self.orders: list[tuple[str, str, Any]] = []
+        self.agents: dict[str, object] = {}
 
     def alive(self) -> list[str]:
         """Return the nodes."""
         return self.nodes
+
+    def agent(self, node: str) -> object:
+        """Return what stands for the agent of *node*, if it lives."""
+        return self.agents.setdefault(node, object()) if node in self.nodes else None
 
     def later(self, node: str, verb: str, *, standbys: Any) -> Future[Any]:
         """Take an order."""
@@ -79,6 +84,17 @@ def test_what_is_taken_or_lost_is_replaced_in_its_role_and_a_loss_is_remarked() 
     pool.keep_up(["s", "s"], wanted())
     assert [one[:2] for one in started(agents)][2:] == [("s", 2), ("s", 3)]
     assert remarks == ["standby 0 on s is warm and parked", "standby 1 on s was ended by signal 9; another one takes its place"]
+
+
+def test_standbys_of_an_agent_that_another_one_followed_are_no_more() -> None:
+    """They ended with it: who counts on them loses a recovery's attempt."""
+    pool, agents, _ = a_pool("s")
+    pool.keep_up(["s"], wanted())
+    pool.note_ready({"id": 0, "role": 1})
+    agents.agents["s"] = object()
+    assert pool.ready(4) == ()
+    pool.keep_up(["s"], wanted())
+    assert [one[:2] for one in started(agents)] == [("s", 0), ("s", 1)]
 
 
 def test_standbys_of_another_width_are_dropped() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,29 @@ def test_a_standby_takes_the_place_of_a_lost_rank(job: Job, whole: Ended, how: s
     if how == "any":
         coverage = flow.hear("coverage", 2)
         assert (coverage["foreseen"], coverage["first_met"]) == (coverage["calls"], [])
+
+
+@pytest.mark.parametrize("how", ["any", "again"])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_standby_follows_the_newest_order_when_another_fault_comes_while_it_becomes_a_rank(
+    job: Job, whole: Ended, how: str, together: bool
+) -> None:
+    """Its first order is out of date before it could be carried out, whether both are there at once or one comes after the other."""
+    flow = job(how, "gate=8", chaos=[fault(2, "backward", 9)])
+    parked(flow)
+    flow.pass_gate()
+    flow.until_dead(2)
+    if together:
+        flow.kill("s0", signal.SIGSTOP)
+    flow.regroup([2], {2: "s0"})
+    if together:
+        flow.regroup()
+        flow.kill(2, signal.SIGCONT)
+    else:
+        flow.until(lambda: Path(f"/proc/{flow.pids[2]}/fd/1").readlink().name == "rank-2.log", "the standby, as a rank")
+        flow.regroup()
+    flow.mended()
+    assert_undisturbed(flow, whole)
 
 
 def test_a_standby_that_was_killed_while_parked_leaves_the_rank_to_a_fresh_process(job: Job, whole: Ended) -> None:

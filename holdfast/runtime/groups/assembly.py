@@ -115,6 +115,8 @@ class Assembly:
         """Takes orders that belong to planned moves."""
         self.orders: dict[str, Message] = {}
         """The newest order of each kind that is not carried out yet."""
+        self._heir: Callable[[Message], None] | None = None
+        """Takes what orders there are when the script runs again."""
         self._addresses: dict[tuple[int, int], tuple[str, int]] = {}
         self._news = threading.Condition()
         self._over = 0
@@ -157,8 +159,12 @@ class Assembly:
         if self.planned is not None:
             self.planned(order)
         with self._news:
-            self.orders[word] = order
-            self._news.notify_all()
+            heir = self._heir
+            if heir is None:
+                self.orders[word] = newest(self.orders.get(word), order)
+                self._news.notify_all()
+        if heir is not None:
+            heir(order)
 
     def _abandon(self, generation: int, lost: frozenset[int]) -> None:
         """End every wait of *generation* that a lost rank, or an end of the council, could make endless."""
@@ -207,8 +213,16 @@ class Assembly:
 
     def put_back(self, order: Message) -> None:
         """Leave *order* for who waits next, unless a newer one has come."""
+        word = str(order["do"])
         with self._news:
-            self.orders.setdefault(str(order["do"]), order)
+            self.orders[word] = newest(self.orders.get(word), order)
+
+    def hand_over(self, heir: Callable[[Message], None]) -> None:
+        """Give *heir* the orders that nobody has taken, and all that still come."""
+        with self._news:
+            self._heir, left = heir, list(self.orders.values())
+        for order in left:
+            heir(order)
 
     def gave_up(self, number: int) -> Callable[[], bool]:
         """Return what tells whether generation *number* has been ended while it was still being made."""
@@ -384,6 +398,18 @@ class Assembly:
         if self.council is not None:
             self.council.close()
         self.desk.close()
+
+
+def newest(waiting: Message | None, order: Message) -> Message:
+    """Return which of two orders of a kind counts: that of the newer generation.
+
+    Orders come close together when one fault follows another, and one is heard again after it was taken. What made a standby a rank stands
+    in the first of them only, and holds on.
+    """
+    if waiting is None:
+        return order
+    older, newer = sorted((waiting, order), key=lambda one: int(one.get("generation", 0)))
+    return {**{name: older[name] for name in ("environment", "log") if name in older}, **newer}
 
 
 _ours: Assembly | None = None
