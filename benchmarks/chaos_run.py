@@ -17,9 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.havoc import DISK_BYTES, KINDS, Havoc
+from benchmarks.havoc import DISK_BYTES, KINDS, LONGEST, Havoc
 from benchmarks.measuring import spread
 from benchmarks.steered import Steered
+from detectors.groups import TAKE_OVER_FAILED
+from detectors.progress import OVERRUN
 from holdfast.history import holds, queries
 
 NODES: Final = 4
@@ -33,6 +35,7 @@ QUIET: Final = 4
 """Steps that all ranks make before the next fault, else."""
 LAST: Final = 40
 """Steps from the last fault to the end of the training: more than any rank may be ahead of the others."""
+LEAST_KINDS: Final = 12
 POLICY: Final = (
     "budget: {in_place: 100000, recoveries: 100000}\n"  # hundreds of faults an hour are not what budgets are made for
     "frequent: {times: 0}\nflapping: {times: 0}\n"  # nor is a node that loses power every other minute to be kept
@@ -50,6 +53,8 @@ class ChaosRun:
         self.place, self.faults, self.seed, self._environment = place, faults, seed, environment
         self.kinds = only or list(KINDS)
         self.dice = random.Random(seed)  # noqa: S311 (the same faults for the same seed)
+        self.done = 0
+        """Faults that have happened."""
 
     def play(self) -> dict[str, Any]:
         """Break a job, let it end, train the same undisturbed, and say what came of it."""
@@ -98,13 +103,13 @@ class ChaosRun:
                 if impossible > 20 * self.faults:
                     raise Broken("hardly any fault was possible")
                 continue
-            one = havoc.done[-1]
+            self.done, one = len(havoc.done), havoc.done[-1]
             print(f"{len(havoc.done):3d} {one.kind}: {one.what} (step {job.chaos.step()})", flush=True)
             if self.dice.random() < AT_ONCE:
                 time.sleep(self.dice.uniform(0.0, 1.0))
             else:
-                job.goes_on(QUIET)
-        job.goes_on(QUIET)
+                job.goes_on(QUIET, seconds=LONGEST)
+        job.goes_on(QUIET, seconds=LONGEST)
 
     def end(self, job: Steered) -> int:
         """Have the training end some steps from now; return its last step."""
@@ -129,6 +134,7 @@ class ChaosRun:
             downtimes.setdefault(cause, []).append(row.downtime_s or 0.0)
         kinds = Counter(one.kind for one in havoc.done)
         isolated = {node: [one.because for one in holds.holds(job.history, job.nodes.name, node)] for node in job.nodes.names()}
+        seen = Counter(one.kind for one in queries.faults(job.history, job.row.id))
         return {
             "faults": len(havoc.done),
             "seed": self.seed,
@@ -136,12 +142,17 @@ class ChaosRun:
                 kind: {"faults": count, "incidents": len(downtimes.get(kind, ())), "downtime_s": median(downtimes.get(kind, []))}
                 for kind, count in sorted(kinds.items())
             },
+            "kept_back": havoc.awaited,
+            "impossible": dict(havoc.impossible),
             "incidents": len(rows),
+            "decisions": len(queries.decisions(job.history, job.row.id)),
+            "attempts_out_of_time": seen[OVERRUN.id],
+            "attempts_refused": seen[TAKE_OVER_FAILED.id],
             "outcomes": dict(Counter(row.outcome for row in rows)),
             "rungs": dict(Counter(row.rung for row in rows)),
             "generations": len(queries.generations(job.history, job.row.id)),
             "steps_computed_twice": queries.losses(job.history, job.row.id).steps_twice,
-            **overall([row.downtime_s for row in rows if row.downtime_s is not None]),
+            "downtime": spread([row.downtime_s for row in rows if row.downtime_s is not None]),
             "nodes_isolated": {node: because for node, because in isolated.items() if because},
         }
 
@@ -169,6 +180,7 @@ class ChaosRun:
         return {
             "steps_lost": len(missing),
             "losses_compared": len(noted[0]),
+            "losses_not_noted": last * job.ranks - len(noted[0]),
             "losses_differ": len(differing),
             "losses_differ_at": differing[:10],
             "history_without": sorted(every - curves[0].keys()),
@@ -193,24 +205,18 @@ def result(place: Path) -> dict[str, Any] | None:
     return None
 
 
-def overall(downtimes: list[float]) -> dict[str, float | None]:
-    """Return how long training stood still for an incident."""
-    told = spread(downtimes)
-    return {"downtime_s": told["median"], "downtime_p99_s": told["p99"]}
-
-
 def median(values: list[float]) -> float | None:
     """Return the median; nothing of nothing."""
     return round(statistics.median(values), 3) if values else None
 
 
-def promises(found: dict[str, Any]) -> dict[str, bool]:
-    """Return which promises were kept."""
+def promises(found: dict[str, Any]) -> dict[str, int]:
+    """Return how often each promise was broken."""
     return {
-        "no committed step lost": found["steps_lost"] == 0 and found["losses_differ"] == 0,
-        "parameters bit-equal": found["bit_equal"],
-        "no node wrongly isolated": not found["nodes_isolated"],
-        "no process left over": not found["processes_left"],
-        "every incident ended well": set(found["outcomes"]) <= {"recovered", "passed"},
-        "at least 12 kinds": len(found["kinds"]) >= 12 or found["faults"] < 12,  # noqa: PLR2004 (the issue's number)
+        "committed steps lost": found["steps_lost"] + found["losses_differ"],
+        "parameters that differ": 0 if found["bit_equal"] else 1,
+        "nodes wrongly isolated": len(found["nodes_isolated"]),
+        "processes left over": len(found["processes_left"]),
+        "incidents that ended badly": sum(count for how, count in found["outcomes"].items() if how not in ("recovered", "passed")),
+        "kinds of faults too few": max(0, min(LEAST_KINDS, found["faults"]) - len(found["kinds"])),
     }

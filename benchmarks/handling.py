@@ -95,15 +95,18 @@ def widths(folder: Path, environment: dict[str, str], rounds: int, keys: set[str
     return lines
 
 
-def chaos(folder: Path, environment: dict[str, str], given: argparse.Namespace) -> dict[str, Any]:
-    """Break a job again and again, and judge what is left."""
+def chaos(folder: Path, environment: dict[str, str], given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Break a job again and again, and judge what is left: how long training stood still, and a line for each promise."""
+    run = ChaosRun(folder / "chaos", environment, given.faults, given.seed, given.kinds)
     try:
-        found = ChaosRun(folder / "chaos", environment, given.faults, given.seed, given.kinds).play()
+        found = run.play()
     except (Broken, TimeoutError) as error:
-        return {"key": "chaos", "seed": given.seed, "goal": "every promise", "met": False, "why": str(error)}
-    kept = promises(found)
-    downtimes = {"median": found["downtime_s"], "p99": found["downtime_p99_s"], "n": found["faults"]}
-    return {"key": "chaos", **downtimes, "goal": "every promise", "met": all(kept.values()), "promises": kept, **found}
+        told = {**spread([]), "goal": "every promise", "met": False, "faults": run.done, "seed": given.seed, "why": str(error)}
+        return [{"key": "chaos", **told}]
+    broken = promises(found)
+    downtimes = found.pop("downtime")
+    whole = {"key": "chaos", **downtimes, "unit": "s of downtime", "goal": "every promise", "met": not any(broken.values()), **found}
+    return [whole, *(a_line(f"chaos: {name}", [often], {"median": 0}) for name, often in broken.items())]
 
 
 def main() -> int:
@@ -129,13 +132,15 @@ def main() -> int:
             for line in lines:
                 print(json.dumps(line), flush=True)
             if "chaos" in keys:
-                lines.append(chaos(folder, environment, given))
-                print(json.dumps(lines[-1]), flush=True)
+                found = chaos(folder, environment, given)
+                lines += found
+                for line in found:
+                    print(json.dumps(line), flush=True)
     setting = {"cores": os.cpu_count(), "load": os.getloadavg()[0], "simulated": "nodes are groups of processes on one machine"}
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text("".join(json.dumps({**line, **setting}) + "\n" for line in lines))
-    return 1 if any(line["key"] == "chaos" and not line["met"] for line in lines) else 0
+    return 1 if any(line["key"].startswith("chaos") and not line["met"] for line in lines) else 0
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from holdfast.runtime import manifest
 
 SECONDS: Final = 20.0
 """How long the sign of a fault may take to show."""
+LONGEST: Final = 400.0
+"""How long the job may take to train again: an attempt that hangs costs its deadline, and the next one comes after it."""
 DISK_BYTES: Final = 8 << 20
 """Room for checkpoints, where they have a file system of their own."""
 
@@ -47,6 +50,10 @@ class Havoc:
     own_disk: bool
     """The checkpoints have a small file system to themselves, which may be filled."""
     done: list[Done] = field(default_factory=list)
+    impossible: Counter[str] = field(default_factory=Counter)
+    """How often there was nothing to break in this way, by kind."""
+    awaited: int = 0
+    """Faults that were kept back until all ranks trained."""
 
     def wreak(self, kind: str) -> bool:
         """Have a fault of *kind* happen; tell whether that was possible now."""
@@ -54,6 +61,7 @@ class Havoc:
         try:
             what = KINDS[kind](self)
         except (NotPossible, NodeLost, ProcessLookupError, KeyError):  # what it was about has gone, for another fault
+            self.impossible[kind] += 1
             return False
         self.done.append(Done(kind=kind, at=at, what=what))
         return True
@@ -108,8 +116,10 @@ class Havoc:
                     os.kill(pid, signal.SIGCONT)
 
     def in_a_step(self, statements: str) -> str:
-        """Have a rank run *statements* in a step of its, while all train: a hang in a restart's first step has the rung's deadline."""
-        self.job.until(self.job.at_work, "a job at work")
+        """Have a rank run *statements* in a step of its, while all train; what befalls a recovery's first step is `hang_at_first_step`."""
+        if not self.job.at_work():
+            self.awaited += 1
+            self.job.until(self.job.at_work, "a job at work", seconds=LONGEST)
         rank = self.dice.randrange(self.job.ranks)
         self.job.trouble(rank, statements)
         return f"rank {rank}: {statements}"
@@ -170,6 +180,14 @@ def kill_in_recovery(havoc: Havoc) -> str:
     other = havoc.a_rank()
     havoc.end(other.pid)
     return f"rank {one.rank} on {one.node}, then rank {other.rank} on {other.node}"
+
+
+def hang_at_first_step(havoc: Havoc) -> str:
+    """End a rank, and have the process that follows it come to no end in its first step."""
+    one = havoc.a_rank()
+    havoc.end(one.pid)
+    havoc.job.trouble(one.rank, "stuck_in_user_code()")
+    return f"rank {one.rank} on {one.node}"
 
 
 def raise_(havoc: Havoc) -> str:
@@ -337,6 +355,7 @@ KINDS: Final[dict[str, Callable[[Havoc], str]]] = {
     "two-ranks-killed": kill_two,
     "all-ranks-killed": kill_all,
     "killed-in-recovery": kill_in_recovery,
+    "hangs-at-first-step": hang_at_first_step,
     "node-power-cut": power_off,
     "node-cut-off": cut_node,
     "agent-killed": kill_agent,

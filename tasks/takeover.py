@@ -108,6 +108,7 @@ def regroup(run: Run, decision: Decision) -> None:
         standbys = [worker["standby"] for worker in workers if worker["from"] == "standby"]
         if node in wrong:
             run.pool.drop(standbys)
+            run.board.note_missing(worker["rank"] for worker in workers if worker["from"] != "kept")
         else:
             run.held[node] = run.generation
             run.pool.take(standbys)

@@ -197,6 +197,11 @@ class Board:
         # Who was to live on and has ended since that was decided: its end belongs to this generation, or nobody would answer it.
         self.evidence += [seen for seen in before.evidence if isinstance(seen, WorkerExit) and seen.rank in self.kept]
 
+    def note_missing(self, ranks: Iterable[int]) -> None:
+        """Learn that nobody took the place of these *ranks*: their agent would not begin the generation."""
+        for rank in ranks:
+            self.ranks[rank].ended = True
+
     def _on_worker_started(self, _node: str, event: Message) -> None:
         view = self.ranks[event["rank"]]
         view.pid, view.started = event["pid"], event["at"]

@@ -26,7 +26,7 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from holdfast.process import die_with_parent
-from holdfast.runtime import leaving, promoted
+from holdfast.runtime import leaving
 from holdfast.runtime.promoted import Again
 from holdfast.wire import LineBuffer, Message, encode
 

@@ -171,6 +171,22 @@ def test_a_second_rank_lost_during_a_take_over_is_taken_over_too(stage: Stage) -
     ended(play)
 
 
+def test_ranks_whose_node_refused_them_are_placed_anew_with_the_one_it_refused_them_for(stage: Stage) -> None:
+    """The agent of node-0 is to promote its standby to rank 1 and to keep rank 0, which has just ended: it does neither."""
+    dies = "if order['do'] == 'abandon' and rank == 0 and order['generation'] == 1: os.kill(os.getpid(), 9)"
+    play = begun(stage, "refused", "--on", dies, nodes={"wanted": 3, "ranks": 1, "standbys": 1})
+    stands_by(play)
+    assert list(standbys(play)) == ["node-0/0"]
+    before = play.pids()
+    play.chaos.kill(1)
+    recovered(play)
+    goes_on(play)
+    decisions = queries.decisions(stage.history, play.job.id)
+    assert [one.rung for one in decisions] == ["take-over", "take-over"], play.log()
+    assert play.pids()[2] == before[2]
+    ended(play)
+
+
 def moved(play: Play, *what: str) -> tuple[int, dict[str, Any]]:
     """Ask for a planned move as a person does; return the exit status and what was told."""
     words = [sys.executable, "-m", "holdfast", "migrate", play.name, *what, "--timeout", "30", "--json"]

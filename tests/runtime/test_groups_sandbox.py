@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from datetime import timedelta
 from pathlib import Path
 
@@ -98,6 +99,22 @@ def test_a_tape_answers_in_turn_and_begins_anew_at_its_end(tmp_path: Path) -> No
     assert answers == [1.0, 2.0, 1.0]
     assert not played.play(key_of(1, "allreduce", [ONE], [ONE]), [ONE])
     assert sorted(path.name for path in (tmp_path / "tapes").iterdir()) == ["t.pt"]
+
+
+def test_a_tape_for_which_there_is_no_room_is_an_error_of_the_disk_and_leaves_nothing(tmp_path: Path) -> None:
+    """The words that torch has for it are no OSError, and would end the rank."""
+    recorder, many = Recorder(), [torch.zeros(SMALL // 4)]
+    ended = recorder.begun(0, "allreduce", many, many)
+    assert ended is not None
+    ended()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL // 2, before[1]))
+    try:
+        with pytest.raises(OSError, match="iostream|enforce|write|pos"):
+            recorder.write(tmp_path / "t.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_large_outputs_are_recorded_only_when_asked_for() -> None:

@@ -39,19 +39,19 @@ def test_a_standby_takes_the_place_of_a_lost_rank(job: Job, whole: Ended, how: s
 
 
 @pytest.mark.parametrize("how", ["any", "again"])
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("when", ["together", "apart"])
 def test_a_standby_follows_the_newest_order_when_another_fault_comes_while_it_becomes_a_rank(
-    job: Job, whole: Ended, how: str, together: bool
+    job: Job, whole: Ended, how: str, when: str
 ) -> None:
     """Its first order is out of date before it could be carried out, whether both are there at once or one comes after the other."""
     flow = job(how, "gate=8", chaos=[fault(2, "backward", 9)])
     parked(flow)
     flow.pass_gate()
     flow.until_dead(2)
-    if together:
+    if when == "together":
         flow.kill("s0", signal.SIGSTOP)
     flow.regroup([2], {2: "s0"})
-    if together:
+    if when == "together":
         flow.regroup()
         flow.kill(2, signal.SIGCONT)
     else:

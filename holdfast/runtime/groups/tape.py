@@ -94,11 +94,16 @@ class Recorder:
         return record
 
     def write(self, path: Path) -> None:
-        """Leave the tape at *path*, whole or not at all."""
+        """Leave the tape at *path*, whole or not at all; raise ``OSError`` when it cannot be written."""
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f"{path.name}.{os.getpid()}")
-        torch.save(self.entries, beside)
-        beside.replace(path)
+        try:
+            torch.save(self.entries, beside)
+            beside.replace(path)
+        except RuntimeError as error:  # torch's own words for a disk that is full, among others
+            raise OSError(str(error).partition("\n")[0]) from error
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 class Tape:
