@@ -110,7 +110,7 @@ def test_a_tape_for_which_there_is_no_room_is_an_error_of_the_disk_and_leaves_no
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL // 2, before[1]))
     try:
-        with pytest.raises(OSError, match="iostream|enforce|write|pos"):
+        with pytest.raises(OSError, match=r"iostream|enforce|write|pos"):
             recorder.write(tmp_path / "t.pt")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
