@@ -18,6 +18,8 @@ AGENT_MARK: Final = "HOLDFAST_AGENT"
 
 _SET_PDEATHSIG: Final = 1
 _SET_CHILD_SUBREAPER: Final = 36
+_EXITING: Final = 0x4
+"""``PF_EXITING`` among a process's flags."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -63,6 +65,12 @@ def state_of(pid: int) -> str:
     """Return the kernel's one-letter state of *pid* (R, S, D, T, Z), or ``?`` when it is gone."""
     fields = _stat(pid)
     return fields[0] if fields else "?"
+
+
+def is_ending(pid: int) -> bool:
+    """Tell whether *pid* has ended, or the kernel has begun to take it apart: what it holds is closed some time before its parent hears."""
+    fields = _stat(pid)
+    return fields is None or bool(int(fields[6]) & _EXITING)
 
 
 def wait_of(pid: int) -> str:

@@ -12,7 +12,7 @@ from detectors.associations import follows_step, is_echo
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import Before, Diagnosis, diagnose, seconds_to_settle, see
 from detectors.evidence import AgentSilence, Blind, TakeOverTrouble
-from detectors.groups import TAKE_OVER_FAILED
+from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
 from detectors.process import START_FAILED
 from holdfast.control import runs
 from holdfast.control.board import limits_of
@@ -30,6 +30,8 @@ from policies.record import act_of, bounded
 from policies.states import Event
 from tasks.turn import Turn
 
+ANSWER_SECONDS: Final = 0.5
+"""How long agents may take to say who lives: so long an end that broke a group is waited for in any case."""
 STRAGGLERS: Final = 10.0
 """Seconds that a worker may take to start after the first one failed, before the failure is judged without it."""
 SLOW_STARTERS: Final = 3.0
@@ -84,12 +86,17 @@ def settled(run: Run, silences: list[AgentSilence]) -> tuple[list[Fault], list[A
 
     An echo alone waits for its cause, a shared failure for its twins, a standstill for an agent that may have gone with its node.
     """
-    begin, silence = time.monotonic(), run.spec.limits.agent_silence.total_seconds()
+    begin, silence, asked = time.monotonic(), run.spec.limits.agent_silence.total_seconds(), False
     while True:
         faults = run.faults() + see(silences, limits_of(run.spec.limits))
         doubtful = run.doubtful()
         if faults and not doubtful and can_be_taken_over(run, faults, silences):
             return faults, silences
+        if only_groups(faults) and not doubtful and not asked:
+            asked = True
+            if all_live(run) and only_groups(faults := run.faults()):
+                return faults, silences
+            continue
         waited = time.monotonic() - begin
         if not doubtful and waited >= max(
             seconds_to_settle(faults, len(run.members), silence=silence, levels=run.levels), _seconds_for_twins(run, faults)
@@ -107,6 +114,19 @@ def can_be_taken_over(run: Run, faults: list[Fault], silences: list[AgentSilence
         return False
     case = a_case(run, run.incident, diagnosis, lost=frozenset(_lost(faults, silences)))
     return run.policy.decide(case).decision.rung is Rung.TAKE_OVER
+
+
+def only_groups(faults: list[Fault]) -> bool:
+    """Tell whether all that is known is that groups broke."""
+    return bool(faults) and all(fault.kind == GROUP_BROKEN.id for fault in faults)
+
+
+def all_live(run: Run) -> bool:
+    """Tell whether every rank lives, as its agent says that has been asked: then no end is on its way that broke a group."""
+    answers = run.fleet.order(run.members, "living", seconds=ANSWER_SECONDS)
+    run.pump(0.0)  # what agents had told before
+    told = [answer for answer in answers.values() if not isinstance(answer, WorldError)]
+    return {rank for one in told if one["generation"] == run.generation for rank in one["ranks"]} >= run.board.ranks.keys()
 
 
 def weighed(run: Run, faults: list[Fault]) -> Diagnosis:

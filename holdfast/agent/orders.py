@@ -18,6 +18,7 @@ from holdfast.agent.worker import Worker
 from holdfast.flush import BadOrder, FlushOrder
 from holdfast.log import note
 from holdfast.ports import free_port
+from holdfast.process import is_ending
 from holdfast.wire import PROTOCOL, Message
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Orders:
             "replicate": self._replicate,
             "stored": self._stored,
             "ask": self._ask,
+            "living": self._living,
             "flush": self._flush,
             "notice": self._notice,
             **Recovery(service).verbs,
@@ -112,6 +114,16 @@ class Orders:
             "roles": crew.roles,
             "memory": service.vaults.about(),
         }
+
+    def _living(self, _peer: Peer, _order: Message) -> Message:
+        """Say which ranks live and mean to, after all that was seen and heard of their ends so far."""
+        crew = self._service.crew
+        for worker in crew.living():
+            self._service.hear_all(worker)
+        crew.reap()
+        well = [worker for worker in crew.living() if worker.raised is None and not worker.finished]
+        living = sorted(worker.rank for worker in well if worker.pid is not None and not is_ending(worker.pid))
+        return {"generation": crew.generation, "ranks": living}
 
     def _attach(self, peer: Peer, order: Message) -> Message:
         """Answer, tell the events after ``since``, and from then on every event as it comes."""

@@ -357,7 +357,7 @@ class Service:
 
     def hear_out(self, worker: Worker) -> None:
         """Take in all that *worker* has said so far; what was held until its generation is on record counts for the one that is."""
-        self._hear_all(worker)
+        self.hear_all(worker)
         worker.ahead = None
         self.release(worker)
 
@@ -375,7 +375,8 @@ class Service:
         self.hear_out(worker)
         self._steps.flush()
 
-    def _hear_all(self, worker: Worker) -> None:
+    def hear_all(self, worker: Worker) -> None:
+        """Take in all that *worker* has said so far."""
         for peer in [peer for peer in self._peers if self._reports.speaker(peer) is worker]:
             for _ in range(64):  # its children may go on talking
                 self._attend(peer)

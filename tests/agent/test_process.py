@@ -12,7 +12,20 @@ from pathlib import Path
 import pytest
 
 from holdfast import process
-from holdfast.process import children_of, end_children, is_alive, kill, kill_group, marked, parent_of, started_at, state_of, sweep, wait_of
+from holdfast.process import (
+    children_of,
+    end_children,
+    is_alive,
+    is_ending,
+    kill,
+    kill_group,
+    marked,
+    parent_of,
+    started_at,
+    state_of,
+    sweep,
+    wait_of,
+)
 from tests.waiting import wait_until
 
 NAP = "import time; time.sleep(600)"
@@ -35,9 +48,11 @@ def test_a_process_is_known_by_pid_and_start(child: subprocess.Popen[bytes]) -> 
     assert not is_alive(child.pid, started - 1)
     assert parent_of(child.pid) == os.getpid()
     wait_until(lambda: state_of(child.pid) == "S", seconds=60)
+    assert not is_ending(child.pid)
     assert isinstance(wait_of(child.pid), str)
     child.kill()
     wait_until(lambda: state_of(child.pid) == "Z", seconds=60)
+    assert is_ending(child.pid)
     assert not is_alive(child.pid, started), "a zombie does not live"
     child.wait()
     assert (state_of(child.pid), started_at(child.pid), parent_of(child.pid), wait_of(child.pid)) == ("?", None, None, "")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.process import children_of, is_alive, state_of
+from holdfast.process import children_of, is_alive, is_ending, state_of
 from holdfast.wire import PROTOCOL, Message
 from tests.agent.rig import SPEAKING, Flow, Node
 from tests.waiting import wait_until
@@ -119,6 +119,13 @@ def places(**environment: str) -> dict[str, str]:
     return {"RANK": "0", "HOLDFAST_GENERATION": "1", **environment}
 
 
+def living(team: Team) -> list[int]:
+    """Ask the agent who lives."""
+    told = team.flow.ok("living")
+    assert told["generation"] == 1
+    return list(told["ranks"])
+
+
 def kept(rank: int) -> Message:
     """Let a worker be kept."""
     return {"rank": rank, "from": "kept", "standby": None}
@@ -197,6 +204,18 @@ def test_kept_standing_by_and_fresh_make_the_next_generation(team: Team) -> None
 
 
 PARKED = {"roles": [0, 1], "role": 1, "seconds": 0.5, "rss": 4096, "coverage": {"kernels": 7}}
+
+
+def test_who_lives_is_told_after_what_was_said_and_seen_of_ends(team: Team) -> None:
+    """A rank that has raised is about to end, and one that was killed has ended, whether or not anybody has seen to it."""
+    team.train(0, 1, 2)
+    assert living(team) == [0, 1, 2]
+    team.say({"t": "exception", "type": "ValueError", "message": "no", "traceback": "", "step": 1}, ranks=[1])
+    team.flow.wait("worker.raised", rank=1)
+    killed = team.flow.pid(2)
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: is_ending(killed), seconds=20, explain="the end of rank 2")
+    assert living(team) == [0]
 
 
 def test_a_flow_that_comes_later_is_told_the_new_generation_alone(team: Team) -> None:
