@@ -135,7 +135,7 @@ class Recovery:
 
     def _start_fresh(self, seat: Seat, line: Message) -> None:
         worker = self._crew.workers[seat.rank] = self._crew.recruit(seat.rank)
-        worker.greetings = [line]
+        worker.greetings, worker.grouped = [line], True
         self._crew.launch(worker, seat.environment)
 
     def _hand_over(self, worker: Worker, seat: Seat, line: Message, since: int) -> None:

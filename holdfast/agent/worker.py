@@ -66,7 +66,7 @@ class Worker:
     leave_by: float | None = None
     """When it is killed if it has not left by then (monotonic)."""
     grouped: bool = False
-    """Its process groups are Holdfast's own: it can be kept when others are lost."""
+    """Its process groups are Holdfast's own: it can be kept when others are lost. Who comes to ranks that live joins them in no other way."""
     parked: Message | None = None
     """What it said when it was ready to stand by."""
     line: Peer | None = None
@@ -105,7 +105,7 @@ class Worker:
         """Become the worker of *rank*: from a standby that has parked, steps can be expected."""
         self.log_before = (self.log, self.log_begin)
         self.standby, self.rank, self.log = None, rank, log
-        self.managed, self.started = True, time.time()
+        self.managed, self.grouped, self.started = True, True, time.time()
         self.enter(generation)
 
     def view(self) -> dict[str, Any]:

@@ -405,8 +405,9 @@ class Board:
         return Paces(at=now, step=self.step_before, nodes=nodes, first=first, blocks=recent, roles=roles)
 
     def grouped(self) -> bool:
-        """Tell whether the process groups of every rank are Holdfast's own."""
-        return bool(self.ranks) and all(view.grouped for view in self.ranks.values())
+        """Tell whether the process groups of every rank that lives are Holdfast's own; a flow that adopts the job hears of no others."""
+        living = [view for view in self.ranks.values() if not view.ended] or list(self.ranks.values())
+        return bool(living) and all(view.grouped for view in living)
 
     def dead(self) -> frozenset[int]:
         """Return the ranks whose processes have ended, or are about to."""

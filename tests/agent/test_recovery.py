@@ -193,6 +193,7 @@ def test_kept_standing_by_and_fresh_make_the_next_generation(team: Team) -> None
     assert team.flow.wait("steps", generation=2)["steps"][0][0] == 20
     about = team.about()
     assert (about["generation"], about["standbys"], about["abandoned"]) == (2, {}, None)
+    assert about["grouped"] == [0, 1, 2], "a flow that comes later can keep them"
     assert about["workers"] == {"0": standby, "1": before, "2": team.flow.pid(2, generation=2)}
     assert team.leave_to_commit(1)["ok"]
     assert "--- holdfast: rank 0, generation 2\n" in log.read_text()
@@ -235,7 +236,7 @@ def test_a_flow_that_comes_later_is_told_the_new_generation_alone(team: Team) ->
         assert later.wait("worker.started", rank=1, generation=2)["standby"] == 2
         later.wait("worker.stepped", rank=1, generation=2)
         assert {event.get("generation", 2) for event in later.events if event["event"] != "worker.exited"} == {2}
-    assert (about["roles"], about["grouped"]) == ({"roles": [[0], [1]], "tapes": "/tapes"}, [0])
+    assert (about["roles"], about["grouped"]) == ({"roles": [[0], [1]], "tapes": "/tapes"}, [0, 1])
     assert {key: one["ready"] for key, one in about["standbys"].items()} == {"1": True}
 
 

@@ -58,6 +58,17 @@ def test_who_lives_on_keeps_what_was_known_of_it_and_starts_with_the_agents_word
     assert not after.all_stepped()
 
 
+def test_a_rank_that_ended_unseen_leaves_the_others_what_they_are() -> None:
+    """A flow that comes later hears from the agents which of those that live have groups that can be mended."""
+    board = Board(1, MEMBERSHIP)
+    for rank in range(3):
+        board.take("a", an_event("worker.started", rank, 1), 10.0)
+    board.take("b", an_exit(2, 1), 10.0)
+    assert not board.grouped()
+    board.ranks[0].grouped = board.ranks[1].grouped = True
+    assert board.grouped()
+
+
 def test_the_end_of_a_process_that_was_to_be_kept_counts_until_it_is() -> None:
     """Its agent tells of it under the generation that it knew."""
     _, after = boards()
