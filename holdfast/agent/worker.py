@@ -66,7 +66,7 @@ class Worker:
     leave_by: float | None = None
     """When it is killed if it has not left by then (monotonic)."""
     grouped: bool = False
-    """Its process groups are Holdfast's own: it can be kept when others are lost. Who comes to ranks that live joins them in no other way."""
+    """Its process groups are Holdfast's own: it can be kept when others are lost. Who comes to ranks that live joins them no other way."""
     parked: Message | None = None
     """What it said when it was ready to stand by."""
     line: Peer | None = None
