@@ -20,7 +20,8 @@ from holdfast.process import is_alive
 from holdfast.wire import LONGEST_LINE, PROTOCOL, connect, encode
 from tests.agent.rig import SPEAKING, Flow, Node
 
-VERBS = ("about", "attach", "ping", "prepare", "port", "start", "stop", "abandon", "regroup", "standby", "drop", "tell")  # "end" means it
+# "end" is left out: it means it
+VERBS = ("about", "attach", "ping", "prepare", "port", "start", "stop", "abandon", "regroup", "standby", "drop", "tell", "living")
 WORDS_OF_GROUPS = ("groups", "broken", "regrouped", "cannot", "coverage", "roles", "prepared", "unprepared", "switched", "left", "parked")
 WORDS = ("hello", "mark", "resumed", "beat", "section", "saved", "trouble", "exception", "bye", "commit?", "commit", *WORDS_OF_GROUPS)
 FIELDS = (
