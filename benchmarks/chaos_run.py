@@ -17,12 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from sqlmodel import select
+
 from benchmarks.havoc import DISK_BYTES, KINDS, LONGEST, Havoc
 from benchmarks.measuring import spread
 from benchmarks.steered import Steered
 from detectors.groups import TAKE_OVER_FAILED
 from detectors.progress import OVERRUN
-from holdfast.history import holds, queries
+from holdfast.history import holds, models, queries
 
 NODES: Final = 4
 PLAN: Final = {"wanted": 3, "ranks": 1, "spare": 1, "standbys": 1}
@@ -133,7 +135,7 @@ class ChaosRun:
             cause = next((one.kind for one in reversed(havoc.done) if one.at <= row.detected_at), "before the first fault")
             downtimes.setdefault(cause, []).append(row.downtime_s or 0.0)
         kinds = Counter(one.kind for one in havoc.done)
-        isolated = {node: [one.because for one in holds.holds(job.history, job.nodes.name, node)] for node in job.nodes.names()}
+        isolated = {node: [*put_out(job, node), *excluded(job, node)] for node in job.nodes.names()}
         seen = Counter(one.kind for one in queries.faults(job.history, job.row.id))
         return {
             "faults": len(havoc.done),
@@ -187,6 +189,18 @@ class ChaosRun:
             "history_differs_at": sorted(step for step in every & curves[0].keys() if curves[0][step] != curves[1].get(step)),
             "bit_equal": results[0] is not None and results[0] == results[1],
         }
+
+
+def put_out(job: Steered, node: str) -> list[str]:
+    """Return why *node* was ever taken out of service."""
+    return [one.because for one in holds.holds(job.history, job.nodes.name, node)]
+
+
+def excluded(job: Steered, node: str) -> list[str]:
+    """Return why the job ever let go of *node* although it answered."""
+    query = select(models.NodeMove).where(models.NodeMove.node == node, models.NodeMove.standing == "excluded")
+    with job.history.session() as session:
+        return [one.because for one in session.exec(query)]
 
 
 def losses(job: Steered) -> dict[tuple[int, int], str]:
