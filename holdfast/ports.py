@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 FIRST_PORT: Final = 10_000
 _TRIES: Final = 200
+_LISTEN: Final = "0A"
 
 
 def free_port() -> int:
@@ -17,13 +20,42 @@ def free_port() -> int:
     span = max(1000, _first_ephemeral() - FIRST_PORT)
     for _ in range(_TRIES):
         port = FIRST_PORT + int.from_bytes(os.urandom(4)) % span
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
+        if is_free(port):
             return port
     raise OSError(errno.EADDRINUSE, "no free port found")
+
+
+def is_free(port: int) -> bool:
+    """Tell whether one could listen on *port* now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
+
+
+def listens(pid: int, port: int) -> bool:
+    """Tell whether process *pid* itself is who listens on *port*: another may have taken what was free a moment ago."""
+    ours = {f"socket:[{inode}]" for name in ("tcp", "tcp6") for inode in _listening(Path(f"/proc/{pid}/net/{name}"), port)}
+    with suppress(OSError):
+        return any(_target(entry) in ours for entry in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+def _listening(table: Path, port: int) -> Iterator[str]:
+    """Yield the inodes of the sockets in *table* that listen on *port*; see proc_pid_net(5)."""
+    with suppress(OSError):
+        for line in table.read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                yield fields[9]
+
+
+def _target(entry: Path) -> str:
+    with suppress(OSError):
+        return str(entry.readlink())
+    return ""
 
 
 def _first_ephemeral() -> int:

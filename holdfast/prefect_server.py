@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.errors import OperatorError
-from holdfast.ports import free_port
+from holdfast.ports import free_port, is_free, listens
 from holdfast.process import die_with_parent
 
 START_SECONDS: Final = 120.0
 """How long a server may take to answer: 5 s as a rule, longer on its first start on a busy machine."""
+
+ATTEMPTS: Final = 3
+"""Ports that are tried: it takes seconds until a server listens on the one that was free."""
 
 QUIET: Final = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
 """A server of ours sends nothing anywhere."""
@@ -56,12 +59,16 @@ class TemporaryServer:
     """A server on a free port of the loopback interface; it dies with this process."""
 
     def __init__(self, log: Path, environment: dict[str, str]) -> None:
-        port, parent = free_port(), os.getpid()
-        self.address, self.log = f"http://127.0.0.1:{port}", log
-        self.environment = {**environment, **QUIET, "PREFECT_API_URL": f"{self.address}/api"}
-        with log.open("ab") as output:
+        self.log, self._given = log, environment
+        self._begin()
+
+    def _begin(self) -> None:
+        parent, self._port = os.getpid(), free_port()
+        self.address = f"http://127.0.0.1:{self._port}"
+        self.environment = {**self._given, **QUIET, "PREFECT_API_URL": f"{self.address}/api"}
+        with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+                [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -71,15 +78,26 @@ class TemporaryServer:
             )
 
     def wait(self) -> None:
-        """Wait until the server answers; raise `ServerSilent` when it does not."""
+        """Wait until the server answers; raise `ServerSilent` when it does not. One that has lost its port to somebody takes another."""
         until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until and self._process.poll() is None:
-            with suppress(OSError), urllib.request.urlopen(f"{self.address}/api/health", timeout=2) as answer:  # noqa: S310 (our own address)
-                if answer.status == 200:  # noqa: PLR2004 (HTTP's word for yes)
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self._begin()
+            while time.monotonic() < until and self._process.poll() is None:
+                if self._answers():
                     return
-            time.sleep(0.1)
-        self.close()
+                time.sleep(0.1)
+            self.close()
+            if is_free(self._port):
+                break
         raise ServerSilent(str(self.log))
+
+    def _answers(self) -> bool:
+        """Tell whether the server is ready, and is ours: a stranger on this port would answer too."""
+        if listens(self._process.pid, self._port):
+            with suppress(OSError), urllib.request.urlopen(f"{self.address}/api/health", timeout=2) as answer:  # noqa: S310 (our own address)
+                return bool(answer.status == 200)  # noqa: PLR2004 (HTTP's word for yes)
+        return False
 
     def close(self) -> None:
         """End the server. What it has answered is in its database; it has nothing else to save."""
