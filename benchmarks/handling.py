@@ -31,6 +31,7 @@ from benchmarks.chaos_run import Broken, ChaosRun, promises
 from benchmarks.havoc import KINDS
 from benchmarks.measuring import prefect, spread
 from benchmarks.rungs import Rungs, Times
+from benchmarks.steered import FlowEnded
 from benchmarks.widths import Widths
 
 KEYS: Final = ("orders", "next-rung", "shrink-by-restart", "shrink", "grow", "chaos")
@@ -100,7 +101,7 @@ def chaos(folder: Path, environment: dict[str, str], given: argparse.Namespace) 
     run = ChaosRun(folder / "chaos", environment, given.faults, given.seed, given.kinds)
     try:
         found = run.play()
-    except (Broken, TimeoutError) as error:
+    except (Broken, FlowEnded, TimeoutError) as error:
         told = {**spread([]), "goal": "every promise", "met": False, "faults": run.done, "seed": given.seed, "why": str(error)}
         return [{"key": "chaos", **told}]
     broken = promises(found)

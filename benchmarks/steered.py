@@ -26,6 +26,10 @@ TAIL: Final = 3000
 """Bytes of each log that a failure shows."""
 
 
+class FlowEnded(Exception):
+    """The flow has ended by itself while the job was to go on."""
+
+
 class Steered:
     """One job, its flow and its nodes."""
 
@@ -91,7 +95,13 @@ class Steered:
     def goes_on(self, steps: int, *, parked: int = 0, seconds: float = 120.0) -> None:
         """Wait until the job has made so many more steps, and is at work."""
         until = self.chaos.step() + steps
-        self.until(lambda: self.at_work(parked) and self.chaos.step() >= until, f"step {until}", seconds=seconds)
+        self.until(lambda: self.is_steered() and self.at_work(parked) and self.chaos.step() >= until, f"step {until}", seconds=seconds)
+
+    def is_steered(self) -> bool:
+        """Say that a flow runs; raise `FlowEnded` when it has ended by itself."""
+        if self.flow.poll() is None:
+            return True
+        raise FlowEnded(f"the flow ended with status {self.flow.returncode}, state {self.state()}\n{self.logs()}")
 
     def until(self, condition: Callable[[], T], what: str, *, seconds: float = 120.0) -> T:
         """Wait for *condition*; a failure shows what flow, agents and ranks have said."""
