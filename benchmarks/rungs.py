@@ -21,6 +21,8 @@ from holdfast.history.questions import KEEP, Reply
 NODES: Final = {"wanted": 3, "least": 2, "ranks": 1, "spare": 5, "standbys": 0}
 REPLACED: Final = 3
 """Spares that replace a node one by one; the other two are for a replacement that fails."""
+IN_FORCE: Final = "holds from the next decision on"
+"""What the flow says of a policy file that it has read anew."""
 QUIET: Final = 3
 """Steps without a fault before the next one."""
 GENEROUS: Final = (
@@ -53,7 +55,7 @@ class Rungs:
     """One job that comes to every rung, some of them several times."""
 
     def __init__(self, place: Path, environment: dict[str, str], times: Times) -> None:
-        self.times, self.policy = times, place / "policy.yaml"
+        self.times, self.policy, self._runs = times, place / "policy.yaml", False
         place.mkdir(parents=True)
         self.rule("retry-step", "take-over", "restart-in-place")
         self.job = Steered(
@@ -67,16 +69,27 @@ class Rungs:
         )
 
     def rule(self, *rungs: str, more: str = "") -> None:
-        """Say which rungs there are from now on; none of the others is tried."""
-        beside = self.policy.with_suffix(".new")
-        beside.write_text(f"{GENEROUS}rungs: [{', '.join(rungs)}]\n{more}")
+        """Say which rungs there are from now on, none of the others is tried; return once that is in force."""
+        text, beside, before = f"{GENEROUS}rungs: [{', '.join(rungs)}]\n{more}", self.policy.with_suffix(".new"), self._in_force()
+        if self.policy.exists() and self.policy.read_text() == text:
+            return
+        beside.write_text(text)
         beside.replace(self.policy)
+        if self._runs:
+            self.job.until(lambda: self._in_force() > before, f"the word that {self.policy.name} holds")
+
+    def _in_force(self) -> int:
+        """Return how often the flow has said that a changed policy holds."""
+        if not self._runs:
+            return 0
+        return sum(IN_FORCE in one.text for one in queries.remarks(self.job.history, self.job.row.id))
 
     def play(self, turns: int) -> None:
         """Come to every rung; to those that leave the job as it was *turns* times."""
         job = self.job
         try:
             job.until(lambda: job.chaos.step() > 0 and job.at_work(), "the first step", seconds=180)
+            self._runs = True
             for _ in range(turns):
                 self.ordinary()
             self.replaced()
