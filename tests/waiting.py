@@ -9,15 +9,24 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PAUSE = 0.01
-"""Seconds between two looks."""
+"""Seconds between two looks, at least."""
+
+LONGEST = 0.2
+"""And at most, however long a look takes."""
+
+SHARE = 4
+"""How many times as long as a look takes the next one waits: who waits leaves the processors to what is waited for."""
 
 
 def wait_until(predicate: Callable[[], T], *, seconds: float, explain: str | Callable[[], str] = "") -> T:
     """Return the first true answer of *predicate*; fail after *seconds* with what *explain* says (a child's log, a state)."""
-    deadline = time.monotonic() + seconds
+    begin = time.monotonic()
+    deadline = begin + seconds
     while not (answer := predicate()):
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             told = explain() if callable(explain) else explain
             raise AssertionError(f"not so after {seconds:g} s, last answer {answer!r}. {told}")
-        time.sleep(PAUSE)
+        time.sleep(min(max(PAUSE, SHARE * (now - begin)), LONGEST))
+        begin = time.monotonic()
     return answer

@@ -6,6 +6,7 @@ Nothing here runs an operator or a thread before the fork, so a fork is as good 
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import sys
@@ -28,6 +29,8 @@ from tests.reaping import look
 
 def main() -> None:
     """Serve one order after another until the pipe ends; in a fork, become the worker."""
+    gc.collect()
+    gc.freeze()  # as the starter of a real worker does: collections in the forks are short, and their memory stays shared
     say({"ready": torch.__version__})
     ended: dict[int, int] = {}
     for line in sys.stdin:

@@ -5,6 +5,7 @@ Nothing here runs an operator before the fork, so a fork is as good as a fresh i
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -26,6 +27,8 @@ from holdfast.runtime.link import link
 
 def main() -> None:
     """Serve one scenario after another until the pipe ends."""
+    gc.collect()
+    gc.freeze()  # as the starter of a real worker does: collections in the forks are short, and their memory stays shared
     say({"ready": torch.__version__})
     for line in sys.stdin:
         order = json.loads(line)
