@@ -213,46 +213,38 @@ def test_everything_is_proven_of_what_is_sound_and_nothing_is_changed(here: Comm
     assert not list(vault.root().glob("audit-*"))
 
 
-def test_a_bit_on_the_disk_is_found_by_reading(here: Command, scene: Scene) -> None:
-    """Listing does not read it, the audit does, and names the file."""
-    file = biggest(scene.made.directory / "step-00000012")
-    flip_a_bit(file)
+def test_bits_and_bytes_that_changed_are_found_by_reading(here: Command, scene: Scene) -> None:
+    """Listing does not read them, the audit does: on the disk, in a page that says what a snapshot is of, and in a tensor.
+
+    Of the last all sums are right; only the comparison of the same step can tell.
+    """
+    disk, page = biggest(scene.made.directory / "step-00000012"), scene.file(1, 9)
+    flip_a_bit(disk)
     assert record(here)["disk"][0]["standing"] == "whole"
+    flip_a_bit(page, 200 / page.stat().st_size)
+    reseal(scene.file(0, 11), lambda data, _blobs, _label: data.__setitem__(5, data[5] ^ 1))
     told = record(here, "--verify", status=1)
     assert told["disk"][0]["standing"] == "corrupt"
-    assert told["disk"][0]["broken"] == [f"{file.name} was changed: its SHA-256 is not the one in the manifest"]
+    assert told["disk"][0]["broken"] == [f"{disk.name} was changed: its SHA-256 is not the one in the manifest"]
+    assert told["spoilt"] == [f"{page.name} in the memory of node-1: its label was changed"], "nobody knows then of which step it was"
+    assert told["memory"][0]["broken"] == ["'model.0.weight' of rank 0 is not the same in memory and on the disk"]
     assert told["recovery"]["step"] == 11
 
 
-@pytest.mark.parametrize(("at", "words"), [("data", "was changed in memory"), ("tail", "its index was changed")])
-def test_a_bit_in_memory_is_found_by_reading(here: Command, scene: Scene, at: str, words: str) -> None:
+def test_a_bit_in_memory_is_found_by_reading(here: Command, scene: Scene) -> None:
     """In a tensor or in the index: file, rank and node are named, and a recovery takes the step before."""
     shutil.rmtree(scene.made.directory)
-    file = scene.file(0, 11)
-    label = vault.labels(scene.vaults[0])[file]
-    place = vault.PAGE + 100 if at == "data" else vault.PAGE + label.size + 40
-    flip_a_bit(file, (place + 0.5) / file.stat().st_size)
+    data, tail = scene.file(0, 11), scene.file(0, 10)
+    label = vault.labels(scene.vaults[0])[tail]
+    flip_a_bit(data, (vault.PAGE + 100.5) / data.stat().st_size)
+    flip_a_bit(tail, (vault.PAGE + label.size + 40.5) / tail.stat().st_size)
     told = record(here, "--verify", status=1)
-    assert told["memory"][0]["standing"] == "damaged"
-    (line,) = told["memory"][0]["broken"]
-    assert line.startswith(f"{file.name} (rank 0) in the memory of node-0: ")
-    assert words in line
-    assert told["recovery"]["step"] == 10
-
-
-def test_a_damaged_first_page_is_found(here: Command, scene: Scene) -> None:
-    """Nobody knows then of which step the snapshot was; the file is named."""
-    file = scene.file(1, 9)
-    flip_a_bit(file, 200 / file.stat().st_size)
-    told = record(here, "--verify", status=1)
-    assert told["spoilt"] == [f"{file.name} in the memory of node-1: its label was changed"]
-
-
-def test_a_tensor_tampered_with_in_one_tier_is_found_by_the_other(here: Command, scene: Scene) -> None:
-    """All sums are right; only the comparison of the same step can tell."""
-    reseal(scene.file(0, 11), lambda data, _blobs, _label: data.__setitem__(5, data[5] ^ 1))
-    told = record(here, "--verify", status=1)
-    assert told["memory"][0]["broken"] == ["'model.0.weight' of rank 0 is not the same in memory and on the disk"]
+    for moment, file, words in zip(told["memory"], (data, tail), ("was changed in memory", "its index was changed"), strict=False):
+        assert moment["standing"] == "damaged"
+        (line,) = moment["broken"]
+        assert line.startswith(f"{file.name} (rank 0) in the memory of node-0: ")
+        assert words in line
+    assert told["recovery"]["step"] == 9
 
 
 def test_memory_of_other_machines_is_read_through_its_server(original: Made) -> None:

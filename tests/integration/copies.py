@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast
 
+pace = float(sys.argv[3]) if len(sys.argv) > 3 else 0.02  # long enough that a kill lands in the middle
+
 torch.manual_seed(1)
 torch.set_num_threads(1)
 model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.1), nn.BatchNorm1d(32), nn.Linear(32, 4))
@@ -33,7 +35,7 @@ with holdfast.session(model=model, optimizer=optimizer, schedulers=decay, data=l
         optimizer.zero_grad()
         decay.step()
         session.extra["seen"] += 1
-        time.sleep(0.02)  # long enough that a kill lands in the middle
+        time.sleep(pace)
         step.commit(loss)
 if session.rank == 0:
     told = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values())).hexdigest()

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from holdfast.accounting.bill import bill
 from holdfast.accounting.ledger import SECOND
 from holdfast.accounting.replay import replay
 from holdfast.chaos import Chaos
+from holdfast.cli.watching import request_stop
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, Incident, Job, queries
 from holdfast.process import NODE_MARK, mark_of, marked
@@ -73,6 +76,17 @@ class Play:
         for job in queries.jobs(self.stage.history, self.name, limit=1):
             self._holds_together(job)
         return status
+
+    def stops(self) -> None:
+        """Have the job stopped, as a person does, and see it end so."""
+        request_stop(self.stage.history, self.job)
+        assert self.ends() == 3, self.log()
+        assert self.state() == "CANCELLED", self.log()
+
+    def dies(self) -> None:
+        """End the flow by SIGKILL: the job itself goes on."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     def _holds_together(self, job: Job) -> None:
         """Make the job's decisions again by its own policy, unless that is a file, which may have changed, and settle its accounts."""
@@ -176,6 +190,28 @@ class Stage:
         """Return what the nodes keep in memory."""
         return [place for node in self.nodes.names() for place in vault.vaults_of(mark_of(self.nodes.folder(node)))]
 
+    def lookouts(self, *nodes: str) -> Iterator[int]:
+        """Yield the lookouts of *nodes*, or of all."""
+        for name in nodes or self.nodes.names():
+            for pid in marked("HOLDFAST_NODE", name):
+                with suppress(OSError):
+                    if b"holdfast.agent.lookout" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        yield pid
+
+    def is_read(self, log: Path, *nodes: str) -> bool:
+        """Tell whether a lookout of *nodes*, or of any, has *log* open."""
+        return any(log in open_files(pid) for pid in self.lookouts(*nodes))
+
     def left(self) -> list[int]:
         """Return the pids of processes that carry the mark of one of the nodes."""
         return [pid for node in self.nodes.names() for pid in marked(NODE_MARK, mark_of(self.nodes.folder(node)))]
+
+
+def open_files(pid: int) -> list[Path]:
+    """Return what a process has open."""
+    found = []
+    with suppress(OSError):
+        for one in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                found.append(one.readlink())
+    return found

@@ -85,26 +85,46 @@ def test_shards_become_checkpoints_that_plain_torch_reads_and_a_run_goes_on_from
     assert result(place) == whole
 
 
-def test_a_job_that_is_stopped_keeps_its_newest_step(stage: Stage, alone: Callable[..., None]) -> None:
-    """Under torch's own groups nobody votes, and the workers die of the signal: what their nodes hold is saved, and led on from."""
-    results = [stage.home / "whole.json", stage.home / "stopped.json"]
+@pytest.mark.timeout(240)  # three runs, each with processes of its own
+def test_a_job_that_ends_before_its_goal_keeps_its_newest_step(stage: Stage, alone: Callable[..., None]) -> None:
+    """All its nodes are told to go, by a file; then a person stops it: what the nodes hold is saved each time, and led on from.
+
+    Under torch's own groups nobody votes, and the workers die of the signal.
+    """
+    notice, results = stage.home / "notice", [stage.home / "whole.json", stage.home / "ended.json"]
+    stage.count, stage.cluster = 2, {"notice": {"file": str(notice), "every": "200ms", "lasts": "20s"}}
     fields: dict[str, Any] = {"script": COPIES, "nodes": NODES, "checkpoint": {"every": 1000, "memory": MEMORY}}
-    alone(COPIES, 100, results[0])
-    play = stage.play("stopped", args=["100", str(results[1])], **fields)
+    alone(COPIES, 200, results[0], 0)
+    play = stage.play("ends", args=["200", str(results[1])], **fields)
     play.steps_to(30)
-    os.kill(play.process.pid, signal.SIGTERM)
+    notice.write_text("spot instance to be terminated")
     play.ends()
+    assert "every node of the job was told to go" in play.because()
+    step = saved_at_the_end(play)
+    notice.unlink()
+
+    again = stage.again("ends", play.spec)
+    again.steps_to(step + 20)
+    assert queries.generations(stage.history, again.job.id)[-1].resumed_step == step, again.log()
+    os.kill(again.process.pid, signal.SIGTERM)
+    again.ends()
+    assert saved_at_the_end(again) > step
+    last = stage.again("ends", play.spec)
+    assert last.ends() == 0, last.log()
+    assert result(results[0]) == result(results[1])
+
+
+def saved_at_the_end(play: Play) -> int:
+    """See that a job that was cancelled has its newest step on disk, and nothing in memory; return the step."""
     assert play.state() == "CANCELLED", play.log()
-    (newest,) = manifest.candidates(checkpoints(play))
+    newest = manifest.candidates(checkpoints(play))[0]
     assert manifest.looks_whole(newest)
     step = int(newest.name.removeprefix("step-"))
     assert step >= play.chaos.step() - 1, play.log()
-    remarks = [one.text for one in queries.remarks(stage.history, play.job.id)]
+    remarks = [one.text for one in queries.remarks(play.stage.history, play.job.id)]
     assert any(f"step {step} was saved out of the nodes' memory" in one for one in remarks), remarks
-    assert stage.kept() == []
-    again = stage.again("stopped", play.spec)
-    assert again.ends() == 0, again.log()
-    assert result(results[0]) == result(results[1])
+    assert play.stage.kept() == []
+    return step
 
 
 def test_a_slow_disk_and_a_killed_flusher_hold_up_nobody(stage: Stage) -> None:
@@ -126,43 +146,4 @@ def test_a_slow_disk_and_a_killed_flusher_hold_up_nobody(stage: Stage) -> None:
     os.kill(play.process.pid, signal.SIGTERM)
     play.ends()
     assert play.state() == "CANCELLED", play.log()
-    assert stage.kept() == []
-
-
-def test_when_the_last_nodes_are_told_to_go_what_they_hold_is_saved(stage: Stage) -> None:
-    """Their notice is a file: no other node is free, so the job ends with its newest step saved, and goes on from there later."""
-    notice = stage.home / "notice"
-    stage.count, stage.cluster = 2, {"notice": {"file": str(notice), "every": "200ms", "lasts": "20s"}}
-    fields: dict[str, Any] = {"script": COPIES, "nodes": NODES, "checkpoint": {"every": 1000, "memory": MEMORY}}
-    play = stage.play("spot", args=["2000", str(stage.home / "spot.json")], **fields)
-    play.steps_to(30)
-    notice.write_text("spot instance to be terminated")
-    play.ends()
-    assert play.state() == "CANCELLED", play.log()
-    assert "every node of the job was told to go" in play.because()
-    (newest,) = manifest.candidates(checkpoints(play))
-    saved_step = int(newest.name.removeprefix("step-"))
-    assert saved_step >= play.chaos.step() - 1, play.log()
-    assert stage.kept() == []
-    notice.unlink()
-    again = stage.again("spot", play.spec)
-    again.steps_to(saved_step + 5)
-    assert queries.generations(stage.history, again.job.id)[-1].resumed_step == saved_step, again.log()
-    os.kill(again.process.pid, signal.SIGTERM)
-    again.ends()
-
-
-def test_a_node_that_is_told_to_go_is_left_in_time(stage: Stage) -> None:
-    """Its rank moves to a spare node while training goes on; nothing is computed twice."""
-    script, nodes = str(EXAMPLES / "byte_gpt.py"), {"wanted": 2, "ranks": 1, "spare": 1}
-    args = [*SMALL, "--steps", "20000"]
-    play = stage.play("moves", script=script, args=args, nodes=nodes, checkpoint={"every": 0, "memory": MEMORY})
-    play.steps_to(10)
-    wait_until(play.chaos.parked, seconds=60, explain=play.log)
-    os.kill(play.chaos.ask("node-1")["pid"], signal.SIGTERM)
-    wait_until(lambda: "node-1" not in queries.generations(stage.history, play.job.id)[-1].ranks, seconds=60, explain=play.log)
-    play.steps_to(play.chaos.step() + 5)
-    assert not play.incidents(), play.log()
-    os.kill(play.process.pid, signal.SIGTERM)
-    play.ends()
     assert stage.kept() == []

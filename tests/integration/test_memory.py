@@ -104,8 +104,7 @@ def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
         explain=play.log,
     )
     assert told(stage, play, "servers") == before
-    os.killpg(play.process.pid, signal.SIGKILL)
-    play.process.wait()
+    play.dies()
     again = stage.again("again", play.spec)
     adopted = lambda: any("adopted" in remark.text for remark in queries.remarks(stage.history, play.job.id))  # noqa: E731
     wait_until(adopted, seconds=60, explain=again.log)

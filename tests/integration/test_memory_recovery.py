@@ -186,7 +186,7 @@ def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage, alon
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
     assert 0 <= lost(play) <= 2, play.log()
     assert play.ends() == 0, play.log()
-    alone(script, 100, undisturbed)
+    alone(script, 100, undisturbed, 0)
     assert json.loads(undisturbed.read_text()) == result(stage, "broken")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from holdfast.cli.watching import request_stop
 from holdfast.history import queries
 from holdfast.runtime import manifest
 from tests.integration.stage import Play, Stage
-from tests.integration.test_takeover_flow import begun, ended, goes_on, newest, recovered
+from tests.integration.test_takeover_flow import begun, goes_on, newest, recovered
 from tests.waiting import wait_until
 
 SPARE = {"wanted": 2, "ranks": 1, "spare": 1, "standbys": 0}
@@ -62,7 +64,7 @@ def test_ranks_leave_a_drained_node_and_without_room_the_job_waits_for_it_in_tim
     goes_on(play)
     assert set(newest(play).ranks) >= {second}
     assert first not in newest(play).ranks
-    ended(play)
+    play.stops()
 
 
 def losses(folder: Path) -> dict[int, set[float]]:
@@ -146,3 +148,14 @@ def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_
     assert newest(again).resumed_step == saved, again.log()
     request_stop(stage.history, again.job)
     assert again.ends() == 3, again.log()
+
+
+def test_a_node_that_is_told_to_go_is_left_in_time(stage: Stage) -> None:
+    """By a signal to its agent: its rank moves to the spare node while training goes on; nothing is computed twice."""
+    play = begun(stage, "moves", nodes=SPARE)
+    play.steps_to(10)
+    os.kill(play.chaos.ask("node-1")["pid"], signal.SIGTERM)
+    wait_until(lambda: "node-1" not in newest(play).ranks, seconds=60, explain=play.log)
+    goes_on(play)
+    assert play.incidents() == [], play.log()
+    play.stops()

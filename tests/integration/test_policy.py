@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -51,8 +50,7 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     wait_until(lambda: told(play, "stays in force"), seconds=60, explain=play.log)
     (refusal,) = told(play, "stays in force")
     assert "levels.worker-sigkil: line 1: no fault kind is called so. Did you mean 'worker-sigkill'?" in refusal
-    os.killpg(play.process.pid, signal.SIGKILL)
-    play.process.wait()
+    play.dies()
     play = stage.again(play.name, play.spec)
     wait_until(lambda: told(play, "What was in force before"), seconds=40, explain=play.log)
     killed(play, 3)

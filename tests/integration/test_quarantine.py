@@ -6,14 +6,16 @@ import json
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 from holdfast.history import holds, queries, questions
+from holdfast.history.looks import keep
 from holdfast.history.models import Question
+from policies.verdicts import Finding, Verdict
 from tests.integration.stage import Play, Stage
-from tests.integration.test_node_faults import lookouts, open_files
 from tests.waiting import wait_until
 
 OFF_BUS = "Nov 21 10:00:01 n0 kernel: NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus.\n"
@@ -56,7 +58,7 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     each = "if generation == 1 and step == 5: time.sleep(3600)"
     play = stage.play(name, args=["--steps", "20", "--each", each], nodes={"wanted": 1, "ranks": 1}, limits={"hang_least": "1h"})
     play.steps_to(4)
-    wait_until(lambda: any(log in open_files(pid) for pid in lookouts(stage)), seconds=30, explain=play.log)
+    wait_until(lambda: stage.is_read(log), seconds=30, explain=play.log)
     with log.open("a") as file:
         file.write(OFF_BUS)
     wait_until(lambda: any(one.kind == "gpu-off-bus" for one in queries.faults(stage.history, play.job.id)), seconds=60, explain=play.log)
@@ -115,14 +117,22 @@ def test_a_form_in_prefects_ui_keeps_a_node_that_a_person_trusts(stage: Stage, t
     assert run_of(stage, asked)["state"]["message"] == "keep node-0 by ann: known bad sensor"
 
 
-def test_a_node_that_a_person_holds_is_given_to_no_job(stage: Stage, tmp_path: Path) -> None:
-    """The launch takes the others and says who holds it, and why."""
-    stage.count = 2
+def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: Path) -> None:
+    """The launch takes others, a spare one included, and says who holds one and why, and what the cluster-health flow left of the other."""
+    stage.count, now = 4, time.time()
+    finding = Finding(kind="gpu-off-bus", part="gpu 0", quote="GPU 0: Xid 79", since=now, seen=now)
+    sick = Verdict(node="node-1", standing="sick", since=now, at=now, seen=now, findings=(finding,))
+    keep(stage.history, "stage", {"node-1": sick}, [], {})
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     said = say(stage, tmp_path, "hold", "node-0", "--because", "new fan", "--for", "2h")
     assert "healthy -> held (hold 1" in said
-    play = stage.play("beside", args=["--steps", "5"], nodes={"wanted": 1, "ranks": 1})
+
+    play = stage.play("beside", args=["--steps", "5"], nodes={"wanted": 1, "ranks": 1, "spare": 1})
     assert play.ends() == 0, play.log()
-    assert list(queries.generations(stage.history, play.job.id)[0].ranks) == ["node-1"]
+    (generation,) = queries.generations(stage.history, play.job.id)
+    assert list(generation.ranks) == ["node-2"]
+    standings = queries.node_standings(stage.history, "stage")
+    assert {node: move.standing for node, move in standings.items()} == {"node-2": "healthy", "node-3": "healthy"}
     assert "node-0 is left out: held by " in remarks(play)
     assert "new fan; `holdfast nodes release node-0 --because ...` takes it back" in remarks(play)
+    assert "node-1 passed over: sick: gpu-off-bus: GPU 0: Xid 79" in remarks(play)

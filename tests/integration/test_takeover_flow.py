@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from functools import partial
@@ -13,6 +11,7 @@ from typing import Any
 
 from holdfast.history import Generation, queries
 from tests.integration.stage import Play, Stage
+from tests.integration.test_adoption import has_been_in
 from tests.waiting import wait_until
 
 GROUPS = Path(__file__).with_name("paced_groups.py")
@@ -64,14 +63,6 @@ def newest(play: Play) -> Generation:
     return found
 
 
-def ended(play: Play) -> None:
-    """End the job."""
-    from holdfast.cli.watching import request_stop  # noqa: PLC0415 (what `holdfast stop` does)
-
-    request_stop(play.stage.history, play.job)
-    assert play.ends() == 3, play.log()
-
-
 def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(stage: Stage) -> None:
     """The standby waits on the spare node; the next one is started when training runs again. Then the node of rank 0 is lost.
 
@@ -102,7 +93,7 @@ def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(
     assert set(newest(play).ranks) <= {"node-1", "node-2"}
     assert told(play, "servers", "rank-0")[0] == ["node-0", "node-1", "node-2"]
     assert told(play, "servers", "standby-0")[-1] == ["node-1", "node-2"]
-    ended(play)
+    play.stops()
 
 
 def test_without_a_standby_a_fresh_process_takes_over_on_the_same_node(stage: Stage) -> None:
@@ -124,7 +115,7 @@ def test_without_a_standby_a_fresh_process_takes_over_on_the_same_node(stage: St
     assert play.pids()[0] == before[0]
     assert newest(play).number == 4
     assert newest(play).ranks == {"node-0": [0], "node-1": [1]}
-    ended(play)
+    play.stops()
 
 
 def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stage: Stage) -> None:
@@ -139,7 +130,7 @@ def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stag
     assert [(one.kind, one.rung, one.outcome) for one in play.incidents()] == [("group-broken", "retry-step", "recovered")], play.log()
     assert play.pids() == before
     assert newest(play).number == 2
-    ended(play)
+    play.stops()
 
 
 def test_a_worker_that_cannot_go_on_lets_the_next_rung_answer_at_once(stage: Stage) -> None:
@@ -152,7 +143,7 @@ def test_a_worker_that_cannot_go_on_lets_the_next_rung_answer_at_once(stage: Sta
     decisions = queries.decisions(stage.history, play.job.id)
     assert [one.rung for one in decisions] == ["take-over", "restart-in-place"], play.log()
     assert "no copy" in decisions[1].passed_over["TakeOver"]
-    ended(play)
+    play.stops()
 
 
 def test_a_second_rank_lost_during_a_take_over_is_taken_over_too(stage: Stage) -> None:
@@ -168,7 +159,7 @@ def test_a_second_rank_lost_during_a_take_over_is_taken_over_too(stage: Stage) -
     assert [one.rung for one in decisions] == ["take-over", "take-over"], play.log()
     assert len(play.incidents()) == 1
     assert play.pids()[0] == before[0]
-    ended(play)
+    play.stops()
 
 
 def test_ranks_whose_node_refused_them_are_placed_anew_with_the_one_it_refused_them_for(stage: Stage) -> None:
@@ -218,7 +209,7 @@ def test_ranks_move_to_another_node_while_training_goes_on(stage: Stage) -> None
     assert play.pids() == {0: waiting, 1: before[1]}
     status, told = moved(play, "--rank", "7")
     assert (status, "no rank 7" in told["outcome"]) == (1, True)
-    ended(play)
+    play.stops()
 
 
 def test_a_flow_that_comes_later_takes_the_standbys_over_and_ends_what_another_began(stage: Stage) -> None:
@@ -228,8 +219,7 @@ def test_a_flow_that_comes_later_takes_the_standbys_over_and_ends_what_another_b
     stands_by(play)
     before = play.pids()
     waiting = next(iter(standbys(play).values()))["pid"]
-    os.killpg(play.process.pid, signal.SIGKILL)
-    play.process.wait()
+    play.dies()
     play = stage.again("heirs", play.spec)
     wait_until(lambda: any("adopted" in one.text for one in queries.remarks(stage.history, play.job.id)), seconds=30, explain=play.log)
     play.chaos.kill(1)
@@ -238,18 +228,12 @@ def test_a_flow_that_comes_later_takes_the_standbys_over_and_ends_what_another_b
     assert play.pids() == {0: before[0], 1: waiting}, play.log()
     play.chaos.kill(1)
     play.reaches("RESUMING")
-    os.killpg(play.process.pid, signal.SIGKILL)
-    play.process.wait()
+    play.dies()
     play = stage.again("heirs", play.spec)
     recovered(play, 2)
     goes_on(play)
     assert [one.rung for one in queries.decisions(stage.history, play.job.id)] == ["take-over", "take-over", "restart-in-place"], play.log()
-    ended(play)
-
-
-def has_been_in(play: Play, state: str, seen: int) -> bool:
-    """Tell whether the job has come to *state* after the moves already *seen*."""
-    return any(move.after == state for move in queries.moves(play.stage.history, play.job.id)[seen:])
+    play.stops()
 
 
 def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -> None:
@@ -260,8 +244,7 @@ def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -
         seen = len(queries.moves(stage.history, play.job.id))
         play.chaos.kill(1)
         wait_until(partial(has_been_in, play, state, seen), seconds=30, explain=play.log)
-        os.killpg(play.process.pid, signal.SIGKILL)
-        play.process.wait()
+        play.dies()
         play = stage.again("dies", play.spec)
         recovered(play, number)
         goes_on(play)
@@ -270,7 +253,7 @@ def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -
     assert {one.rung for one in decisions} <= {"take-over", "restart-in-place"}
     whys = [one.passed_over.get("TakeOver", "") for one in decisions if one.rung == "restart-in-place"]
     assert all("the flow" in why for why in whys), whys
-    ended(play)
+    play.stops()
 
 
 def test_a_restart_after_two_ranks_came_to_one_node_starts_them_all(stage: Stage) -> None:
@@ -289,4 +272,4 @@ def test_a_restart_after_two_ranks_came_to_one_node_starts_them_all(stage: Stage
     goes_on(play)
     assert [one.rung for one in queries.decisions(stage.history, play.job.id)][-1] == "restart-in-place", play.log()
     assert sorted(newest(play).ranks.values()) == [[0], [1]], play.log()
-    ended(play)
+    play.stops()

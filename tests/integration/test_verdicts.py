@@ -11,7 +11,6 @@ from pathlib import Path
 from holdfast.history import Fault, Verdict, queries
 from tests.cli.conftest import PROGRAM
 from tests.integration.stage import Play, Stage
-from tests.integration.test_node_faults import lookouts, open_files
 from tests.waiting import wait_until
 
 DOUBLE_BIT = "Nov 21 10:00:01 n0 kernel: NVRM: Xid (PCI:0000:18:00): 48, pid=42, An uncorrectable double bit error (DBE)\n"
@@ -27,10 +26,14 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     play.reaches("RUNNING")
     wait_until(partial(play.saw, 1), seconds=40, explain=play.log)
     wait_until(lambda: play.incidents()[0].outcome, seconds=40, explain=play.log)
-    wait_until(lambda: any(log in open_files(pid) for pid in lookouts(stage, "node-0")), seconds=30, explain=play.log)
+    wait_until(lambda: stage.is_read(log, "node-0"), seconds=30, explain=play.log)
     with log.open("a") as file:
         file.write(DOUBLE_BIT)
     wait_until(lambda: any(one.node == "node-0" for one in faults(play, "gpu-memory-double-bit")), seconds=60, explain=play.log)
+    (seen,) = faults(play, "gpu-memory-double-bit")
+    assert (seen.level, seen.evidence["source"], seen.incident_id) == ("evict-now", "kernel log on node-0", None)
+    assert any("double bit error" in one.text for one in queries.remarks(stage.history, play.job.id))
+    assert (play.state(), len(play.incidents())) == ("RUNNING", 1), "nobody acts on a node while steps advance through it"
     play.chaos.signal(0, signal.SIGKILL)
     wait_until(lambda: play.saw(2) and play.incidents()[1].outcome, seconds=40, explain=play.log)
     play.process.send_signal(signal.SIGTERM)

@@ -54,20 +54,19 @@ def test_the_demo_runs_under_plain_python(tmp_path: Path) -> None:
     assert result(tmp_path / "r.json")["steps"] == 3
 
 
-def test_a_script_of_ones_own_resumes_in_its_own_way_under_torchrun(tmp_path: Path) -> None:
+def test_a_script_of_ones_own_resumes_in_its_own_way_under_torchrun(ranks: Ranks, tmp_path: Path) -> None:
     """It knows nothing of Holdfast; its second run goes on after the first."""
-
-    def run(steps: int) -> str:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        command += [str(EXAMPLES / "plain_ddp.py"), "--steps", str(steps)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        aborted_at_the_end = "terminate called without an active exception" in ended.stderr  # torch's own: runtime/threads.py says why
-        assert ended.returncode == 0 or aborted_at_the_end, ended.stderr
-        return ended.stdout
-
-    assert "resumed" not in run(20)
-    assert "rank 0: resumed after step 20" in run(40)
+    script, kept = str(EXAMPLES / "plain_ddp.py"), str(tmp_path / "plain_ddp.pt")
+    first = ranks.start("script", 2, path=script, argv=["--steps", "20", "--checkpoint", kept]).wait()
+    assert [one.status for one in first] == [0, 0], first
+    assert "step 20: loss" in first[0].log
+    assert "resumed" not in first[0].log
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, "--steps", "40"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    aborted_at_the_end = "terminate called without an active exception" in ended.stderr  # torch's own: runtime/threads.py says why
+    assert ended.returncode == 0 or aborted_at_the_end, ended.stderr
+    assert "rank 0: resumed after step 20" in ended.stdout
     assert names(tmp_path) == ["plain_ddp.pt"]
 
 
