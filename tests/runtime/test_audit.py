@@ -204,6 +204,7 @@ def test_by_hand_it_speaks_to_a_person(made: Made, capsys: pytest.CaptureFixture
     assert f"BROKEN: {file.name} was changed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("original", ["ddp"], indirect=True)
 def test_it_is_a_program(original: Made) -> None:
     """`python -m holdfast.runtime.audit FOLDER`, without a word of torch's own."""
     command = [sys.executable, "-m", "holdfast.runtime.audit", str(original.checkpoint)]
