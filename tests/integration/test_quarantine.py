@@ -61,7 +61,12 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     wait_until(lambda: stage.is_read(log), seconds=30, explain=play.log)
     with log.open("a") as file:
         file.write(OFF_BUS)
-    wait_until(lambda: any(one.kind == "gpu-off-bus" for one in queries.faults(stage.history, play.job.id)), seconds=60, explain=play.log)
+    seen = lambda: [one for one in queries.faults(stage.history, play.job.id) if one.kind == "gpu-off-bus"]  # noqa: E731
+    wait_until(seen, seconds=60, explain=play.log)
+    (fault,) = seen()
+    assert (fault.node, fault.level, fault.evidence["source"], fault.incident_id) == ("node-0", "evict-now", "kernel log on node-0", None)
+    assert "GPU has fallen off the bus" in remarks(play)
+    assert (play.state(), play.incidents()) == ("RUNNING", []), "by itself it stops nothing"
     play.chaos.kill(0)
     play.reaches("WAITING")
     assert "0 node(s) are left and the job needs 1, so a person is asked" in play.because()
