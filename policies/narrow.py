@@ -7,9 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.associations import follows_step
 from policies.case import Case, Copies, Decision, Pass, Rung, Seat
-from policies.takeover import in_words, places, sick_ranks, unfit_nodes
+from policies.takeover import first_true, follows_last, in_words, places, sick_ranks, unfit_nodes
 
 WORTH: Final = 2.0
 """So many times what a start costs the wider job has to save at least, over the steps that are left."""
@@ -89,18 +88,15 @@ class Narrow:
         return "; ".join([case.because, *said])
 
     def _why_not(self, case: Case, sick: frozenset[int]) -> str:
-        follows = (
-            follows_step(case.diagnosis.root.kind) and bool(case.past) and case.past[-1].rung is Rung.NARROW and not case.past[-1].gained
-        )
         reasons = {
             case.barred: bool(case.barred),
             "the script does not share each step's batch out (`session.shares`): fewer ranks would see fewer samples": not case.copies,
             f"{case.takeovers} recoveries in living processes were begun in this incident already": case.takeovers >= self.most,
             "tried already in this incident": case.failed(Rung.NARROW),
             "the faults do not name a rank that is sick": not sick,
-            "the last one brought no new step before this failure: it may follow the step": follows,
+            "the last one brought no new step before this failure: it may follow the step": follows_last(case, Rung.NARROW),
         }
-        return next((why for why, true in reasons.items() if true), "")
+        return first_true(reasons)
 
 
 def _nodes(case: Case, staying: AbstractSet[int], seats: tuple[Seat, ...]) -> set[str]:

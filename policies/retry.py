@@ -7,7 +7,7 @@ from typing import Final
 
 from detectors.catalogue import ASKS_NOTHING, Level
 from policies.case import Case, Decision, Pass, Rung
-from policies.takeover import sick_ranks
+from policies.takeover import first_true, sick_ranks
 
 LEVELS: Final = tuple(Level)
 """By how much they ask for, the least first."""
@@ -43,4 +43,4 @@ class RetryStep:
             f"rank(s) {', '.join(map(str, sorted(sick)))} must be replaced": bool(sick),
             "the last retry brought no new step": bool(case.past) and case.past[-1].rung is Rung.RETRY_STEP and not case.past[-1].gained,
         }
-        return next((why for why, true in reasons.items() if true), "")
+        return first_true(reasons)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from detectors.associations import follows_step
@@ -69,6 +70,16 @@ def _told(found: tuple[Seat, ...]) -> str:
     return "; ".join(f"rank {seat.rank} goes on in {in_words(seat)}" for seat in found)
 
 
+def follows_last(case: Case, rung: Rung) -> bool:
+    """Tell whether the last recovery was by *rung*, brought no new step, and this failure may be the script's own."""
+    return follows_step(case.diagnosis.root.kind) and bool(case.past) and case.past[-1].rung is rung and not case.past[-1].gained
+
+
+def first_true(reasons: Mapping[str, bool]) -> str:
+    """Return the first of *reasons* that holds; empty when none does."""
+    return next((why for why, true in reasons.items() if true), "")
+
+
 def in_words(seat: Seat) -> str:
     """Say what process a rank goes on in."""
     return f"standby {seat.standby} on {seat.node}" if seat.standby is not None else f"a fresh process on {seat.node}"
@@ -96,13 +107,12 @@ class TakeOver:
 
     def _why_not(self, case: Case, sick: frozenset[int]) -> str:
         root, ranks = case.diagnosis.root, sum(map(len, case.ranks.values()))
-        follows = follows_step(root.kind) and bool(case.past) and case.past[-1].rung is Rung.TAKE_OVER and not case.past[-1].gained
         reasons = {
             case.barred: bool(case.barred),
             f"{case.takeovers} take-overs were begun in this incident already": case.takeovers >= self.most,
             "tried already in this incident": not sick and not IN_PROCESS.isdisjoint(case.tried),
             "the faults do not name a rank that is sick": not sick and root.kind != GROUP_BROKEN.id,
             "no rank is left whose state could be gone on with": len(sick) >= ranks,
-            "the last take-over brought no new step before this failure: it may follow the step": follows,
+            "the last take-over brought no new step before this failure: it may follow the step": follows_last(case, Rung.TAKE_OVER),
         }
-        return next((why for why, true in reasons.items() if true), "")
+        return first_true(reasons)

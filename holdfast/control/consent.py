@@ -5,7 +5,6 @@ A question has an end. When nobody has answered by then it is answered as it say
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -16,12 +15,10 @@ from typing import Any, Final
 
 from holdfast.errors import OperatorError
 from holdfast.history import History, queries, questions
+from holdfast.history.asking import Asking
 from holdfast.history.models import Job, Question
 from holdfast.history.questions import ISOLATE, KEEP, WITHDRAWN, Reply
-from holdfast.log import note
 from policies.offences import Offence
-
-log = logging.getLogger("holdfast.control")
 
 EVERY: Final = 1.0
 """Seconds between two looks for answers."""
@@ -53,7 +50,7 @@ class Consent:
     _ended: bool = False
     """The job is over: its questions need no answer any more."""
     _thread: threading.Thread | None = None
-    _away: bool = False
+    _try: Asking = field(default_factory=lambda: Asking("consent"))
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -124,15 +121,6 @@ class Consent:
             self._run_out()
         if self._ended:
             self._try(self._withdraw_all)
-
-    def _try(self, act: Callable[[], None]) -> None:
-        try:
-            act()
-            self._away = False
-        except Exception as error:  # noqa: BLE001 (a history that is away is asked again; the flow must not fall with it)
-            if not self._away:
-                note(log, "consent.history-away", level=logging.WARNING, why=error)
-            self._away = True
 
     def _adopt(self) -> None:
         decided = max((one.at for one in queries.decisions(self.history, self.job.id)), default=0.0)

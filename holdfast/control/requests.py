@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -11,9 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from holdfast.history import History, Recorder, models, queries
-from holdfast.log import note
-
-log = logging.getLogger("holdfast.control")
+from holdfast.history.asking import Asking
 
 EVERY: Final = 0.5
 """Seconds between two looks."""
@@ -72,7 +69,7 @@ class Requests:
         self._seen: set[str] = set()
         self._history, self._recorder, self._job_id = history, recorder, job_id
         self._over = threading.Event()
-        self._away = False
+        self._try = Asking("requests")
         self._thread = threading.Thread(target=self._follow, name=f"requests of {job_id}", daemon=True)
         self._thread.start()
 
@@ -104,13 +101,7 @@ class Requests:
 
     def _follow(self) -> None:
         while not self._over.wait(EVERY):
-            try:
-                self._look()
-                self._away = False
-            except Exception as error:  # noqa: BLE001 (a history that is away for minutes is asked again)
-                if not self._away:
-                    note(log, "history.away", why=error)
-                self._away = True
+            self._try(self._look)
 
     def _look(self) -> None:
         for request in queries.pending_requests(self._history, self._job_id):

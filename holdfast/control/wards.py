@@ -17,6 +17,7 @@ from detectors.catalogue import Fault, Levels
 from holdfast.control.consent import SHARE, Consent
 from holdfast.history import History
 from holdfast.history import holds as record
+from holdfast.history.asking import Asking
 from holdfast.history.holds import Place
 from holdfast.history.models import Question
 from holdfast.history.questions import KEEP
@@ -68,7 +69,7 @@ class Wards:
     _wake: threading.Event = field(default_factory=threading.Event)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
-    _away: bool = False
+    _try: Asking = field(default_factory=lambda: Asking("wards"))
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -202,16 +203,6 @@ class Wards:
             self._try(self._write)
             self._try(self._read)
         self._try(self._write)  # what was found between the last look and the end
-
-    def _try(self, act: Callable[[], None]) -> None:
-        """Talk to the history; say once when it is away."""
-        try:
-            act()
-            self._away = False
-        except Exception as error:  # noqa: BLE001 (a history that is away is asked again; the flow must not fall with it)
-            if not self._away:
-                note(log, "wards.history-away", level=logging.WARNING, why=error)
-            self._away = True
 
     def _place(self) -> Place:
         return Place(cluster=self.cluster.name, names=self.names(), rules=self.cluster.quarantine.rules)

@@ -18,6 +18,7 @@ from sqlalchemy import func, or_, text
 from sqlmodel import Session, col, select
 
 from holdfast.errors import JobAlreadyRunning
+from holdfast.history.asking import Asking
 from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
 from holdfast.log import note
@@ -78,7 +79,8 @@ class LeaseKeeper:
         self.lease = lease
         self._history, self._on_lost = history, on_lost
         self._over = threading.Event()
-        self._away = self._given_up = False
+        self._given_up = False
+        self._try = Asking("lease", {"job": lease.job_id})
         self._thread = threading.Thread(target=self._keep, name=f"lease of {lease.job_id}", daemon=True)
         self._thread.start()
 
@@ -101,19 +103,6 @@ class LeaseKeeper:
         """Renew until it is over."""
         while not self._over.wait(RENEW_SECONDS):
             self._try(self._renew)
-
-    def _try(self, act: Callable[[], None]) -> None:
-        """Talk to the history; say once when it is away, and once when it is back."""
-        try:
-            act()
-        except Exception as error:  # noqa: BLE001 (whatever the database has, the lease must be kept when it is back)
-            if not self._away:
-                note(log, "lease.history-away", level=logging.WARNING, job=self.lease.job_id, error=error)
-            self._away = True
-        else:
-            if self._away:
-                note(log, "lease.history-back", job=self.lease.job_id)
-            self._away = False
 
     def _renew(self) -> None:
         """Move the expiry on, unless the row says that the job changed hands."""

@@ -225,7 +225,7 @@ def test_a_history_that_is_away_changes_nothing_and_gets_it_when_it_is_back(
     with monkeypatch.context() as patch:
         patch.setattr("holdfast.history.holds.say", away)
         wards.accuse([found("node-1")])
-        wait_until(lambda: wards._away, seconds=60)
+        wait_until(lambda: wards._try.is_away, seconds=60)
         assert "node-1" not in wards.usable(CLUSTER.names)
     assert holds.say is real
     wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)

@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from holdfast.history import holds, queries, questions
+from holdfast.history import Fault, holds, queries, questions
 from holdfast.history.looks import keep
 from holdfast.history.models import Question
 from policies.verdicts import Finding, Verdict
@@ -49,6 +49,11 @@ def remarks(play: Play) -> str:
     return "\n".join(one.text for one in queries.remarks(play.stage.history, play.job.id))
 
 
+def off_bus(play: Play) -> list[Fault]:
+    """Return what the history has of a GPU that is gone."""
+    return [one for one in queries.faults(play.stage.history, play.job.id) if one.kind == "gpu-off-bus"]
+
+
 def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     """Have the GPU of a job's only node fall off the bus, and its rank die for it; wait until a person is asked."""
     log = tmp_path / "kern.log"
@@ -61,9 +66,8 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     wait_until(lambda: stage.is_read(log), seconds=30, explain=play.log)
     with log.open("a") as file:
         file.write(OFF_BUS)
-    seen = lambda: [one for one in queries.faults(stage.history, play.job.id) if one.kind == "gpu-off-bus"]  # noqa: E731
-    wait_until(seen, seconds=60, explain=play.log)
-    (fault,) = seen()
+    wait_until(lambda: off_bus(play), seconds=60, explain=play.log)
+    (fault,) = off_bus(play)
     assert (fault.node, fault.level, fault.evidence["source"], fault.incident_id) == ("node-0", "evict-now", "kernel log on node-0", None)
     assert "GPU has fallen off the bus" in remarks(play)
     assert (play.state(), play.incidents()) == ("RUNNING", []), "by itself it stops nothing"

@@ -8,17 +8,7 @@ import pytest
 
 from policies.node_states import IN_SERVICE, NODE_MOVES, NodeEvent, NodeState, move_node
 from policies.states import UnlistedMove
-
-
-def reached_from(state: NodeState) -> set[NodeState]:
-    """Return every state that moves can lead to from *state*."""
-    seen, waiting = set[NodeState](), [state]
-    while waiting:
-        here = waiting.pop()
-        nexts = {after for (before, _), after in NODE_MOVES.items() if before is here} - seen
-        seen |= nexts
-        waiting += nexts
-    return seen
+from tests.policies.shape import reached
 
 
 @pytest.mark.parametrize(("state", "event"), [pair for pair in product(NodeState, NodeEvent) if pair not in NODE_MOVES])
@@ -31,7 +21,7 @@ def test_a_move_that_is_not_listed_is_refused(state: NodeState, event: NodeEvent
 def test_every_state_is_reached_and_none_is_left_for_ever() -> None:
     """A retired node can be mended as well."""
     for state in NodeState:
-        assert reached_from(state) == set(NodeState)
+        assert reached(NODE_MOVES, state) == set(NodeState)
 
 
 def test_an_event_leads_to_one_state_wherever_it_comes() -> None:

@@ -10,19 +10,9 @@ from itertools import product
 import pytest
 
 from policies.states import MOVES, TERMINAL, Event, State, UnlistedMove, advance
+from tests.policies.shape import reached
 
 LIVE = sorted(frozenset(State) - TERMINAL)
-
-
-def reached_from(state: State) -> set[State]:
-    """Return every state that moves can lead to from *state*."""
-    seen, waiting = set[State](), [state]
-    while waiting:
-        here = waiting.pop()
-        nexts = {after for (before, _), after in MOVES.items() if before is here} - seen
-        seen |= nexts
-        waiting += nexts
-    return seen
 
 
 @pytest.mark.parametrize(("state", "event"), [pair for pair in product(State, Event) if pair not in MOVES])
@@ -45,7 +35,7 @@ def test_a_listed_move_leads_where_the_table_says_and_never_nowhere(state: State
 @pytest.mark.parametrize("state", LIVE)
 def test_from_every_live_state_each_end_can_be_reached(state: State) -> None:
     """No job is caught half-way."""
-    assert reached_from(state) >= {State.COMPLETED, State.FAILED, State.CANCELLED}
+    assert reached(MOVES, state) >= {State.COMPLETED, State.FAILED, State.CANCELLED}
 
 
 @pytest.mark.parametrize("state", LIVE)
@@ -58,7 +48,7 @@ def test_every_state_is_reached_from_the_first() -> None:
     """One that no job can be in does not belong into the table."""
     first = next(iter(MOVES))[0]
     assert first is State.LAUNCHING
-    assert reached_from(first) | {first} == set(State)
+    assert reached(MOVES, first) | {first} == set(State)
 
 
 def test_terminal_is_what_nothing_leaves() -> None:

@@ -30,18 +30,6 @@ def problems_of(path: Path) -> dict[str, Problem]:
     return {problem.field: problem for problem in found}
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Any:
-    """Write a job file and return its path."""
-
-    def write(content: str | bytes, name: str = "job.yaml") -> Path:
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    return write
-
-
 def test_a_yaml_file_gives_the_job_and_its_cluster(file: Any) -> None:
     """Folders become absolute, seen from the file."""
     path = file("name: a\nscript: b.py\ndirectory: sub\ncheckpoint: {directory: ckpt}\ncluster: {nodes: 2, directory: fleet}\n")

@@ -23,23 +23,12 @@ from policies.ladder import ORDERS
 from policies.policy import NAMED, Deadlines
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Any:
-    """Write a policy file and return its path."""
-
-    def write(text: str | bytes, name: str = "policy.yaml") -> Path:
-        path = tmp_path / name
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return path
-
-    return write
-
-
 def test_a_file_says_where_it_differs_and_the_rest_is_the_bases(file: Any) -> None:
     """Levels, rungs, thresholds, budget and deadlines, times in seconds."""
     path = file(
         "based_on: patient\nlevels: {gpu-off-bus: evict-when-idle}\nrungs: [restart-in-place, replace-node]\n"
-        "budget: {in_place: 1, window: 2h}\ndeadlines: {shrink: 30s}\nfrequent: {times: 2}\ncommon: {share: 0.5}\nflapping: {apart: 0s}\n"
+        "budget: {in_place: 1, window: 2h}\ndeadlines: {shrink: 30s}\nfrequent: {times: 2}\ncommon: {share: 0.5}\nflapping: {apart: 0s}\n",
+        "policy.yaml",
     )
     policy, base = load_policy(path), NAMED["patient"]
     assert (policy.name, policy.based_on) == (str(path), "patient")
@@ -94,7 +83,7 @@ WRONG = {
 def test_every_problem_is_told_at_once_with_line_and_cure(file: Any) -> None:
     """None hides another."""
     with pytest.raises(BadFile) as refused:
-        load_policy(file(BAD))
+        load_policy(file(BAD, "policy.yaml"))
     found = {problem.field: problem for problem in refused.value.problems}
     assert found.keys() == WRONG.keys()
     assert len(found) == len(refused.value.problems)
@@ -161,7 +150,7 @@ def test_the_numbers_that_the_descriptions_name_are_those_in_force() -> None:
 
 def test_what_the_job_says_goes_before_the_policy_and_that_before_its_base(file: Any) -> None:
     """Each number for itself; also after the job went through JSON, as for the next flow."""
-    path = file("based_on: balanced\nbudget: {in_place: 1, fruitless: 7}\ndeadlines: {shrink: 30s, take_over: 5s}\n")
+    path = file("based_on: balanced\nbudget: {in_place: 1, fruitless: 7}\ndeadlines: {shrink: 30s, take_over: 5s}\n", "policy.yaml")
     job = TrainingJob(name="a", script="b.py", policy=str(path), budget=JobBudget(in_place=5))
     job = job.model_copy(update={"deadlines": job.deadlines.model_validate({"shrink": "10s"})})
     for one in (job, TrainingJob.model_validate(job.model_dump(mode="json"))):
