@@ -21,12 +21,12 @@ from prefect.events.schemas.automations import Automation, AutomationCore, Event
 from pydantic import SecretStr
 
 from holdfast.errors import OperatorError
-from holdfast.report.notices import Notice
+from holdfast.report.messages import Message
 
 PREFIX: Final = "holdfast-"
 """What our blocks and automations are called begins with it."""
-ATTENTION: Final = ("holdfast.notice.attention", "holdfast.node.sick", "holdfast.node.unreachable")
-ALL: Final = (*ATTENTION, "holdfast.notice.info", "holdfast.node.ok", "holdfast.node.degraded")
+ATTENTION: Final = ("holdfast.message.attention", "holdfast.node.sick", "holdfast.node.unreachable")
+ALL: Final = (*ATTENTION, "holdfast.message.info", "holdfast.node.ok", "holdfast.node.degraded")
 SUBJECT: Final = (
     "{% if event.payload.subject %}{{ event.payload.subject }}{% else %}{{ event.resource.name }}: {{ event.event }}{% endif %}"
 )
@@ -118,10 +118,10 @@ def test(name: str) -> dict[str, Any]:
     if name not in known:
         raise NoSuchAddress(name, known)
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    notice = Notice(
+    message = Message(
         id=f"test {at}", state="over", attention=True, subject="[holdfast] a test", text=f"Asked for at {at}. Nothing is wrong."
     )
-    facts = {slot: getattr(notice, slot) for slot in Notice.__slots__}
+    facts = {slot: getattr(message, slot) for slot in Message.__slots__}
     sent: Event | None = emit_event(event=ATTENTION[0], resource={"prefect.resource.id": "holdfast.test"}, payload=facts)
     if sent is None:
         raise Unheard("it takes no events")

@@ -21,7 +21,7 @@ from holdfast.history.models import Question
 from holdfast.history.questions import in_words
 from holdfast.log import note
 from holdfast.report.markdown import incident_markdown
-from holdfast.report.notices import Desk, Notice
+from holdfast.report.messages import Desk, Message
 
 log = logging.getLogger("holdfast.publish")
 
@@ -83,9 +83,9 @@ class Publisher:
         resource = {"prefect.resource.id": f"holdfast.job.{self._job}", "prefect.resource.name": self._job}
         self._work.put(lambda: _sent(emit_event(event=f"holdfast.{name}", resource=resource, payload=facts)))
 
-    def _notify(self, notices: list[Notice]) -> None:
-        for one in notices:
-            self._emit(f"notice.{'attention' if one.attention else 'info'}", **asdict(one))
+    def _notify(self, messages: list[Message]) -> None:
+        for one in messages:
+            self._emit(f"message.{'attention' if one.attention else 'info'}", **asdict(one))
 
     def _on_opened(self, facts: dict[str, Any]) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.history.models import Incident, Question
-from holdfast.report.notices import MOST, PATIENCE, WINDOW, Desk, Notice
+from holdfast.report.messages import MOST, PATIENCE, WINDOW, Desk, Message
 
 
 def an_incident(number: int = 1, **facts: Any) -> Incident:
@@ -75,7 +75,7 @@ def test_a_question_and_the_jobs_end_are_told_at_once() -> None:
 @given(st.lists(st.floats(0.1, 400.0), max_size=60))
 def test_no_storm_and_nothing_lost(gaps: list[float]) -> None:
     """However many incidents come and go, few messages are sent in any window, and every incident is in one."""
-    desk, now, sent = Desk("gpt"), 0.0, list[tuple[float, Notice]]()
+    desk, now, sent = Desk("gpt"), 0.0, list[tuple[float, Message]]()
     for number, gap in enumerate(gaps, 1):
         now += gap
         sent += [(now, one) for one in desk.tick(now)]

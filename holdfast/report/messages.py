@@ -22,7 +22,7 @@ WINDOW: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class Message:
     """One message. A later one of the same *id* is news of the same thing and takes the place of the earlier one."""
 
     id: str
@@ -45,50 +45,50 @@ class Desk:
     """The incident that somebody was told of while it lasted."""
     _because: str = ""
     _sent: deque[float] = field(default_factory=deque)
-    _held: list[Notice] = field(default_factory=list)
+    _held: list[Message] = field(default_factory=list)
 
     def opened(self, incident: Incident, now: float) -> None:
         """Learn of an incident."""
         self._open, self._because = (incident, now + PATIENCE), incident.because
 
-    def moved(self, after: str, because: str, now: float) -> list[Notice]:
+    def moved(self, after: str, because: str, now: float) -> list[Message]:
         """Learn where the job is now."""
         self._because = because
         if after not in {State.COMPLETED, State.FAILED, State.CANCELLED}:
             return []
         subject = f"[{self.job}] {after.lower()}"
         attention = after == State.FAILED
-        last = Notice(id=f"job {self.job}", state="ended", attention=attention, subject=subject, text=because)
+        last = Message(id=f"job {self.job}", state="ended", attention=attention, subject=subject, text=because)
         return [*self._gathered(now), last]
 
-    def asked(self, question: Question, how: str) -> list[Notice]:
+    def asked(self, question: Question, how: str) -> list[Message]:
         """Learn that a person is asked; *how* says how to answer."""
         subject = f"[{self.job}] question {question.number}: may {', '.join(question.nodes)} be isolated?"
         return [
-            Notice(id=f"question {question.number}", state="asked", attention=True, subject=subject, text=f"{question.because}\n\n{how}")
+            Message(id=f"question {question.number}", state="asked", attention=True, subject=subject, text=f"{question.because}\n\n{how}")
         ]
 
-    def answered(self, question: Question, words: str) -> list[Notice]:
+    def answered(self, question: Question, words: str) -> list[Message]:
         """Learn that a question needs no answer any more."""
         subject = f"[{self.job}] question {question.number}: may {', '.join(question.nodes)} be isolated?"
-        return [Notice(id=f"question {question.number}", state="over", attention=False, subject=subject, text=f"Answered: {words}")]
+        return [Message(id=f"question {question.number}", state="over", attention=False, subject=subject, text=f"Answered: {words}")]
 
-    def closed(self, incident: Incident, now: float) -> list[Notice]:
+    def closed(self, incident: Incident, now: float) -> list[Message]:
         """Learn how an incident ended."""
         told, self._open, self._told = self._told == incident.id, None, ""
-        notice = Notice(
+        message = Message(
             id=f"incident {incident.id}",
             state="over",
             attention=incident.outcome == "gave-up",
             subject=f"{self._subject(incident)}: {incident.outcome}",
             text=_summary(self.job, incident),
         )
-        if told or notice.attention or self._room(now):
-            return [notice]
-        self._held.append(notice)
+        if told or message.attention or self._room(now):
+            return [message]
+        self._held.append(message)
         return []
 
-    def tick(self, now: float) -> list[Notice]:
+    def tick(self, now: float) -> list[Message]:
         """Return what is due by *now*: an incident that lasts, and what was gathered."""
         found = []
         if self._open is not None and self._open[1] <= now:
@@ -96,7 +96,7 @@ class Desk:
             self._told = incident.id
             subject = f"{self._subject(incident)}: not over after {wording.duration(PATIENCE)}"
             text = f"{incident.because}\n\nNow: {self._because}"
-            found.append(Notice(id=f"incident {incident.id}", state="open", attention=True, subject=subject, text=text))
+            found.append(Message(id=f"incident {incident.id}", state="open", attention=True, subject=subject, text=text))
         if self._held and (not self._sent or now - self._sent[-1] >= WINDOW):
             found += self._gathered(now)
         return found
@@ -113,7 +113,7 @@ class Desk:
         self._sent.append(now)
         return True
 
-    def _gathered(self, now: float) -> list[Notice]:
+    def _gathered(self, now: float) -> list[Message]:
         """Return what was held back as one message."""
         held, self._held = self._held, []
         if not held:
@@ -121,7 +121,7 @@ class Desk:
         self._sent.append(now)
         subject = f"[{self.job}] {len(held)} more incidents"
         text = "\n".join(one.subject.removeprefix(f"[{self.job}] ") for one in held)
-        return [Notice(id=f"job {self.job} since {now:.0f}", state="many", attention=False, subject=subject, text=text)]
+        return [Message(id=f"job {self.job} since {now:.0f}", state="many", attention=False, subject=subject, text=text)]
 
 
 def _summary(job: str, incident: Incident) -> str:
