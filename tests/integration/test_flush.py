@@ -53,6 +53,11 @@ def flushers(stage: Stage) -> list[int]:
     return [pid for mark in marks for pid in marked(NODE_MARK, mark) if _comm_of(pid) == NAME]
 
 
+def begun(play: Play) -> list[Path]:
+    """Return the checkpoints that somebody writes, or wrote and did not finish."""
+    return [path for path in checkpoints(play).iterdir() if path not in manifest.candidates(checkpoints(play))]
+
+
 def _comm_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
@@ -132,11 +137,13 @@ def test_a_slow_disk_and_a_killed_flusher_hold_up_nobody(stage: Stage) -> None:
     play = stage.play("slow", script=COPIES, args=["2000", str(stage.home / "slow.json")], nodes=NODES, checkpoint=limited)
     play.reaches("RUNNING")
     wait_until(lambda: told(play, "checkpoint-late") > 0, seconds=60, explain=play.log)
-    first = wait_until(lambda: flushers(stage), seconds=30, explain=play.log)  # one that has just been started has no name yet
+    wait_until(lambda: begun(play), seconds=60, explain=play.log)  # so that it is killed over one, and not while it starts
+    first = flushers(stage)
+    assert first
     for pid in first:
         os.kill(pid, signal.SIGKILL)
     before = play.chaos.step()
-    wait_until(lambda: set(flushers(stage)) - set(first), seconds=30, explain=play.log)
+    wait_until(lambda: set(flushers(stage)) - set(first), seconds=60, explain=play.log)
     wait_until(lambda: saved(play), seconds=60, explain=play.log)
     play.steps_to(before + 20)
     assert told(play, "checkpoint-late") == 1
