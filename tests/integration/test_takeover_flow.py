@@ -175,7 +175,7 @@ def test_ranks_whose_node_refused_them_are_placed_anew_with_the_one_it_refused_t
     decisions = queries.decisions(stage.history, play.job.id)
     assert [one.rung for one in decisions] == ["take-over", "take-over"], play.log()
     assert play.pids()[2] == before[2]
-    ended(play)
+    play.stops()
 
 
 def moved(play: Play, *what: str) -> tuple[int, dict[str, Any]]:
