@@ -153,7 +153,8 @@ def _checked(values: Any, folder: Path) -> Manifest:  # noqa: ANN401 (whatever J
         raise Unusable("checkpoint-corrupt", f"its {MANIFEST} is not a manifest") from error
     if any("/" in name for name in files):
         raise Unusable("checkpoint-corrupt", f"its {MANIFEST} names files outside of it")
-    if folder_of(folder.parent, whole.step) != folder:
+    names = folder_of(folder.parent, whole.step), beside(folder.parent, whole.step, "partial", whole.generation)
+    if folder not in names:
         raise Unusable("checkpoint-corrupt", f"its {MANIFEST} is that of step {whole.step}")
     return whole
 

@@ -22,9 +22,6 @@ def put_in_place(whole: Manifest, partial: Path, place: Path, ask: Callable[[], 
     for name, file in whole.files.items():
         if not (partial / name).exists() or (partial / name).stat().st_size != file.size:
             raise OSError(errno.EIO, f"rank 0 does not see {name} as it was written: is the checkpoint directory shared by all nodes?")
-    for path in partial.iterdir():
-        if path.name not in whole.files:  # an earlier try with more ranks, ended by kill -9
-            path.unlink()
     (partial / manifest.MANIFEST).write_text(whole.text())
     manifest.sync(partial / manifest.MANIFEST)
     manifest.sync(partial)
@@ -32,6 +29,9 @@ def put_in_place(whole: Manifest, partial: Path, place: Path, ask: Callable[[], 
     if leave.ok:
         if place.exists():  # found unusable, else training would have gone on after it
             place.rename(place.with_name(f"{place.name}.unusable-{time.time_ns()}"))
+        for path in partial.iterdir():  # notes by which the writers met, and what an earlier try with more ranks left
+            if path.name not in whole.files and path.name != manifest.MANIFEST:
+                path.unlink()
         partial.rename(place)
         manifest.sync(place.parent)
     return leave

@@ -1,4 +1,4 @@
-"""Flush one order again and again, killed each time one file event later, until it comes through: a line of JSON a round."""
+"""Flush the order of each vault again and again, one flusher killed each time one file event later: a line of JSON a round."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 from holdfast import flush
+from holdfast.flush import FlushOrder
 from holdfast.runtime import manifest
+from holdfast.runtime.flusher import meeting
 from holdfast.runtime.flusher.job import Job
 from holdfast.runtime.link import Link
 from holdfast.runtime.storage import Pace
 from holdfast.runtime.trouble import Teller
 
 EVENTS = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"})
+meeting.STALL = 10.0  # type: ignore[misc]  # who waits in vain says so: then the checkpoint is missing
 
 
 def whole(directory: Path) -> list[int]:
@@ -29,16 +33,15 @@ def whole(directory: Path) -> list[int]:
     return steps
 
 
-def flushed(vault: Path, directory: Path, *, until: int | None) -> bool:
-    """Carry the order out in a fork; kill it at its event number *until*. Tell whether it was killed."""
-    (order,) = flush.orders(vault)
+def begun(order: FlushOrder, vault: Path, directory: Path, *, until: int | None = None) -> int:
+    """Carry *order* out in a fork that is killed at its event number *until*; return its pid."""
     pid = os.fork()
     if pid == 0:
         seen = 0
 
         def hook(event: str, arguments: tuple[object, ...]) -> None:
             nonlocal seen
-            if (event in EVENTS and str(directory) in str(arguments[0])) or (event in EVENTS and str(vault) in str(arguments[0])):
+            if event in EVENTS and (str(directory) in str(arguments[0]) or str(vault) in str(arguments[0])):
                 if seen == until:
                     os.kill(os.getpid(), signal.SIGKILL)
                 seen += 1
@@ -46,25 +49,36 @@ def flushed(vault: Path, directory: Path, *, until: int | None) -> bool:
         sys.addaudithook(hook)
         Job(order, vault, Link(None), Pace(None), Teller()).run()
         os._exit(0)
+    return pid
+
+
+def was_killed(pid: int) -> bool:
+    """Wait for the end of a flusher."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
 def main() -> None:
-    """Go through all events."""
-    vault, directory = Path(sys.argv[1]), Path(sys.argv[2])
-    before = directory.with_name("before")
+    """Go through all events of the flusher of the first vault; those of the others live."""
+    directory, vaults = Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]]
+    before = directory.with_name(f"{directory.name}-before")
     shutil.copytree(directory, before)
-    (order,) = flush.orders(vault)
+    orders = [(order, vault) for vault in vaults for order in flush.orders(vault)]
     number, killed = 0, True
     while killed:
-        killed = flushed(vault, directory, until=number)
-        there = whole(directory)
+        (mine, vault), *others = orders
+        alive = [begun(order, its, directory) for order, its in others]
+        killed = was_killed(begun(mine, vault, directory, until=number))
+        there, since = whole(directory), time.monotonic()
         if flush.orders(vault):
-            assert not flushed(vault, directory, until=None)
-        print(json.dumps({"at": number, "killed": killed, "whole": bool(there), "after": whole(directory)}), flush=True)
+            assert not was_killed(begun(mine, vault, directory))
+        ends = [was_killed(pid) for pid in alive]
+        assert not any(ends)
+        told = {"at": number, "killed": killed, "whole": bool(there), "after": whole(directory), "seconds": time.monotonic() - since}
+        print(json.dumps(told), flush=True)
         shutil.rmtree(directory)
         shutil.copytree(before, directory)
-        order.write(vault)
+        for order, its in orders:
+            order.write(its)
         number += 1
 
 

@@ -10,7 +10,8 @@ from holdfast.flush import FlushOrder
 from holdfast.runtime import manifest
 from holdfast.runtime.flusher.meeting import Meeting, Over, Stalled
 from holdfast.runtime.flusher.portion import Portion
-from holdfast.runtime.link import Link
+from holdfast.runtime.link import Leave, Link
+from holdfast.runtime.manifest import Manifest
 from holdfast.runtime.placing import clear, put_in_place, retire
 from holdfast.runtime.storage import Pace, StorageTrouble, write_alone, write_metadata
 from holdfast.runtime.trouble import Teller, Trouble
@@ -33,9 +34,7 @@ class Job:
         place = manifest.folder_of(Path(self.order.directory), self.order.step)
         trouble: Trouble | None
         try:
-            self._write()
-            if self._meeting.leads:
-                self._finish(place)
+            self._carry_out(place)
         except Over as over:
             _log.info("the checkpoint of step %d is given up: %s", self.order.step, over.why)
             self._meeting.give_up()
@@ -56,6 +55,27 @@ class Job:
         self._meeting.give_up(trouble)
         self._teller.tell(trouble, self.order.step, place, rank=self.order.rank)
 
+    def _carry_out(self, place: Path) -> None:
+        """Do what is left to be done: a flusher before may have been killed anywhere."""
+        leads = self._meeting.leads
+        if (whole := self._made(place)) is not None:
+            if leads:
+                self._tell(place, whole)
+        elif leads and (whole := self._made(self._meeting.folder)) is not None:
+            self._put(whole, place)
+        else:
+            self._write()
+            if leads:
+                self._finish(place)
+
+    def _made(self, folder: Path) -> Manifest | None:
+        """Return the manifest of this checkpoint if *folder* has it already."""
+        try:
+            whole = manifest.read(folder)
+        except manifest.Unusable:
+            return None
+        return whole if (whole.step, whole.generation) == (self.order.step, self.order.generation) else None
+
     def _write(self) -> None:
         """Write this rank's part; the snapshot is read for no longer than that takes."""
         with Snapshot(self._vault / self.order.snapshot) as snapshot:
@@ -64,6 +84,8 @@ class Job:
                 clear(Path(self.order.directory), self.order.generation)
                 clear(Path(self.order.directory), self.order.generation + 1, before=self.order.step)
             self._meeting.claim(portion)
+            if self._meeting.is_done():  # by a flusher before; the leader may be about to make the whole of it
+                return
             owners = self._meeting.owners()
             files, chunks = write_alone(portion.items(owners), self._meeting.folder, self.order.rank, self._pace)
             self._meeting.done(files, chunks)
@@ -73,14 +95,23 @@ class Job:
         files, chunks = self._meeting.parts()
         files |= write_metadata(chunks, self._meeting.folder)
         order = self.order
-        whole = manifest.manifest(order.step, order.generation, order.world, files)
-        leave = put_in_place(whole, self._meeting.folder, place, lambda: self._link.may_commit(order.step, generation=order.generation))
+        self._put(manifest.manifest(order.step, order.generation, order.world, files), place)
+
+    def _put(self, whole: Manifest, place: Path) -> None:
+        leave = put_in_place(whole, self._meeting.folder, place, self._leave)
         if not leave.ok:
             raise Over(leave.why)
         self._teller.forget()
+        self._tell(place, whole)
+
+    def _tell(self, place: Path, whole: Manifest) -> None:
+        order = self.order
         self._link.saved(order.step, place, order.stood, whole.size, beside=time.monotonic() - self._began, generation=order.generation)
         retire(Path(order.directory), order.keep, order.generation)
 
+    def _leave(self) -> Leave:
+        return self._link.may_commit(self.order.step, generation=self.order.generation)
+
     def _refused(self) -> str:
-        leave = self._link.may_commit(self.order.step, generation=self.order.generation)
+        leave = self._leave()
         return "" if leave.ok else leave.why

@@ -88,6 +88,10 @@ class Meeting:
         told = {"files": {name: asdict(one) for name, one in files.items()}, "chunks": list(chunks)}
         self._leave(_DONE.format(self._order.rank), told)
 
+    def is_done(self) -> bool:
+        """Tell whether this rank's part is written."""
+        return self._read(_DONE.format(self._order.rank)) is not None
+
     def parts(self) -> tuple[dict[str, Written], list[Chunk]]:
         """Return what all ranks have written; wait for that. The leader alone asks."""
         told = self._all(_DONE)
