@@ -94,8 +94,10 @@ class Rungs:
                 self.ordinary()
             self.replaced()
             self.narrow()
+            job.until(lambda: len(job.chaos.ranks()) == NODES["wanted"] and job.at_work(), "the job to be as wide as it was")
             for _ in range(turns):
                 self.stranded()
+            self.asked()
             self.over()
         finally:
             job.close()
@@ -130,12 +132,15 @@ class Rungs:
             self.times.shrunk.append(one.downtime_s)
 
     def stranded(self) -> None:
-        """Wait for capacity, also after a restart that failed, and ask a person."""
+        """Wait for capacity, also after a restart that failed."""
         self.rule("wait-for-capacity")
         self.answered("wait-for-capacity", lambda: self.job.chaos.kill(1))
         self.rule("restart-in-place", "wait-for-capacity")
         self.job.trouble_next(1, kill_at_start())
         self.answered("restart-in-place", lambda: self.job.chaos.kill(1))
+
+    def asked(self) -> None:
+        """Ask a person; once, for a node that one has kept is not asked about again."""
         self.rule("restart-in-place", "wait-for-capacity", more="levels: {worker-sigkill: evict-now}\n")
         self.answered("ask-a-person", lambda: self.job.chaos.kill(1), then=self.reply)
 
