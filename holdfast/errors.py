@@ -9,6 +9,7 @@ HoldfastError
 │   ├── NotReadable          a directory or a file that must be read cannot be
 │   ├── UnusableFile         a key, or a file of keys, with which nobody can log in
 │   ├── NoJobsThere          nodes of a kind that no job can run on yet
+│   ├── NoKeysThere          nodes that nobody logs in to
 │   ├── UnknownNode          no node of that name in the cluster
 │   ├── NodeNotChanged       a word about a node that cannot be carried out as the node is
 │   ├── NodesBusy            nodes on which a job trains, so that nothing else can be done there now

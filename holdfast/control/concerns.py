@@ -90,7 +90,7 @@ class Concerns:
 
     def _slow_ones(self, board: Board, roles: Roles) -> Iterator[Evidence]:
         at = board.now
-        if board.losses:
+        if board.losses and not self._bad:  # whose loss was bad first is told before it is acted on that all are
             yield Losses(at=at, losses=tuple(board.losses))
         steps = list(board.durations)[WARM:]
         paces = board.paces(at, roles)

@@ -68,6 +68,19 @@ def test_a_rank_that_alone_has_a_bad_loss_is_said_to_have_it_alone(watched: Watc
     assert watched.look() == []
 
 
+def test_whose_loss_was_bad_first_is_told_before_it_is_acted_on_that_all_are(watched: Watched) -> None:
+    """Steps may be so quick that the loss is given up before other ranks had the time to say that theirs is bad too."""
+    steps = [[step, watched.now, 0.02, 1.0 if step < 20 else math.nan] for step in range(2, 26)]
+    watched.hear("a", "steps", steps=steps)
+    watched.hear("b", "worker.loss", rank=1, step=20, loss=math.nan)
+    assert watched.look(0.2) == []
+    assert watched.board.evidence == []
+    told = watched.look(HEARD)
+    assert [(fault.kind, fault.rank) for fault in told] == [("loss-not-finite", 1)]
+    watched.look()
+    assert [fault.kind for fault in see(watched.board.evidence, HangLimits())] == ["loss-lost"]
+
+
 def test_a_bad_loss_of_all_is_told_once_by_its_first_step_and_rank(watched: Watched) -> None:
     """The steps that follow are echoes."""
     for rank, step in ((2, 7), (0, 7), (1, 8)):
