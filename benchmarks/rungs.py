@@ -94,10 +94,10 @@ class Rungs:
                 self.ordinary()
             self.replaced()
             self.narrow()
+            self.asked()  # now that the job has as few nodes as it may have
             job.until(lambda: len(job.chaos.ranks()) == NODES["wanted"] and job.at_work(), "the job to be as wide as it was")
             for _ in range(turns):
                 self.stranded()
-            self.asked()
             self.over()
         finally:
             job.close()
