@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from holdfast.control.follower import Follower
+from holdfast.control.follower import Follower, News
 from holdfast.report.wording import duration, moment
 from holdfast.spec import Cluster
 from holdfast.spec.load import reread_cluster
@@ -24,7 +22,7 @@ class ClusterFile:
     def __init__(self, cluster: Cluster) -> None:
         """Begin with *cluster*, which stays in force as long as its file cannot be used."""
         self.present, self._submitted = cluster, cluster
-        self._news: deque[str] = deque()
+        self._news = News()
         self._told = False
         self._follower: Follower[Cluster] | None = None
         if cluster.plan is not None:
@@ -39,11 +37,7 @@ class ClusterFile:
 
     def news(self) -> list[str]:
         """Return what there is to tell since the last time, in words."""
-        told = []
-        with suppress(IndexError):
-            while True:
-                told.append(self._news.popleft())
-        return told
+        return self._news.take()
 
     def _refuse(self, problems: str) -> None:
         self._news.append(f"cluster file {problems}. Its maintenance and its notice as they were before stay in force")

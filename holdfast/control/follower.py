@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
@@ -16,6 +18,25 @@ MOMENT: Final = 0.05
 """Seconds that a decision waits for a look at most: a local file takes a millisecond."""
 
 T = TypeVar("T")
+
+
+class News:
+    """Words that one thread leaves and another takes."""
+
+    def __init__(self) -> None:
+        self._words: deque[str] = deque()
+
+    def append(self, words: str) -> None:
+        """Leave *words* for who takes them next."""
+        self._words.append(words)
+
+    def take(self) -> list[str]:
+        """Return what was left since the last time."""
+        told = []
+        with suppress(IndexError):
+            while True:
+                told.append(self._words.popleft())
+        return told
 
 
 class Follower(Generic[T]):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.control.follower import Follower, in_a_line
+from holdfast.control.follower import Follower, News, in_a_line
 from holdfast.errors import BadFile
 from holdfast.log import note
 from holdfast.report.policy_words import changes
@@ -26,7 +25,7 @@ class Rulebook:
     def __init__(self, spec: TrainingJob, folder: Path) -> None:
         """Begin with what *spec* names; where its file cannot be used, with what was in force last, of which *folder* keeps a copy."""
         self._spec, self._kept = spec, folder / "policy-in-force.yaml"
-        self._news: deque[str] = deque()
+        self._news = News()
         self._follower: Follower[Policy] | None = None
         if not is_policy_file(spec.policy):
             self.present = under_job(NAMED[spec.policy], spec)
@@ -42,11 +41,7 @@ class Rulebook:
 
     def news(self) -> list[str]:
         """Return what there is to tell since the last time, in words."""
-        told = []
-        with suppress(IndexError):
-            while True:
-                told.append(self._news.popleft())
-        return told
+        return self._news.take()
 
     def look_now(self) -> None:
         """Have the file looked at before a decision; one that cannot be read within a moment changes nothing."""
