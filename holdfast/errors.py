@@ -8,7 +8,6 @@ HoldfastError
 │   ├── NotWritable          a directory that must be written cannot be
 │   ├── NotReadable          a directory or a file that must be read cannot be
 │   ├── UnusableFile         a key, or a file of keys, with which nobody can log in
-│   ├── NoJobsThere          nodes of a kind that no job can run on yet
 │   ├── NoKeysThere          nodes that nobody logs in to
 │   ├── UnknownNode          no node of that name in the cluster
 │   ├── NodeNotChanged       a word about a node that cannot be carried out as the node is
@@ -27,6 +26,7 @@ HoldfastError
 └── WorldError               something outside failed: policies decide what follows
     ├── NodeTrouble          something is the matter with one node
     │   ├── NodeLost         a node gives no sign of life
+    │   ├── NotAskable       nobody could look whether a node lives
     │   ├── AgentGone        the agent's connection ended
     │   └── OrderRefused     an agent understood an order and said no
     └── LeaseLost            another flow took over this job
@@ -133,20 +133,6 @@ class UnusableFile(OperatorError):
 
     def __str__(self) -> str:
         return f"{self.what} {self.path} cannot be used: {self.reason}. {self.cure}."
-
-
-class NoJobsThere(OperatorError):
-    """Nodes of a kind that no job can run on yet."""
-
-    def __init__(self, cluster: str, kind: str) -> None:
-        super().__init__(cluster, kind)
-        self.cluster, self.kind = cluster, kind
-
-    def __str__(self) -> str:
-        return (
-            f"no job can run on cluster '{self.cluster}' of kind {self.kind} yet. Use one of `kind: local`; what works with these nodes "
-            "today is `holdfast health CLUSTER_FILE` and `holdfast nodes CLUSTER_FILE`."
-        )
 
 
 class NoKeysThere(OperatorError):
@@ -328,6 +314,17 @@ class NodeLost(NodeTrouble):
 
     def __str__(self) -> str:
         return f"node {self.node} is lost: {self.why}"
+
+
+class NotAskable(NodeTrouble):
+    """Nobody could look whether a node lives: it speaks against whoever looks, and the words name the cure."""
+
+    def __init__(self, node: str, why: str) -> None:
+        super().__init__(node, why)
+        self.node, self.why = node, why
+
+    def __str__(self) -> str:
+        return f"node {self.node} cannot be used: {self.why}"
 
 
 class AgentGone(NodeTrouble):

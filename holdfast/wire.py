@@ -16,6 +16,9 @@ from typing import Any, Final
 PROTOCOL: Final = 1
 """Version spoken in every hello; another one is refused with a cure."""
 
+GREETING: Final = b"holdfast-gate "
+"""How the first line of a node's gate begins: what a login shell prints before it is no word of ours."""
+
 LONGEST_LINE: Final = 4 * 1024 * 1024
 """Bytes. A longer line is not a message of ours."""
 

@@ -68,7 +68,8 @@ def look_twice(run: Run) -> list[AgentSilence]:
     at = {node: run.fleet.gone_at(node) for node in missing}
     answers = run.fleet.each(missing, run.fleet.second_look)
     for node in missing:
-        run.held.pop(node, None)  # a new agent knows of no generation
+        if answers[node] is not None:
+            run.held.pop(node, None)  # a new agent knows of no generation
     return [
         AgentSilence(
             node=node,
@@ -78,6 +79,7 @@ def look_twice(run: Run) -> list[AgentSilence]:
             step=run.board.step_before,
         )
         for node, answer in answers.items()
+        if answer is not None  # it speaks again: it was the connection alone
     ]
 
 

@@ -11,7 +11,6 @@ from detectors.evidence import TakeOverTrouble
 from holdfast.control.fleet import failures
 from holdfast.control.lineup import Lineup
 from holdfast.control.move import MoveInWork
-from holdfast.control.plan import log_directory
 from holdfast.control.run import TICK, Run
 from policies.ladder import Seat
 from policies.placement import Membership, membership_after
@@ -104,7 +103,7 @@ class Change:
                 run.fleet.channel(node).order("tell", ranks=[rank], standbys=[], message={**shared, "rank": rank})
             for seat in (seat for seat in seats if seat.node == node):
                 environment = run.seat_environment(seat.rank, moving.generation, lineup)
-                own = {"rank": seat.rank, "environment": environment, "log": str(log_directory(run.job.name) / f"rank-{seat.rank}.log")}
+                own = {"rank": seat.rank, "environment": environment, "log": f"{run.fleet.logs(node)}/rank-{seat.rank}.log"}
                 run.fleet.channel(node).order("tell", ranks=[], standbys=[seat.standby], message={**shared, **own})
 
         self.all_did(run.fleet.each({*run.members, *(seat.node for seat in seats)}, tell))

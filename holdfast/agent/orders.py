@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.agent")
 
 SAME: Final = "install the same Holdfast on both sides"
+ANSWERED: Final = 256
+"""Answers that are remembered, for orders that are given again because a connection ended before their answer was heard."""
 
 
 class Orders:
@@ -35,6 +38,7 @@ class Orders:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._answered: OrderedDict[tuple[str, int], Message] = OrderedDict()
         self._verbs: dict[str, Callable[[Peer, Message], Message]] = {
             "about": self._about,
             "attach": self._attach,
@@ -54,7 +58,24 @@ class Orders:
         }
 
     def take(self, peer: Peer, order: Message) -> Message:
-        """Carry out *order* and return the answer; one that is refused changes nothing, and does not renew the lease."""
+        """Carry out *order* and return the answer; one that is refused changes nothing, and does not renew the lease.
+
+        An order that was carried out already, as its number in its flow's session says, is only answered again.
+        """
+        session, number = order.get("session"), order.get("id")
+        if not isinstance(session, str) or not isinstance(number, int):
+            return self._carry_out(peer, order)
+        name = session[:64], number
+        if name not in self._answered:
+            answer = self._carry_out(peer, order)
+            if order.get("do") in {"ping", "about", "attach"}:  # nothing comes of doing these again
+                return answer
+            self._answered[name] = answer
+            if len(self._answered) > ANSWERED:
+                self._answered.popitem(last=False)
+        return self._answered[name]
+
+    def _carry_out(self, peer: Peer, order: Message) -> Message:
         try:
             answer = {"ok": True, **self._verb(order)(peer, order)}
             self._service.renew()
@@ -130,7 +151,7 @@ class Orders:
         self._speaks(order)
         peer.told = min(fields.whole(order, "since"), self._service.journal.seq)
         peer.past = None
-        return {}
+        return {"agent": self._service.me.id, "since": peer.told}
 
     def _ping(self, _peer: Peer, _order: Message) -> Message:
         return {}

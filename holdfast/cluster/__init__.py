@@ -1,11 +1,10 @@
-"""Where nodes come from that jobs run on. One interface; ``local`` now, ``ssh`` and ``slurm`` behind the same one later."""
+"""Where nodes come from that jobs run on: folders of this machine, or machines that one can log in to. One interface for all."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from holdfast.cluster.interface import NodeSource, NodeView
-from holdfast.errors import NoJobsThere
 
 if TYPE_CHECKING:
     from holdfast.spec import Cluster
@@ -14,9 +13,12 @@ __all__ = ["NodeSource", "NodeView", "open_cluster"]
 
 
 def open_cluster(cluster: Cluster) -> NodeSource:
-    """Return the source of nodes that *cluster* describes; raise `NoJobsThere` for a kind that no job runs on yet."""
-    if cluster.kind != "local":
-        raise NoJobsThere(cluster.name, cluster.kind)
-    from holdfast.cluster.local import LocalNodes  # noqa: PLC0415 (each kind brings its own packages)
+    """Return the source of nodes that *cluster* describes; raise `OperatorError` when what it takes to get there is not here."""
+    if cluster.kind == "local":
+        from holdfast.cluster.local import LocalNodes  # noqa: PLC0415 (each kind brings its own packages)
 
-    return LocalNodes.of(cluster)
+        return LocalNodes.of(cluster)
+    from holdfast.cluster.remote import RemoteNodes  # noqa: PLC0415
+    from holdfast.ssh.reach import SshReach  # noqa: PLC0415
+
+    return RemoteNodes(cluster, SshReach(cluster))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,8 @@ class NodeView:
     job: str | None = None
     agent: str = "down"
     pid: int | None = None
+    why: str = ""
+    """Why it does not answer, where that is known."""
 
 
 class NodeSource(Protocol):
@@ -26,6 +28,11 @@ class NodeSource(Protocol):
     @property
     def name(self) -> str:
         """Return the cluster's name."""
+        ...
+
+    @property
+    def remote(self) -> bool:
+        """Tell whether nodes are other machines: a connection to one may end although nothing on the node has."""
         ...
 
     def names(self) -> list[str]:
@@ -37,17 +44,25 @@ class NodeSource(Protocol):
         ...
 
     def connect(self, node: str) -> socket.socket:
-        """Return a connection to the agent of *node*; raise ``OSError`` when nobody listens."""
+        """Return a connection to the agent of *node*.
+
+        Raise ``ConnectionRefusedError`` or ``FileNotFoundError`` when nobody listens there, any other ``OSError`` when that is not known.
+        """
+        ...
+
+    def outfit(self, node: str, job: str) -> dict[str, Any]:
+        """Return what of the plan of *job* (its name) is different on *node*: fields of ``prepare``, ``environment`` to be added."""
         ...
 
     def answers(self, node: str) -> bool:
-        """Tell whether *node* itself answers, independently of its agent."""
+        """Tell whether *node* itself answers, independently of its agent; raise `NotAskable` when that could not be tried."""
         ...
 
     def fence(self, node: str, job: str | None = None) -> list[int]:
         """Make sure that nothing runs on *node* any more; return the pids that had to be killed.
 
-        With *job* leave a node alone that another job has taken meanwhile: nothing of *job* can be left there.
+        With *job* leave a node alone that another job has taken meanwhile: nothing of *job* can be left there. Raise a `NodeTrouble` when
+        nobody could be asked: then what runs there is fenced by its generation alone, until its agent's lease ends.
         """
         ...
 
@@ -69,4 +84,8 @@ class NodeSource(Protocol):
 
     def folder(self, node: str) -> Path:
         """Return the folder on *node* that holds its agent's files."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all connections. Agents and what they started go on."""
         ...

@@ -5,29 +5,25 @@ A file named ``off`` in a node's folder is its power switch: while it lies there
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast import vault
+from holdfast.agent.place import NodePlace, NotStarted
 from holdfast.cluster.interface import NodeView
 from holdfast.errors import NodeLost
 from holdfast.places import cluster_directory
-from holdfast.process import NODE_MARK, is_alive, kill, mark_of, sweep
-from holdfast.wire import BadLine, LineBuffer, Message, connect
+from holdfast.process import kill, mark_of
+from holdfast.wire import connect
 
 if TYPE_CHECKING:
     from holdfast.spec import LocalCluster
 
-START_SECONDS: Final = 20.0
-"""How long an agent may take to listen: some 0.2 s on an idle machine, more on one that is busy starting others."""
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 
@@ -63,47 +59,35 @@ class LocalNodes:
         """Return the failure domain of *node*: by itself it is one."""
         return self.domains.get(node, node)
 
+    @property
+    def remote(self) -> bool:
+        """Tell that nodes are this machine."""
+        return False
+
+    def outfit(self, node: str, job: str) -> dict[str, Any]:  # noqa: ARG002 (all nodes are this machine)
+        """Return nothing: what holds here holds on each node."""
+        return {}
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
     # -- agents -------------------------------------------------------------------------------------------------------
+
+    def place(self, node: str) -> NodePlace:
+        """Return the folder that is *node*, with all that can be done there."""
+        return NodePlace(self.folder(node), node, self.name, _environment())
 
     def start_agent(self, node: str) -> None:
         """Start an agent that outlives this process, and wait until it listens; raise `NodeLost` when that cannot be."""
         if not self.answers(node):
             raise NodeLost(node, "it is switched off")
-        folder = self.folder(node)
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            told = self._spawn(node, folder)
-        except (OSError, BadLine, subprocess.TimeoutExpired) as error:
-            raise NodeLost(node, f"no agent could be started in {folder}: {error}") from error
-        if not told.get("ready"):
-            raise NodeLost(node, f"its agent did not come up: {told.get('why', 'no word from it')}; see {folder / 'agent.log'}")
+            self.place(node).start_agent()
+        except NotStarted as error:
+            raise NodeLost(node, str(error)) from error
         if not self.answers(node):  # switched off meanwhile
             self.fence(node)
             raise NodeLost(node, "it is switched off")
-
-    def _spawn(self, node: str, folder: Path) -> Message:
-        """Start the agent; return its first word, or nothing when it ended without one."""
-        ours, theirs = socket.socketpair()
-        with ours, theirs, (folder / "agent.log").open("ab") as log:
-            command = [sys.executable, "-m", "holdfast.agent", "--detach", "--directory", str(folder)]
-            command += ["--node", node, "--cluster", self.name, "--ready-fd", str(theirs.fileno())]
-            starter = subprocess.Popen(
-                command,
-                env=_environment(folder),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                cwd="/",
-            )
-            theirs.close()
-            try:
-                starter.wait(START_SECONDS)
-                return _first_word(ours)
-            except BaseException:
-                starter.kill()
-                starter.wait()
-                raise
 
     def connect(self, node: str) -> socket.socket:
         """Connect to the agent's socket."""
@@ -122,9 +106,7 @@ class LocalNodes:
 
     def fence(self, node: str, job: str | None = None) -> list[int]:
         """Kill everything that carries the node's mark, its agent included; with *job*, unless an agent of another job serves there."""
-        if job is not None and self._view(node).job not in {None, job}:
-            return []  # that agent had to end what was there before it could begin
-        return sweep(NODE_MARK, mark_of(self.folder(node)))
+        return self.place(node).fence(job)
 
     def power_off(self, node: str) -> None:
         """Take the node away at once, as a power cut would: for chaos runs and the demo."""
@@ -143,7 +125,7 @@ class LocalNodes:
 
     def wipe_memory(self, node: str, job: str) -> None:
         """Remove the job's vault: an agent that was killed has left it."""
-        vault.wipe(vault.vault_of(mark_of(self.folder(node)), job))
+        self.place(node).wipe_memory(job)
 
     def power_on(self, node: str) -> None:
         """Let the node answer again. It comes back empty: no agent, no worker."""
@@ -156,30 +138,15 @@ class LocalNodes:
     def _view(self, node: str) -> NodeView:
         if not self.answers(node):
             return NodeView(name=node, standing="off")
-        try:
-            facts = json.loads((self.folder(node) / "agent.json").read_text())
-            pid, job = int(facts["pid"]), facts["job"]
-            alive = is_alive(pid, facts["started"])
-        except (OSError, ValueError, KeyError, TypeError):
+        seen = self.place(node).seen()
+        if seen is None:
             return NodeView(name=node, standing="idle")
-        if not alive:
-            return NodeView(name=node, standing="idle")
-        return NodeView(name=node, standing="up", job=job, agent="up", pid=pid)
+        return NodeView(name=node, standing="up", job=seen.job, agent="up", pid=seen.pid)
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    """Return the environment of an agent: ours, and the node's mark, by which everything on the node is found again."""
-    environment = {**os.environ, NODE_MARK: mark_of(folder)}
-    if (ROOT / "pyproject.toml").exists():  # a source tree need not be installed
-        paths = (str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
-        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
-    return environment
-
-
-def _first_word(sock: socket.socket) -> Message:
-    sock.settimeout(START_SECONDS)
-    lines = LineBuffer()
-    while data := sock.recv(4096):
-        for message in lines.feed(data):
-            return message
-    return {}
+def _environment() -> dict[str, str]:
+    """Return what agents are given to find Holdfast: a source tree need not be installed."""
+    if not (ROOT / "pyproject.toml").exists():
+        return {}
+    paths = (str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}

@@ -1,13 +1,19 @@
-"""The flow's end of a connection to one agent: orders out, answers and events in."""
+"""The flow's end of a connection to one agent: orders out, answers and events in.
+
+A connection is not the agent: one that ends is sought anew, the events that were missed are told again out of the agent's journal, and
+orders that nobody has answered are given again under the number that they had, by which the agent knows those that it has carried out.
+The agent is gone only when its node says that nobody listens, or that another one does.
+"""
 
 from __future__ import annotations
 
 import logging
 import queue
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -19,23 +25,44 @@ log = logging.getLogger("holdfast.control")
 
 LATEST: Final = 2**62
 """A sequence number that no event has yet."""
+PATIENCE: Final = 3.0
+"""Seconds without a connection for which orders wait for the next one: longer, and whoever gives one hears at once that nobody takes it."""
+PAUSES: Final = (0.0, 0.05, 0.2, 0.5, 1.0)
+"""Seconds before each attempt at a new connection; the last one is repeated."""
+GREET_SECONDS: Final = 5.0
+"""How long an agent may take to say who it is."""
 
 Inbox = queue.SimpleQueue[tuple[str, Message]]
 
 
+class Away(OSError):
+    """There is no connection now, and it is not known why."""
+
+
 class AgentChannel:
-    """One agent. Its events go to *inbox* with the node's name; the end of the connection is an event too."""
+    """One agent. Its events go to *inbox* with the node's name; its end is an event too."""
 
     def __init__(self, node: str, connect: Callable[[], socket.socket], inbox: Inbox, *, epoch: int, job: str | None = None) -> None:
         self.node, self.epoch, self.job = node, epoch, job
         self.heard = time.monotonic()
         self.gone: str | None = None
         self.gone_at: float | None = None
-        self._inbox = inbox
+        self.away_since: float | None = None
+        """Since when there has been no connection (monotonic); None while there is one."""
+        self.missed = 0
+        """Attempts at a new connection that failed since the last one ended."""
+        self._connect, self._inbox = connect, inbox
+        self._session = secrets.token_hex(8)
+        self._agent: str | None = None
+        """Which agent this is, once it has said so: only that one is sought when the connection ends."""
+        self._told: int | None = None
+        """Number of the newest event that was heard, once events are told."""
         self._answers: dict[int, queue.SimpleQueue[Message]] = {}
+        self._unanswered: dict[int, bytes] = {}
+        """Orders that are given again over the next connection."""
         self._number = 0
         self._lock = threading.Lock()
-        self._quiet = False
+        self._closed = threading.Event()
         try:
             self._socket = connect()
         except OSError as error:
@@ -45,77 +72,194 @@ class AgentChannel:
 
     def about(self) -> Message:
         """Return what the agent says of itself: its job, generation, membership and workers."""
-        return self.order("about", protocol=PROTOCOL)
+        told = self.order("about", protocol=PROTOCOL)
+        self._agent = told["agent"]
+        return told
 
     def attach(self, *, since: int = LATEST) -> None:
         """Have the agent tell its events from now on, those after *since* first; return when the first ones are in the inbox."""
-        self.order("attach", since=since, protocol=PROTOCOL)
+        told = self.order("attach", since=since, protocol=PROTOCOL)
+        self._agent = told["agent"]
+        self._told = max(int(told["since"]), self._told or 0)  # some of them may have come already
         self.order("ping")  # answered after the events of the past: one stream keeps its order
+
+    @property
+    def away(self) -> bool:
+        """Tell whether there has been no connection for so long that orders do not wait for the next one."""
+        since = self.away_since
+        return since is not None and time.monotonic() - since > PATIENCE
 
     def order(self, verb: str, *, seconds: float = 10.0, **facts: object) -> Message:
         """Give an order and wait for its answer; raise `OrderRefused` when it is no, `AgentGone` when none comes."""
         number = self.send(verb, **facts)
+        until = time.monotonic() + seconds
         try:
-            answer = self._answers[number].get(timeout=seconds)
+            answer = self._answer(number, until)
         except queue.Empty:
-            raise AgentGone(self.node, f"no answer to '{verb}' within {seconds:.0f} s") from None
+            missing = "its connection is being sought" if self.away_since is not None else f"no answer to '{verb}' within {seconds:.0f} s"
+            raise AgentGone(self.node, missing) from None
         finally:
             self._answers.pop(number, None)
+            self._unanswered.pop(number, None)
         if answer.get("event") == "agent.gone":
             raise AgentGone(self.node, answer["why"])
         if not answer["ok"]:
             raise OrderRefused(self.node, verb, answer["why"])
         return answer
 
+    def _answer(self, number: int, until: float) -> Message:
+        """Wait for an answer; raise ``queue.Empty`` when there is none by *until*, or no connection for too long."""
+        waiting = self._answers[number]
+        while (left := until - time.monotonic()) > 0 and not self.away:
+            with suppress(queue.Empty):
+                return waiting.get(timeout=left if left < PATIENCE else PATIENCE / 4)
+        return waiting.get_nowait()
+
     def send(self, verb: str, **facts: object) -> int:
-        """Give an order without waiting; return its number, under which `settle` finds the answer."""
+        """Give an order without waiting; return its number, under which its answer comes."""
         with self._lock:
             self._number += 1
             number = self._number
-            self._answers[number] = queue.SimpleQueue()
             if self.gone:
                 raise AgentGone(self.node, self.gone)
-            try:
-                self._socket.sendall(encode({"id": number, "do": verb, "epoch": self.epoch, "job": self.job, **facts}))
-            except OSError as error:
-                raise AgentGone(self.node, str(error)) from error
+            if self.away:
+                raise AgentGone(self.node, "its connection is being sought")
+            facts = {"id": number, "do": verb, "epoch": self.epoch, "job": self.job, "session": self._session, **facts}
+            line = encode(facts)
+            self._answers[number] = queue.SimpleQueue()
+            self._unanswered[number] = line
+            if self.away_since is None:
+                with suppress(OSError):  # the listener sees the end as well, and gives it again
+                    self._socket.sendall(line)
         return number
 
     def ping(self) -> None:
         """Show the agent that somebody is here; its answer shows the same of the agent."""
-        with suppress(AgentGone):
-            number = self.send("ping")
-            self._answers.pop(number, None)
+        if self.away_since is None:
+            with suppress(AgentGone):
+                number = self.send("ping")
+                self._answers.pop(number, None)
+                self._unanswered.pop(number, None)
+
+    def speaks(self, since: float, seconds: float) -> bool:
+        """Tell whether anything is heard after *since* (monotonic), for which it is waited so many seconds."""
+        until = time.monotonic() + seconds
+        while not self.gone and time.monotonic() < until:
+            if self.heard > since and self.away_since is None:
+                return True
+            time.sleep(0.01)
+        return False
 
     def close(self) -> None:
         """End the connection without calling that a fault."""
-        self._quiet = True
+        self._closed.set()
+        with self._lock:
+            sock = self._socket
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+            sock.shutdown(socket.SHUT_RDWR)
+        sock.close()
+
+    # -- listening ----------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
+        why, lines = "its connection ended", LineBuffer()
+        while True:
+            try:
+                self._hear(lines)
+            except (OSError, BadLine) as error:
+                why = f"its connection ended ({error})"
+            if self._closed.is_set():
+                break
+            self.away_since, self.missed = time.monotonic(), 0
+            try:
+                lines = self._come_back()
+            except OSError as error:
+                if str(error):
+                    why = f"{why}; {error}"
+                break
+        self._end(why)
+
+    def _hear(self, lines: LineBuffer) -> None:
+        while data := self._socket.recv(262144):
+            self.heard = time.monotonic()
+            for message in lines.feed(data):
+                self._take(message)
+
+    def _come_back(self) -> LineBuffer:
+        """Connect anew to the very agent, for as long as nobody knows that it is gone; raise ``OSError`` once that is known."""
+        for pause in _pauses():
+            if self._closed.wait(pause):
+                raise OSError
+            try:
+                sock = self._connect()
+            except (ConnectionRefusedError, FileNotFoundError) as error:
+                raise OSError(f"nobody listens there ({error})") from error
+            except OSError:
+                self.missed += 1
+                continue
+            try:
+                return self._greet(sock)
+            except Away:
+                self.missed += 1
+                sock.close()
+        raise AssertionError
+
+    def _greet(self, sock: socket.socket) -> LineBuffer:
+        """See who listens at *sock*, and take up where the connection before ended; raise `Away` when that cannot be."""
+        if self._agent is None:
+            sock.close()
+            raise OSError
         lines = LineBuffer()
-        why = "its connection ended"
         try:
-            while data := self._socket.recv(262144):
-                self.heard = time.monotonic()
-                for message in lines.feed(data):
-                    self._take(message)
+            sock.settimeout(GREET_SECONDS)
+            sock.sendall(encode({"id": 0, "do": "about", "protocol": PROTOCOL, "epoch": self.epoch, "job": self.job}))
+            while not (first := list(lines.feed(sock.recv(262144)))):
+                pass
+            sock.settimeout(None)
         except (OSError, BadLine) as error:
-            why = f"its connection ended ({error})"
+            raise Away(str(error)) from error
+        if first[0].get("agent") != self._agent:
+            sock.close()
+            raise OSError("another agent serves there now")
+        with self._lock:
+            self._socket, self.away_since, self.heard = sock, None, time.monotonic()
+            waiting = [self._unanswered[number] for number in sorted(self._unanswered)]
+            with suppress(OSError):  # the listener sees the end
+                if self._told is not None:
+                    known = {"since": self._told, "protocol": PROTOCOL, "epoch": self.epoch, "job": self.job}
+                    sock.sendall(encode({"id": 0, "do": "attach", **known}))
+                sock.sendall(b"".join(waiting))
+        note(log, "agent.back", node=self.node, since=self._told, again=len(waiting))
+        if self._closed.is_set():  # in between
+            sock.close()
+        return lines
+
+    def _end(self, why: str) -> None:
         self.gone_at, self.gone = time.time(), why
         message = {"event": "agent.gone", "why": why, "at": self.gone_at}
         for waiting in list(self._answers.values()):
             waiting.put(message)
-        if not self._quiet:
+        if not self._closed.is_set():
             note(log, "agent.gone", node=self.node, why=why)
             self._inbox.put((self.node, message))
 
     def _take(self, message: Message) -> None:
         if "event" in message:
+            number = message.get("seq")
+            if number is not None:
+                if self._told is not None and number <= self._told:
+                    return  # heard before the connection ended
+                self._told = number
             self._inbox.put((self.node, message))
             return
-        waiting = self._answers.get(message.get("re", -1))
+        number = message.get("re", -1)
+        self._unanswered.pop(number, None)
+        waiting = self._answers.get(number)
         if waiting is not None:
             waiting.put(message)
+
+
+def _pauses() -> Iterator[float]:
+    yield from PAUSES
+    while True:
+        yield PAUSES[-1]

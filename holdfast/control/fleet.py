@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from holdfast.cluster import NodeSource
 from holdfast.control.channel import AgentChannel, Inbox
-from holdfast.errors import AgentGone, OrderRefused, WorldError
+from holdfast.errors import AgentGone, NodeTrouble, OrderRefused, WorldError
 from holdfast.log import note
 from holdfast.wire import Message
 
@@ -23,6 +23,13 @@ BEFORE: Final = 500
 HANDS: Final = 32
 """Threads that reach nodes at once: more only fight for the interpreter."""
 
+STALE: Final = 1.0
+"""Seconds of silence, four beats, after which a connection is tried: on a network that was cut it may never say that it ended."""
+
+TRY_SECONDS: Final = 5.0
+"""How long an attempt at a silent node that has begun is waited for."""
+SPEAK_SECONDS: Final = 1.0
+"""How long an agent may take to speak over a new connection."""
 STOOD_STILL: Final = 1.0
 """Seconds between two looks at silence, usually 0.1 s apart, after which this process had no say over its time."""
 
@@ -46,6 +53,11 @@ class Fleet:
         """When somebody last asked who is silent, and since when that has been asked without a gap (monotonic)."""
         self._begun: set[str] = set()
         """Nodes on which an agent may have been started that has no channel here (yet)."""
+        self.owed: set[str] = set()
+        """Nodes of which the job has let go without being able to end what it had started there."""
+        self._tried: dict[str, tuple[float, bool]] = {}
+        """When a silent node was last tried by a connection of its own (monotonic), and whether it answered."""
+        self._trying: dict[str, Future[object]] = {}
         self._hands = ThreadPoolExecutor(HANDS, thread_name_prefix="fleet")
 
     def each(self, nodes: Iterable[str], act: Callable[[str], T]) -> dict[str, T | WorldError]:
@@ -84,8 +96,11 @@ class Fleet:
         return channel
 
     def _plan_of(self, node: str) -> dict[str, Any]:
-        memory = self.plan.get("memory")
-        return {**self.plan, "memory": None if memory is None else {**memory, "address": self.source.address(node)}}
+        memory, own = self.plan.get("memory"), self.source.outfit(node, self.plan["environment"]["HOLDFAST_JOB"])
+        plan = {**self.plan, **own, "environment": {**own.get("environment", {}), **self.plan["environment"]}}
+        if self.plan["python"]:  # the job names one
+            plan["python"] = self.plan["python"]
+        return {**plan, "memory": None if memory is None else {**memory, "address": self.source.address(node)}}
 
     def _note_memory(self, node: str, told: Message) -> None:
         """Remember where other nodes reach what *node* keeps in memory."""
@@ -140,12 +155,26 @@ class Fleet:
         self.clear(node)
 
     def clear(self, node: str) -> None:
-        """Make sure nothing of the job runs on *node*, or is left in its memory."""
-        self.fence(node)
-        self.source.wipe_memory(node, self.plan["job"])
+        """Make sure nothing of the job runs on *node*, or is left in its memory: now, or as soon as the node can be reached."""
+        if self._tried.get(node, (0.0, True))[1]:
+            self._settle(node)
+        else:  # it was tried a moment ago: nobody waits for that again
+            self.owed.add(node)
+
+    def _settle(self, node: str) -> None:
+        try:
+            self.fence(node)
+            self.source.wipe_memory(node, self.plan["job"])
+        except NodeTrouble as error:
+            if node not in self.owed:
+                note(log, "node.not-fenced", node=node, why=error)
+            self.owed.add(node)
+        else:
+            self.owed.discard(node)
+            self._tried.pop(node, None)
 
     def fence(self, node: str) -> None:
-        """Make sure nothing of the job runs on *node*."""
+        """Make sure nothing of the job runs on *node*; raise a `NodeTrouble` when it cannot be reached."""
         killed = self.source.fence(node, self.plan["job"])
         if killed:
             note(log, "node.fenced", node=node, killed=len(killed))
@@ -166,9 +195,29 @@ class Fleet:
             raise AgentGone(node, "it has no agent") from None
 
     def ping(self) -> None:
-        """Renew the agents' leases."""
+        """Renew the agents' leases, try connections that say nothing, and end what is left on nodes that were let go of unreached."""
         for channel in list(self.channels.values()):
             channel.ping()
+        if self.source.remote:
+            for node in self.silent(STALE):
+                self._beside(node, self._try)
+            for node in self.owed - self.channels.keys():
+                self._beside(node, self._settle)
+
+    def _beside(self, node: str, act: Callable[[str], object]) -> None:
+        """Do something about *node* beside what the flow does, one thing at a time."""
+        present = self._trying.get(node)
+        if present is None or present.done():
+            self._trying[node] = self._hands.submit(act, node)
+
+    def _try(self, node: str) -> bool:
+        """Tell whether *node* answers by a new connection, which the agent's channel takes up; remember it."""
+        begun, answered = time.monotonic(), False
+        try:
+            answered = self.source.answers(node)
+        finally:
+            self._tried[node] = begun, answered
+        return answered
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -196,33 +245,59 @@ class Fleet:
         return {node: f"it has been silent for {silence:.1f} s" for node, silence in since.items() if silence > seconds}
 
     def alive(self) -> list[str]:
-        """Return the nodes with a living connection."""
-        return [node for node, channel in self.channels.items() if not channel.gone]
+        """Return the nodes with a living connection, or one that ended only now and is sought."""
+        return [node for node, channel in self.channels.items() if not (channel.gone or channel.away)]
+
+    def cut_off(self) -> dict[str, str]:
+        """Return the nodes whose connection ended and could not be had again at once; their agents may live."""
+        away = [node for node, channel in self.channels.items() if channel.away_since is not None and channel.missed]
+        return dict.fromkeys(away, "its connection ended, and it cannot be reached")
+
+    def logs(self, node: str) -> str:
+        """Return the folder on *node* with the logs of the job's ranks."""
+        own = self.source.outfit(node, self.plan["environment"]["HOLDFAST_JOB"])
+        return str(own.get("log_directory") or self.plan["log_directory"])
 
     def agent(self, node: str) -> AgentChannel | None:
         """Return the living connection to *node*; one that came after another agent's end is another one."""
         channel = self.channels.get(node)
         return None if channel is None or channel.gone else channel
 
-    def second_look(self, node: str) -> bool:
+    def second_look(self, node: str) -> bool | None:
         """Tell whether *node* lives although its agent does not speak: it answers, and a new agent comes up on it.
 
-        What the old agent left is killed first, so that no two agents serve one node.
+        What the old agent left is killed first, so that no two agents serve one node. None: it was the connection alone, and the agent
+        speaks over another one.
         """
-        old = self.channels.pop(node, None)
+        old, answers = self.channels.get(node), None
+        if self.source.remote and old is not None and not old.gone:
+            begun, answers = self._looked(node, old)
+            if answers and old.speaks(begun, SPEAK_SECONDS):
+                return None
+        self.channels.pop(node, None)
         if old is not None:
             old.close()
         self.memory.pop(node, None)
         self.unreached.setdefault(node, "no agent since a second look")
-        if node in self.leaving or not self.source.answers(node):
+        if node in self.leaving or not (self.source.answers(node) if answers is None else answers):
             return False
-        self.fence(node)
         try:
+            self.fence(node)
             self.bring_up(node)
         except WorldError as error:
             note(log, "node.second-look-failed", node=node, why=error)
             return False
         return True
+
+    def _looked(self, node: str, channel: AgentChannel) -> tuple[float, bool]:
+        """Return when *node* was tried by a new connection after its agent was last heard, and whether it answered."""
+        present = self._trying.get(node)
+        if present is not None:
+            wait([present], timeout=TRY_SECONDS)
+        begun, answered = self._tried.get(node, (0.0, False))
+        if begun > channel.heard:
+            return begun, answered
+        return time.monotonic(), self._try(node)
 
     def free(self) -> list[str]:
         """Return the nodes of the cluster that answer and are held by nobody, in the cluster's order."""
@@ -238,12 +313,15 @@ class Fleet:
             with ThreadPoolExecutor(HANDS, thread_name_prefix="fleet end") as hands:
                 done = [hands.submit(self.drop, node) for node in list(self.channels)]
                 done += [hands.submit(self.clear, node) for node in self._begun]
+            with ThreadPoolExecutor(HANDS, thread_name_prefix="fleet end") as hands:
+                done += [hands.submit(self._settle, node) for node in self.owed]
             for future in done:
                 with suppress(WorldError):
                     future.result()
         for channel in self.channels.values():
             channel.close()
         self.channels.clear()
+        self.source.close()
 
 
 def failures(answers: dict[str, Any]) -> dict[str, WorldError]:

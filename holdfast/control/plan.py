@@ -29,18 +29,18 @@ def log_directory(job: str) -> Path:
 
 
 def how_to_run(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
-    """Return the fields of the ``prepare`` order: the same for every node and generation of this job."""
-    warm = spec.script is not None
+    """Return the fields of the ``prepare`` order: the same for every generation of this job, and every node but for its ``outfit``."""
+    warm, remote = spec.script is not None, cluster.kind != "local"
     argv = [str(spec.inside(spec.script)), *spec.args] if spec.script is not None else list(spec.command or [])
     return {
         "job": job.id,
         "lease": spec.limits.lease.total_seconds(),
         "warm": warm,
-        "python": spec.python or sys.executable,
-        "preload": list(USUAL) if warm and _wants_torch(argv[0]) else [],
+        "python": spec.python or ("" if remote else sys.executable),
+        "preload": list(USUAL) if warm and _wants_torch(argv[0], unread=remote) else [],
         "argv": argv,
         "directory": str(spec.inside(".")),
-        "environment": _environment(spec, job),
+        "environment": {**({} if remote else _path()), **_environment(spec, job)},
         "log_directory": str(log_directory(job.name)),
         "watch": spec.checks.nodes,
         "notice": cluster.notice.for_agents(),
@@ -48,12 +48,12 @@ def how_to_run(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
     }
 
 
-def _wants_torch(script: str) -> bool:
-    """Tell whether the script imports torch sooner or later, itself or through Holdfast."""
+def _wants_torch(script: str, *, unread: bool) -> bool:
+    """Tell whether the script imports torch sooner or later, itself or through Holdfast; *unread* where it cannot be read here."""
     try:
         text = Path(script).read_bytes()
     except OSError:
-        return False
+        return unread
     return re.search(rb"^\s*(?:import|from)\s+(?:torch|holdfast)\b", text, re.MULTILINE) is not None
 
 
@@ -77,10 +77,15 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
         environment["HOLDFAST_SAVE_BANDWIDTH"] = str(spec.checkpoint.bandwidth)
     if spec.nodes.ranks > 1:
         environment["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks of one node must not fight for its cores
-    if (ROOT / "pyproject.toml").exists():
-        paths = (str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep))  # run from a source tree, the workers find it too
-        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
     return {**environment, **spec.environment}
+
+
+def _path() -> dict[str, str]:
+    """Return where workers on this machine find Holdfast when it runs from a source tree."""
+    if not (ROOT / "pyproject.toml").exists():
+        return {}
+    paths = (str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}
 
 
 def token_of(job: Job) -> str:

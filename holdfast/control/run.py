@@ -351,7 +351,10 @@ class Run:
             silent = {}  # never act on a node while the job's steps still advance through it
         if not silent and (soon := self.fleet.silent(min(limit, SILENT_AND_STILL))) and self._stands_still():
             silent = soon
-        return {node: why for node, why in {**silent, **gone}.items() if node in self.members}
+        cut_off = self.fleet.cut_off()
+        if cut_off and not (self.faults() or self._stands_still()):
+            cut_off = {}
+        return {node: why for node, why in {**silent, **cut_off, **gone}.items() if node in self.members}
 
     def doubtful(self) -> bool:
         """Tell whether the job stands still and an agent has missed several beats: in a moment it is missing, or has spoken again."""

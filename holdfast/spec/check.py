@@ -9,16 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.errors import Problem
-from holdfast.spec.cluster import Cluster, SshCluster
+from holdfast.spec.cluster import Cluster
 from holdfast.spec.job import TrainingJob, is_policy_file
-
-NO_JOBS_YET = "`holdfast health CLUSTER_FILE` and `holdfast nodes CLUSTER_FILE`"
-"""What can be done with nodes on which no job runs yet."""
 
 
 def checks(job: TrainingJob, cluster: Cluster) -> list[Problem]:
     """Return what keeps *job* from running on *cluster* as things are now."""
-    return [*_places(job), *_policy(job), *_room(job, cluster)]
+    places = _places(job) if cluster.kind == "local" else _shared(job)
+    return [*places, *_policy(job), *_room(job, cluster)]
 
 
 def _policy(job: TrainingJob) -> Iterator[Problem]:
@@ -89,12 +87,15 @@ def why_not_writable(folder: Path) -> str | None:
 
 
 def _room(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
-    if isinstance(cluster, SshCluster):
-        cure = f"Use `kind: local`, which this version runs jobs on; of `kind: ssh` there is {NO_JOBS_YET}"
-        yield Problem(field="cluster.kind", reason=f"no job can run on cluster '{cluster.name}' of kind ssh yet", cure=cure)
-        return
-    wanted, spare = job.nodes.wanted, job.nodes.spare
-    if wanted + spare > cluster.nodes:
+    wanted, spare, there = job.nodes.wanted, job.nodes.spare, len(cluster.names)
+    if wanted + spare > there:
         spares = f" and {spare} spare" if spare else ""
-        reason = f"the job wants {wanted}{spares}, but cluster '{cluster.name}' has {cluster.nodes} node(s)"
+        reason = f"the job wants {wanted}{spares}, but cluster '{cluster.name}' has {there} node(s)"
         yield Problem(field="nodes.wanted", reason=reason, cure="Lower `nodes.wanted` or `nodes.spare`, or give the cluster more nodes")
+
+
+def _shared(job: TrainingJob) -> Iterator[Problem]:
+    """Say what nodes that are other machines need to be told: what lies on this one is not theirs."""
+    if job.checkpoint.directory is None:
+        cure = "Name a folder that all nodes share, e.g. on NFS or Lustre, under the same path"
+        yield Problem(field="checkpoint.directory", reason="the nodes are other machines, and no folder is named", cure=cure)

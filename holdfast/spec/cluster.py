@@ -64,6 +64,7 @@ Login = Annotated[str, _spelled(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,254}[$]?", "Wri
 Program = Annotated[
     str, _spelled(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]{0,254}", "Write a name or a path of letters, digits and `_ . / + -`: a shell reads it")
 ]
+Inner = Annotated[str, _spelled(r"[A-Za-z0-9][A-Za-z0-9:._/-]{0,63}", "Write an interface's name (`ib0`) or a network (`10.1.0.0/16`)")]
 Port = Annotated[StrictInt, Field(ge=1, le=65535)]
 
 
@@ -242,7 +243,7 @@ class SshHost(Part):
 
 
 class SshCluster(Part):
-    """A cluster of machines that are reached by SSH. Nothing is installed on them: a look needs their python3 alone."""
+    """A cluster of machines that are reached by SSH. A look needs their python3 alone; for jobs see `holdfast nodes bootstrap`."""
 
     kind: Literal["ssh"] = Field(description="Where the nodes come from; `ssh`: machines that one can log in to.")
     name: Annotated[str, Field(pattern=NAME)] = Field(default="ssh", description="Name of the cluster: small letters, digits and dashes.")
@@ -261,6 +262,16 @@ class SshCluster(Part):
     )
     jump: Way = Field(default=[], description="Machines to go through, first to last: `user@host:port`, or fields.")
     python: Program = Field(default="python3", description="Interpreter on the nodes, 3.10 or newer: a name or a path.")
+    directory: Program = Field(
+        default=".holdfast",
+        description="Folder on each node for what `holdfast nodes bootstrap` puts there (`env`), its agent's files (`nodes/NAME`) and the "
+        "logs of jobs (`jobs`): a path, or one relative to the home of who logs in.",
+    )
+    interface: Inner | None = Field(
+        default=None,
+        description="Interface for training traffic on each node: its name (`ib0`), or the network that it lies in (`10.1.0.0/16`); empty: "
+        "the one by which the node is reached.",
+    )
     misses: StrictInt = Field(
         default=3, ge=1, le=100, description="Looks in a row that a node may leave unanswered before it counts as unreachable."
     )

@@ -142,11 +142,10 @@ def test_what_does_not_go_together_is_told(arguments: list[str], words: str, her
 
 
 @pytest.mark.parametrize("verb", ["validate", "run"])
-def test_no_job_runs_over_ssh_yet(verb: str, here: Command, tmp_path: Path) -> None:
-    """What works today is named, and nothing starts."""
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / "job.yaml").write_text("name: a\nscript: train.py\ncluster: {kind: ssh, hosts: [gpu-1]}\n")
+def test_a_job_on_other_machines_names_the_folder_that_they_share(verb: str, here: Command, tmp_path: Path) -> None:
+    """What lies on this machine is not theirs: a script need not be here, checkpoints cannot be."""
+    (tmp_path / "job.yaml").write_text("name: a\nscript: train.py\ncluster: {kind: ssh, hosts: [gpu-1, gpu-2]}\n")
     done = here(verb, "job.yaml")
     assert done.returncode == 2
-    assert "cluster.kind: no job can run on cluster 'ssh' of kind ssh yet" in done.stderr
-    assert "holdfast health CLUSTER_FILE" in done.stderr
+    assert "checkpoint.directory: the nodes are other machines, and no folder is named. Name a folder that all nodes share" in done.stderr
+    assert "1 problem(s)" in done.stderr

@@ -233,7 +233,7 @@ def test_a_folder_of_somebody_else_is_a_lost_node_with_the_reason(nodes: LocalNo
 
 def test_an_agent_that_says_nothing_is_a_lost_node(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An interpreter that ends at once, one that is missing, and one that hangs."""
-    monkeypatch.setattr("holdfast.cluster.local.START_SECONDS", 0.5)
+    monkeypatch.setattr("holdfast.agent.place.START_SECONDS", 0.5)
     for python, why in (("/bin/true", "no word from it"), (str(tmp_path / "none"), "No such file"), (sleeper(tmp_path), "timed out")):
         monkeypatch.setattr(sys, "executable", python)
         with pytest.raises(NodeLost, match=why):

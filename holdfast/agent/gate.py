@@ -1,0 +1,218 @@
+"""``python -I -m holdfast.agent.gate``: the far end of a connection to a node that is another machine.
+
+Whoever has a way to run a program on the node (SSH, a step of Slurm) runs this one and talks to it over its standard input and output, in
+lines of a number, a space and one JSON object. Number 0 are orders to the gate itself; every other number is a stream: the lines of one
+connection to the agent's socket, passed on as they are. So one channel carries all that is between a node and who steers it, nothing
+listens on the network, and a reader that stalls stops the gate's reading and nothing else: the agent keeps what it has to tell.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from holdfast.agent import fields
+from holdfast.agent.interfaces import bandwidth_to, interfaces, listening
+from holdfast.agent.place import NodePlace, NotStarted
+from holdfast.process import fresh_signals
+from holdfast.wire import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, connect, decode, encode
+
+IDLE: Final = 90.0
+"""Seconds without a word after which the gate ends: a connection that was cut silently is never told to be closed."""
+CHUNK: Final = 256 * 1024
+MOST_DIGITS: Final = 9
+
+
+class Gate:
+    """Serves one connection."""
+
+    def __init__(self, source: int, sink: int) -> None:
+        self._source, self._sink = source, sink
+        self._streams: dict[int, socket.socket] = {}
+        self._writing = threading.Lock()
+        self._place: NodePlace | None = None
+        self._verbs: dict[str, Callable[[Message], Message]] = {
+            "ping": lambda _order: {},
+            "open": self._open,
+            "close": self._close,
+            "start": self._start,
+            "look": lambda _order: self._look(),
+            "fence": self._fence,
+            "wipe": self._wipe,
+            "listen": lambda _order: listening(),
+            "measure": self._measure,
+        }
+
+    def run(self) -> int:
+        """Serve until the other end is gone, or says nothing for too long."""
+        os.write(self._sink, GREETING + encode({"protocol": PROTOCOL, "pid": os.getpid(), "python": platform.python_version()}))
+        rest = b""
+        while select.select([self._source], [], [], IDLE)[0]:
+            data = os.read(self._source, CHUNK)
+            if not data:
+                return 0
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if not self._take(line):
+                    return 2
+            if len(rest) > LONGEST_LINE:
+                return 2
+        return 0
+
+    def _take(self, line: bytes) -> bool:
+        """Pass a line on, or carry out the order in it; False for what is no line of ours."""
+        number, _, text = line.partition(b" ")
+        if not number.isdigit() or len(number) > MOST_DIGITS:
+            return False
+        if number != b"0":
+            self._pass_on(int(number), text)
+            return True
+        try:
+            order = decode(text)
+        except BadLine:
+            return False
+        if order.get("do") == "enter":  # the others need to know which node this is
+            self._answer(order, self._enter)
+        else:
+            threading.Thread(target=self._answer, args=(order, self._verb), name="gate order", daemon=True).start()
+        return True
+
+    def _answer(self, order: Message, act: Callable[[Message], Message]) -> None:
+        try:
+            answer = {"ok": True, **act(order)}
+        except (fields.BadField, NotStarted) as error:
+            answer = {"ok": False, "why": str(error)}
+        except OSError as error:
+            answer = {"ok": False, "why": error.strerror or str(error), "errno": error.errno}
+        self._say(0, encode({"re": order.get("id"), **answer}))
+
+    def _verb(self, order: Message) -> Message:
+        verb = self._verbs.get(fields.text(order, "do"))
+        if verb is None or self._place is None:
+            raise fields.BadField("do", f"one of {', '.join(self._verbs)}, after 'enter'", order.get("do"))
+        return verb(order)
+
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    def _enter(self, order: Message) -> Message:
+        """Learn which node this is; say what it is like."""
+        folder = Path(fields.text(order, "directory")).expanduser().absolute()
+        root = Path(__file__).resolve().parents[2]
+        path = {"PYTHONPATH": os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])}  # for the workers
+        self._place = NodePlace(
+            folder / "nodes" / fields.text(order, "node"), fields.text(order, "node"), fields.text(order, "cluster"), path, ("-I",)
+        )
+        return {
+            "directory": str(folder),
+            "interpreter": sys.executable,
+            "host": platform.node(),
+            "interfaces": [one.as_record() for one in interfaces()],
+            "reached": reached_at(),
+            **self._look(),
+        }
+
+    def _start(self, _order: Message) -> Message:
+        self._there.start_agent()
+        return {}
+
+    def _look(self) -> Message:
+        seen = self._there.seen()
+        return {"agent": None if seen is None else {"pid": seen.pid, "job": seen.job}}
+
+    def _fence(self, order: Message) -> Message:
+        return {"killed": self._there.fence(fields.maybe(fields.text, order, "job"))}
+
+    def _wipe(self, order: Message) -> Message:
+        self._there.wipe_memory(fields.text(order, "job"))
+        return {}
+
+    def _measure(self, order: Message) -> Message:
+        source = fields.maybe(fields.text, order, "source")
+        return bandwidth_to(fields.text(order, "host"), fields.whole(order, "port"), fields.seconds(order, "seconds"), source)
+
+    @property
+    def _there(self) -> NodePlace:
+        assert self._place is not None
+        return self._place
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    def _open(self, order: Message) -> Message:
+        number = fields.whole(order, "stream", least=1)
+        if number in self._streams:
+            raise fields.BadField("stream", "the number of no other stream", number)
+        sock = connect(self._there.folder / "agent.sock", seconds=5.0)
+        sock.settimeout(None)
+        self._streams[number] = sock
+        threading.Thread(target=self._relay, args=(number, sock), name=f"stream {number}", daemon=True).start()
+        return {}
+
+    def _close(self, order: Message) -> Message:
+        sock = self._streams.get(fields.whole(order, "stream"))
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        return {}
+
+    def _pass_on(self, number: int, line: bytes) -> None:
+        sock = self._streams.get(number)
+        if sock is not None:
+            with suppress(OSError):  # its reader tells of the end
+                sock.sendall(line + b"\n")
+
+    def _relay(self, number: int, sock: socket.socket) -> None:
+        """Pass on what the agent says."""
+        rest = b""
+        with suppress(OSError):
+            while data := sock.recv(CHUNK):
+                whole, newline, tail = data.rpartition(b"\n")
+                if not newline:
+                    rest += data
+                    continue
+                self._say(number, rest + whole + newline)
+                rest = tail
+        self._streams.pop(number, None)
+        sock.close()
+        self._say(0, encode({"closed": number}))
+
+    def _say(self, number: int, lines: bytes) -> None:
+        """Write whole *lines* of a stream; a sink that is gone ends the gate."""
+        mark = b"%d " % number
+        data = memoryview(mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n")
+        with self._writing:
+            try:
+                while data:
+                    data = data[os.write(self._sink, data) :]
+            except OSError:
+                os._exit(0)
+
+
+def reached_at() -> str | None:
+    """Return the address of this machine under which whoever logged in reached it, as sshd tells."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else None  # noqa: PLR2004 (address and port of both ends)
+
+
+def main() -> int:
+    """Serve on standard input and output."""
+    fresh_signals()
+    source, sink = os.dup(0), os.dup(1)
+    with Path(os.devnull).open("r+b", buffering=0) as nothing:  # nobody but the gate talks there
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(nothing.fileno(), 1)
+    return Gate(source, sink).run()
+
+
+if __name__ == "__main__":
+    status = main()
+    os._exit(status)  # threads that wait for an agent would keep it

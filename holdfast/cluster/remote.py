@@ -1,0 +1,270 @@
+"""Nodes that are other machines: everything that is asked of one goes through its gate, whatever way leads there."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from holdfast.cluster.gate import Gate, Pipe
+from holdfast.cluster.interface import NodeView
+from holdfast.errors import NodeLost, NodeTrouble, NotAskable
+
+REACH_SECONDS: Final = 10.0
+"""How long the way to a node may take where nothing speaks against it: a login and the start of an interpreter on a busy one."""
+DOUBT_SECONDS: Final = 1.5
+"""How long it may take where the node has fallen silent: half a round trip of a login on a sound one is a tenth of that."""
+ORDER_SECONDS: Final = 25.0
+"""How long a gate may take to start an agent or to end what runs on its node."""
+AGAIN: Final = 5.0
+"""Seconds for which a node that could not be reached is not tried anew when all nodes are looked at."""
+HANDS: Final = 32
+"""Threads that reach nodes at once."""
+
+
+class Reach(Protocol):
+    """A way to run gates on nodes."""
+
+    def open(self, node: str, until: float) -> Pipe:
+        """Start a gate on *node* by *until* (monotonic); raise `NodeLost` when it does not answer, `NotAskable` when that says nothing."""
+        ...
+
+    def address(self, node: str) -> str:
+        """Return the address by which *node* is reached from here, where that is one of its own."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what leads there."""
+        ...
+
+
+class Machines(Protocol):
+    """What a user writes about a cluster of machines, as far as it concerns what is done there."""
+
+    @property
+    def name(self) -> str:
+        """Return the cluster's name."""
+        ...
+
+    @property
+    def directory(self) -> str:
+        """Return the folder on each node for what is ours."""
+        ...
+
+    @property
+    def interface(self) -> str | None:
+        """Return the interface for training traffic, or its network, where one is named."""
+        ...
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all nodes."""
+        ...
+
+    @property
+    def domains(self) -> dict[str, str]:
+        """Return the failure domain of each node that has one."""
+        ...
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of one node."""
+
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    gate: Gate | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    failed: tuple[float, NodeTrouble] | None = None
+    """When it last could not be reached, and why."""
+
+
+class RemoteNodes:
+    """The nodes of a cluster of machines."""
+
+    remote = True
+
+    def __init__(self, cluster: Machines, reach: Reach) -> None:
+        self.name, self._cluster, self._reach = cluster.name, cluster, reach
+        self._all: list[str] = []
+        self._domains: dict[str, str] = {}
+        self._known: dict[str, Known] = {}
+        self._lock = threading.Lock()
+
+    def names(self) -> list[str]:
+        """Return the names of all nodes, in the cluster's order."""
+        if not self._all:  # ranges are spelled out once
+            self._all, self._domains = list(self._cluster.names), dict(self._cluster.domains)
+        return self._all
+
+    def domain(self, node: str) -> str:
+        """Return the failure domain of *node*: by itself it is one."""
+        self.names()
+        return self._domains.get(node, node)
+
+    def folder(self, node: str) -> Path:
+        """Return the folder on *node* that holds its agent's files."""
+        return Path(self.facts(node)["directory"]) / "nodes" / node
+
+    # -- gates --------------------------------------------------------------------------------------------------------
+
+    def _of(self, node: str) -> Known:
+        with self._lock:
+            return self._known.setdefault(node, Known())
+
+    def gate(self, node: str, *, seconds: float = REACH_SECONDS, fresh: bool = False) -> Gate:
+        """Return the gate of *node*, the one that is open or a *fresh* one; raise `NodeLost` or `NotAskable`."""
+        known = self._of(node)
+        until = time.monotonic() + seconds
+        if not known.turn.acquire(timeout=seconds):
+            raise NodeLost(node, f"it could not be reached within {seconds:.1f} s")
+        try:
+            present = known.gate
+            if present is not None and present.lives and not fresh:
+                return present
+            try:
+                pipe = self._reach.open(node, until)
+                opened = Gate(node, pipe, directory=self._cluster.directory, cluster=self.name, until=until)
+            except (NodeLost, NotAskable) as error:
+                known.failed = time.monotonic(), error
+                raise
+            known.gate, known.facts, known.failed = opened, opened.facts, None
+        finally:
+            known.turn.release()
+        if present is not None:
+            present.close()
+        return opened
+
+    def facts(self, node: str) -> dict[str, Any]:
+        """Return what the node's gate said of it."""
+        return self._of(node).facts or self.gate(node).facts
+
+    def order(self, node: str, verb: str, *, seconds: float = ORDER_SECONDS, **facts: object) -> dict[str, Any]:
+        """Have the node's gate do something; raise a `NodeTrouble` when it cannot be had, ``OSError`` when it says no."""
+        return self.gate(node).order(verb, seconds=seconds, **facts)
+
+    # -- agents -------------------------------------------------------------------------------------------------------
+
+    def start_agent(self, node: str) -> None:
+        """Start an agent on *node* and wait until it listens; raise `NodeLost` when that cannot be."""
+        try:
+            self.order(node, "start")
+        except OSError as error:
+            raise NodeLost(node, error.strerror or str(error)) from error
+
+    def connect(self, node: str) -> socket.socket:
+        """Return a connection to the agent of *node*; raise ``ConnectionRefusedError`` when none serves, ``OSError`` when it is away."""
+        try:
+            return self.gate(node).stream(seconds=REACH_SECONDS)
+        except NodeTrouble as error:
+            raise TimeoutError(str(error)) from error
+        except OSError as error:  # the gate looked: nobody listens there
+            raise ConnectionRefusedError(error.strerror or str(error)) from error
+
+    def outfit(self, node: str, job: str) -> dict[str, Any]:
+        """Return what of a job's plan is this node's own: its interpreter, and where its logs go."""
+        facts = self.facts(node)
+        environment = {}
+        if (inner := self._inner(node)) is not None:
+            environment = {"GLOO_SOCKET_IFNAME": inner["name"], "NCCL_SOCKET_IFNAME": f"={inner['name']}"}
+        return {
+            "python": facts["interpreter"],
+            "log_directory": f"{facts['directory']}/jobs/{job}/logs",
+            "environment": environment,
+        }
+
+    # -- nodes --------------------------------------------------------------------------------------------------------
+
+    def answers(self, node: str) -> bool:
+        """Tell whether *node* answers now, by a connection of its own; raise `NotAskable` when that could not be tried."""
+        try:
+            self.gate(node, seconds=DOUBT_SECONDS, fresh=True)
+        except NodeLost:
+            return False
+        return True
+
+    def fence(self, node: str, job: str | None = None) -> list[int]:
+        """Make sure that nothing runs on *node* any more; return the pids that had to be killed. Raise `NodeLost` when nobody answers."""
+        try:
+            return [int(pid) for pid in self.order(node, "fence", job=job)["killed"]]
+        except OSError as error:
+            raise NodeLost(node, f"what runs on it could not be ended: {error.strerror or error}") from error
+
+    def wipe_memory(self, node: str, job: str) -> None:
+        """Give back the memory that *job* has taken on *node* for its state; raise `NodeLost` when nobody answers."""
+        try:
+            self.order(node, "wipe", job=job)
+        except OSError as error:
+            raise NodeLost(node, f"its memory could not be given back: {error.strerror or error}") from error
+
+    def survey(self) -> list[NodeView]:
+        """Look at every node, all at once."""
+        names = self.names()
+        with ThreadPoolExecutor(min(HANDS, max(1, len(names))), thread_name_prefix="survey") as hands:
+            return list(hands.map(self._view, names))
+
+    def _view(self, node: str) -> NodeView:
+        failed = self._of(node).failed
+        if failed is not None and time.monotonic() - failed[0] < AGAIN:
+            return NodeView(name=node, standing="off", why=str(failed[1]))
+        try:
+            agent = self.order(node, "look", seconds=REACH_SECONDS)["agent"]
+        except NodeTrouble as error:
+            return NodeView(name=node, standing="off", why=str(error))
+        except OSError as error:
+            return NodeView(name=node, standing="off", why=error.strerror or str(error))
+        if agent is None:
+            return NodeView(name=node, standing="idle")
+        return NodeView(name=node, standing="up", job=agent["job"], agent="up", pid=agent["pid"])
+
+    # -- the network --------------------------------------------------------------------------------------------------
+
+    def address(self, node: str) -> str:
+        """Return the address under which workers reach *node*: that of the interface for training traffic."""
+        inner = self._inner(node)
+        return inner["address"] if inner is not None else str(self.facts(node)["reached"] or self._reach.address(node))
+
+    def interface(self, node: str) -> str | None:
+        """Return the name of the interface for training traffic; None where the node does not say which one it has."""
+        inner = self._inner(node)
+        return None if inner is None else str(inner["name"])
+
+    def _inner(self, node: str) -> dict[str, Any] | None:
+        """Return the interface for training traffic: that which the cluster names, or else the one that the node was reached by."""
+        facts = self.facts(node)
+        found: list[dict[str, Any]] = facts["interfaces"]
+        if self._cluster.interface is None:
+            reached = facts["reached"] or self._reach.address(node)
+            return next((one for one in found if one["address"] == reached), None)
+        for one in found:
+            if self._cluster.interface == one["name"] or _lies_in(one["address"], self._cluster.interface):
+                return one
+        known = ", ".join(f"{one['name']} ({one['network']})" for one in found) or "none"
+        raise NotAskable(node, f"it has no interface {self._cluster.interface} for training traffic, it has {known}. Mend `interface`")
+
+    def bandwidth(self, source: str, to: str, seconds: float = 0.25) -> float:
+        """Return how many bytes per second go from one node to another on the interface for training traffic; raise `NodeTrouble`."""
+        try:
+            port = self.order(to, "listen")["port"]
+            told = self.order(source, "measure", host=self.address(to), port=port, seconds=seconds, source=self.address(source))
+        except OSError as error:
+            raise NotAskable(source, f"no traffic from {source} to {to}: {error.strerror or error}") from error
+        return float(told["bytes"]) / max(1e-6, float(told["seconds"]))
+
+    def close(self) -> None:
+        """Let go of all connections. Agents and what they started go on."""
+        for known in list(self._known.values()):
+            if known.gate is not None:
+                known.gate.close()
+        self._reach.close()
+
+
+def _lies_in(address: str, network: str) -> bool:
+    try:
+        return ipaddress.ip_address(address) in ipaddress.ip_network(network)
+    except ValueError:  # the name of an interface
+        return False
