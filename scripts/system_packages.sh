@@ -9,6 +9,10 @@ postgresql     | initdb /usr/lib/postgresql/*/bin/initdb
 procps         | ps
 openssh-server | /usr/sbin/sshd /usr/local/sbin/sshd
 util-linux     | unshare prlimit
+iproute2       | ip
+iputils-ping   | ping
+iptables       | iptables /usr/sbin/iptables
+faketime       | faketime
 "
 
 present() { # any of the commands or (globbed) paths in $@

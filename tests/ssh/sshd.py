@@ -15,6 +15,8 @@ from tests.waiting import wait_until
 
 PROGRAM = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ.get("PATH", ""))
 
+SSH = 22
+
 
 def key_at(path: Path, *more: str) -> Path:
     """Make a pair of keys; return the private one."""
@@ -33,6 +35,8 @@ class Sshd:
     more: tuple[str, ...] = ()
     """Further lines of its configuration."""
     process: subprocess.Popen[bytes] | None = None
+    within: tuple[str, ...] = ()
+    """What comes before its command, so that it runs on another host."""
 
     def __post_init__(self) -> None:
         self.place.mkdir(parents=True)
@@ -42,7 +46,7 @@ class Sshd:
     def known(self) -> str:
         """Return its line of known_hosts."""
         kind, key = self.key.with_suffix(".pub").read_text().split()[:2]
-        return f"[{self.address}]:{self.port} {kind} {key}\n"
+        return f"{self.address if self.port == SSH else f'[{self.address}]:{self.port}'} {kind} {key}\n"
 
     @property
     def log(self) -> str:
@@ -73,7 +77,7 @@ class Sshd:
         assert PROGRAM is not None
         with (self.place / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [PROGRAM, "-D", "-e", "-f", config], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                [*self.within, PROGRAM, "-D", "-e", "-f", config], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         wait_until(self.listens, seconds=60, explain=lambda: self.log)
 
