@@ -131,6 +131,8 @@ class RemoteNodes:
                 opened = Gate(node, pipe, directory=self._cluster.directory, cluster=self.name, until=until)
             except (NodeLost, NotAskable) as error:
                 known.failed = time.monotonic(), error
+                if present is not None:  # nobody can tell when it would carry anything again
+                    present.close()
                 raise
             known.gate, known.facts, known.failed = opened, opened.facts, None
         finally:

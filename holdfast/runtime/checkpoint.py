@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.runtime import manifest
+from holdfast.runtime import fence, manifest
 from holdfast.runtime.link import link
 from holdfast.runtime.manifest import Written
 from holdfast.runtime.placing import clear, put_in_place, retire
@@ -60,6 +60,8 @@ class Saver:
         """Checkpoints that were found unusable: never counted as kept, never removed."""
         self.every: int | None = None
         """Steps between two checkpoints from the newest one on, if the flow has a wish: the same on every rank that was told it stands."""
+        if world.rank == 0:
+            fence.begin(keeping.directory, generation)
 
     def save(self, state: Mapping[str, Any], step: int, *, lowest: frozenset[str]) -> bool:
         """Save *state* as the checkpoint of *step*; say, the same on every rank, whether it stands.

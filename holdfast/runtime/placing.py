@@ -7,9 +7,10 @@ import shutil
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from holdfast.runtime import manifest
+from holdfast.runtime import fence, manifest
 from holdfast.runtime.link import Leave
 from holdfast.runtime.manifest import Manifest
 
@@ -26,6 +27,8 @@ def put_in_place(whole: Manifest, partial: Path, place: Path, ask: Callable[[], 
     manifest.sync(partial / manifest.MANIFEST)
     manifest.sync(partial)
     leave = ask()
+    if leave.ok and (why := fence.refused(place.parent, whole.generation)):
+        leave = replace(leave, ok=False, why=why)
     if leave.ok:
         if place.exists():  # found unusable, else training would have gone on after it
             place.rename(place.with_name(f"{place.name}.unusable-{time.time_ns()}"))

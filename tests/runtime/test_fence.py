@@ -1,0 +1,69 @@
+"""A node that was given up may still reach the storage, and its agent knows no better: the folder itself says whose turn it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime import fence, manifest
+from holdfast.runtime.link import Leave
+from holdfast.runtime.placing import put_in_place
+
+YES = Leave(ok=True, why="")
+
+
+def written(directory: Path, step: int, generation: int) -> tuple[manifest.Manifest, Path]:
+    """Return a checkpoint that is whole but for its name."""
+    partial = manifest.beside(directory, step, "partial", generation)
+    partial.mkdir(parents=True)
+    return manifest.manifest(step, generation, 1, {}), partial
+
+
+def put(directory: Path, step: int, generation: int) -> Leave:
+    """Put a checkpoint in place, as an agent that was cut off lets it be."""
+    return put_in_place(*written(directory, step, generation), manifest.folder_of(directory, step), lambda: YES)
+
+
+def test_a_generation_that_others_have_taken_over_from_puts_nothing_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was given leave, and did not know."""
+    monkeypatch.setenv("HOLDFAST_TOKEN", "a secret")
+    fence.begin(tmp_path, 3)
+    assert put(tmp_path, 10, 3).ok
+    fence.begin(tmp_path, 4)
+    late = put(tmp_path, 20, 3)
+    assert (late.ok, late.why) == (False, "generation 3 is over: generation 4 has begun")
+    assert not manifest.folder_of(tmp_path, 20).exists()
+    fence.begin(tmp_path, 3)  # a rank that comes back late takes nothing back
+    assert not put(tmp_path, 30, 3).ok
+    assert put(tmp_path, 40, 4).ok
+    assert "a secret" not in (tmp_path / fence.FENCE).read_text()
+
+
+def test_a_new_job_in_the_same_folder_counts_from_one_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job before may have got to any number; what is left of it writes nothing any more."""
+    monkeypatch.setenv("HOLDFAST_TOKEN", "first")
+    fence.begin(tmp_path, 9)
+    monkeypatch.setenv("HOLDFAST_TOKEN", "second")
+    fence.begin(tmp_path, 1)
+    assert put(tmp_path, 10, 1).ok
+    monkeypatch.setenv("HOLDFAST_TOKEN", "first")
+    assert "belongs to another job" in put(tmp_path, 20, 9).why
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"job": 1}', '{"job": "x", "generation": "y"}'])
+def test_a_note_that_cannot_be_read_keeps_nobody_from_saving(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be torn by a full disk."""
+    monkeypatch.setenv("HOLDFAST_TOKEN", "a secret")
+    (tmp_path / fence.FENCE).write_text(text)
+    assert put(tmp_path, 10, 1).ok
+    fence.begin(tmp_path, 2)
+    assert not put(tmp_path, 20, 1).ok
+
+
+def test_a_script_without_an_agent_leaves_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could take over from it."""
+    monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
+    fence.begin(tmp_path, 1)
+    assert not (tmp_path / fence.FENCE).exists()
+    assert put(tmp_path, 10, 1).ok
