@@ -70,6 +70,7 @@ def gather(run: Run) -> tuple[str, ...]:
             f"{short} of {nodes.spare} spare node(s) could not be had"
             + (f": {'; '.join([*refused, *barred])}" if refused or barred else "")
         )
+    run.traffic.begin(ready)
     return tuple(ready[: nodes.wanted])
 
 

@@ -138,7 +138,7 @@ class Gate:
 
     def _measure(self, order: Message) -> Message:
         source = fields.maybe(fields.text, order, "source")
-        return bandwidth_to(fields.text(order, "host"), fields.whole(order, "port"), fields.seconds(order, "seconds"), source)
+        return bandwidth_to(fields.text(order, "host"), fields.whole(order, "port"), fields.seconds(order, "during"), source)
 
     @property
     def _there(self) -> NodePlace:

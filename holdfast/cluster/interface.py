@@ -78,6 +78,14 @@ class NodeSource(Protocol):
         """Return the address under which workers reach *node*."""
         ...
 
+    def interface(self, node: str) -> str | None:
+        """Return the name of the interface of *node* that training traffic takes, where that is known."""
+        ...
+
+    def bandwidth(self, source: str, to: str, seconds: float) -> float:
+        """Return how many bytes per second go from one node to another, by sending for so long; raise a `NodeTrouble` when none do."""
+        ...
+
     def survey(self) -> list[NodeView]:
         """Look at every node."""
         ...

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from holdfast import vault
 from holdfast.agent.place import NodePlace, NotStarted
 from holdfast.cluster.interface import NodeView
-from holdfast.errors import NodeLost
+from holdfast.errors import NodeLost, NotAskable
 from holdfast.places import cluster_directory
 from holdfast.process import kill, mark_of
 from holdfast.wire import connect
@@ -67,6 +67,14 @@ class LocalNodes:
     def outfit(self, node: str, job: str) -> dict[str, Any]:  # noqa: ARG002 (all nodes are this machine)
         """Return nothing: what holds here holds on each node."""
         return {}
+
+    def interface(self, node: str) -> str | None:  # noqa: ARG002 (all nodes are this machine)
+        """Return the loopback interface."""
+        return "lo"
+
+    def bandwidth(self, source: str, to: str, seconds: float) -> float:  # noqa: ARG002 (there is no network in between)
+        """Raise `NotAskable`: between folders of one machine there is nothing to measure."""
+        raise NotAskable(source, "its nodes are folders of one machine")
 
     def close(self) -> None:
         """There is nothing to let go of."""

@@ -81,6 +81,8 @@ class Known:
     facts: dict[str, Any] = field(default_factory=dict)
     failed: tuple[float, NodeTrouble] | None = None
     """When it last could not be reached, and why."""
+    failures: int = 0
+    """Attempts to reach it that failed since it was reached last."""
 
 
 class RemoteNodes:
@@ -131,10 +133,11 @@ class RemoteNodes:
                 opened = Gate(node, pipe, directory=self._cluster.directory, cluster=self.name, until=until)
             except (NodeLost, NotAskable) as error:
                 known.failed = time.monotonic(), error
+                known.failures += 1
                 if present is not None:  # nobody can tell when it would carry anything again
                     present.close()
                 raise
-            known.gate, known.facts, known.failed = opened, opened.facts, None
+            known.gate, known.facts, known.failed, known.failures = opened, opened.facts, None, 0
         finally:
             known.turn.release()
         if present is not None:
@@ -161,7 +164,9 @@ class RemoteNodes:
     def connect(self, node: str) -> socket.socket:
         """Return a connection to the agent of *node*; raise ``ConnectionRefusedError`` when none serves, ``OSError`` when it is away."""
         try:
-            return self.gate(node).stream(seconds=REACH_SECONDS)
+            known = self._of(node)  # one that has been reached before is soon reached again, if it is there: on a busy node not so soon
+            seconds = min(REACH_SECONDS, DOUBT_SECONDS * 2**known.failures) if known.facts else REACH_SECONDS
+            return self.gate(node, seconds=seconds).stream(seconds=seconds)
         except NodeTrouble as error:
             raise TimeoutError(str(error)) from error
         except OSError as error:  # the gate looked: nobody listens there
@@ -248,11 +253,11 @@ class RemoteNodes:
         known = ", ".join(f"{one['name']} ({one['network']})" for one in found) or "none"
         raise NotAskable(node, f"it has no interface {self._cluster.interface} for training traffic, it has {known}. Mend `interface`")
 
-    def bandwidth(self, source: str, to: str, seconds: float = 0.25) -> float:
+    def bandwidth(self, source: str, to: str, seconds: float) -> float:
         """Return how many bytes per second go from one node to another on the interface for training traffic; raise `NodeTrouble`."""
         try:
             port = self.order(to, "listen")["port"]
-            told = self.order(source, "measure", host=self.address(to), port=port, seconds=seconds, source=self.address(source))
+            told = self.order(source, "measure", host=self.address(to), port=port, during=seconds, source=self.address(source))
         except OSError as error:
             raise NotAskable(source, f"no traffic from {source} to {to}: {error.strerror or error}") from error
         return float(told["bytes"]) / max(1e-6, float(told["seconds"]))

@@ -253,6 +253,15 @@ class Fleet:
         away = [node for node, channel in self.channels.items() if channel.away_since is not None and channel.missed]
         return dict.fromkeys(away, "its connection ended, and it cannot be reached")
 
+    def lost(self, seconds: float) -> dict[str, str]:
+        """Return the nodes that are gone, or were silent for so long and gave no answer by a new connection either."""
+        quiet = {node: why for node, why in self.silent(seconds).items() if self._unanswered(node)} if self.source.remote else {}
+        return {**quiet, **self.gone()}
+
+    def _unanswered(self, node: str) -> bool:
+        begun, answered = self._tried.get(node, (0.0, True))
+        return not answered and begun > self.channels[node].heard
+
     def logs(self, node: str) -> str:
         """Return the folder on *node* with the logs of the job's ranks."""
         own = self.source.outfit(node, self.plan["environment"]["HOLDFAST_JOB"])

@@ -37,6 +37,7 @@ from holdfast.control.slow_ranks import SlowRanks
 from holdfast.control.snapshots import Snapshots, age_of
 from holdfast.control.standbys import Pool, Wanted, places_for
 from holdfast.control.standings import RollCall
+from holdfast.control.traffic import Traffic
 from holdfast.control.wards import Wards
 from holdfast.errors import LeaseLost
 from holdfast.history import History, LeaseKeeper, Recorder, models, queries
@@ -112,6 +113,7 @@ class Run:
     rulebook: Rulebook = field(init=False)
     cluster_file: ClusterFile = field(init=False)
     growth: Growth = field(init=False)
+    traffic: Traffic = field(init=False)
     seen_before: Past = field(default_factory=Past)
     state: State = State.LAUNCHING
     generation: int = 0
@@ -174,6 +176,7 @@ class Run:
         self.rulebook = Rulebook(self.spec, job_directory(self.spec.name))
         self.cluster_file = ClusterFile(self.cluster)
         self.growth = Growth(self)
+        self.traffic = Traffic(self.fleet.source)
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -256,8 +259,7 @@ class Run:
             if self.state in STARTED:
                 for evidence, words in self.replicas.keep_up(self.members):
                     self.hearing.tell_of_memory(evidence, words)
-            for why, nodes in self.preflight.news(self.members).items():
-                self.remark(f"{', '.join(nodes)}: {why}")
+            self._tell_news()
             self.snapshots.look(self.board, time.time(), training=self.state is State.RUNNING)
             self.take_files()
             self.departures.look(time.time())
@@ -268,6 +270,13 @@ class Run:
             self.fill_pool()
             self.preflight.keep_up(self.spares())
             self.growth.look(now)
+
+    def _tell_news(self) -> None:
+        """Tell of what was found beside the flow's work."""
+        for why, nodes in self.preflight.news(self.members).items():
+            self.remark(f"{', '.join(nodes)}: {why}")
+        for words in self.traffic.news():
+            self.remark(words)
 
     def _look_out(self, now: float) -> None:
         """Tell of what training goes on through, and ask ranks that are quiet where they stand."""
@@ -405,7 +414,7 @@ class Run:
 
     def drop_dead_spares(self) -> None:
         """Let go of spares whose agents are gone: no rank is hurt, so it is recorded and no incident."""
-        for node, why in self.fleet.gone().items():
+        for node, why in self.fleet.lost(self.spec.limits.agent_silence.total_seconds()).items():
             if node not in self.members:
                 self.fleet.drop(node)
                 self.stand(node, "lost", f"the agent of this spare is gone: {why}")
