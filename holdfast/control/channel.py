@@ -168,6 +168,7 @@ class AgentChannel:
                 self._hear(lines)
             except (OSError, BadLine) as error:
                 why = f"its connection ended ({error})"
+            self._socket.close()
             if self._closed.is_set():
                 break
             self.away_since, self.missed = time.monotonic(), 0

@@ -41,6 +41,7 @@ class Fleet:
 
     def __init__(self, source: NodeSource, plan: dict[str, Any], *, epoch: int) -> None:
         self.source, self.plan, self.epoch = source, plan, epoch
+        self._job = str(plan.get("name", plan["job"]))
         self.inbox: Inbox = Inbox()
         self.channels: dict[str, AgentChannel] = {}
         self.unreached: dict[str, str] = {}
@@ -96,7 +97,7 @@ class Fleet:
         return channel
 
     def _plan_of(self, node: str) -> dict[str, Any]:
-        memory, own = self.plan.get("memory"), self.source.outfit(node, self.plan["environment"]["HOLDFAST_JOB"])
+        memory, own = self.plan.get("memory"), self.source.outfit(node, self._job)
         plan = {**self.plan, **own, "environment": {**own.get("environment", {}), **self.plan["environment"]}}
         if self.plan["python"]:  # the job names one
             plan["python"] = self.plan["python"]
@@ -264,7 +265,7 @@ class Fleet:
 
     def logs(self, node: str) -> str:
         """Return the folder on *node* with the logs of the job's ranks."""
-        own = self.source.outfit(node, self.plan["environment"]["HOLDFAST_JOB"])
+        own = self.source.outfit(node, self._job)
         return str(own.get("log_directory") or self.plan["log_directory"])
 
     def agent(self, node: str) -> AgentChannel | None:

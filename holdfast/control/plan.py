@@ -34,6 +34,7 @@ def how_to_run(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
     argv = [str(spec.inside(spec.script)), *spec.args] if spec.script is not None else list(spec.command or [])
     return {
         "job": job.id,
+        "name": job.name,
         "lease": spec.limits.lease.total_seconds(),
         "warm": warm,
         "python": spec.python or ("" if remote else sys.executable),
