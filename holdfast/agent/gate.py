@@ -110,7 +110,11 @@ class Gate:
         root = Path(__file__).resolve().parents[2]
         path = {"PYTHONPATH": os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])}  # for the workers
         self._place = NodePlace(
-            folder / "nodes" / fields.text(order, "node"), fields.text(order, "node"), fields.text(order, "cluster"), path, ("-I",)
+            folder / "nodes" / fields.text(order, "node"),
+            fields.text(order, "node"),
+            fields.text(order, "cluster"),
+            path,
+            ("-I",) if sys.flags.isolated else (),
         )
         return {
             "directory": str(folder),

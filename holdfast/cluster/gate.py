@@ -54,7 +54,7 @@ class Gate:
         watch.daemon = True
         watch.start()
         try:
-            rest = self._greeted()
+            rest = self._greeted(until)
             threading.Thread(target=self._listen, args=(rest,), name=f"gate-{node}", daemon=True).start()
             left = until - time.monotonic()
             self.facts = self.order("enter", seconds=max(0.01, left), directory=directory, node=node, cluster=cluster)
@@ -64,8 +64,8 @@ class Gate:
         finally:
             watch.cancel()
 
-    def _greeted(self) -> bytes:
-        """Wait for the gate's first line; return what came after it."""
+    def _greeted(self, until: float) -> bytes:
+        """Wait for the gate's first line; return what came after it. The pipe is closed at *until*."""
         heard = b""
         while len(heard) < NOISE:
             start = heard.find(GREETING)
@@ -76,6 +76,8 @@ class Gate:
                 data = self._pipe.recv(4096)
             except OSError as error:
                 raise NodeLost(self.node, f"no gate answered there: {error}") from error
+            if not data and time.monotonic() > until:
+                raise NodeLost(self.node, "it let us in, and its gate did not speak in time")
             if not data:
                 why = self._pipe.ended()
                 last = heard.strip().splitlines()[-1].decode("utf-8", "replace")[:160] if heard.strip() else ""
@@ -132,7 +134,8 @@ class Gate:
             self.order("open", seconds=seconds, stream=number)
         except BaseException:
             self._drop(number)
-            theirs.close()
+            for end in (ours, theirs):
+                end.close()
             raise
         threading.Thread(target=self._send_on, args=(number, ours), name=f"stream-{self.node}", daemon=True).start()
         return theirs

@@ -18,7 +18,9 @@ from holdfast.errors import NodeLost, NodeTrouble, NotAskable
 REACH_SECONDS: Final = 10.0
 """How long the way to a node may take where nothing speaks against it: a login and the start of an interpreter on a busy one."""
 DOUBT_SECONDS: Final = 1.5
-"""How long it may take where the node has fallen silent: half a round trip of a login on a sound one is a tenth of that."""
+"""How long a node that has fallen silent may take to take a connection, which its kernel does however busy it is."""
+LATE_SECONDS: Final = 6.0
+"""How long such a node may take to let us in once it has taken the connection."""
 ORDER_SECONDS: Final = 25.0
 """How long a gate may take to start an agent or to end what runs on its node."""
 AGAIN: Final = 5.0
@@ -30,8 +32,11 @@ HANDS: Final = 32
 class Reach(Protocol):
     """A way to run gates on nodes."""
 
-    def open(self, node: str, until: float) -> Pipe:
-        """Start a gate on *node* by *until* (monotonic); raise `NodeLost` when it does not answer, `NotAskable` when that says nothing."""
+    def open(self, node: str, until: float, then: float) -> Pipe:
+        """Start a gate on *node*, which has until *until* (monotonic) to give a sign of life, and until *then* to let us in.
+
+        Raise `NodeLost` when it does not answer, `NotAskable` when it could not be asked, which says nothing of it.
+        """
         ...
 
     def address(self, node: str) -> str:
@@ -121,7 +126,7 @@ class RemoteNodes:
     def gate(self, node: str, *, seconds: float = REACH_SECONDS, fresh: bool = False) -> Gate:
         """Return the gate of *node*, the one that is open or a *fresh* one; raise `NodeLost` or `NotAskable`."""
         known = self._of(node)
-        until = time.monotonic() + seconds
+        until, then = time.monotonic() + seconds, time.monotonic() + max(seconds, LATE_SECONDS)
         if not known.turn.acquire(timeout=seconds):
             raise NodeLost(node, f"it could not be reached within {seconds:.1f} s")
         try:
@@ -129,8 +134,8 @@ class RemoteNodes:
             if present is not None and present.lives and not fresh:
                 return present
             try:
-                pipe = self._reach.open(node, until)
-                opened = Gate(node, pipe, directory=self._cluster.directory, cluster=self.name, until=until)
+                pipe = self._reach.open(node, until, then)
+                opened = Gate(node, pipe, directory=self._cluster.directory, cluster=self.name, until=then)
             except (NodeLost, NotAskable) as error:
                 known.failed = time.monotonic(), error
                 known.failures += 1
@@ -166,7 +171,7 @@ class RemoteNodes:
         try:
             known = self._of(node)  # one that has been reached before is soon reached again, if it is there: on a busy node not so soon
             seconds = min(REACH_SECONDS, DOUBT_SECONDS * 2**known.failures) if known.facts else REACH_SECONDS
-            return self.gate(node, seconds=seconds).stream(seconds=seconds)
+            return self.gate(node, seconds=seconds).stream(seconds=REACH_SECONDS)
         except NodeTrouble as error:
             raise TimeoutError(str(error)) from error
         except OSError as error:  # the gate looked: nobody listens there

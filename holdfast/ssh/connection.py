@@ -63,9 +63,13 @@ class Opener:
     def __init__(self, known: KnownHosts, keys: Keys, watchdog: Watchdog) -> None:
         self._known, self._keys, self._watchdog = known, keys, watchdog
 
-    def open(self, door: Door, until: float, *, via: Connection | None = None) -> Connection:
-        """Return a connection to *door* by *until* (monotonic); raise `Unanswered` or `Unasked`."""
+    def open(self, door: Door, until: float, *, via: Connection | None = None, then: float | None = None) -> Connection:
+        """Return a connection to *door* by *until* (monotonic); raise `Unanswered` or `Unasked`.
+
+        With *then* the machine has until *until* to take a connection, which its kernel does, and until *then* to let us in.
+        """
         sock = _direct(door, until) if via is None else _through(via, door, until)
+        until = until if then is None else then
         try:
             with self._watchdog.over(until, lambda: cut(sock)):
                 return self._shake_hands(door, sock, until)

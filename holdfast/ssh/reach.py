@@ -67,19 +67,19 @@ class SshReach:
         self._targets = {target.node: target for target in self._ways.targets}
         self._python = f"{cluster.directory}/env/bin/python"
 
-    def open(self, node: str, until: float) -> SshPipe:
+    def open(self, node: str, until: float, then: float) -> SshPipe:
         """Log in to *node* and start its gate; raise `NodeLost` when it does not answer, `NotAskable` when the look could not be made."""
         target = self._targets[node]
         try:
-            connection = self._ways.open(target, until)
+            connection = self._ways.open(target, until, then=then)
         except Unanswered as error:
             self._ways.jumps.doubt(target.way)
             raise NodeLost(node, str(error)) from error
         except Unasked as error:
             raise NotAskable(node, str(error)) from error
         try:
-            with self._ways.watchdog.over(until, connection.cut):
-                channel = connection.transport.open_session(timeout=max(0.01, until - time.monotonic()))
+            with self._ways.watchdog.over(then, connection.cut):
+                channel = connection.transport.open_session(timeout=max(0.01, then - time.monotonic()))
                 # A shell of the node's own reads this line: the path is of letters that no shell takes for its own (`Program`).
                 channel.exec_command(f"exec {self._python} -I -m holdfast.agent.gate")
         except (paramiko.SSHException, EOFError, OSError) as error:

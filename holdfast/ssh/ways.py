@@ -27,9 +27,12 @@ class Ways:
         self._opener = Opener(self.known, keys, self.watchdog)
         self.jumps = Jumps(self._opener)
 
-    def open(self, target: Target, until: float) -> Connection:
-        """Return a new connection to *target* by *until* (monotonic); raise `Unanswered` or `Unasked`."""
-        return self._opener.open(target.door, until, via=self.jumps.to(target.way, until))
+    def open(self, target: Target, until: float, *, then: float | None = None) -> Connection:
+        """Return a new connection to *target* by *until* (monotonic); raise `Unanswered` or `Unasked`.
+
+        With *then* the node has until *until* to take a connection, and until *then* to let us in.
+        """
+        return self._opener.open(target.door, until, via=self.jumps.to(target.way, until), then=then)
 
     def key_of(self, door: Door, way: tuple[Door, ...], until: float) -> PKey:
         """Return the key that *door*, behind *way*, shows by *until*, trusted or not; raise `Unanswered` or `Unasked`."""

@@ -1,0 +1,104 @@
+"""A way to nodes that leads to real gates, each a child of the tests: it can be cut, stopped and closed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.errors import NodeLost
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """What a user writes about the cluster."""
+
+    directory: str
+    name: str = "boxes"
+    interface: str | None = None
+    names: list[str] = field(default_factory=lambda: ["box-0", "box-1"])
+    domains: dict[str, str] = field(default_factory=dict)
+
+
+class ChildPipe:
+    """The standard input and output of a gate that is our child."""
+
+    def __init__(self, command: list[str]) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        self.child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert self.child.stdin is not None
+        assert self.child.stdout is not None
+        self._in, self._out = self.child.stdin, self.child.stdout
+
+    def recv(self, size: int) -> bytes:
+        """Return what the gate said."""
+        return os.read(self._out.fileno(), size)
+
+    def sendall(self, data: bytes) -> None:
+        """Say *data* to the gate."""
+        self._in.write(data)
+        self._in.flush()
+
+    def close(self) -> None:
+        """End the gate, as sshd does when the connection goes."""
+        self.child.kill()
+
+    def ended(self) -> str:
+        """Return nothing: the gate says why."""
+        return ""
+
+    def bury(self) -> None:
+        """Wait for its end."""
+        self.child.kill()
+        self.child.wait()
+        for end in (self._in, self._out):
+            with suppress(OSError):
+                end.close()
+
+
+@dataclass
+class ChildReach:
+    """Starts gates on this machine."""
+
+    command: list[str] = field(default_factory=lambda: [sys.executable, "-m", "holdfast.agent.gate"])
+    pipes: list[ChildPipe] = field(default_factory=list)
+    down: bool = False
+    """Nobody answers."""
+
+    def open(self, node: str, until: float, then: float) -> ChildPipe:
+        """Start a gate."""
+        if self.down:
+            raise NodeLost(node, "no route to host")
+        self.pipes.append(ChildPipe(self.command))
+        return self.pipes[-1]
+
+    def address(self, node: str) -> str:
+        """Return the loopback address."""
+        return "127.0.0.1"
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def cut(self) -> None:
+        """End all connections, as a switch that is switched off."""
+        self.down = True
+        for pipe in self.pipes:
+            pipe.close()
+
+    def stall(self) -> None:
+        """Have nothing pass any more, and nobody told."""
+        self.down = True
+        for pipe in self.pipes:
+            if pipe.child.poll() is None:
+                pipe.child.send_signal(signal.SIGSTOP)
+
+    def bury(self) -> None:
+        """Wait for the end of all gates."""
+        for pipe in self.pipes:
+            pipe.bury()
