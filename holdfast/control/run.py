@@ -400,7 +400,8 @@ class Run:
 
     def free(self) -> list[str]:
         """Return the nodes of the cluster that nobody holds and that jobs may be given, in the cluster's order."""
-        return self.wards.usable(self.fleet.free())
+        fit = set(self.cluster.labelled(self.spec.nodes.labels)) if self.spec.nodes.labels else None
+        return self.wards.usable(node for node in self.fleet.free() if fit is None or node in fit)
 
     def vacant(self) -> frozenset[int]:
         """Return the ranks that the job goes on without."""

@@ -87,11 +87,17 @@ def why_not_writable(folder: Path) -> str | None:
 
 
 def _room(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
-    wanted, spare, there = job.nodes.wanted, job.nodes.spare, len(cluster.names)
-    if wanted + spare > there:
+    wanted, spare, fit = job.nodes.wanted, job.nodes.spare, cluster.labelled(job.nodes.labels)
+    if wanted + spare > len(fit):
         spares = f" and {spare} spare" if spare else ""
-        reason = f"the job wants {wanted}{spares}, but cluster '{cluster.name}' has {there} node(s)"
+        labels = ", ".join(f"{name}: {value}" for name, value in job.nodes.labels.items())
+        reason = f"the job wants {wanted}{spares}, but cluster '{cluster.name}' has {len(fit)} node(s){f' with {labels}' if labels else ''}"
         yield Problem(field="nodes.wanted", reason=reason, cure="Lower `nodes.wanted` or `nodes.spare`, or give the cluster more nodes")
+    few = {name: count for name, count in cluster.gpus_of.items() if name in fit and 0 < count < job.nodes.ranks}
+    for name, count in list(few.items())[:1]:
+        others = f", and {len(few) - 1} other node(s) have too few" if len(few) > 1 else ""
+        reason = f"each node is to have {job.nodes.ranks} ranks, but {name} has {count} GPU(s){others}"
+        yield Problem(field="nodes.ranks", reason=reason, cure="Lower it to the GPUs of a node, or choose nodes by `nodes.labels`")
 
 
 def _shared(job: TrainingJob) -> Iterator[Problem]:

@@ -65,6 +65,8 @@ Program = Annotated[
     str, _spelled(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]{0,254}", "Write a name or a path of letters, digits and `_ . / + -`: a shell reads it")
 ]
 Inner = Annotated[str, _spelled(r"[A-Za-z0-9][A-Za-z0-9:._/-]{0,63}", "Write an interface's name (`ib0`) or a network (`10.1.0.0/16`)")]
+Gpus = Annotated[StrictInt, Field(ge=0, le=1024)]
+Label = Annotated[str, _spelled(_NAME, "Use letters, digits, dots and dashes")]
 Port = Annotated[StrictInt, Field(ge=1, le=65535)]
 
 
@@ -169,6 +171,15 @@ class LocalCluster(Part):
         """Return the names of all nodes."""
         return [f"node-{number}" for number in range(self.nodes)]
 
+    def labelled(self, wanted: Mapping[str, str]) -> list[str]:
+        """Return the names of the nodes that have all the labels *wanted*: a folder has none."""
+        return [] if wanted else self.names
+
+    @property
+    def gpus_of(self) -> dict[str, int]:
+        """Return nothing: all nodes share what this machine has."""
+        return {}
+
     @property
     def windows(self) -> tuple[Window, ...]:
         """Return the maintenance windows, each with its nodes."""
@@ -223,6 +234,10 @@ class SshHost(Part):
     key: FilledText | None = Field(default=None, description="File of the private key; empty: the cluster's.")
     jump: Way | None = Field(default=None, description="Machines to go through, first to last; empty: the cluster's; `[]`: none.")
     domain: FilledText | None = Field(default=None, description="Its failure domain, e.g. `rack-a`: what `maintenance` may name.")
+    gpus: Gpus | None = Field(default=None, description="GPUs that it has; empty: the cluster's.")
+    labels: dict[Label, FilledText] = Field(
+        default={}, description="What it is like, e.g. `{gpu: h200}`: a job may ask for it by `nodes.labels`."
+    )
 
     @model_validator(mode="after")
     def _has_an_address_for_each(self) -> Self:
@@ -253,7 +268,9 @@ class SshCluster(Part):
     port: Port = Field(default=22, description="Port that the nodes' SSH servers listen on.")
     user: Login | None = Field(default=None, description="Who logs in; empty: who runs Holdfast.")
     key: FilledText | None = Field(
-        default=None, description="File of the private key, without a passphrase; empty: keys of the SSH agent, then `~/.ssh/id_*`."
+        default=None,
+        description="File of the private key, without a passphrase; `env:VARIABLE` and `block:NAME` take it from the environment or from a "
+        "Prefect block of the type Secret; empty: keys of the SSH agent, then `~/.ssh/id_*`.",
     )
     known_hosts: FilledText | None = Field(
         default=None,
@@ -271,6 +288,9 @@ class SshCluster(Part):
         default=None,
         description="Interface for training traffic on each node: its name (`ib0`), or the network that it lies in (`10.1.0.0/16`); empty: "
         "the one by which the node is reached.",
+    )
+    gpus: Gpus | None = Field(
+        default=None, description="GPUs that each node has: `holdfast nodes check` finds nodes with others; empty: it only compares them."
     )
     misses: StrictInt = Field(
         default=3, ge=1, le=100, description="Looks in a row that a node may leave unanswered before it counts as unreachable."
@@ -293,6 +313,16 @@ class SshCluster(Part):
     def names(self) -> list[str]:
         """Return the names of all nodes."""
         return [host.name for host in self.machines]
+
+    def labelled(self, wanted: Mapping[str, str]) -> list[str]:
+        """Return the names of the nodes that have all the labels *wanted*."""
+        return [host.name for host in self.machines if wanted.items() <= host.labels.items()]
+
+    @property
+    def gpus_of(self) -> dict[str, int]:
+        """Return how many GPUs each node has, where the file says so."""
+        told = {host.name: self.gpus if host.gpus is None else host.gpus for host in self.machines}
+        return {name: count for name, count in told.items() if count is not None}
 
     @property
     def domains(self) -> dict[str, str]:

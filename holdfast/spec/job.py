@@ -80,6 +80,10 @@ class Nodes(Part):
     )
     spare: StrictInt = Field(default=0, ge=0, description="Further nodes held ready to replace a lost one.")
     ranks: StrictInt = Field(default=1, ge=1, description="Ranks (workers) on each node.")
+    labels: dict[FilledText, FilledText] = Field(
+        default={},
+        description="Labels that nodes must have, as the cluster's file gives them to its hosts, e.g. `{gpu: h200}`; empty: any node.",
+    )
     standbys: StrictInt | None = Field(
         default=None,
         ge=0,

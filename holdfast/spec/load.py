@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from holdfast.errors import BadFile, Problem
+from holdfast.secret import is_elsewhere
 from holdfast.spec.check import checks
 from holdfast.spec.cluster import KINDS, Cluster, LocalCluster, SshHop, SshHost, kind_of
 from holdfast.spec.job import TrainingJob, contradictions, is_policy_file
@@ -151,7 +152,8 @@ def _way_at_home(way: list[SshHop] | None, home: Path) -> list[SshHop] | None:
 def _absolute(model: BaseModel, home: Path, *names: str) -> dict[str, str]:
     """Return the fields of *names* that name a file, as seen from *home*."""
     given = {name: getattr(model, name) for name in names}
-    return {name: str(Path(home, Path(value).expanduser())) for name, value in given.items() if value is not None}
+    files = {name: value for name, value in given.items() if value is not None and not is_elsewhere(value)}
+    return {name: str(Path(home, Path(value).expanduser())) for name, value in files.items()}
 
 
 def _cluster(fields: object, problems: list[Problem], document: Document, under: str = "") -> Cluster | None:

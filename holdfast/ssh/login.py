@@ -12,6 +12,7 @@ import paramiko
 from paramiko import PKey
 
 from holdfast.errors import UnusableFile
+from holdfast.secret import is_elsewhere, secret
 from holdfast.ssh.trouble import Unanswered, Unasked
 from holdfast.ssh.watchdog import in_time
 
@@ -29,9 +30,9 @@ class Keys:
         self._files: dict[str, PKey] = {}
 
     def load(self, file: str) -> None:
-        """Read the key *file*; raise `UnusableFile` with what keeps it from being used."""
+        """Read the key *file*, or the secret of that name; raise `UnusableFile` with what keeps it from being used."""
         if file not in self._files:
-            self._files[file] = _key(Path(file).expanduser())
+            self._files[file] = _elsewhere(file) if is_elsewhere(file) else _key(Path(file).expanduser())
 
     def of(self, file: str | None) -> Iterator[PKey]:
         """Yield the keys to try: that of *file*, or else what the SSH agent has, and the user's own."""
@@ -91,17 +92,26 @@ def _agents() -> Iterator[PKey]:
         return  # one that does not answer has no keys
 
 
-def _key(path: Path) -> PKey:
-    """Return the private key in the file at *path*; foreign errors are named."""
+def _elsewhere(name: str) -> PKey:
+    """Return the private key that is the secret called *name*. No disk ever sees it."""
+    with os.fdopen(os.memfd_create("key", os.MFD_CLOEXEC), "w") as file:
+        file.write(secret(name, WHAT).strip() + "\n")
+        file.flush()
+        return _key(Path(f"/proc/self/fd/{file.fileno()}"), name)
+
+
+def _key(path: Path, name: str = "") -> PKey:
+    """Return the private key in the file at *path*; foreign errors are named, by the *name* that its user knows."""
+    name = name or str(path)
     try:
         return PKey.from_path(path)
     except FileNotFoundError:
-        raise UnusableFile(WHAT, str(path), "there is no such file", "Mend `key`, or leave it out for the SSH agent's keys") from None
+        raise UnusableFile(WHAT, name, "there is no such file", "Mend `key`, or leave it out for the SSH agent's keys") from None
     except OSError as error:
         cure = "Mend its permissions (`chmod 600`, and its owner), or name a key that you may read"
-        raise UnusableFile(WHAT, str(path), error.strerror or str(error), cure) from error
+        raise UnusableFile(WHAT, name, error.strerror or str(error), cure) from error
     except (paramiko.PasswordRequiredException, TypeError) as error:  # the second is what the library below paramiko says
-        raise UnusableFile(WHAT, str(path), "it has a passphrase", "Leave `key` out, and `ssh-add` it to an SSH agent") from error
+        raise UnusableFile(WHAT, name, "it has a passphrase", "Leave `key` out, and `ssh-add` it to an SSH agent") from error
     except Exception as error:
         cure = "Name the private half of an Ed25519, ECDSA or RSA key, as `ssh-keygen` writes it"
-        raise UnusableFile(WHAT, str(path), f"it is no private key that can be used here ({error})", cure) from error
+        raise UnusableFile(WHAT, name, f"it is no private key that can be used here ({error})", cure) from error

@@ -73,3 +73,28 @@ def test_a_cluster_file_goes_before_the_cluster_in_the_job_file(tmp_path: Path) 
     assert [problem.field for problem in review(tmp_path / "job.yaml").problems] == ["nodes.wanted"]
     assert review(tmp_path / "job.yaml", tmp_path / "big.yaml").problems == []
     assert "node" in {problem.field for problem in review(tmp_path / "job.yaml", tmp_path / "bad.yaml").problems}
+
+
+def on_hosts(nodes: str, tmp_path: Path) -> list[str]:
+    """Return what keeps a job with such *nodes* from running on four machines, two of which are like each other."""
+    hosts = "[{name: 'old[1-2]', gpus: 4}, {name: 'new[1-2]', labels: {gpu: h200, net: ib}}]"
+    text = f"name: a\nscript: x.py\nnodes: {nodes}\ncheckpoint: {{directory: /shared}}\ncluster: {{kind: ssh, gpus: 8, hosts: {hosts}}}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    draft = review(tmp_path / "job.yaml")
+    return [f"{problem.field}: {problem.reason}" for problem in draft.problems]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wrong"),
+    [
+        ("{wanted: 4}", []),
+        ("{wanted: 2, labels: {gpu: h200}}", []),
+        ("{wanted: 2, spare: 1, labels: {gpu: h200}}", ["the job wants 2 and 1 spare, but cluster 'ssh' has 2 node(s) with gpu: h200"]),
+        ("{wanted: 1, labels: {gpu: b300}}", ["the job wants 1, but cluster 'ssh' has 0 node(s) with gpu: b300"]),
+        ("{wanted: 2, ranks: 8, labels: {net: ib}}", []),
+        ("{wanted: 2, ranks: 8}", ["each node is to have 8 ranks, but old1 has 4 GPU(s), and 1 other node(s) have too few"]),
+    ],
+)
+def test_a_job_asks_for_nodes_by_what_they_are_like(nodes: str, wrong: list[str], tmp_path: Path) -> None:
+    """Too few that fit are told before anything starts."""
+    assert [one.partition(": ")[2] for one in on_hosts(nodes, tmp_path)] == wrong
