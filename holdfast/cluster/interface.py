@@ -46,7 +46,7 @@ class NodeSource(Protocol):
     def connect(self, node: str) -> socket.socket:
         """Return a connection to the agent of *node*.
 
-        Raise ``ConnectionRefusedError`` or ``FileNotFoundError`` when nobody listens there, any other ``OSError`` when that is not known.
+        Raise ``TimeoutError`` when *node* does not answer, another ``OSError`` when it does and nobody listens there.
         """
         ...
 

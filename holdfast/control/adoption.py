@@ -12,7 +12,7 @@ from detectors.evidence import CutShort
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
 from holdfast.control.run import Attempt, Run
-from holdfast.errors import WorldError
+from holdfast.errors import NodeLost, WorldError
 from holdfast.history import models, queries
 from holdfast.log import note
 from holdfast.wire import Message
@@ -30,16 +30,19 @@ def adopt(run: Run) -> None:
     row = queries.newest_generation(run.history, run.job.id)
     generation = row.number if row else 0
     membership = {node: list(ranks) for node, ranks in row.ranks.items()} if row else {}
-    told = _reach(run, sorted({*membership, *_ours(run)}))
+    told, away = _reach(run, sorted({*membership, *_ours(run)}))
     newest: Message = max(told.values(), key=lambda one: one["generation"], default={"generation": 0, "membership": {}})
     if newest["generation"] > generation:  # the flow died between its order and its note of it
         generation, membership = newest["generation"], newest["membership"]
     _continue(run, generation, membership, row)
-    _take_standbys(run, told, generation)
+    _take_standbys(run, told)
     run.replicas.adopt(told)
     for node in membership:
-        if node not in told:
+        if node in away:
+            run.fleet.wait_for(node)
+        elif node not in told:
             run.fleet.unreached[node] = "no agent was there to adopt"
+    _let_go_of_strays(run, told, membership, generation)
     run.pump(0.0)
     run.managed = run.managed or run.board.managed()
     alive = sum(len(one["workers"]) for one in told.values())
@@ -47,30 +50,38 @@ def adopt(run: Run) -> None:
     _reenter(run)
 
 
-def _take_standbys(run: Run, told: dict[str, Message], generation: int) -> None:
+def _take_standbys(run: Run, told: dict[str, Message]) -> None:
     """Learn from the agents which groups can be mended, which standbys wait, and what the job's roles are."""
     newest = next((row.facts for row in reversed(queries.generations(run.history, run.job.id)) if row.facts and row.facts.get("roles")), {})
     roles = next((one["roles"] for one in told.values() if one.get("roles")), newest) or {}
     run.roles, run.tapes = tuple(tuple(ranks) for ranks in roles.get("roles") or ()), str(roles.get("tapes") or "")
     run.copies = tuple(tuple(ranks) for ranks in roles.get("copies") or ())
     for node, one in told.items():
-        run.held[node] = int(one["generation"])
-        run.pool.adopt(node, one.get("standbys") or {}, run.lineup.width)
-        for rank in one.get("grouped") or () if one["generation"] == generation else ():
-            if rank in run.board.ranks:
-                run.board.ranks[rank].grouped = True
+        run.take_in(node, one)
 
 
 def _ours(run: Run) -> list[str]:
     return [view.name for view in run.fleet.source.survey() if view.job == run.job.id]
 
 
-def _reach(run: Run, nodes: list[str]) -> dict[str, Message]:
+def _reach(run: Run, nodes: list[str]) -> tuple[dict[str, Message], set[str]]:
+    """Attach to the agents of *nodes*; return what they say of themselves, and the nodes that did not answer."""
     answers = run.fleet.each(nodes, run.fleet.adopt)
     for node, answer in answers.items():
         if isinstance(answer, WorldError):
             note(log, "agent.not-adopted", node=node, why=answer)
-    return {node: answer for node, answer in answers.items() if not isinstance(answer, WorldError)}
+    told = {node: answer for node, answer in answers.items() if not isinstance(answer, WorldError)}
+    return told, {node for node, answer in answers.items() if isinstance(answer, NodeLost)} if run.fleet.source.remote else set()
+
+
+def _let_go_of_strays(run: Run, told: dict[str, Message], membership: dict[str, list[int]], generation: int) -> None:
+    """End what runs on nodes that were given up while nobody could reach them: the flow before died before it could."""
+    for node, one in told.items():
+        if node not in membership and one["workers"] and one["generation"] < generation:
+            run.fleet.drop(node)
+            run.remark(
+                f"{node} came back with ranks of generation {one['generation']}, which is over: they are ended, it may be used again"
+            )
 
 
 def _continue(run: Run, generation: int, membership: dict[str, list[int]], row: models.Generation | None) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
-from holdfast.errors import AgentGone, OrderRefused
+from holdfast.errors import AgentGone, NodeLost, OrderRefused
 from holdfast.log import note
 from holdfast.wire import PROTOCOL, BadLine, LineBuffer, Message, encode
 
@@ -40,7 +40,10 @@ class Away(OSError):
 
 
 class AgentChannel:
-    """One agent. Its events go to *inbox* with the node's name; its end is an event too."""
+    """One agent. Its events go to *inbox* with the node's name; its end is an event too.
+
+    Raise `AgentGone` when none listens on the node, `NodeLost` when the node does not answer in time.
+    """
 
     def __init__(self, node: str, connect: Callable[[], socket.socket], inbox: Inbox, *, epoch: int, job: str | None = None) -> None:
         self.node, self.epoch, self.job = node, epoch, job
@@ -65,6 +68,8 @@ class AgentChannel:
         self._closed = threading.Event()
         try:
             self._socket = connect()
+        except TimeoutError as error:
+            raise NodeLost(node, str(error)) from error
         except OSError as error:
             raise AgentGone(node, str(error)) from error
         self._socket.settimeout(None)
@@ -193,11 +198,11 @@ class AgentChannel:
                 raise OSError
             try:
                 sock = self._connect()
-            except (ConnectionRefusedError, FileNotFoundError) as error:
-                raise OSError(f"nobody listens there ({error})") from error
-            except OSError:
+            except TimeoutError:
                 self.missed += 1
                 continue
+            except OSError as error:
+                raise OSError(f"nobody listens there ({error})") from error
             try:
                 return self._greet(sock)
             except Away:

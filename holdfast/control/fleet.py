@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from holdfast.cluster import NodeSource
 from holdfast.control.channel import AgentChannel, Inbox
-from holdfast.errors import AgentGone, NodeTrouble, OrderRefused, WorldError
+from holdfast.errors import AgentGone, NodeLost, NodeTrouble, OrderRefused, WorldError
 from holdfast.log import note
 from holdfast.wire import Message
 
@@ -46,6 +47,9 @@ class Fleet:
         self.channels: dict[str, AgentChannel] = {}
         self.unreached: dict[str, str] = {}
         """Nodes that should have an agent of this job and, when looked for, had none."""
+        self.unseen: dict[str, float] = {}
+        """Nodes that should have an agent of this job and have not answered yet, and since when they are waited for (monotonic)."""
+        self._late: queue.SimpleQueue[tuple[str, Message]] = queue.SimpleQueue()
         self.memory: dict[str, tuple[str, int]] = {}
         """Node to host and port of the server of what it keeps in memory."""
         self.leaving: set[str] = set()
@@ -124,8 +128,28 @@ class Fleet:
             channel.close()
             raise
         self.channels[node] = channel
+        self.unseen.pop(node, None)
         self._note_memory(node, told)
         return told
+
+    def wait_for(self, node: str) -> None:
+        """Adopt the agent of *node* as soon as it can be reached: it is cut off from here, which says nothing of its ranks."""
+        self.unseen.setdefault(node, time.monotonic())
+
+    def reached_late(self) -> Iterator[tuple[str, Message]]:
+        """Yield the nodes whose agents were reached since this was last asked, with what they say of themselves."""
+        with suppress(queue.Empty):
+            while True:
+                yield self._late.get_nowait()
+
+    def _adopt_late(self, node: str) -> None:
+        try:
+            self._late.put((node, self.adopt(node)))
+        except NodeLost:
+            return
+        except NodeTrouble as error:
+            self.unreached[node] = str(error)
+            self.unseen.pop(node, None)
 
     def _reach(self, node: str) -> AgentChannel | None:
         try:
@@ -145,6 +169,7 @@ class Fleet:
         """Forget a node; return what ends all on it."""
         channel = self.channels.pop(node, None)
         self.unreached.pop(node, None)
+        self.unseen.pop(node, None)
         self.memory.pop(node, None)
         return lambda: self._finish(node, channel)
 
@@ -202,6 +227,8 @@ class Fleet:
         if self.source.remote:
             for node in self.silent(STALE):
                 self._beside(node, self._try)
+            for node in list(self.unseen):
+                self._beside(node, self._adopt_late)
             for node in self.owed - self.channels.keys():
                 self._beside(node, self._settle)
 
@@ -242,7 +269,8 @@ class Fleet:
         if now - self._asked > STOOD_STILL:
             self._awake = now
         self._asked = now
-        since = {node: now - max(channel.heard, self._awake) for node, channel in self.channels.items() if not channel.gone}
+        heard = {node: channel.heard for node, channel in self.channels.items() if not channel.gone}
+        since = {node: now - max(at, self._awake) for node, at in {**self.unseen, **heard}.items()}
         return {node: f"it has been silent for {silence:.1f} s" for node, silence in since.items() if silence > seconds}
 
     def alive(self) -> list[str]:
@@ -279,6 +307,10 @@ class Fleet:
         What the old agent left is killed first, so that no two agents serve one node. None: it was the connection alone, and the agent
         speaks over another one.
         """
+        if node in self.unseen:
+            with suppress(WorldError):
+                self._late.put((node, self.adopt(node)))
+                return None
         old, answers = self.channels.get(node), None
         if self.source.remote and old is not None and not old.gone:
             begun, answers = self._looked(node, old)
@@ -288,6 +320,7 @@ class Fleet:
         if old is not None:
             old.close()
         self.memory.pop(node, None)
+        self.unseen.pop(node, None)
         self.unreached.setdefault(node, "no agent since a second look")
         if node in self.leaving or not (self.source.answers(node) if answers is None else answers):
             return False

@@ -46,6 +46,7 @@ from holdfast.log import note
 from holdfast.places import job_directory
 from holdfast.report import wording
 from holdfast.spec import Cluster, TrainingJob
+from holdfast.wire import Message
 from policies.case import IN_PROCESS, Copies, Recovery, Rung
 from policies.holds import Owner
 from policies.placement import regular
@@ -277,6 +278,17 @@ class Run:
             self.remark(f"{', '.join(nodes)}: {why}")
         for words in self.traffic.news():
             self.remark(words)
+        for node, told in self.fleet.reached_late():
+            self.take_in(node, told)
+            self.remark(f"the agent of {node} could be reached again")
+
+    def take_in(self, node: str, told: Message) -> None:
+        """Learn what the agent of *node*, which ran already, says of its ranks and standbys."""
+        self.held[node] = int(told["generation"])
+        self.pool.adopt(node, told.get("standbys") or {}, self.lineup.width)
+        for rank in told.get("grouped") or () if told["generation"] == self.generation else ():
+            if rank in self.board.ranks:
+                self.board.ranks[rank].grouped = True
 
     def _look_out(self, now: float) -> None:
         """Tell of what training goes on through, and ask ranks that are quiet where they stand."""
