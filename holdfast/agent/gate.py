@@ -10,6 +10,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import base64
 import os
 import platform
 import select
@@ -23,6 +24,7 @@ from typing import Final
 
 from holdfast.agent import fields
 from holdfast.agent.interfaces import bandwidth_to, interfaces, listening
+from holdfast.agent.log_files import folder_of, listed, piece
 from holdfast.agent.place import NodePlace, NotStarted
 from holdfast.process import fresh_signals
 from holdfast.wire import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, connect, decode, encode
@@ -49,6 +51,8 @@ class Gate:
             "look": lambda _order: self._look(),
             "fence": self._fence,
             "wipe": self._wipe,
+            "logs": lambda order: {"logs": listed(self._logs(order))},
+            "log": self._log,
             "listen": lambda _order: listening(),
             "measure": self._measure,
         }
@@ -90,7 +94,7 @@ class Gate:
     def _answer(self, order: Message, act: Callable[[Message], Message]) -> None:
         try:
             answer = {"ok": True, **act(order)}
-        except (fields.BadField, NotStarted) as error:
+        except (ValueError, NotStarted) as error:
             answer = {"ok": False, "why": str(error)}
         except OSError as error:
             answer = {"ok": False, "why": error.strerror or str(error), "errno": error.errno}
@@ -135,6 +139,14 @@ class Gate:
 
     def _fence(self, order: Message) -> Message:
         return {"killed": self._there.fence(fields.maybe(fields.text, order, "job"))}
+
+    def _logs(self, order: Message) -> Path:
+        return folder_of(self._there.folder.parents[1] / "jobs", fields.text(order, "job"))
+
+    def _log(self, order: Message) -> Message:
+        """Give a piece of the log of one of a job's ranks."""
+        data = piece(self._logs(order), fields.text(order, "name"), fields.whole(order, "at"), fields.whole(order, "most"))
+        return {"data": base64.b64encode(data).decode()}
 
     def _wipe(self, order: Message) -> Message:
         self._there.wipe_memory(fields.text(order, "job"))

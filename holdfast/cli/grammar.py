@@ -209,6 +209,23 @@ def checkpoints(job: str, verify: bool, as_json: bool) -> int:
     return checkpoints(job, verify=verify, as_json=as_json)
 
 
+@app.command(epilog=example("holdfast logs gpt-small", "holdfast logs gpt-small --rank 3 --follow"))
+@click.argument("job", required=False)
+@click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, metavar="N", help="Only this rank; may be given several times.")
+@click.option("--node", metavar="NODE", help="What lies on this node, of ranks that went elsewhere too.")
+@click.option("--lines", "-n", type=click.IntRange(min=0), default=20, show_default=True, help="Last lines of each log.")
+@click.option("--follow", "-f", is_flag=True, help="Go on as they grow, until the job ends.")
+@as_json
+def logs(job: str | None, ranks: tuple[int, ...], node: str | None, lines: int, follow: bool, as_json: bool) -> int:
+    """Show what the ranks of a JOB have written, on any node.
+
+    From the nodes themselves, as they are now; default: the newest job. Exit status 1: a node could not be asked.
+    """
+    from holdfast.cli.logs import Which, logs
+
+    return logs(job, Which(ranks=ranks, node=node), lines=lines, follow=follow, as_json=as_json)
+
+
 @app.command(epilog=example("holdfast profile gpt-small", "holdfast profile gpt-small -o profile.html"))
 @click.argument("job", required=False)
 @click.option("--output", "-o", type=file_path, metavar="FILE", help="Draw a picture too; FILE ends in .html, .png or .svg.")

@@ -78,6 +78,14 @@ class NodeSource(Protocol):
         """Return the address under which workers reach *node*."""
         ...
 
+    def logs(self, node: str, job: str) -> dict[str, int]:
+        """Return the logs of the ranks of *job* (its name) on *node*: file to size in bytes. Raise a `NodeTrouble` or ``OSError``."""
+        ...
+
+    def log(self, node: str, job: str, name: str, at: int, most: int) -> bytes:
+        """Return up to *most* bytes of such a log from byte *at* on. Raise a `NodeTrouble` or ``OSError``."""
+        ...
+
     def interface(self, node: str) -> str | None:
         """Return the name of the interface of *node* that training traffic takes, where that is known."""
         ...

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast import vault
+from holdfast.agent import log_files
 from holdfast.agent.place import NodePlace, NotStarted
 from holdfast.cluster.interface import NodeView
 from holdfast.errors import NodeLost, NotAskable
-from holdfast.places import cluster_directory
+from holdfast.places import cluster_directory, job_directory
 from holdfast.process import kill, mark_of
 from holdfast.wire import connect
 
@@ -67,6 +68,14 @@ class LocalNodes:
     def outfit(self, node: str, job: str) -> dict[str, Any]:  # noqa: ARG002 (all nodes are this machine)
         """Return nothing: what holds here holds on each node."""
         return {}
+
+    def logs(self, node: str, job: str) -> dict[str, int]:  # noqa: ARG002 (the nodes of this machine share a job's folder)
+        """Return the logs of the ranks of *job*, wherever they ran: file to size in bytes."""
+        return log_files.listed(job_directory(job) / "logs")
+
+    def log(self, node: str, job: str, name: str, at: int, most: int) -> bytes:  # noqa: ARG002
+        """Return up to *most* bytes of such a log from byte *at* on."""
+        return log_files.piece(job_directory(job) / "logs", name, at, most)
 
     def interface(self, node: str) -> str | None:  # noqa: ARG002 (all nodes are this machine)
         """Return the loopback interface."""

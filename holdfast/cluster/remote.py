@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import socket
 import threading
@@ -232,6 +233,14 @@ class RemoteNodes:
         if agent is None:
             return NodeView(name=node, standing="idle")
         return NodeView(name=node, standing="up", job=agent["job"], agent="up", pid=agent["pid"])
+
+    def logs(self, node: str, job: str) -> dict[str, int]:
+        """Return the logs of the ranks of *job* on *node*: file to size in bytes."""
+        return {str(name): int(size) for name, size in self.order(node, "logs", job=job)["logs"].items()}
+
+    def log(self, node: str, job: str, name: str, at: int, most: int) -> bytes:
+        """Return up to *most* bytes of such a log from byte *at* on."""
+        return base64.b64decode(self.order(node, "log", job=job, name=name, at=at, most=most)["data"])
 
     # -- the network --------------------------------------------------------------------------------------------------
 

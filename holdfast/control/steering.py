@@ -211,8 +211,15 @@ def _doubt(run: Run) -> None:
     if not run.best and lived < SOON:
         run.remark(
             f"every rank ended with status 0 within {lived:.1f} s and reported no step. If that was not the whole job, see why in "
-            f"{log_directory(run.job.name)}"
+            f"{_where(run)}"
         )
+
+
+def _where(run: Run) -> str:
+    """Return where a person finds what the ranks wrote."""
+    if not run.fleet.source.remote:
+        return str(log_directory(run.job.name))
+    return f"`holdfast logs {run.job.name}`"
 
 
 def _stop_gently(run: Run) -> None:

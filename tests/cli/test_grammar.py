@@ -13,7 +13,7 @@ from holdfast.cli import app
 from tests.cli.conftest import Command, environment
 
 COMMANDS = [
-    *("validate", "run", "status", "history", "show", "report", "advise", "checkpoints", "profile"),
+    *("validate", "run", "status", "history", "show", "report", "advise", "checkpoints", "logs", "profile"),
     *("cost", "replay", "stop", "migrate", "drain", "nodes", "burn-in", "approve", "notify"),
     *("health", "classify", "faults", "policy", "demo"),
 ]

@@ -1,0 +1,102 @@
+"""What ranks wrote, where they are."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.cluster.remote import RemoteNodes
+from holdfast.history import models
+from holdfast.history.store import History
+from holdfast.places import job_directory
+from tests.cli.conftest import Command
+from tests.cli.written_history import Author
+from tests.cluster.gates import Boxes, ChildReach
+from tests.waiting import wait_until
+
+
+def write(folder: Path, **logs: str) -> Path:
+    """Write logs into *folder*, as agents do; names have no dashes here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in logs.items():
+        (folder / f"{name.replace('_', '-')}.log").write_text(text)
+    return folder
+
+
+def test_the_last_lines_of_every_rank_are_shown_with_its_node(here: Command, running: Author) -> None:
+    """Of a progress bar the last state; what would play with the terminal is made visible."""
+    lines = "".join(f"line {number}\n" for number in range(100))
+    bar = "  1%\r 50%\r100%\nred \x1b[31m and no end"
+    write(job_directory("gpt-small") / "logs", rank_0=lines, rank_1=bar, rank_2="", standby_0="warm\n")
+    done = here("logs", "-n", "2")
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [
+        "== rank 0 on n0", "line 98", "line 99", "== rank 1 on n0", "100%", "red ␛[31m and no end",
+        "== rank 2 on n2: nothing yet", "== rank 3 on n2: nothing yet",
+    ]  # fmt: skip
+    assert here("logs", "gpt-small", "--rank", "0", "-n", "1").stdout == "line 99\n"
+    told = json.loads(here("logs", "--rank", "1", "--json").stdout)
+    assert told["logs"] == [{"node": "n0", "log": "rank-1.log", "lines": ["100%", "red ␛[31m and no end"]}]
+
+
+def test_a_log_that_is_followed_shows_lines_as_they_come_until_the_job_ends(
+    here: Command, running: Author, book: History, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line is shown when it is whole, once, and the last ones before it ends."""
+    log = write(job_directory("gpt-small") / "logs", rank_0="one\ntw") / "rank-0.log"
+    done = []
+    reader = threading.Thread(target=lambda: done.append(here("logs", "--rank", "0", "--follow")))
+    reader.start()
+    with log.open("a") as file:
+        file.write("o\nthree\n")
+    with book.session() as session:
+        job = running.job.id
+        session.add(models.Move(job_id=job, at=1e10, before="RUNNING", event="finished", after="COMPLETED", because="done", generation=3))
+        session.commit()
+    reader.join(60)
+    assert done[0].returncode == 0
+    assert [line for line in done[0].stdout.splitlines() if line in {"one", "two", "three"}][-1] == "three"
+    assert done[0].stdout.count("three\n") == 1
+
+
+@pytest.fixture
+def reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildReach]:
+    """Let the job's nodes be other machines."""
+    made = ChildReach()
+    boxes = Boxes(str(tmp_path / "hf"), names=["n0", "n1", "n2"])
+    monkeypatch.setattr("holdfast.cli.logs.open_cluster", lambda _cluster: RemoteNodes(boxes, made))
+    yield made
+    made.bury()
+
+
+def test_logs_of_other_machines_come_through_their_gates(here: Command, running: Author, reach: ChildReach, tmp_path: Path) -> None:
+    """Of one node all that lies there, and nothing else that lies beside it."""
+    folder = write(tmp_path / "hf/jobs/gpt-small/logs", rank_0="far away\n", rank_7="went elsewhere\n")
+    (folder / "secret.txt").write_text("hunter2")
+    assert here("logs", "--rank", "0").stdout == "far away\n"
+    assert here("logs", "--node", "n1").stdout.splitlines() == ["== rank 0 on n1", "far away", "== rank 7 on n1", "went elsewhere"]
+    done = here("logs", "--node", "n9")
+    assert (done.returncode, "has no node 'n9'" in done.stderr) == (2, True)
+    reach.down = True
+    done = here("logs", "--rank", "0")
+    assert done.returncode == 1
+    assert "n0 could not be asked: no route to host" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("job", "name"), [("gpt-small", "../../x"), ("gpt-small", "secret.txt"), ("../x", "rank-0.log"), ("a/b", "rank-0.log")]
+)
+def test_a_gate_gives_away_logs_of_jobs_and_nothing_else(job: str, name: str, reach: ChildReach, tmp_path: Path) -> None:
+    """Whatever path is asked for."""
+    write(tmp_path / "hf/jobs/gpt-small/logs", rank_0="far away\n")
+    (tmp_path / "hf/jobs/gpt-small/logs/secret.txt").write_text("hunter2")
+    nodes = RemoteNodes(Boxes(str(tmp_path / "hf")), reach)
+    with pytest.raises(OSError, match=r"no (job|log) is called"):
+        nodes.log("box-0", job, name, 0, 100)
+    assert nodes.log("box-0", "gpt-small", "rank-0.log", 4, 4) == b"away"
+    nodes.close()
+    wait_until(lambda: reach.pipes[0].child.poll() is not None, seconds=60)
