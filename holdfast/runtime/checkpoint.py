@@ -12,9 +12,10 @@ from typing import Any
 
 from holdfast.runtime import fence, manifest
 from holdfast.runtime.link import link
-from holdfast.runtime.manifest import Written
 from holdfast.runtime.placing import clear, put_in_place, retire
-from holdfast.runtime.storage import StorageTrouble, write
+from holdfast.runtime.state import tree_of
+from holdfast.runtime.storage import StorageTrouble, write_metadata
+from holdfast.runtime.together import Part, write
 from holdfast.runtime.trouble import Teller, Trouble
 from holdfast.runtime.world import World
 
@@ -40,15 +41,6 @@ class Keeping:
         return self if every is None or self.fixed else replace(self, every=every)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What one rank did for a checkpoint: the files it wrote, or the trouble: its own, or another's that it heard of."""
-
-    files: Mapping[str, Written]
-    trouble: Trouble | None = None
-    own: bool = False
-
-
 class Saver:
     """Writes checkpoints, all ranks together; every method is called by all ranks at the same step."""
 
@@ -70,30 +62,22 @@ class Saver:
         """
         start = time.monotonic()
         partial = manifest.beside(self._keeping.directory, step, "partial", self._generation)
-        parts = self._world.gather(self._write(state, partial, lowest))
+        parts = write(state, partial, self._world, lowest=lowest, own=tree_of(self._world.rank))
         self._wish = None
         stands = self._world.rank == 0 and self._settle(parts, partial, step, start)
-        stands, self.every = self._world.told((stands, self._wish if stands else None))
+        stands, self.every = self._world.told([stands, self._wish if stands else None])
         if stands:
             self._teller.forget()
-        return stands
+        return bool(stands)
 
-    def _write(self, state: Mapping[str, Any], partial: Path, lowest: frozenset[str]) -> _Part:
-        """Write this rank's files."""
-        try:
-            return _Part(write(state, partial, lowest=lowest, grouped=self._world.grouped))
-        except StorageTrouble as failed:
-            if failed.cause is None:
-                return _Part({}, Trouble("checkpoint-write-failed", failed.words))
-            return _Part({}, Trouble.of(failed.cause), own=True)
-
-    def _settle(self, parts: list[_Part], partial: Path, step: int, start: float) -> bool:
+    def _settle(self, parts: list[Part], partial: Path, step: int, start: float) -> bool:
         """Put the checkpoint in place, or clear away what there is of it; rank 0 only."""
         place = manifest.folder_of(self._keeping.directory, step)
-        trouble = _first(parts)
+        trouble = next((part.trouble for part in parts if part.trouble is not None), None)
         try:
             if trouble is None:
                 files = {name: file for part in parts for name, file in part.files.items()}
+                files |= write_metadata((chunk for part in parts for chunk in part.chunks), partial)
                 whole = manifest.manifest(step, self._generation, self._world.size, files)
                 leave = put_in_place(whole, partial, place, lambda: link().may_commit(step))
                 if leave.ok:
@@ -105,6 +89,8 @@ class Saver:
                 _log.warning("the checkpoint of step %d is not put in place: %s", step, leave.why)
         except OSError as error:
             trouble = Trouble.of(error)
+        except StorageTrouble as failed:
+            trouble = Trouble.of(failed.cause) if failed.cause is not None else Trouble("checkpoint-write-failed", failed.words)
         if trouble is not None:
             self._teller.tell(trouble, step, place)
         shutil.rmtree(partial, ignore_errors=True)
@@ -116,9 +102,3 @@ class Saver:
         Left by this very generation counts too: it is what a killed process of the same number left, when there is no agent to count.
         """
         clear(self._keeping.directory, self._generation + 1)
-
-
-def _first(parts: list[_Part]) -> Trouble | None:
-    """Return the first trouble: one that a rank met itself before those that it heard of."""
-    ordered = sorted(parts, key=lambda part: not part.own)
-    return next((part.trouble for part in ordered if part.trouble is not None), None)

@@ -58,6 +58,12 @@ class Manifest:
     time: float
     torch: str
 
+    @classmethod
+    def told(cls, values: Mapping[str, Any]) -> Manifest:
+        """Return the manifest with these *values*, as JSON has them; raise ``KeyError``, ``TypeError`` and the like when they are none."""
+        files = {name: Written(**file) for name, file in values["files"].items()}
+        return cls(**{**values, "files": files})
+
     @property
     def size(self) -> int:
         """All files together, in bytes."""
@@ -147,11 +153,10 @@ def _checked(values: Any, folder: Path) -> Manifest:  # noqa: ANN401 (whatever J
         raise Unusable("checkpoint-corrupt", f"its {MANIFEST} was changed")
     del values["format"]
     try:
-        files = {name: Written(**file) for name, file in values.pop("files").items()}
-        whole = Manifest(files=files, **values)
+        whole = Manifest.told(values)
     except (AttributeError, KeyError, TypeError) as error:
         raise Unusable("checkpoint-corrupt", f"its {MANIFEST} is not a manifest") from error
-    if any("/" in name for name in files):
+    if any("/" in name for name in whole.files):
         raise Unusable("checkpoint-corrupt", f"its {MANIFEST} names files outside of it")
     names = folder_of(folder.parent, whole.step), beside(folder.parent, whole.step, "partial", whole.generation)
     if folder not in names:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +35,17 @@ class _Candidate:
     manifest: Manifest | None
     trouble: Trouble | None
 
+    def record(self) -> dict[str, Any]:
+        """Return it in values that JSON can hold."""
+        whole = None if self.manifest is None else asdict(self.manifest)
+        return {"folder": str(self.folder), "manifest": whole, "trouble": _words(self.trouble)}
+
+    @classmethod
+    def told(cls, record: Mapping[str, Any]) -> _Candidate:
+        """Return what another rank's *record* says."""
+        whole = record["manifest"]
+        return cls(Path(record["folder"]), None if whole is None else Manifest.told(whole), Trouble.told(record["trouble"]))
+
 
 def newest_whole(directory: Path, world: World, off: WrittenOff = NOTHING) -> Found:
     """Return the newest checkpoint below *directory* whose every byte is as it was written, and that is not written *off*.
@@ -42,14 +54,11 @@ def newest_whole(directory: Path, world: World, off: WrittenOff = NOTHING) -> Fo
     share of the files.
     """
     skipped: list[Path] = []
-    listed = world.told(_candidates(directory) if world.rank == 0 else [])
-    if isinstance(listed, OSError):
-        raise listed  # on every rank: going on from nothing because a folder cannot be listed would throw work away
-    for candidate in listed:
+    for candidate in _listed(world.told(_candidates(directory) if world.rank == 0 else None)):
         if candidate.manifest is not None and off.covers(candidate.manifest.step, candidate.manifest.generation):
             skipped.append(candidate.folder)
             continue
-        trouble = candidate.trouble or _first(world.gather(_trouble_in_share(candidate, world)))
+        trouble = candidate.trouble or Trouble.told(_first(world.gather(_words(_trouble_in_share(candidate, world)))))
         if trouble is None:
             return Found(candidate.folder, candidate.manifest, tuple(skipped))
         skipped.append(candidate.folder)
@@ -78,12 +87,27 @@ def _attempt(training: Training, folder: Path, world: World) -> tuple[dict[str, 
         return None, f"{type(error).__name__}: {error}"
 
 
-def _candidates(directory: Path) -> list[_Candidate] | OSError:
-    """Return what *directory* holds, newest first, or why it cannot be listed."""
+def _candidates(directory: Path) -> dict[str, Any]:
+    """Return what *directory* holds, newest first, or why it cannot be listed, in values that JSON can hold."""
     try:
-        return [_candidate(folder) for folder in manifest.candidates(directory)]
+        return {"found": [_candidate(folder).record() for folder in manifest.candidates(directory)]}
     except OSError as error:
-        return error
+        return {"refused": [error.errno, error.strerror, str(directory)]}
+
+
+def _listed(told: Mapping[str, Any]) -> list[_Candidate]:
+    """Return what rank 0 has found; raise its ``OSError`` on every rank.
+
+    Going on from nothing because a folder cannot be listed would throw work away.
+    """
+    if "refused" in told:
+        raise OSError(*told["refused"])
+    return [_Candidate.told(one) for one in told["found"]]
+
+
+def _words(trouble: Trouble | None) -> list[str] | None:
+    """Return a trouble as JSON holds it."""
+    return None if trouble is None else [trouble.kind, trouble.why]
 
 
 def _candidate(folder: Path) -> _Candidate:

@@ -15,13 +15,11 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -34,7 +32,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from holdfast.runtime.manifest import Written
@@ -132,33 +129,11 @@ class _Writer(FileSystemWriter):
         self.fs = self.files
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[Any]]:
-        """Write this rank's part; an error leaves as plain words, for DCP pickles it to the other ranks."""
+        """Write this rank's part; whatever goes wrong leaves as a ``RuntimeError`` with its words."""
         try:
             return super().write_data(plan, planner)
-        except Exception as error:  # noqa: BLE001 (one rank that cannot pickle its error would leave the others waiting)
+        except Exception as error:  # noqa: BLE001 (one rank that cannot say what went wrong would leave the others waiting)
             raise RuntimeError(f"{type(error).__name__}: {error}") from None
-
-
-class _Planner(DefaultSavePlanner):
-    """DCP's planner, spreading replicated tensors over the ranks, except those named in *lowest*."""
-
-    def __init__(self, lowest: frozenset[str]) -> None:
-        super().__init__()
-        self._lowest = lowest
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Leave each tensor in *lowest* to the first rank that has it.
-
-        Buffers (running statistics) differ between DDP's ranks until the next forward pass takes those of rank 0: saving
-        another rank's would make a resumed run differ.
-        """
-        seen: set[Any] = set()
-        plans = []
-        for plan in all_plans:
-            mine = [item for item in plan.items if item.index not in seen]
-            seen.update(item.index for item in plan.items if item.index.fqn in self._lowest)
-            plans.append(replace(plan, items=mine))
-        return super().create_global_plan(plans)
 
 
 class StorageTrouble(Exception):
@@ -167,30 +142,6 @@ class StorageTrouble(Exception):
     def __init__(self, words: str, cause: OSError | None) -> None:
         super().__init__(words, cause)
         self.words, self.cause = words, cause
-
-
-def write(tensors: Mapping[str, Tensor], folder: Path, *, lowest: frozenset[str], grouped: bool) -> dict[str, Written]:
-    """Save *tensors* below *folder*, all ranks together; return the files that this rank wrote.
-
-    Raises `StorageTrouble` on every rank when it failed on any. The loss of a peer goes through as torch raises it.
-    """
-    writer = _Writer(folder)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # DCP warns that one process without a group is one process
-            save(dict(tensors), storage_writer=writer, planner=_Planner(lowest), no_dist=not grouped)
-    except CheckpointException as failed:
-        for error, _ in failed.failures.values():
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise error from None
-        raise StorageTrouble(_first_words(failed), writer.files.error) from failed
-    return writer.files.written
-
-
-def _first_words(failed: CheckpointException) -> str:
-    """Return what the first failing rank said."""
-    rank, (error, _) = min(failed.failures.items())
-    return f"rank {rank}: {type(error).__name__}: {error}"
 
 
 # -- one rank alone -----------------------------------------------------------------------------------------------------

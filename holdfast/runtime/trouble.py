@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,11 @@ class Trouble:
     def of(cls, error: OSError) -> Trouble:
         """Judge an error of the file system."""
         return cls(_KINDS.get(error.errno or 0, "checkpoint-write-failed"), error.strerror or str(error))
+
+    @classmethod
+    def told(cls, words: Sequence[str] | None) -> Trouble | None:
+        """Return the trouble that another rank told of, if it did: its kind and why."""
+        return None if words is None else cls(str(words[0]), str(words[1]))
 
 
 class Teller:

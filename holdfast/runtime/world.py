@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import base64
+import json
 import os
-import pickle
 import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, TypeVar, cast
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
 
 from holdfast.runtime.groups import assembly
 from holdfast.runtime.groups.council import Council
-
-T = TypeVar("T")
 
 STORE_SECONDS: Final = 60.0
 """How long a rank looks for the store before it leaves the waiting to torch."""
@@ -43,27 +42,60 @@ class World:
         """Whether there is a process group to speak through."""
         return self.backend != "none"
 
-    def gather(self, value: T) -> list[T]:
-        """Return what every rank gave here, in the order of ranks, on every rank."""
+    def gather(self, value: Any) -> list[Any]:  # noqa: ANN401 (anything JSON holds)
+        """Return what every rank gave here, in the order of ranks, on every rank, as JSON hands it on: a tuple comes as a list.
+
+        JSON and not torch's own collectives of objects: those unpickle what comes over the network, which may be any code.
+        """
         if self.size == 1:
-            return [value]
+            return [json.loads(json.dumps(value))]
         council = _council()
         if council is not None:
-            found = council.gather(base64.b64encode(pickle.dumps(value)).decode())
-            return [pickle.loads(base64.b64decode(one)) for one in found.values()]  # noqa: S301 (from ranks that know the job's token)
-        values: list[T | None] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return cast("list[T]", values)
+            return list(council.gather(value).values())
+        return [json.loads(told) for told in _gathered(json.dumps(value).encode(), self.size)]
 
-    def told(self, value: T) -> T:
+    def told(self, value: Any) -> Any:  # noqa: ANN401 (as above)
         """Return on every rank what rank 0 gave here."""
-        if self.size == 1:
-            return value
-        if _council() is not None:
-            return self.gather(value if self.rank == 0 else None)[0]  # type: ignore[return-value]
-        values = [value]
-        dist.broadcast_object_list(values, src=0)
-        return values[0]
+        if self.size == 1 or _council() is not None:
+            return self.gather(value if self.rank == 0 else None)[0]
+        return json.loads(_broadcast(json.dumps(value).encode() if self.rank == 0 else b""))
+
+
+def _gathered(own: bytes, size: int) -> list[bytes]:
+    """Return the bytes of every rank, over the default group."""
+    sizes = [_count(0) for _ in range(size)]
+    dist.all_gather(sizes, _count(len(own)))
+    lengths = [int(one) for one in sizes]
+    rows = [_row(b"", max(lengths)) for _ in lengths]
+    dist.all_gather(rows, _row(own, max(lengths)))
+    return [_bytes(row)[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
+def _broadcast(own: bytes) -> bytes:
+    """Return the bytes of rank 0, over the default group."""
+    length = _count(len(own))
+    dist.broadcast(length, src=0)
+    row = _row(own, int(length))
+    dist.broadcast(row, src=0)
+    return _bytes(row)
+
+
+def _device() -> torch.device:
+    """Return where the default group takes tensors from: the processor where it can, else the current device."""
+    return torch.device(c10d._get_object_coll_device())  # noqa: SLF001 (torch has no public way to ask)
+
+
+def _count(number: int) -> Tensor:
+    return torch.tensor([number], dtype=torch.int64, device=_device())
+
+
+def _row(data: bytes, length: int) -> Tensor:
+    """Return *data* in a row of *length* bytes; every rank's must be as long."""
+    return torch.frombuffer(bytearray(data.ljust(max(1, length), b"\0")), dtype=torch.uint8).to(_device())
+
+
+def _bytes(row: Tensor) -> bytes:
+    return bytes(row.cpu().numpy().tobytes())
 
 
 def _council() -> Council | None:

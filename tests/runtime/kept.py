@@ -13,7 +13,9 @@ from torch import Tensor
 from holdfast import vault
 from holdfast.runtime import manifest, tree
 from holdfast.runtime.audit.disk import Checkpoint
-from holdfast.runtime.storage import write
+from holdfast.runtime.storage import write_metadata
+from holdfast.runtime.together import write
+from holdfast.runtime.world import World
 from holdfast.vault import Label, Slot, Snapshot, word_sum
 from tests.runtime.ranks import Ranks
 
@@ -58,7 +60,8 @@ def rewrite(folder: Path, change: Change) -> None:
     change(tensors, trees)
     tensors |= {f"tree.{rank:05d}": tree.to_bytes(told) for rank, told in trees.items()}
     shutil.rmtree(folder)
-    files = write(tensors, folder, lowest=frozenset(), grouped=False)
+    (part,) = write(tensors, folder, World.present(), lowest=frozenset(), own="")
+    files = {**part.files, **write_metadata(part.chunks, folder)}
     whole = manifest.manifest(one.manifest.step, one.manifest.generation, one.manifest.world_size, files)
     (folder / manifest.MANIFEST).write_text(whole.text())
 
