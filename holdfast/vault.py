@@ -16,8 +16,10 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import mmap
 import os
+import re
 import socket
 import stat
 import struct
@@ -34,6 +36,8 @@ PAGE: Final = 4096
 CUT: Final = 2**20
 """Bytes of a slice: at the speed of memory some tenth of a millisecond, so that who waits for the end of one waits for nothing."""
 SUFFIX: Final = ".snap"
+LARGEST: Final = 2**62
+"""No number in a snapshot is as large."""
 
 _SEALED, _DRAFT, _BLANK = b"HFSEALED", b"HFDRAFT1", bytes(8)
 _HEAD: Final = struct.Struct("<8sQI32s")
@@ -237,9 +241,7 @@ class Slot:
         """Make a copy of another snapshot whole, whose data are here; raise `Unusable` unless *tail* is the one that its *label* names."""
         if label.size != len(self.data):
             raise Unusable(f"its label speaks of {label.size} bytes of data, and {len(self.data)} are here")
-        sums, entries, _ = parse_tail(bytes(tail), label)
-        if len(sums) != len(deal([entry.size for entry in entries], label.part, label.parts, label.cut)):
-            raise Unusable("it has not a sum for every slice")
+        parse_tail(bytes(tail), label)
         self._seal(label, tail)
 
     def _seal(self, whole: Label, tail: bytes | bytearray) -> Label:
@@ -305,7 +307,13 @@ def label_of(body: bytes | str | Mapping[str, Any]) -> Label:
         fit = all(isinstance(told[field.name], _KINDS[str(field.type)]) for field in fields(Label) if field.name in told)
         counts = (label.step, label.lineage, label.rank, label.size, label.tail, label.part)
         fit = fit and min(counts) >= 0 and label.parts > label.part and label.cut > 0
-    except (TypeError, ValueError, RecursionError) as error:
+        fit = (
+            fit
+            and max(*counts, label.parts, label.cut, label.world) < 2**62
+            and math.isfinite(label.time)
+            and len(label.piece) <= PAGE // 4
+        )
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise Unusable(f"its label is not one of this version ({FORMAT})") from error
     if not fit:
         raise Unusable(f"its label is not one of this version ({FORMAT})")
@@ -407,14 +415,42 @@ def parse_tail(tail: bytes, label: Label) -> tuple[tuple[int, ...], list[Entry],
         table, head = struct.unpack_from("<QQ", tail)
         sums = struct.unpack_from(f"<{table // 8}Q", tail, 16)
         told = json.loads(tail[16 + table : 16 + table + head])
-        blobs: dict[str, bytes] = {}
-        begin = 16 + table + head
-        for name, size in told["blobs"].items():
-            blobs[name] = tail[begin : begin + size]
-            begin += size
-        return sums, [Entry(key, tuple(shape), dtype, size) for key, shape, dtype, size in told["entries"]], blobs
-    except (struct.error, ValueError, TypeError, KeyError, AttributeError) as error:  # whole, and not what we write
-        raise Unusable(f"its index is not one of this version ({FORMAT})") from error
+        entries = [_entry(*one) for one in told["entries"]]
+        sizes = {str(name): _count(size) for name, size in told["blobs"].items()}
+    except (struct.error, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+        raise Unusable(f"its index is not one of this version ({FORMAT})") from error  # whole, and not what we write
+    if 16 + table + head + sum(sizes.values()) != len(tail):
+        raise Unusable("its index does not fit its length")
+    row = list(accumulate((one.size for one in entries), initial=0))
+    size = _bound(row, label.part + 1, label.parts, label.cut) - _bound(row, label.part, label.parts, label.cut)
+    if size != label.size or len(sums) != -(-size // label.cut):  # before anybody deals them out: their number may be any
+        raise Unusable("it has not a sum for every slice")
+    blobs: dict[str, bytes] = {}
+    begin = 16 + table + head
+    for name, length in sizes.items():
+        blobs[name] = tail[begin : begin + length]
+        begin += length
+    return sums, entries, blobs
+
+
+_DTYPE: Final = re.compile(r"(bool|u?int\d+|b?float\d+\w*|complex\d+|q?u?int\d+(x\d+)?|bits\w+)")
+
+
+def _entry(key: object, shape: Sequence[object], dtype: object, size: object) -> Entry:
+    """Return a tensor's entry; raise ``ValueError`` or ``TypeError`` for what is none."""
+    if not isinstance(key, str) or not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype):
+        raise ValueError("neither a key nor a type")
+    whole = Entry(key, tuple(_count(one) for one in shape), dtype, _count(size))
+    if math.prod(whole.shape) > 8 * whole.size:  # no type has elements of less than a bit; whoever believes it takes that much memory
+        raise ValueError("more elements than bits")
+    return whole
+
+
+def _count(value: object) -> int:
+    """Return *value* if it is a number of something."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < LARGEST:
+        raise ValueError("no number of anything")
+    return value
 
 
 def labels(vault: Path) -> dict[Path, Label]:

@@ -22,6 +22,10 @@ GREETING: Final = b"holdfast-gate "
 LONGEST_LINE: Final = 4 * 1024 * 1024
 """Bytes. A longer line is not a message of ours."""
 
+DEEPEST: Final = 64
+"""Objects and lists inside of each other. What is deeper can be read and then neither be written nor be shown: Python's own limit is met
+wherever somebody handles it next."""
+
 LONGEST_ADDRESS: Final = 100
 """Bytes of a path that surely fit into a socket's address (the kernel has room for 107)."""
 
@@ -29,7 +33,7 @@ Message = dict[str, Any]
 
 
 class BadLine(ValueError):
-    """A line that is not a message: not JSON, not an object, or too long."""
+    """A line that is not a message: not JSON, not an object, too deep or too long."""
 
 
 def encode(message: Message) -> bytes:
@@ -45,7 +49,19 @@ def decode(line: bytes) -> Message:
         raise BadLine(f"not JSON: {line[:80]!r}") from error
     if not isinstance(message, dict):
         raise BadLine(f"not an object: {line[:80]!r}")
+    if line.count(b"[") + line.count(b"{") > DEEPEST and _is_deep(message):
+        raise BadLine(f"more than {DEEPEST} objects inside of each other: {line[:80]!r}")
     return message
+
+
+def _is_deep(message: Message) -> bool:
+    """Tell whether more than `DEEPEST` objects and lists are inside of each other; a message may hold thousands beside each other."""
+    layer: list[Any] = [message]
+    for _ in range(DEEPEST):
+        layer = [inner for one in layer for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, (dict, list))]
+        if not layer:
+            return False
+    return True
 
 
 class LineBuffer:

@@ -107,6 +107,8 @@ class _Reader(pickle.Unpickler):
 def _tensor(raw: bytes, kind: str, shape: tuple[int, ...]) -> Tensor:
     """Return the tensor of these bytes."""
     dtype = getattr(torch, kind)
+    if not isinstance(dtype, torch.dtype):
+        raise pickle.UnpicklingError(f"{kind!r} is no type of a tensor's elements")
     return (torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)).view(shape)
 
 

@@ -71,7 +71,7 @@ class Serving:
                 self._serve(line)
         except PermissionError as error:
             note(log, "memory.stranger", peer=address, why=error)
-        except (OSError, Unusable, ValueError, KeyError, TypeError, struct.error) as error:
+        except (OSError, Unusable, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error) as error:
             note(log, "memory.line-ended", peer=address, why=error)
         finally:
             self._all.release()

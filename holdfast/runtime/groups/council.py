@@ -9,6 +9,7 @@ in the data) for whoever takes r's place. Frames carry the generation; what is l
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
 import os
@@ -33,7 +34,10 @@ _HEAD: Final = struct.Struct("!IIBI")
 """Generation, number of the talk in it, kind, length."""
 _UP, _DOWN, _LIGHT, _FINAL, _HELLO = range(5)
 LONGEST: Final = 256 * 1024 * 1024
+LONGEST_HELLO: Final = 4096
 HELLO_SECONDS: Final = 5.0
+MOST_STRANGERS: Final = 256
+"""Callers that have not proved yet that they know the token: with one more the oldest is let go."""
 TALK_SECONDS: Final = 20.0
 """How long connections may take to be made; faults meanwhile are told by the flow and do not wait for this."""
 
@@ -116,6 +120,8 @@ class Desk:
         self._server = socket.create_server(("", 0), backlog=256)
         self.port = int(self._server.getsockname()[1])
         self._waiting: dict[tuple[int, int], socket.socket] = {}
+        self._strangers: dict[socket.socket, None] = {}
+        """The oldest first."""
         self._lock = threading.Condition()
         threading.Thread(target=self._serve, name="holdfast-desk", daemon=True).start()
 
@@ -128,19 +134,43 @@ class Desk:
         while True:
             try:
                 caller, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._let_in, args=(caller,), name="holdfast-caller", daemon=True).start()
+            except OSError as error:
+                if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}:
+                    return
+                time.sleep(0.01)  # no descriptor is left: strangers are let go in a moment
+                continue
+            self._make_room(caller)
+            try:
+                threading.Thread(target=self._let_in, args=(caller,), name="holdfast-caller", daemon=True).start()
+            except RuntimeError:  # no thread can be had
+                self._forget(caller)
+                caller.close()
+
+    def _make_room(self, caller: socket.socket) -> None:
+        """Note a stranger; hang up on the oldest one when there are too many: its thread then ends."""
+        with self._lock:
+            self._strangers[caller] = None
+            if len(self._strangers) > MOST_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+
+    def _forget(self, caller: socket.socket) -> None:
+        with self._lock:
+            self._strangers.pop(caller, None)
 
     def _let_in(self, caller: socket.socket) -> None:
         try:
-            caller.settimeout(HELLO_SECONDS)
-            key = self._known(json.loads(_read(caller, _HEAD.unpack(_read(caller, _HEAD.size))[3])))
+            until = time.monotonic() + HELLO_SECONDS
+            key = self._known(json.loads(_read(caller, _HEAD.unpack(_read(caller, _HEAD.size, until))[3], until)))
             caller.settimeout(0)
             caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
             caller.close()
             return
+        finally:
+            self._forget(caller)
         with self._lock:
             old = self._waiting.pop(key, None)
             self._waiting[key] = caller
@@ -158,15 +188,19 @@ class Desk:
         self._server.close()
 
 
-def _read(line: socket.socket, size: int) -> bytes:
-    if size > 1 << 16:
+def _read(line: socket.socket, size: int, until: float) -> bytes:
+    """Return the next *size* bytes, if they come before *until* (monotonic): one byte now and then holds nobody."""
+    if size > LONGEST_HELLO:
         raise ValueError("too long for a hello")
     data = b""
     while len(data) < size:
+        line.settimeout(max(0.001, until - time.monotonic()))
         more = line.recv(size - len(data))
         if not more:
             raise ConnectionError("closed")
         data += more
+        if time.monotonic() > until:
+            raise TimeoutError("too late")
     return data
 
 

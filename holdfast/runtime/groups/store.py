@@ -28,7 +28,13 @@ _HEAD: Final = struct.Struct("!IBI")
 """Length of the parts, verb, number of the question."""
 _PART: Final = struct.Struct("!I")
 LONGEST: Final = 256 * 2**20
+LONGEST_HELLO: Final = 4096
+"""Bytes that a caller may send before it has proved that it knows the token."""
 HELLO_SECONDS: Final = 5.0
+MOST_STRANGERS: Final = 512
+"""Callers that have not proved it yet: with one more the oldest goes, so that nobody can use up the process's descriptors."""
+MOST_UNSENT: Final = 2 * LONGEST
+"""Bytes of answers that a caller may leave unread before it is let go."""
 
 
 class Verb(IntEnum):
@@ -55,7 +61,8 @@ def _frame(verb: int, number: int, parts: Sequence[bytes]) -> bytes:
 class _Frames:
     """Cuts what arrives into frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int = LONGEST) -> None:
+        self.longest = longest
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, int, list[bytes]]]:
@@ -64,7 +71,7 @@ class _Frames:
         found = []
         while len(self._data) >= _HEAD.size:
             length, verb, number = _HEAD.unpack_from(self._data)
-            if length > LONGEST:
+            if length > self.longest:
                 raise ValueError("too long")
             if len(self._data) < _HEAD.size + length:
                 break
@@ -93,7 +100,7 @@ class _Caller:
     """A connection as the server has it."""
 
     socket: socket.socket
-    frames: _Frames = field(default_factory=_Frames)
+    frames: _Frames = field(default_factory=lambda: _Frames(LONGEST_HELLO))
     known: bool = False
     unsent: bytearray = field(default_factory=bytearray)
 
@@ -134,6 +141,8 @@ class Server:
             Verb.APPEND: self._append,
         }
         self._waiting: dict[bytes, list[_Waiter]] = {}
+        self._strangers: dict[_Caller, float] = {}
+        """Who has not proved yet that it knows the token, the oldest first, and until when it may."""
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._listener.settimeout(0)
@@ -165,11 +174,33 @@ class Server:
         self._waker.close()
 
     def _let_in(self) -> None:
-        with suppress(OSError):
+        try:
             line, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left: without a pause this would be tried for ever, at a whole core's cost
+            time.sleep(0.0 if self._send_away(0) else 0.01)
+            return
+        caller = _Caller(line)
+        self._strangers[caller] = time.monotonic() + HELLO_SECONDS
+        try:
             line.settimeout(0)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._selector.register(line, selectors.EVENT_READ, _Caller(line))
+            self._selector.register(line, selectors.EVENT_READ, caller)
+        except OSError:
+            self._part(caller)
+        self._send_away(MOST_STRANGERS)
+
+    def _send_away(self, most: int) -> bool:
+        """Let go of strangers that have had their time, and of the oldest while there are more than *most*; tell whether of any."""
+        gone = False
+        while self._strangers:
+            oldest, until = next(iter(self._strangers.items()))
+            if len(self._strangers) <= most and until > time.monotonic():
+                break
+            self._part(oldest)
+            gone = True
+        return gone
 
     def _pump(self, caller: _Caller, events: int) -> None:
         try:
@@ -188,6 +219,7 @@ class Server:
 
     def _part(self, caller: _Caller) -> None:
         """Let go of a connection that ended or spoke nonsense, and of what it waits for."""
+        self._strangers.pop(caller, None)
         with suppress(KeyError, ValueError):
             self._selector.unregister(caller.socket)
         caller.socket.close()
@@ -202,7 +234,8 @@ class Server:
         elif caller.known:
             self._answer(caller, number, *self._verbs[Verb(verb)](*parts))
         elif verb == Verb.HELLO and hmac.compare_digest(parts[0], self._token):
-            caller.known = True
+            caller.known, caller.frames.longest = True, LONGEST
+            del self._strangers[caller]
             self._answer(caller, number)
         else:
             raise ValueError("a stranger")
@@ -251,6 +284,8 @@ class Server:
     def _answer(self, caller: _Caller, number: int, *parts: bytes) -> None:
         caller.unsent += _frame(0, number, parts)
         with suppress(OSError):  # its end is seen when it is read
+            if len(caller.unsent) > MOST_UNSENT:
+                caller.socket.shutdown(socket.SHUT_RDWR)
             self._send(caller)
 
     def _send(self, caller: _Caller) -> None:
