@@ -342,6 +342,9 @@ class Session(AbstractContextManager["Session"]):
         if World.present() != self._world:
             _log.warning("step %d is not saved: the process group is not the one the session began with; end the session first", self.step)
             return
+        if self._keeper is not None and self._keeper.must_meet:  # a fresh rank is not at a save: nobody would answer
+            self._tried = self.saved or 0
+            return
         with section("checkpoint"):
             try:
                 if not at_once and self._taker is not None and self._left_to_flusher(self._taker, self._world):

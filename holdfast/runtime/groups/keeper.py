@@ -294,9 +294,14 @@ class Keeper:
         return attempt.lost
 
     @property
+    def must_meet(self) -> bool:
+        """Whether a peer is lost, so that until the ranks have met in a new generation nothing can be done together."""
+        return self.assembly.attempt.lost or self._meeting is not None
+
+    @property
     def trouble(self) -> bool:
         """Whether the ranks must meet in a new generation before the next step."""
-        return self.assembly.attempt.lost or self._meeting is not None or self.agreed.switch > 0
+        return self.must_meet or self.agreed.switch > 0
 
     # -- a new generation ---------------------------------------------------------------------------------------------
 
