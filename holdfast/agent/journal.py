@@ -11,14 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from holdfast.wire import Message, encode
+from holdfast.wire import BadLine, Message, decode, encode
 
 LARGEST: Final = 32 * 1024 * 1024
 """Bytes after which the file is set aside and a new one begun; one older file is kept."""
 REMEMBERED: Final = 4096
 """Newest events that are kept in memory too, and told without reading the file."""
 
-_NUMBERED: Final = re.compile(rb'\{"seq":(\d+),.*\}\n', re.DOTALL)
+_NUMBERED: Final = re.compile(rb'\{"seq":(\d{1,18}),.*\}\n', re.DOTALL)
 
 Event = tuple[int, bytes]
 """An event's number and its line."""
@@ -109,8 +109,16 @@ class Journal:
             for file in files:
                 for line in file:
                     found = _NUMBERED.fullmatch(line)
-                    if found and seq < int(found[1]) < before:
+                    if found and seq < int(found[1]) < before and _is_whole(line, int(found[1])):
                         yield int(found[1]), line
         finally:
             for file in files:
                 file.close()
+
+
+def _is_whole(line: bytes, number: int) -> bool:
+    """Tell whether a line from the disk is the event of that number: a flow that is told garbage hangs up, and would be told it again."""
+    try:
+        return decode(line).get("seq") == number
+    except BadLine:
+        return False

@@ -347,17 +347,20 @@ class Session(AbstractContextManager["Session"]):
             return
         with section("checkpoint"):
             try:
-                if not at_once and self._taker is not None and self._left_to_flusher(self._taker, self._world):
-                    return
-                state = self._training.collect({"step": self.step, "loss": self.loss}, self._world.rank)
-                if self._saver.save(state, self.step, lowest=self._training.buffers()):
-                    self.saved = self.step
-                    if self._keeping is not None:
-                        self._keeping = self._keeping.following(self._saver.every)  # all ranks are here, or meet anew before the next step
+                self._save_together(self._saver, self._world, at_once=at_once)
             except Exception as error:
                 if self._keeper is None or not self._keeper.lost_peer(error):
                     raise
                 self._tried = self.saved or 0  # the same step is saved again, or a later one, when the ranks are whole again
+
+    def _save_together(self, saver: Saver, world: World, *, at_once: bool) -> None:
+        if not at_once and self._taker is not None and self._left_to_flusher(self._taker, world):
+            return
+        state = self._training.collect({"step": self.step, "loss": self.loss}, world.rank)
+        if saver.save(state, self.step, lowest=self._training.buffers()):
+            self.saved = self.step
+            if self._keeping is not None:
+                self._keeping = self._keeping.following(saver.every)  # all ranks are here, or meet anew before the next step
 
     def _left_to_flusher(self, taker: Taker, world: World) -> bool:
         """Leave the checkpoint of this step to the flushers, which write it beside training; tell whether all ranks can.

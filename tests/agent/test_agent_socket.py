@@ -165,6 +165,16 @@ def test_orders_gone_wrong_harm_nobody(steered: tuple[Node, Flow, int], lines: l
     unharmed(node, flow, pid)
 
 
+@pytest.mark.parametrize("depth", [*range(20, 100, 20), *range(100, 1200, 11)])
+def test_what_is_nested_deep_harms_nobody(steered: tuple[Node, Flow, int], depth: int) -> None:
+    """It is read just within the interpreter's limit, and would meet it when it is handed on, shown or answered."""
+    node, flow, pid = steered
+    deep = b"[" * depth + b"]" * depth
+    whisper(node, b'{"do": "ping", "epoch": %d, "id": %b}\n' % (EPOCH, deep) + b'{"do": "ping", "id": 1, "epoch": %b}\n' % deep)
+    whisper(node, b'{"t": "commit?", "id": %b}\n' % deep)
+    unharmed(node, flow, pid)
+
+
 @given(lines=some.lists(LINES, min_size=1, max_size=4))
 @settings(FUZZ, max_examples=60)
 def test_a_worker_gone_mad_harms_nobody(steered: tuple[Node, Flow, int], lines: list[bytes]) -> None:

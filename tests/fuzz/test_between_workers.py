@@ -1,0 +1,195 @@
+"""The ports of workers: whatever knocks there, those who know the token are served, and nothing grows without a bound."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from holdfast.runtime.groups import council, store
+from holdfast.runtime.groups.council import Desk, call
+from holdfast.runtime.groups.store import Server, Store, Verb
+from tests.fuzz.examples import ANYTHING, SOCKETS, mutated
+from tests.waiting import wait_until
+
+TOKEN: Final = "cd" * 16
+LONG: Final = timedelta(seconds=30)
+HELLO: Final = store._frame(Verb.HELLO, 0, [TOKEN.encode()])
+SAYINGS: Final = [
+    HELLO,
+    store._frame(Verb.SET, 1, [b"key", b"value"]),
+    store._frame(Verb.GET, 2, [b"key"]),
+    store._frame(Verb.ADD, 3, [b"count", b"1"]),
+    store._frame(Verb.APPEND, 4, [b"list", b"x"]),
+    store._frame(Verb.COMPARE, 5, [b"key", b"value", b"other"]),
+    store._frame(Verb.COUNT, 6, []),
+]
+
+
+def memory() -> int:
+    """Return the bytes that this process holds in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def speak(port: int, data: bytes) -> bytes:
+    """Say *data* to whoever listens on *port*, and that there is no more; return what comes back until its end."""
+    heard = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as line, contextlib.suppress(OSError):
+        line.sendall(data)
+        line.shutdown(socket.SHUT_WR)
+        while more := line.recv(65536):
+            heard += more
+    return heard
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[Server, Store]]:
+    """Give a store, and one that is connected to it all the while."""
+    made = Server(0, TOKEN)
+    mine = Store("127.0.0.1", made.port, TOKEN, LONG)
+    yield made, mine
+    mine.close()
+    made.close()
+
+
+def serves(mine: Store) -> None:
+    """Tell that the store does its work."""
+    stamp = str(time.monotonic())
+    mine.set("mine", stamp)
+    assert mine.get("mine") == stamp.encode()
+
+
+@given(data=some.binary(max_size=120) | some.sampled_from(SAYINGS).flatmap(mutated))
+@SOCKETS
+def test_a_stranger_gets_no_word_out_of_the_store(server: tuple[Server, Store], data: bytes) -> None:
+    """Unless it says the token, in which case it is none."""
+    made, mine = server
+    heard = speak(made.port, data)
+    assert not heard or data.startswith(HELLO)
+    serves(mine)
+
+
+@given(said=some.lists(some.sampled_from(SAYINGS) | some.sampled_from(SAYINGS).flatmap(mutated) | some.binary(max_size=40), max_size=6))
+@SOCKETS
+def test_a_rank_gone_mad_ends_its_own_connection_alone(server: tuple[Server, Store], said: list[bytes]) -> None:
+    """Verbs that there are none of, parts that are missing, lengths that lie."""
+    made, mine = server
+    speak(made.port, HELLO + b"".join(said))
+    serves(mine)
+
+
+def test_a_stranger_cannot_have_megabytes_kept(server: tuple[Server, Store]) -> None:
+    """A frame that says how long it will be is refused before it has come."""
+    made, mine = server
+    before = memory()
+    with socket.create_connection(("127.0.0.1", made.port), timeout=20) as line:
+        line.sendall(struct.pack("!IBI", store.LONGEST - 1, Verb.SET, 1))
+        with contextlib.suppress(ConnectionError):  # it is hung up on
+            for _ in range(64):
+                line.sendall(bytes(1 << 20))
+            pytest.fail("all of it was taken")
+    serves(mine)
+    assert memory() - before < 32 * 2**20
+
+
+def test_more_strangers_than_there_is_room_for_shut_nobody_out(server: tuple[Server, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest go; who knows the token comes in among them."""
+    made, mine = server
+    monkeypatch.setattr(store, "MOST_STRANGERS", 20)
+    with contextlib.ExitStack() as lines:
+        idle = [lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=20)) for _ in range(60)]
+        late = Store("127.0.0.1", made.port, TOKEN, LONG)
+        serves(late)
+        late.close()
+        assert idle[0].recv(1) == b""  # hung up on
+        wait_until(lambda: len(made._strangers) <= 20, seconds=20)
+    serves(mine)
+
+
+# -- the desk -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def desk() -> Iterator[Desk]:
+    """Give a desk at which other ranks knock."""
+    made = Desk(TOKEN)
+    yield made
+    made.close()
+
+
+def lets_in(desk: Desk, incarnation: int) -> None:
+    """Tell that the desk lets a rank in."""
+    with call(("127.0.0.1", desk.port), TOKEN, 3, incarnation) as line:
+        found: list[socket.socket] = []
+
+        def there() -> bool:
+            if (one := desk.fetch(3, incarnation)) is not None:
+                found.append(one)
+            return bool(found)
+
+        wait_until(there, seconds=30)
+        found[0].close()
+        assert line.fileno() >= 0
+
+
+def knock(body: bytes, length: int | None = None) -> bytes:
+    """Return a hello as a frame."""
+    return council._HEAD.pack(0, 0, council._HELLO, len(body) if length is None else length) + body
+
+
+HELLOS: Final = some.dictionaries(some.sampled_from(("token", "rank", "incarnation")), ANYTHING | some.just(TOKEN)).map(
+    lambda told: knock(json.dumps(told).encode())
+)
+
+
+@given(data=some.binary(max_size=80) | HELLOS | mutated(knock(json.dumps({"token": TOKEN, "rank": 1, "incarnation": 1}).encode())))
+@SOCKETS
+def test_whatever_knocks_at_a_desk_the_next_rank_is_let_in(desk: Desk, data: bytes) -> None:
+    """And no thread ends with a traceback, which pytest would make an error of."""
+    with socket.create_connection(("127.0.0.1", desk.port), timeout=20) as line:
+        line.sendall(data)  # where it is a hello after all, the desk keeps the line
+    lets_in(desk, 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 4000,
+        b'{"token": ' + b"[" * 3000 + b"]" * 3000 + b"}",
+        json.dumps({"token": TOKEN, "rank": float("inf"), "incarnation": 1}).encode(),
+        json.dumps([TOKEN]).encode(),
+    ],
+    ids=["deep", "deep token", "infinite", "list"],
+)
+def test_a_hello_that_nobody_thought_of_is_hung_up_on(desk: Desk, body: bytes) -> None:
+    """Nesting up to the interpreter's limit, numbers that are none."""
+    assert speak(desk.port, knock(body)) == b""
+    lets_in(desk, 2)
+
+
+def test_who_says_a_byte_now_and_then_is_hung_up_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hello has its time as a whole, not each byte of it; and a desk full of them lets the next rank in."""
+    monkeypatch.setattr(council, "HELLO_SECONDS", 1.0)
+    monkeypatch.setattr(council, "MOST_STRANGERS", 10)
+    with contextlib.ExitStack() as lines:
+        slow = [lines.enter_context(socket.create_connection(("127.0.0.1", desk.port), timeout=20)) for _ in range(30)]
+        lets_in(desk, 3)
+
+        def gone() -> bool:
+            with contextlib.suppress(ConnectionError):
+                slow[-1].sendall(b"\0")
+            return not desk._strangers
+
+        wait_until(gone, seconds=30)
+    lets_in(desk, 4)
