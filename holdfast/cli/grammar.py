@@ -277,6 +277,23 @@ def replay(policy: str, job: str | None, since: str | None, as_json: bool) -> in
     return replay(policy, job, begin, as_json=as_json)
 
 
+@app.command(epilog=example("holdfast metrics", "holdfast metrics --serve 9464", "holdfast metrics --textfile holdfast.prom"))
+@click.option("--serve", metavar="[HOST:]PORT", help="Answer Prometheus at /metrics there until Ctrl-C; default HOST: the loopback.")
+@click.option("--textfile", type=file_path, metavar="FILE", help="Write FILE as a whole, for node_exporter's textfile collector.")
+@as_json
+def metrics(serve: str | None, textfile: Path | None, as_json: bool) -> int:
+    """Tell Prometheus what the history knows.
+
+    Jobs and their steps, incidents and downtime, checkpoints, nodes, ETTR: printed once in Prometheus' text format, or served,
+    or written to a file. Nothing but the history is read.
+    """
+    if (serve is not None) + (textfile is not None) + as_json > 1:
+        raise click.UsageError("`--serve`, `--textfile` and `--json` exclude each other")
+    from holdfast.cli.metering import metrics
+
+    return metrics(serve, textfile, as_json=as_json)
+
+
 @app.command(epilog=example("holdfast stop gpt-small"))
 @click.argument("job")
 @click.option(

@@ -14,7 +14,7 @@ from tests.cli.conftest import Command, environment
 
 COMMANDS = [
     *("validate", "run", "status", "history", "show", "report", "advise", "checkpoints", "logs", "profile"),
-    *("cost", "replay", "stop", "migrate", "drain", "nodes", "burn-in", "approve", "notify"),
+    *("cost", "replay", "metrics", "stop", "migrate", "drain", "nodes", "burn-in", "approve", "notify"),
     *("health", "classify", "faults", "policy", "demo"),
 ]
 
@@ -68,6 +68,7 @@ def test_help_and_version_need_no_more_than_click(holdfast: Command) -> None:
         ["advise", "x"],
         ["profile", "x"],
         ["cost"],
+        ["metrics"],
         ["replay", "--policy", "patient"],
         ["health", "--local"],
     ],

@@ -1,0 +1,279 @@
+"""What Prometheus is told, as it reads it: by its own parser, over its own protocol."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from sqlmodel import SQLModel
+
+from holdfast.history.models import LastLook, NodeMove, Question, ServiceMove, Snapshots
+from holdfast.history.store import History
+from holdfast.metrics.exposition import Family, number, text
+from holdfast.metrics.families import collect
+from tests.cli.conftest import PROGRAM, ROOT, Command, environment
+from tests.cli.written_history import Author
+from tests.report import filled
+from tests.waiting import wait_until
+
+DASHBOARD = ROOT / "deployments" / "grafana" / "holdfast.json"
+EVIL = 'a"b\\c\nd{e="f"} 1'
+
+
+def parsed(told: str) -> dict[str, Metric]:
+    """Return the families in *told*, as Prometheus' own client reads them."""
+    return {family.name: family for family in text_string_to_metric_families(told)}
+
+
+def value(families: dict[str, Metric], name: str, **labels: str) -> float:
+    """Return the one sample of this name that has these labels."""
+    found = [
+        one.value
+        for family in families.values()
+        for one in family.samples
+        if one.name == name and all(one.labels.get(key) == wanted for key, wanted in labels.items())
+    ]
+    assert len(found) == 1, (name, labels, found)
+    return float(found[0])
+
+
+def say(history: History, *rows: SQLModel) -> None:
+    """Write rows."""
+    with history.session() as session:
+        session.add_all(rows)
+
+
+def moved(number: int, before: str, after: str) -> ServiceMove:
+    """Return a move of a node's state."""
+    return ServiceMove(
+        cluster="local",
+        node="node-1",
+        number=number,
+        at=number,
+        before=before,
+        event="x",
+        after=after,
+        owner="x",
+        person=False,
+        because="",
+        hold=1,
+    )
+
+
+def test_what_the_history_knows_is_told(here: Command, book: History, running: Author) -> None:
+    """Each number is that of the history; the parser finds nothing wrong."""
+    say(
+        book,
+        *(NodeMove(cluster="local", node=f"node-{number}", at=1.0, standing="healthy", because="") for number in range(3)),
+        moved(1, "healthy", "suspect"),
+        moved(2, "suspect", "quarantined"),
+        LastLook(cluster="lab", node="w1", at=1.0, verdict={"standing": "sick"}),
+        Snapshots(job_id=running.job.id, generation=9, at=1.0, step=3, age_steps=2, trained_s=10.0, cost_s=0.1, size=4096),
+        Question(number=1, cluster="local", job_id="", job="", about="share", nodes={}, because="", otherwise="keep", at=0, until=0),
+    )
+    told = parsed(here("metrics").stdout)
+    look = json.loads(here("status", "gpt-small", "--json").stdout)
+    assert value(told, "holdfast_jobs", state=look["state"].lower()) == 1
+    assert value(told, "holdfast_job_state", job="gpt-small", state=look["state"].lower()) == 1
+    assert value(told, "holdfast_job_state", job="gpt-small", state="completed") == 0
+    assert value(told, "holdfast_job_info", job="gpt-small") == 1
+    assert value(told, "holdfast_job_step", job="gpt-small") == look["step"]
+    assert value(told, "holdfast_job_loss", job="gpt-small") == pytest.approx(look["loss"], nan_ok=True)
+    assert value(told, "holdfast_job_ranks", job="gpt-small") == look["world_size"]
+    assert value(told, "holdfast_checkpoint_step", job="gpt-small") == look["checkpoint"]["step"]
+    closed = sum(one.value for one in told["holdfast_incidents"].samples)
+    assert closed + value(told, "holdfast_incidents_open", job="gpt-small") == look["incidents"]
+    assert value(told, "holdfast_recovery_seconds_count", job="gpt-small") <= closed
+    assert value(told, "holdfast_nodes", cluster="local", state="quarantined") == 1
+    assert value(told, "holdfast_nodes", cluster="local", state="healthy") == 2
+    assert value(told, "holdfast_node_verdicts", cluster="lab", verdict="sick") == 1
+    assert value(told, "holdfast_snapshot_age_steps", job="gpt-small") == 2
+    assert value(told, "holdfast_snapshot_cost_ratio", job="gpt-small") == pytest.approx(0.01)
+    assert value(told, "holdfast_questions_open") == 1
+
+
+def test_time_is_told_as_the_bill_tells_it(here: Command, book: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ETTR, what became of the time, downtime by phase, steps lost."""
+    filled.three_incidents(book)
+    monkeypatch.setattr("holdfast.metrics.jobs.SHOWN_SECONDS", math.inf)  # it ended long ago
+    told, bill = parsed(here("metrics").stdout), json.loads(here("cost", "bytes-gpt", "--json").stdout)
+    ettr = value(told, "holdfast_job_effective_training_time_ratio", job="bytes-gpt")
+    assert ettr == pytest.approx(bill["ettr"])
+    held = {one.labels["use"]: one.value for one in told["holdfast_job_held_seconds"].samples}
+    assert held["productive"] / 3600 == pytest.approx(bill["uses"]["productive"])
+    assert held["lost_to_faults"] / 3600 == pytest.approx(bill["uses"]["lost to faults"])
+    assert value(told, "holdfast_recovery_seconds_count", job="bytes-gpt") == bill["recoveries"] == 3
+    assert sum(one.value for one in told["holdfast_incidents"].samples) == 3
+    sums = {one.labels["phase"]: one.value for one in told["holdfast_downtime_seconds"].samples if one.name.endswith("_sum")}
+    assert set(sums) >= {"detect", "isolate", "reschedule", "rollback"}
+    without = sum(seconds for phase, seconds in sums.items() if phase != "rollback")
+    assert without == pytest.approx(value(told, "holdfast_recovery_seconds_sum", job="bytes-gpt"), rel=0.01)
+
+
+def test_a_job_that_ended_long_ago_is_told_of_no_more(here: Command, book: History) -> None:
+    """Names that nobody uses any more would stay in Prometheus for ever."""
+    filled.three_incidents(book)
+    assert "bytes-gpt" not in here("metrics").stdout
+
+
+def test_no_history_is_no_mistake(here: Command) -> None:
+    """On a fresh machine everything is zero or not there, and each family says what it is."""
+    done = here("metrics")
+    assert done.returncode == 0
+    families = parsed(done.stdout)
+    assert value(families, "holdfast_jobs", state="running") == 0
+    assert all(one.documentation for one in families.values())
+
+
+def test_whatever_a_job_is_called_ends_no_line(book: History) -> None:
+    """Quotes, backslashes, ends of lines and halves of characters."""
+    for name in (EVIL, "\ud800", "ü\u2028"):
+        Author(book, name, time.time())
+    told = text(collect(book))
+    names = {one.labels["job"] for one in parsed(told)["holdfast_job_info"].samples}
+    assert EVIL in names
+    assert len(names) == 3
+    assert not [line for line in told.splitlines() if not re.match(r"holdfast_|# (HELP|TYPE) holdfast_", line)] or "\u2028" in told
+
+
+@pytest.mark.parametrize(
+    ("given", "written"), [(math.nan, "NaN"), (math.inf, "+Inf"), (-math.inf, "-Inf"), (3.0, "3"), (0.1, "0.1"), (1e300, "1e+300")]
+)
+def test_numbers_are_written_as_prometheus_reads_them(given: float, written: str) -> None:
+    """Those that are none as well."""
+    assert number(given) == written
+    family = Family("x", "gauge", "X.")
+    family.add(given)
+    assert parsed(text([family]))["x"].samples[0].value == pytest.approx(given, nan_ok=True)
+
+
+def test_a_histogram_counts_what_is_at_most_as_large() -> None:
+    """A value on a bound belongs below it; the last bucket has all."""
+    family = Family("x", "histogram", "X.")
+    family.observe([0.5, 1.0, 7.0], (1.0, 5.0), job="a")
+    samples = {(one.name, one.labels.get("le")): one.value for one in parsed(text([family]))["x"].samples}
+    assert samples == {("x_bucket", "1"): 2, ("x_bucket", "5"): 2, ("x_bucket", "+Inf"): 3, ("x_sum", None): 8.5, ("x_count", None): 3}
+
+
+def test_programs_get_the_same_as_json(here: Command, running: Author) -> None:
+    """Name, kind, help and samples of each family."""
+    told = json.loads(here("metrics", "--json").stdout)
+    step = next(one for one in told if one["name"] == "holdfast_job_step")
+    assert (step["type"], step["samples"][0]["labels"]) == ("gauge", {"job": "gpt-small"})
+
+
+def test_the_file_for_node_exporter_is_whole_and_readable(here: Command, running: Author, tmp_path: Path) -> None:
+    """For the user of node_exporter, and nothing is left beside it; where it cannot be written that is said."""
+    path = tmp_path / "out" / "holdfast.prom"
+    path.parent.mkdir()
+    path.write_text("older")
+    assert here("metrics", "--textfile", str(path)).returncode == 0
+    assert value(parsed(path.read_text()), "holdfast_job_info", job="gpt-small") == 1
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [one.name for one in path.parent.iterdir()] == ["holdfast.prom"]
+    refused = here("metrics", "--textfile", str(tmp_path / "missing" / "holdfast.prom"))
+    assert refused.returncode == 2
+    assert "No such file or directory" in refused.stderr
+
+
+@pytest.fixture
+def served(holdfast_home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Give a server of metrics and its address."""
+    child = subprocess.Popen([*PROGRAM, "metrics", "--serve", "0"], env=environment(), stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    line = child.stderr.readline()
+    yield child, line.split()[2]
+    child.terminate()
+    assert child.wait(30) == 0
+    with child.stderr:
+        assert child.stderr.read() == ""
+
+
+def fetch(url: str) -> tuple[int, str, str]:
+    """Return status, kind and text of what is at *url*."""
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 (our own address)
+            return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers["Content-Type"], error.read().decode()
+
+
+def listening(pid: int) -> set[str]:
+    """Return the addresses at which a process listens, as the kernel writes them."""
+    inodes = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink() and "socket:" in str(link.readlink())}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
+    return {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
+
+
+def test_prometheus_is_answered_on_the_loopback(served: tuple[subprocess.Popen[str], str], book: History, holdfast_home: Path) -> None:
+    """What happened since the last scrape is told; other paths and other methods are refused; a damaged history makes the target down."""
+    child, url = served
+    assert url.startswith("http://127.0.0.1:")
+    assert {one.partition(":")[0] for one in listening(child.pid)} == {"0100007F"}
+    assert fetch(url)[:2] == (200, "text/plain; version=0.0.4; charset=utf-8")
+    Author(book, "late", time.time())
+    assert value(parsed(fetch(url)[2]), "holdfast_job_info", job="late") == 1
+    assert fetch(url.replace("/metrics", "/other"))[0] == 404
+    database = holdfast_home / "history.db"
+    kept = database.read_bytes()
+    book.close()
+    for beside in database.parent.glob("history.db-*"):
+        beside.unlink()
+    database.write_bytes(b"no database at all, but long enough to be taken for one" * 40)
+    wait_until(lambda: fetch(url)[0] == 503, seconds=30)
+    database.write_bytes(kept)
+    wait_until(lambda: fetch(url)[0] == 200, seconds=30)
+
+
+@pytest.mark.parametrize("where", ["nowhere", "192.0.2.1:9464", "127.0.0.1:70000", "no.such.host.example.org:9464", "", ":"])
+def test_an_address_that_is_none_is_refused_with_the_cure(here: Command, where: str) -> None:
+    """Not with a traceback."""
+    done = here("metrics", "--serve", where)
+    assert done.returncode == 2
+    assert "as in `--serve 9464`" in done.stderr
+
+
+def test_ways_that_exclude_each_other_are_refused(here: Command, tmp_path: Path) -> None:
+    """One at a time."""
+    assert "exclude each other" in here("metrics", "--json", "--textfile", str(tmp_path / "x")).stderr
+
+
+def queries_of(part: object) -> Iterator[str]:
+    """Yield every query in a dashboard."""
+    if isinstance(part, dict):
+        for name, inner in part.items():
+            if name in {"expr", "query"} and isinstance(inner, str) and inner != "prometheus":
+                yield inner
+            yield from queries_of(inner)
+    elif isinstance(part, list):
+        for inner in part:
+            yield from queries_of(inner)
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(book: History) -> None:
+    """By their names and labels; and shows each panel in a place of its own."""
+    dashboard = json.loads(DASHBOARD.read_text())
+    kinds = {one.name: one.kind for one in collect(book)}
+    known = set(kinds) | {f"{name}{end}" for name, kind in kinds.items() if kind == "histogram" for end in ("_bucket", "_sum", "_count")}
+    asked = [set(re.findall(r"\bholdfast_\w+", query)) for query in queries_of(dashboard)]
+    assert len(asked) > 25
+    assert all(asked)
+    assert not {name for names in asked for name in names} - known
+    for query in queries_of(dashboard):
+        for name in re.findall(r"(?:rate|increase)\((holdfast_\w+)", query):
+            assert kinds.get(name) == "counter" or name.endswith("_bucket"), query
+        assert query.count("(") == query.count(")")
+    places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places)
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(places)
