@@ -18,6 +18,7 @@ from prefect.exceptions import CancelledRun, FailedRun
 from holdfast.control import runs
 from holdfast.errors import HoldfastError, OperatorError
 from holdfast.history import History, queries
+from holdfast.log import convert, line
 from holdfast.spec import TrainingJob, cluster_of
 
 EXITS: Final = {"COMPLETED": 0, "FAILED": 1, "CANCELLED": 3}
@@ -29,6 +30,7 @@ FAREWELL_SECONDS: Final = 15.0
 
 def main(arguments: list[str], steer: Callable[..., FlowState]) -> int:
     """Run the job described by the file in *arguments*; the last line says what could not be done."""
+    convert()
     try:
         described = json.loads(Path(arguments[0]).read_text())
         job = TrainingJob.model_validate(described["job"])
@@ -43,14 +45,14 @@ def main(arguments: list[str], steer: Callable[..., FlowState]) -> int:
     except (FailedRun, CancelledRun):
         pass  # the verdict on the job, told below
     except HoldfastError as error:
-        print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
+        print(line("flow.failed", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
     except BaseException:  # noqa: BLE001 (whatever Prefect makes of the end of a run: what counts is what the history says)
-        traceback.print_exc()
+        print(line("flow.failed", traceback.format_exc().rstrip(), level="error"), file=sys.stderr)  # noqa: T201
     return _verdict(job.name)
 
 
 def _refuse(why: str) -> int:
-    print(f"holdfast: {why}", file=sys.stderr)  # noqa: T201
+    print(line("refused", f"holdfast: {why}", level="error"), file=sys.stderr)  # noqa: T201
     return REFUSED
 
 
@@ -67,5 +69,6 @@ def _leave_in_time(job: str) -> None:
     while not runs.was_let_go(job):
         time.sleep(0.5)
     time.sleep(FAREWELL_SECONDS)
-    print("holdfast: the Prefect server did not take the end of this flow run; the history has it", file=sys.stderr, flush=True)  # noqa: T201
+    words = "holdfast: the Prefect server did not take the end of this flow run; the history has it"
+    print(line("flow.left", words, level="warning"), file=sys.stderr, flush=True)  # noqa: T201
     os._exit(_verdict(job))

@@ -21,6 +21,19 @@ def job_directory(job: str) -> Path:
     return home() / "jobs" / job
 
 
+def make_private(folder: Path) -> None:
+    """Make *folder*, which may lie below others that are missing, for this user alone; raise ``OSError`` when that cannot be.
+
+    A folder of a job holds its description, its logs and its token. One that was there before keeps its owner and loses what others may do.
+    """
+    for one in reversed([folder, *folder.parents]):
+        if not one.exists():
+            one.mkdir(mode=0o700, exist_ok=True)
+    facts = folder.stat()
+    if facts.st_uid == os.getuid() and facts.st_mode & 0o077:
+        folder.chmod(facts.st_mode & 0o700)
+
+
 def cluster_directory(cluster: str) -> Path:
     """Return the folder that holds the nodes of a local *cluster*."""
     return home() / "clusters" / cluster

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.errors import OperatorError
+from holdfast.log import line
 from holdfast.ports import free_port, is_free, listens
 from holdfast.process import die_with_parent
 
@@ -116,10 +117,10 @@ def main(arguments: list[str]) -> int:
             server = TemporaryServer(folder / "holdfast-server.log", environment)
             server.wait()
         except (OSError, OperatorError) as error:
-            print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
+            print(line("refused", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
             return 2
         environment = server.environment
-        print(f"Prefect UI while this job runs: {server.address}/runs", flush=True)  # noqa: T201
+        print(line("prefect.ui", f"Prefect UI while this job runs: {server.address}/runs"), flush=True)  # noqa: T201
     command = [sys.executable, "-P", "-m", *arguments]
     return os.execve(sys.executable, command, environment)  # noqa: S606 (the same process: the server dies with it)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import secrets
 import sys
@@ -14,6 +13,7 @@ from holdfast.agent.guardian import guard
 from holdfast.agent.identity import Identity, take_node
 from holdfast.agent.kernel_log import ELSEWHERE, KERNEL_LOG
 from holdfast.agent.service import Service
+from holdfast.log import set_up
 from holdfast.process import AGENT_MARK, NODE_MARK, fresh_signals, mark_of, marked, sweep
 from holdfast.wire import encode
 
@@ -36,7 +36,7 @@ def main() -> int:
     if args.detach:
         os.setsid()
     os.environ.update({NODE_MARK: mark_of(me.directory), AGENT_MARK: me.id})
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    set_up()
 
     def serve() -> int:
         try:

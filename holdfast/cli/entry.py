@@ -12,6 +12,7 @@ import click
 
 from holdfast.cli.grammar import NobodyReads, app
 from holdfast.errors import OperatorError
+from holdfast.log import line
 
 REFUSED: Final = 2
 """Something that a person can mend."""
@@ -60,7 +61,7 @@ def _foreign(error: OSError) -> int:
 
 def _refused(message: str) -> int:
     try:
-        click.echo(f"holdfast: {message}", err=True)
+        click.echo(line("refused", f"holdfast: {message}", level="error"), err=True)
         sys.stdout.flush()
     except OSError:  # nowhere left to say it
         _silence()

@@ -113,7 +113,7 @@ class FlowProcess:
 
     def refusal(self) -> str | None:
         """Return the message with which the flow refused to start."""
-        text = "\n".join(self.last_words())
+        text = "\n".join(map(_plain, self.last_words()))
         begin = text.rfind("\n" + REFUSAL) + 1 or (0 if text.startswith(REFUSAL) else -1)
         return text[begin:].removeprefix(REFUSAL).strip() if begin >= 0 else None
 
@@ -123,7 +123,8 @@ def write_spec(job: str, spec: Mapping[str, object]) -> Path:
     path = writable_folder(job) / "spec.json"
     fresh = path.with_suffix(f".{os.getpid()}")
     try:
-        fresh.write_text(json.dumps(spec, indent=1), encoding="utf-8")
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
+            file.write(json.dumps(spec, indent=1))
         fresh.replace(path)
     except OSError as error:
         fresh.unlink(missing_ok=True)
@@ -135,13 +136,22 @@ def writable_folder(job: str) -> Path:
     """Return the folder of *job*, made if it was not there."""
     folder = places.job_directory(job)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        places.make_private(folder)
         (folder / ".").stat()
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
         raise NotWritable("the job's folder", str(folder), error.strerror or str(error)) from error
     return folder
+
+
+def _plain(line: str) -> str:
+    """Return the message in a line of a log, whichever format that has."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return line
+    return str(told.get("message", line)) if isinstance(told, dict) else line
 
 
 def _environment() -> dict[str, str]:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
 from holdfast import __version__
+from holdfast.log import FORMAT, FORMATS
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -50,6 +52,14 @@ def _version(context: click.Context, _option: click.Parameter, wanted: bool) -> 
         context.exit()
 
 
+def _log_format(_context: click.Context, _option: click.Parameter, wanted: str | None) -> None:
+    """Have this process, and all that it starts, log so."""
+    if wanted is not None:
+        os.environ[FORMAT] = wanted
+    elif os.environ.get(FORMAT, "text") not in FORMATS:
+        raise click.UsageError(f"{FORMAT} is '{os.environ[FORMAT]}'; it must be {' or '.join(FORMATS)}")
+
+
 def _refuse_unless_picture(output: Path | None) -> None:
     if output is not None and output.suffix.lower() not in {".html", ".png", ".svg"}:
         raise click.BadParameter(f"'{output}' ends in none of .html, .png and .svg. Name one of these.", param_hint="'--output'")
@@ -78,6 +88,14 @@ def example(*lines: str) -> str:
     context_settings=CONTEXT,
     no_args_is_help=True,
     epilog=example("holdfast demo", "holdfast run job.yaml", "holdfast status"),
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    expose_value=False,
+    is_eager=True,
+    callback=_log_format,
+    help="How this command, flows and agents log; default: HOLDFAST_LOG, or text.",
 )
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit.")
 def app() -> None:

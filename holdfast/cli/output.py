@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import click
 
+from holdfast.log import line as as_logged
 from holdfast.report.wording import visible
 
 COLOURS: Final[Mapping[str, str]] = {
@@ -65,7 +66,7 @@ def say(text: str = "") -> None:
 
 def hint(text: str) -> None:
     """Write a line that is no result: to stderr."""
-    click.echo(visible(text), err=True)
+    click.echo(as_logged("hint", visible(text)), err=True)
 
 
 def say_json(value: object, *, indent: int | None = 2) -> None:

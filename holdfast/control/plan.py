@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.places import job_directory
+from holdfast.places import job_directory, make_private
 from holdfast.runtime.preload import USUAL
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def token_of(job: Job) -> str:
         return known
     path = _token_file(job)
     token = secrets.token_hex(16)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     beside = path.with_suffix(".new")
     beside.unlink(missing_ok=True)
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

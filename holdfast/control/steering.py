@@ -37,7 +37,7 @@ from holdfast.history import (
 )
 from holdfast.history.figures import fleet, work
 from holdfast.log import note
-from holdfast.places import job_directory
+from holdfast.places import job_directory, make_private
 from holdfast.spec import Cluster, TrainingJob, cluster_of
 from holdfast.spec.load_policy import policy_for
 from holdfast.spec.policy import LONGEST
@@ -92,7 +92,7 @@ def steering(spec: TrainingJob, cluster: Cluster, tell: Tell = lambda _event, _f
 def spill_file(job: str) -> Path:
     """Return the file that takes rows the database could not."""
     folder = job_directory(job)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     return folder / "history.spill.jsonl"
 
 

@@ -101,6 +101,7 @@ def _make_folder(path: Path, url: str) -> None:
     """Make the folder of a new file, for this user alone."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # the files that SQLite puts beside it get the same mode
     except OSError as error:
         raise NotWritable("the history", url, error.strerror or str(error)) from error
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import sys
 from pathlib import Path
 
 from holdfast.agent.lookout.watch import Watch
+from holdfast.log import set_up
 
 
 def main(arguments: list[str]) -> None:
     """Watch the node until the agent goes."""
     descriptor, node, kernel_log, root = arguments
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    set_up()
     with socket.socket(fileno=int(descriptor)) as agent:
         agent.set_inheritable(False)
         try:

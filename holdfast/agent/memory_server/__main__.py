@@ -21,6 +21,7 @@ from holdfast.agent.memory_server.news import News
 from holdfast.agent.memory_server.pushing import Home, Pusher
 from holdfast.agent.memory_server.serving import Serving
 from holdfast.agent.memory_server.shelf import OWN, Shelf
+from holdfast.log import set_up
 from holdfast.vault import SUFFIX
 from holdfast.wire import LineBuffer, Message, encode
 
@@ -122,7 +123,7 @@ class Server:
 def main() -> int:
     """Serve until the agent hangs up."""
     control, listening = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    set_up()
     _yield_to_training()
     threading.stack_size(SMALL_STACK)
     control.setblocking(True)  # noqa: FBT003 (its only argument)
