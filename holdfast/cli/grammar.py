@@ -768,6 +768,21 @@ def explain_incident(incident: str, job: str | None, as_json: bool) -> int:
     return explain(incident, job, as_json=as_json)
 
 
+@app.command("support-bundle", epilog=example("holdfast support-bundle", "holdfast support-bundle gpt-small -o bundle.tar.gz"))
+@click.argument("job", required=False)
+@click.option("--output", "-o", type=file_path, metavar="FILE", help="Where to write it; default: a name with the time, here.")
+@as_json
+def support_bundle(job: str | None, output: Path | None, as_json: bool) -> int:
+    """Gather what somebody who helps needs to see.
+
+    Versions, this machine, the history of JOB (default: the newest), ends of logs and journals: a .tar.gz file without tokens,
+    keys and passwords. It works where the job or the history is damaged, and says what is missing.
+    """
+    from holdfast.cli.bundling import support_bundle
+
+    return support_bundle(job, output, as_json=as_json)
+
+
 @app.command(epilog=example("holdfast demo"))
 @click.option("--json", "json_file", type=file_path, metavar="FILE", help="Write the result there, for programs.")
 @click.option("--no-browser", is_flag=True, help="Open no browser at the end.")

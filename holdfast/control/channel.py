@@ -258,7 +258,9 @@ class AgentChannel:
                 self._told = number
             self._inbox.put((self.node, message))
             return
-        number = message.get("re", -1)
+        number = message.get("re")
+        if not isinstance(number, int):  # an answer to nothing that was asked
+            return
         self._unanswered.pop(number, None)
         waiting = self._answers.get(number)
         if waiting is not None:

@@ -1,0 +1,1 @@
+"""What somebody who helps needs to see of an installation, in one file and without its secrets."""

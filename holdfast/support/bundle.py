@@ -1,0 +1,226 @@
+"""The bundle itself: one part after the other, each of which may fail without costing the others."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from sqlmodel import SQLModel, col, select
+
+from holdfast import places
+from holdfast.errors import HoldfastError, NotWritable
+from holdfast.history import models
+from holdfast.history.store import History
+from holdfast.support import facts
+from holdfast.support.redacting import Redactor
+
+TAIL: Final = 1024 * 1024
+"""Bytes of the end of each log; of a journal as well."""
+MOST_ROWS: Final = 5000
+"""Of each table, the newest; a job has millions of steps."""
+MOST_FILES: Final = 400
+LOGS: Final = ("*.log", "*.jsonl", "*.old", "*.before", "agent.json", "policy*.yaml", "*.refused")
+OF_JOB: Final = (
+    models.Move, models.Generation, models.Incident, models.Fault, models.Verdict, models.Decision, models.Phase, models.Step,
+    models.Checkpoint, models.Snapshots, models.Request, models.Weighing, models.Question, models.Remark, models.Lease,
+)  # fmt: skip
+OF_CLUSTER: Final = (models.NodeMove, models.NodeVerdict, models.NodeHold, models.ServiceMove)
+
+README: Final = """\
+A support bundle of Holdfast, made {at} by version {version}.
+
+job:      {job}
+home:     {home}
+history:  {history}
+
+versions.json, machine.json, environment.json, health.json, processes.json: this installation and this machine
+history/  rows about the job and its cluster, one JSON object a line, the newest {rows} of each table
+job/      the folder of the job: description, log of the flow, what could not be written to the history
+nodes/    ends of the logs and journals of agents and workers that lie on this machine; those on other hosts stay there
+
+Secrets are replaced by ***: tokens, keys, passwords, addresses of webhooks, values of the job's environment.
+What a script printed into its logs is searched for what looks like a secret; have a look before you send it to somebody.
+{problems}"""
+
+
+class Bundle:
+    """A tar file in the making."""
+
+    def __init__(self, tar: tarfile.TarFile, top: str, redactor: Redactor) -> None:
+        self._tar, self._top, self._redactor = tar, top, redactor
+        self.problems: list[str] = []
+
+    def part(self, name: str, make: Callable[[], Any]) -> None:
+        """Add what *make* returns as JSON; or the reason why there is none."""
+        try:
+            self.add(f"{name}.json", json.dumps(self._redactor.value(make()), indent=1, default=str) + "\n")
+        except Exception as error:  # noqa: BLE001 (a bundle is wanted most where much is broken)
+            self.fail(name, error)
+
+    def add(self, name: str, text: str, *, at: float | None = None) -> None:
+        """Add a text, without its secrets."""
+        data = self._redactor.text(text).encode("utf-8", "backslashreplace")
+        entry = tarfile.TarInfo(f"{self._top}/{name}")
+        entry.size, entry.mode, entry.mtime = len(data), 0o600, int(at if at is not None else time.time())
+        self._tar.addfile(entry, io.BytesIO(data))
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Note that a part is missing."""
+        self.problems.append(self._redactor.text(f"{name}: {type(error).__name__}: {error}"))
+
+    def tail(self, name: str, path: Path) -> None:
+        """Add the end of a file."""
+        try:
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            with os.fdopen(os.open(path, flags), "rb") as file:
+                facts_of = os.fstat(file.fileno())
+                if not stat.S_ISREG(facts_of.st_mode):
+                    return
+                file.seek(max(0, facts_of.st_size - TAIL))
+                self.add(name, file.read(TAIL).decode(errors="replace"), at=facts_of.st_mtime)
+        except OSError as error:
+            self.fail(name, error)
+
+
+def write(output: Path, job: str | None) -> list[str]:
+    """Write the bundle about *job* (or the newest one) to *output*; return what is missing in it. Raise `NotWritable` when it cannot be."""
+    redactor = Redactor()
+    redactor.learn_environment(os.environ)
+    top = output.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
+    beside = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
+            bundle = Bundle(tar, top, redactor)
+            _fill(bundle, redactor, job)
+        beside.replace(output)
+    except OSError as error:
+        raise NotWritable("the support bundle", str(output), error.strerror or str(error)) from error
+    finally:
+        beside.unlink(missing_ok=True)
+    return bundle.problems
+
+
+def _fill(bundle: Bundle, redactor: Redactor, name: str | None) -> None:
+    rows, told = None, {"name": name, "cluster": None}
+    try:
+        rows = History.open(create=False)
+        found = _job(rows, name)
+        if found is not None:
+            told = {"name": found.name, "cluster": str(found.cluster.get("name", ""))}
+    except Exception as error:  # noqa: BLE001 (as above)
+        bundle.fail("history", error)
+        found = None
+    folder = places.job_directory(told["name"]) if told["name"] else None
+    if folder is not None:
+        _learn(redactor, folder)
+    bundle.part("versions", facts.versions)
+    bundle.part("machine", facts.machine)
+    bundle.part("environment", lambda: facts.variables(os.environ))
+    bundle.part("health", facts.health)
+    bundle.part("processes", facts.processes)
+    if rows is not None:
+        if found is not None:
+            _history(bundle, redactor, rows, found)
+        rows.close()
+    if folder is not None:
+        _folder(bundle, "job", folder)
+        bundle.part("job/spec", lambda: _spec(redactor, json.loads((folder / "spec.json").read_text())))
+    for node in _nodes(told["cluster"]):
+        _folder(bundle, f"nodes/{node.name}", node)
+    problems = "\n".join(["", "Not in it, and why:", *bundle.problems, ""]) if bundle.problems else ""
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    shown = {"job": told["name"] or "none", "home": places.home(), "history": places.history_url(), "rows": MOST_ROWS, "problems": problems}
+    bundle.add("README.txt", README.format(at=at, version=facts.versions()["holdfast"], **shown))
+
+
+def _job(history: History, name: str | None) -> models.Job | None:
+    """Return the newest job of that name or with that id, or the newest of all; nothing where the history knows none."""
+    wanted = select(models.Job)
+    if name is not None:
+        wanted = wanted.where((col(models.Job.name) == name) | (col(models.Job.id).startswith(name)))
+    with history.session() as session:
+        return session.exec(wanted.order_by(col(models.Job.id).desc()).limit(1)).first()
+
+
+def _learn(redactor: Redactor, folder: Path) -> None:
+    """Learn the job's token, and what its description holds that is secret."""
+    with suppress(OSError, ValueError):
+        redactor.learn(*(folder / "token").read_text().split()[1:])
+    with suppress(OSError, ValueError, AttributeError):
+        redactor.value(_spec(redactor, json.loads((folder / "spec.json").read_text())))
+
+
+def _spec(redactor: Redactor, told: Any) -> Any:  # noqa: ANN401 (any JSON)
+    """Return a job's description with the values of its environment hidden."""
+    if not isinstance(told, dict):
+        return told
+    found = {}
+    for name, value in told.items():
+        if name == "environment" and isinstance(value, dict):
+            found[name] = redactor.environment({str(key): str(one) for key, one in value.items()}, facts.SHOWN)
+            redactor.learn(*(str(one) for key, one in value.items() if found[name][str(key)] == "***"))
+        else:
+            found[name] = _spec(redactor, value)
+    return found
+
+
+def _history(bundle: Bundle, redactor: Redactor, history: History, job: models.Job) -> None:
+    """Add what the history knows of the job and of its cluster's nodes."""
+    bundle.part("history/job", lambda: {**job.model_dump(), "spec": _spec(redactor, job.spec), "cluster": job.cluster})
+    for model in OF_JOB:
+        _table(bundle, redactor, history, model, col(model.job_id) == job.id)
+    cluster = str(job.cluster.get("name", ""))
+    for one in OF_CLUSTER:
+        _table(bundle, redactor, history, one, col(one.cluster) == cluster)
+
+
+def _table(bundle: Bundle, redactor: Redactor, history: History, model: type[SQLModel], where: Any) -> None:  # noqa: ANN401 (a condition)
+    name = str(model.__tablename__)
+    try:
+        order: Any = getattr(model, "at", None)
+        wanted = select(model).where(where)
+        with history.session() as session:
+            rows = session.exec(wanted.order_by(col(order).desc()).limit(MOST_ROWS) if order is not None else wanted.limit(MOST_ROWS)).all()
+        lines = [json.dumps(redactor.value(row.model_dump()), default=str) for row in reversed(rows)]
+        bundle.add(f"history/{name}.jsonl", "".join(line + "\n" for line in lines))
+    except HoldfastError as error:
+        bundle.fail(f"history/{name}", error)
+
+
+def _nodes(cluster: str | None) -> Iterator[Path]:
+    """Yield the folders of nodes that lie on this machine: of one cluster, or of all where nobody knows which."""
+    clusters = [places.cluster_directory(cluster)] if cluster else []
+    with suppress(OSError):
+        clusters = clusters or sorted(places.cluster_directory("x").parent.iterdir())
+    for one in clusters:
+        with suppress(OSError):
+            yield from sorted(node for node in one.iterdir() if node.is_dir() and not node.is_symlink())
+
+
+def _folder(bundle: Bundle, name: str, folder: Path) -> None:
+    """Add the ends of a folder's logs and journals, and a list of all that lies there."""
+    listed: list[str] = []
+    taken = 0
+    try:
+        for path in sorted(folder.rglob("*")):
+            if len(listed) >= MOST_FILES * 10:
+                break
+            with suppress(OSError):
+                facts_of = path.lstat()
+                when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(facts_of.st_mtime))
+                listed.append(f"{stat.filemode(facts_of.st_mode)} {facts_of.st_size:>12} {when} {path.relative_to(folder)}")
+                if taken < MOST_FILES and stat.S_ISREG(facts_of.st_mode) and any(path.match(one) for one in LOGS):
+                    taken += 1
+                    bundle.tail(f"{name}/{path.relative_to(folder)}", path)
+    except OSError as error:
+        bundle.fail(name, error)
+    bundle.add(f"{name}/files.txt", "\n".join(listed) + "\n")

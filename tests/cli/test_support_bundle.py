@@ -1,0 +1,190 @@
+"""What leaves the house in a support bundle: all that helps, and no secret, whatever is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from sqlmodel import SQLModel
+
+from holdfast.history.models import Fault, Remark
+from holdfast.history.store import History
+from holdfast.support.redacting import Redactor
+from tests.cli.conftest import Command
+from tests.cli.written_history import Author
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+SECRETS = {
+    "token": TOKEN,
+    "api key": "pnu_ABCDEFGHIJKLMNOPQRSTUVWX",
+    "database": "hunter2-of-postgres",
+    "quoted": "p@ss/w0rd!",
+    "job": "wandb-aaaabbbbcccc",
+    "argument": "argument-ddddeeee",
+    "webhook": "T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX",
+    "apprise": "tokenA1/tokenB2/tokenC3",
+    "bearer": "abcdefghijklmnop.qrstuv",
+    "github": "ghp_abcdefghijklmnopqrstuvwxyz012345",
+    "hub": "hf_abcdefghijklmnopqrstuvwxyz",
+    "amazon": "AKIAABCDEFGHIJKLMNOP",
+    "web token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N",
+    "key": "MIIEpAIBAAKCAQEAnotakeyatall",
+    "query": "sig-qqqqwwwweeee",
+    "plain": "correct-horse-battery",
+}
+SAID = f"""\
+connecting to postgresql://user:{SECRETS["database"]}@db.example.org/holdfast
+again as postgresql://user:p%40ss%2Fw0rd%21@db.example.org/holdfast
+POST https://hooks.example.org/services/{SECRETS["webhook"]}
+notify slack://{SECRETS["apprise"]}
+Authorization: Bearer {SECRETS["bearer"]}
+cloning with {SECRETS["github"]} and {SECRETS["hub"]} and {SECRETS["amazon"]}
+cookie {SECRETS["web token"]}
+-----BEGIN RSA PRIVATE KEY-----
+{SECRETS["key"]}
+-----END RSA PRIVATE KEY-----
+GET https://bucket.example.org/data?X-Amz-Signature={SECRETS["query"]}&part=1
+{{"password": "{SECRETS["plain"]}"}}
+HOLDFAST_TOKEN={TOKEN}
+started with --api-token {SECRETS["argument"]} and {SECRETS["job"]}
+step 17 took 0.25 s on node-1
+"""
+
+
+def plant(home: Path, book: History, author: Author, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put secrets wherever some could come to lie."""
+    monkeypatch.setenv("PREFECT_API_KEY", SECRETS["api key"])
+    monkeypatch.setenv("PREFECT_API_URL", f"https://someone:{SECRETS['database']}@prefect.example.org/api")
+    folder = home / "jobs" / "gpt-small"
+    node = home / "clusters" / "local" / "node-1"
+    for one in (folder / "logs", node):
+        one.mkdir(parents=True)
+    (folder / "token").write_text(f"{author.job.id} {TOKEN}")
+    spec = {
+        "name": "gpt-small",
+        "args": ["--api-token", SECRETS["argument"], "--lr", "0.1"],
+        "environment": {"WANDB": SECRETS["job"], "NCCL_DEBUG": "INFO"},
+    }
+    (folder / "spec.json").write_text(json.dumps({"job": spec, "cluster": {"kind": "local"}}))
+    for path in (folder / "flow.log", folder / "logs" / "rank-0.log", node / "agent.log", folder / "history.spill.jsonl.refused"):
+        path.write_text(SAID)
+    (node / "journal.jsonl").write_text(json.dumps({"seq": 1, "event": "worker.raised", "raised": {"traceback": SAID}}) + "\n")
+    (node / "link.log").symlink_to("/etc/passwd")
+    os.mkfifo(node / "pipe.log")
+    remark = Remark(job_id=author.job.id, at=1.0, text=SAID)
+    evidence = {"quote": SAID, "webhook": "https://example.org/" + SECRETS["webhook"], "password": SECRETS["plain"]}
+    fault = Fault(job_id=author.job.id, at=1.0, kind="x", level="record", subject="", blame="", generation=1, evidence=evidence)
+    rows: list[SQLModel] = [remark, fault]
+    with book.session() as session:
+        session.add_all(rows)
+        job = author.job
+        job.spec = spec
+        session.merge(job)
+
+
+def contents(path: Path) -> dict[str, str]:
+    """Return the texts in a bundle by their names."""
+    with tarfile.open(path) as tar:
+        return {one.name.partition("/")[2]: (tar.extractfile(one) or pytest.fail(one.name)).read().decode() for one in tar.getmembers()}
+
+
+def leaks(texts: dict[str, str]) -> list[tuple[str, str]]:
+    """Return which secret stands where."""
+    return [(name, which) for name, text in texts.items() for which, secret in SECRETS.items() if secret in text]
+
+
+def test_a_bundle_has_what_helps_and_no_secret(  # noqa: PLR0917 (fixtures)
+    here: Command, holdfast_home: Path, book: History, running: Author, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Planted in the environment, the job's description, logs, journals and the history."""
+    plant(holdfast_home, book, running, monkeypatch)
+    assert all(secret in SAID or which in {"api key", "quoted"} for which, secret in SECRETS.items())
+    done = here("support-bundle", "gpt-small", "-o", "b.tar.gz", "--json")
+    told = json.loads(done.stdout)
+    assert told["missing"] == []
+    assert (tmp_path / "b.tar.gz").stat().st_mode & 0o777 == 0o600
+    texts = contents(tmp_path / "b.tar.gz")
+    assert leaks(texts) == []
+    for name in (
+        "README.txt",
+        "versions.json",
+        "machine.json",
+        "health.json",
+        "job/flow.log",
+        "job/logs/rank-0.log",
+        "job/spec.json",
+        "nodes/node-1/agent.log",
+    ):
+        assert texts[name], name
+    assert "step 17 took 0.25 s on node-1" in texts["nodes/node-1/agent.log"]
+    assert "postgresql://***@db.example.org/holdfast" in texts["job/flow.log"]
+    spec = json.loads(texts["job/spec.json"])["job"]
+    assert (spec["args"], spec["environment"]) == (["--api-token", "***", "--lr", "0.1"], {"NCCL_DEBUG": "INFO", "WANDB": "***"})
+    incidents = [json.loads(line) for line in texts["history/incident.jsonl"].splitlines()]
+    assert {one["number"] for one in incidents} == {1, 2, 3}
+    assert json.loads(texts["versions.json"])["protocol"] == 1
+    assert "root:" not in "".join(texts.values())
+    assert " token" in texts["job/files.txt"]
+
+
+@pytest.mark.parametrize("damage", ["history", "spec", "folder", "all"])
+def test_it_works_where_much_is_broken(  # noqa: PLR0917 (fixtures)
+    here: Command, holdfast_home: Path, book: History, running: Author, tmp_path: Path, damage: str
+) -> None:
+    """What cannot be had is told, and the rest is there."""
+    folder = holdfast_home / "jobs" / "gpt-small"
+    folder.mkdir(parents=True)
+    (folder / "flow.log").write_bytes(b"\xff\xfe half a line")
+    book.close()
+    if damage in {"history", "all"}:
+        (holdfast_home / "history.db").write_bytes(b"no database" * 1000)
+        for beside in holdfast_home.glob("history.db-*"):
+            beside.unlink()
+    if damage in {"spec", "all"}:
+        (folder / "spec.json").write_text('{"job": {"name"')
+    if damage == "folder":
+        (folder / "flow.log").unlink()
+        folder.rmdir()
+    done = here("support-bundle", "gpt-small", "-o", "b.tar.gz")
+    assert done.returncode == 0, done.stderr
+    texts = contents(tmp_path / "b.tar.gz")
+    assert ("history" in texts["README.txt"].partition("Not in it")[2]) == (damage in {"history", "all"})
+    assert "job/spec" in texts["README.txt"].partition("Not in it")[2]
+    assert ("half a line" in texts.get("job/flow.log", "")) == (damage != "folder")
+    assert "holdfast" in texts["versions.json"]
+
+
+def test_without_a_job_it_tells_of_the_installation(here: Command, tmp_path: Path) -> None:
+    """On a fresh machine too."""
+    done = here("support-bundle")
+    assert done.returncode == 0
+    (path,) = tmp_path.glob("holdfast-support-all-*.tar.gz")
+    assert done.stdout.strip() == path.name
+    assert "job:      none" in contents(path)["README.txt"]
+
+
+def test_a_job_that_nobody_knows_and_a_place_that_cannot_be_written_are_refused(here: Command, running: Author, tmp_path: Path) -> None:
+    """With the nearest name, and with the reason; nothing is left."""
+    assert "gpt-small" in here("support-bundle", "gpt-smal").stderr
+    done = here("support-bundle", "-o", str(tmp_path / "missing" / "b.tar.gz"))
+    assert (done.returncode, "No such file" in done.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        "step 100 loss 2.5 at https://prefect.example.org/runs/flow-run/abc?page=2",
+        "keys: generation-2/groups/group-0, 12 tokens a second",
+        "the monkey passed the key signature",
+        "sqlite:////root/.holdfast/history.db",
+        'File "/a/tokenizer.py", line 7, in tokenize',
+        "ssh://train@gpu1.example.org:2222/home",
+    ],
+)
+def test_what_is_no_secret_stays(harmless: str) -> None:
+    """A log that is all stars helps nobody."""
+    assert Redactor().text(harmless) == harmless
