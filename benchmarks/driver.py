@@ -214,7 +214,7 @@ class Driver:
             "do": "regroup",
             "generation": self.generation,
             "world": self.ranks,
-            "incarnations": {str(one): number for one, number in self._since.items()},
+            "incarnations": [[one, one, number] for one, number in self._since.items()],
             "store": list(self._store),
             "serve": self._serve,
             "token": TOKEN,

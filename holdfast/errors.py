@@ -5,6 +5,7 @@ HoldfastError
 │   ├── BadFile              a job, cluster or policy file that cannot be used as it is
 │   ├── JobAlreadyRunning    another flow holds the lease of this job
 │   ├── NotEnoughNodes       more nodes wanted than the cluster can give
+│   ├── TooFewDescriptors    more nodes than this process may have connections
 │   ├── NotWritable          a directory that must be written cannot be
 │   ├── NotReadable          a directory or a file that must be read cannot be
 │   ├── UnusableFile         a key, or a file of keys, with which nobody can log in
@@ -96,6 +97,21 @@ class NotEnoughNodes(OperatorError):
         return (
             f"the job wants {self.wanted} node(s) but cluster '{self.cluster}' has {self.free} free{detail}. "
             "Lower `nodes.wanted` or `nodes.spare`, or give the cluster more nodes; `holdfast nodes` lists them."
+        )
+
+
+class TooFewDescriptors(OperatorError):
+    """More nodes than this process may have connections."""
+
+    def __init__(self, nodes: int, needed: int, hard: int) -> None:
+        super().__init__(nodes, needed, hard)
+        self.nodes, self.needed, self.hard = nodes, needed, hard
+
+    def __str__(self) -> str:
+        return (
+            f"{self.nodes} nodes need {self.needed} open files, and this process may have {self.hard}. Raise the hard limit: "
+            f"`LimitNOFILE={self.needed}` in its systemd unit, a line `* hard nofile {self.needed}` in /etc/security/limits.conf, "
+            f"or `ulimit -Hn {self.needed}` as root before it is started."
         )
 
 

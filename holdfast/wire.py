@@ -19,6 +19,9 @@ PROTOCOL: Final = 1
 GREETING: Final = b"holdfast-gate "
 """How the first line of a node's gate begins: what a login shell prints before it is no word of ours."""
 
+BEAT: Final = 0.25
+"""Seconds between two beats of an agent to its flow while workers run, unless the flow of a large job asks for fewer."""
+
 LONGEST_LINE: Final = 4 * 1024 * 1024
 """Bytes. A longer line is not a message of ours."""
 
@@ -41,16 +44,16 @@ def encode(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
 
 
-def decode(line: bytes) -> Message:
+def decode(line: bytes | bytearray) -> Message:
     """Return the message in *line*; raise `BadLine` for anything that is not one JSON object."""
     try:
-        message = json.loads(line)
+        message = json.loads(str(line, "utf-8"))
     except (ValueError, RecursionError) as error:
-        raise BadLine(f"not JSON: {line[:80]!r}") from error
+        raise BadLine(f"not JSON: {bytes(line[:80])!r}") from error
     if not isinstance(message, dict):
-        raise BadLine(f"not an object: {line[:80]!r}")
+        raise BadLine(f"not an object: {bytes(line[:80])!r}")
     if line.count(b"[") + line.count(b"{") > DEEPEST and _is_deep(message):
-        raise BadLine(f"more than {DEEPEST} objects inside of each other: {line[:80]!r}")
+        raise BadLine(f"more than {DEEPEST} objects inside of each other: {bytes(line[:80])!r}")
     return message
 
 
@@ -84,7 +87,7 @@ class LineBuffer:
             if len(line) > LONGEST_LINE:
                 raise BadLine(f"a line of {len(line)} bytes is too long")
             if line.strip():
-                yield decode(bytes(line))
+                yield decode(line)
         if too_long:
             raise BadLine(f"a line of more than {LONGEST_LINE} bytes is too long")
 

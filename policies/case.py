@@ -188,7 +188,8 @@ class Case:
     @property
     def unfit(self) -> tuple[str, ...]:
         """Members that cannot hold ranks now."""
-        return tuple(node for node in self.members if node in self.leaving)
+        leaving = self.leaving
+        return tuple(node for node in self.members if node in leaving)
 
     @property
     def bad(self) -> tuple[str, ...]:

@@ -39,7 +39,8 @@ def place(members: Sequence[str], ranks_per_node: int, world: int = 0) -> Member
 
 def filled_up(members: Sequence[str], spares: Sequence[str], width: int) -> tuple[str, ...]:
     """Return *members*, and as many of *spares* after them as are missing to *width* nodes."""
-    more = [node for node in spares if node not in members]
+    known = set(members)
+    more = [node for node in spares if node not in known]
     return (*members, *more[: max(0, width - len(members))])
 
 
@@ -49,7 +50,7 @@ def regular(membership: Membership, ranks_per_node: int, lost: frozenset[str] = 
     After a take-over ranks may be spread over more nodes than they need: those that hold most of them count, lost ones last.
     """
     width = -(-sum(map(len, membership.values())) // ranks_per_node)
-    chosen = sorted(membership, key=lambda node: (node in lost, -len(membership[node]), min(membership[node], default=0)))[:width]
+    chosen = set(sorted(membership, key=lambda node: (node in lost, -len(membership[node]), min(membership[node], default=0)))[:width])
     return tuple(node for node in membership if node in chosen)
 
 

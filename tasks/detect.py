@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Final
 
 from prefect import task
@@ -30,6 +31,10 @@ from policies.record import act_of, bounded
 from policies.states import Event
 from tasks.turn import Turn
 
+MOST_ALIKE: Final = 256
+"""Faults of one kind that an incident has rows of: when thousands of ranks see one node go, the verdict says how many, and nobody reads each."""
+MOST_BROKEN: Final = 128
+"""Broken groups that are weighed."""
 ANSWER_SECONDS: Final = 0.5
 """How long agents may take to say who lives: so long an end that broke a group is waited for in any case."""
 STRAGGLERS: Final = 10.0
@@ -90,23 +95,39 @@ def settled(run: Run, silences: list[AgentSilence]) -> tuple[list[Fault], list[A
     """
     begin, silence, asked = time.monotonic(), run.spec.limits.agent_silence.total_seconds(), False
     while True:
-        faults = run.faults() + see(silences, limits_of(run.spec.limits))
+        heard = run.faults() + see(silences, limits_of(run.spec.limits))
+        faults, members = few(heard), _members(run, heard)
         doubtful = run.doubtful()
         if faults and not doubtful and can_be_taken_over(run, faults, silences):
             return faults, silences
         if only_groups(faults) and not doubtful and not asked:
             asked = True
-            if all_live(run) and only_groups(faults := run.faults()):
+            if all_live(run) and only_groups(faults := few(run.faults())):
                 return faults, silences
             continue
         waited = time.monotonic() - begin
         if not doubtful and waited >= max(
-            seconds_to_settle(faults, len(run.members), silence=silence, levels=run.levels), _seconds_for_twins(run, faults)
+            seconds_to_settle(faults, members, silence=silence, levels=run.levels), _seconds_for_twins(run, faults)
         ):
             return faults, silences
         run.pump(0.02)
         if run.missing():
             silences = silences + look_twice(run)
+
+
+def few(faults: list[Fault]) -> list[Fault]:
+    """Return *faults*, of those groups that broke only the first: thousands of ranks that lost one peer say no more than some of them."""
+    broken = [fault for fault in faults if fault.kind == GROUP_BROKEN.id]
+    if len(broken) <= MOST_BROKEN:
+        return faults
+    left = {id(fault) for fault in sorted(broken, key=lambda fault: fault.at)[MOST_BROKEN:]}
+    return [fault for fault in faults if id(fault) not in left]
+
+
+def _members(run: Run, faults: list[Fault]) -> int:
+    """Return on how many nodes faults are to be expected before all have told: of `few` not more than those have."""
+    told = {fault.node for fault in faults if fault.node}
+    return len({fault.node for fault in few(faults) if fault.node}) if len(told) >= len(run.members) else len(run.members)
 
 
 def can_be_taken_over(run: Run, faults: list[Fault], silences: list[AgentSilence]) -> bool:
@@ -183,10 +204,14 @@ def open_incident(run: Run, diagnosis: Diagnosis, detected: float, acting: list[
     elif root.entry.weight > CATALOGUE[incident.row.kind].weight:
         incident.row.kind, incident.row.subject = root.kind, root.subject
         run.recorder.amend(models.Incident, incident.row.id, kind=root.kind, subject=root.subject)
+    known, kinds = set(incident.faults), Counter(fault.kind for fault in incident.faults)
     for fault in belong(diagnosis, acting):
-        if fault not in incident.faults:
+        if fault not in known:
+            known.add(fault)
+            kinds[fault.kind] += 1
             incident.faults.append(fault)
-            incident.fault_rows.append(run.record_fault(fault, incident=incident.row.id, root=fault is root))
+            if kinds[fault.kind] <= MOST_ALIKE or fault is root:
+                incident.fault_rows.append(run.record_fault(fault, incident=incident.row.id, root=fault is root))
     incident.diagnosis = diagnosis
     incident.verdict = row_of(diagnosis, run.job.id, incident.row.id, run.levels)
     run.recorder.add(incident.verdict)
@@ -199,7 +224,8 @@ def a_case(run: Run, incident: IncidentInWork | None, diagnosis: Diagnosis, lost
     lost |= frozenset(incident.lost if incident is not None else ()) & set(run.members)
     members = regular(run.board.membership, run.spec.nodes.ranks, lost)
     seen = (diagnosis.root, *diagnosis.echoes)
-    beside = tuple(node for node in run.members if node not in members and node not in lost)
+    counted = lost.union(members)
+    beside = tuple(node for node in run.members if node not in counted)
     return Case(
         now=now,
         diagnosis=diagnosis,

@@ -35,7 +35,8 @@ def isolate(job: str) -> Turn:
     assert incident.decision is not None
     if incident.decision.rung in IN_PROCESS:
         return takeover.isolate(run, incident)
-    staying = [node for node in run.members if node in run.fleet.alive()]
+    alive = set(run.fleet.alive())
+    staying = [node for node in run.members if node in alive]
     answers = run.fleet.order(staying, "stop", generation=run.generation, signal=int(signal.SIGKILL), grace=0.0)
     incident.note_order(run.recorder)
     if failures(answers):
@@ -57,6 +58,6 @@ def wait_until_gone(run: Run, nodes: set[str]) -> set[str]:
     until = time.monotonic() + STOP_SECONDS
     while not run.board.all_ended(nodes) and time.monotonic() < until:
         run.pump(0.02)
-        if any(node in run.fleet.gone() for node in nodes):
+        if not nodes.isdisjoint(run.fleet.gone()):
             break
     return nodes - run.board.gone

@@ -54,7 +54,8 @@ def gather(run: Run) -> tuple[str, ...]:
         run.preflight.finish()
         candidates = run.preflight.by_worth(candidates)
     order = run.fleet.source.names()
-    ready = run.preflight.by_worth(run.wards.usable(node for node in order if node in run.fleet.alive()))
+    alive = set(run.fleet.alive())
+    ready = run.preflight.by_worth(run.wards.usable(node for node in order if node in alive))
     barred = run.wards.left_out()
     if len(ready) < nodes.wanted:
         raise NotEnoughNodes(nodes.wanted, len(ready), run.cluster.name, "; ".join([*refused, *barred]))
@@ -88,8 +89,10 @@ def _tell_of_sick(run: Run, ready: list[str], order: list[str]) -> None:
         why = run.preflight.against(node)
         sound = run.preflight.is_sound(node)
         run.stand(node, "healthy" if sound else "suspect", "its agent is up" if sound else why)
-    well = [order.index(node) for node in ready if not run.preflight.against(node)]
-    passed = [node for node in order[: max(well, default=0)] if node not in ready]
+    place = {node: number for number, node in enumerate(order)}
+    well = [place[node] for node in ready if not run.preflight.against(node)]
+    used = set(ready)
+    passed = [node for node in order[: max(well, default=0)] if node not in used]
     for why, nodes in run.preflight.news(passed).items():
         run.remark(f"{', '.join(nodes)} passed over: {why}")
     for why, nodes in run.preflight.news(ready[: run.spec.nodes.wanted]).items():

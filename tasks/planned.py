@@ -11,6 +11,7 @@ from detectors.evidence import TakeOverTrouble
 from holdfast.control.fleet import failures
 from holdfast.control.lineup import Lineup
 from holdfast.control.move import MoveInWork
+from holdfast.control.plan import told_of
 from holdfast.control.run import TICK, Run
 from policies.ladder import Seat
 from policies.placement import Membership, membership_after
@@ -125,11 +126,9 @@ class Change:
         """Tell something to all ranks that live, and to those that are to come."""
         run, at = self.run, {number: one.node for number, one in self.run.pool.standbys.items() if number in self.joiners}
         living = {node: [rank for rank in ranks if not run.board.ranks[rank].ended] for node, ranks in run.board.membership.items()}
-        return run.fleet.each(
-            {*run.members, *at.values()},
-            lambda node: run.fleet.channel(node).order(
-                "tell", ranks=living.get(node, []), standbys=[number for number, where in at.items() if where == node], message=message
-            ),
+        coming = {node: [number for number, where in at.items() if where == node] for node in {*run.members, *at.values()}}
+        return run.fleet.orders(
+            {node: {"ranks": living.get(node, []), "standbys": standbys, "message": message} for node, standbys in coming.items()}, "tell"
         )
 
     def give_up(self, *, told: bool) -> None:
@@ -145,14 +144,11 @@ class Change:
         by_rank, run.moving, self.pause = {seat.rank: seat for seat in seats}, None, moving.pause
         run.enter_generation(moving.generation, moving.membership, lineup=lineup, because=because)
         nodes: Membership = {**({source: []} if source is not None else {}), **moving.membership}
-        answers = run.fleet.each(
-            nodes,
-            lambda node: run.fleet.channel(node).order(
-                "switch",
-                generation=run.generation,
-                membership=moving.membership,
-                workers=[worker_of(run, rank, by_rank.get(rank)) for rank in nodes[node]],
-            ),
+        told = told_of(moving.membership)
+        keeper = told[next(iter(moving.membership))]
+        workers = {node: [worker_of(run, rank, by_rank.get(rank)) for rank in ranks] for node, ranks in nodes.items()}
+        answers = run.fleet.orders(
+            {node: {"generation": run.generation, **told.get(node, keeper), "workers": workers[node]} for node in nodes}, "switch"
         )
         run.pool.take(self.joiners)
         run.held |= dict.fromkeys(answers.keys() - failures(answers).keys(), run.generation)

@@ -63,11 +63,13 @@ def _overrun(run: Run, seconds: float, limit: float) -> Turn:
 
 def _brought_up(run: Run, nodes: tuple[str, ...]) -> tuple[str, ...]:
     """Have agents on *nodes*; return those that have one."""
-    missing = [node for node in nodes if node not in run.fleet.alive()]
+    alive = set(run.fleet.alive())
+    missing = [node for node in nodes if node not in alive]
     for node, answer in run.fleet.each(missing, run.fleet.bring_up).items():
         if not isinstance(answer, WorldError):
             run.stand(node, "healthy", "its agent is up")
-    return tuple(node for node in nodes if node in run.fleet.alive())
+    alive = set(run.fleet.alive())
+    return tuple(node for node in nodes if node in alive)
 
 
 def _stopped(run: Run) -> str:

@@ -12,6 +12,7 @@ from holdfast.control import runs
 from holdfast.control.lineup import Lineup
 from holdfast.control.run import Run
 from holdfast.errors import NodeTrouble
+from holdfast.report.wording import some
 from policies.case import IN_PROCESS, Rung
 from policies.placement import Membership, filled_up, members_after, place
 from policies.states import Event
@@ -42,7 +43,7 @@ def reschedule(job: str) -> Turn:
     except NodeTrouble as error:
         run.board.evidence.append(StartTrouble(node=error.node, at=time.time(), why=str(error)))
         return Turn(Event.FAULTED, str(error))
-    return Turn(Event.PLACED, f"generation {run.generation} on {', '.join(after)}")
+    return Turn(Event.PLACED, f"generation {run.generation} on {some(after)}")
 
 
 def agree(run: Run, membership: Membership, *, because: str, before: int = 0, skip: tuple[int, ...] = ()) -> None:

@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from detectors.evidence import Overrun, StartTrouble
 from holdfast.control import runs
 from holdfast.control.fleet import failures
-from holdfast.control.plan import rank_environments
+from holdfast.control.plan import rank_environments, told_of
 from holdfast.control.run import Run
 from policies.case import IN_PROCESS
 from policies.states import Event
@@ -54,14 +54,12 @@ def resume(job: str) -> Turn:
 def start_workers(run: Run, *, seconds: float = START_SECONDS) -> None:
     """Order every node to start its workers, all at once; a node that does not say within *seconds* that it has is evidence."""
     environments = rank_environments(run.board.membership, generation=run.generation, lineup=run.lineup, job=run.job.name)
+    memory = run.replicas.environment()
     for worker in (worker for workers in environments.values() for worker in workers):
-        worker["environment"] |= run.replicas.environment()
-    answers = run.fleet.each(
-        run.members,
-        lambda node: run.fleet.channel(node).order(
-            "start", generation=run.generation, workers=environments[node], membership=run.board.membership, seconds=seconds
-        ),
-    )
+        worker["environment"] |= memory
+    told = told_of(run.board.membership)
+    orders = {node: {"generation": run.generation, "workers": environments[node], **told[node]} for node in run.members}
+    answers = run.fleet.orders(orders, "start", seconds=seconds)
     run.held |= dict.fromkeys(answers.keys() - failures(answers).keys(), run.generation)
     for node, error in failures(answers).items():
         run.board.evidence.append(StartTrouble(node=node, at=time.time(), why=str(error)))

@@ -10,9 +10,10 @@ from detectors.evidence import TakeOverTrouble
 from holdfast.control.fleet import failures
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
-from holdfast.control.plan import roles_environment, token_of
+from holdfast.control.plan import roles_environment, token_of, told_of
 from holdfast.control.run import Run
 from holdfast.errors import NodeTrouble, OrderRefused
+from holdfast.report.wording import some
 from policies.ladder import Decision, Seat
 from policies.offences import offences
 from policies.placement import Membership, membership_after
@@ -24,14 +25,11 @@ def isolate(run: Run, incident: IncidentInWork) -> Turn:
     """Wake the ranks that live from whatever they wait for, and kill those that are sick; wait for neither."""
     decision = incident.decision
     assert decision is not None
-    sick, alive = sorted({seat.rank for seat in decision.seats} | set(decision.vacate)), run.fleet.alive()
+    sick, alive = sorted({seat.rank for seat in decision.seats} | set(decision.vacate)), set(run.fleet.alive())
     nodes = [node for node in run.members if node in alive and node in run.held]
-    answers = run.fleet.each(
-        nodes,
-        lambda node: run.fleet.channel(node).order(
-            "abandon", generation=run.held[node], lost=sick, kill=[rank for rank in sick if rank in run.board.membership[node]]
-        ),
-    )
+    mine = {node: set(run.board.membership[node]) for node in nodes}
+    orders = {node: {"generation": run.held[node], "lost": sick, "kill": [rank for rank in sick if rank in mine[node]]} for node in nodes}
+    answers = run.fleet.orders(orders, "abandon")
     incident.note_order(run.recorder)
     incident.takeovers += 1
     let_go(run, decision.drop, lost=incident.lost, because=decision.because)
@@ -79,7 +77,7 @@ def reschedule(run: Run, decision: Decision) -> Turn:
     every = run.choose_every(f"generation {number}", len(membership))
     lineup = replace(run.lineup.after(number, membership, sick), store=store, serve=serve, since=run.generation, every=every)
     run.enter_generation(number, membership, lineup=lineup, because=decision.because)
-    return Turn(Event.PLACED, f"generation {number} on {', '.join(membership)}, {len(lineup.kept)} of its ranks as they are")
+    return Turn(Event.PLACED, f"generation {number} on {some(membership)}, {len(lineup.kept)} of its ranks as they are")
 
 
 def store_without(run: Run, leaving: frozenset[int], membership: Membership) -> tuple[tuple[str, int], int]:
@@ -97,11 +95,10 @@ def regroup(run: Run, decision: Decision) -> None:
     by_rank = {seat.rank: seat for seat in decision.seats}
     facts = facts_of(run, run.lineup)
     orders = {node: [worker_of(run, rank, by_rank.get(rank)) for rank in ranks] for node, ranks in run.board.membership.items()}
-    answers = run.fleet.each(
-        orders,
-        lambda node: run.fleet.channel(node).order(
-            "regroup", generation=run.generation, membership=run.board.membership, facts=facts, workers=orders[node]
-        ),
+    told = told_of(run.board.membership)
+    answers = run.fleet.orders(
+        {node: {"generation": run.generation, **told[node], "facts": facts, "workers": workers} for node, workers in orders.items()},
+        "regroup",
     )
     wrong = failures(answers)
     for node, workers in orders.items():
@@ -119,7 +116,7 @@ def facts_of(run: Run, lineup: Lineup) -> dict[str, Any]:
     """Return what every process must know of the generation of *lineup*, those that live on included."""
     return {
         "world": len(lineup.incarnations),
-        "incarnations": {str(rank): number for rank, number in lineup.incarnations.items()},
+        "incarnations": lineup.spans(),
         "store": list(lineup.store),
         "serve": lineup.serve,
         "token": token_of(run.job),

@@ -123,7 +123,8 @@ def wait_for_capacity(job: str) -> Turn | None:
 
 def knock(run: Run, *, missing: int) -> None:
     """Try to bring up free nodes that jobs may be given, then go on listening for a second."""
-    free = run.preflight.by_worth(node for node in run.free() if node not in run.fleet.alive())[:missing]
+    alive = set(run.fleet.alive())
+    free = run.preflight.by_worth(node for node in run.free() if node not in alive)[:missing]
     run.preflight.begin(free)
     for node, answer in run.fleet.each(free, run.fleet.bring_up).items():
         if not isinstance(answer, WorldError):

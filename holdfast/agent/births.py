@@ -16,7 +16,7 @@ from holdfast.agent.identity import Identity
 from holdfast.agent.notices import NoticePlan
 from holdfast.agent.starter import Launch, WarmStarter, start_cold
 from holdfast.log import note
-from holdfast.wire import BadLine, Message
+from holdfast.wire import BEAT, BadLine, Message
 
 log = logging.getLogger("holdfast.agent")
 
@@ -60,6 +60,8 @@ class Plan:
     """None: no state is kept in memory."""
     watch: bool = True
     """Faults of the node are looked for."""
+    beat: float = BEAT
+    """Seconds between two beats to the flow."""
     notice: NoticePlan | None = None
     """Where notices of the node's end are to be seen; None: only SIGTERM is one."""
 
@@ -79,6 +81,7 @@ class Plan:
             environment=fields.environment(order, "environment"),
             log_directory=Path(fields.path(order, "log_directory")),
             memory=None if memory is None else MemoryPlan.of(memory),
+            beat=fields.maybe(fields.seconds, order, "beat") or BEAT,
             watch=fields.maybe(fields.flag, order, "watch") is not False,
             notice=None if notice is None else NoticePlan.of(notice),
         )

@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.agent import fields
 from holdfast.agent.births import Births, Plan
 from holdfast.agent.identity import Identity
 from holdfast.agent.memory import OutOfMemory
@@ -31,6 +32,8 @@ class Crew:
         """Workers of earlier generations whose ranks have been given to others."""
         self.generation = 0
         self.membership: dict[str, list[int]] = {}
+        """Which node holds which ranks, as far as the flow has told: a few agents know it of all nodes, most of their own."""
+        self._first = 0
         self.abandoned: int | None = None
         """The current generation, once it is known to come to nothing."""
         self.pace: int | None = None
@@ -61,7 +64,7 @@ class Crew:
     @property
     def first(self) -> int:
         """Return the lowest rank of the current generation: its steps are told one by one."""
-        return min((rank for ranks in self.membership.values() for rank in ranks), default=0)
+        return self._first
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -110,7 +113,7 @@ class Crew:
         self.plan = plan
         return warm
 
-    def start(self, generation: int, membership: dict[str, list[int]], places: dict[int, dict[str, str]]) -> None:
+    def start(self, generation: int, membership: fields.Membership, places: dict[int, dict[str, str]]) -> None:
         """Start the workers of a new generation; how each came to be, or did not, is told by events."""
         assert self.plan is not None
         self.enter(generation, membership)
@@ -120,9 +123,10 @@ class Crew:
         for rank, environment in places.items():
             self.launch(self.workers[rank], environment)
 
-    def enter(self, generation: int, membership: dict[str, list[int]]) -> None:
+    def enter(self, generation: int, membership: fields.Membership) -> None:
         """Let a new generation be the current one."""
-        self.generation, self.membership, self.abandoned, self.pace = generation, membership, None, None
+        self.generation, self.membership, self._first = generation, membership.ranks, membership.first
+        self.abandoned, self.pace = None, None
 
     def recruit(self, rank: int, *, standby: int | None = None) -> Worker:
         """Return a worker of *rank*, or a standby, that is still to be launched."""

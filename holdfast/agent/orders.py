@@ -177,7 +177,7 @@ class Orders:
 
     def _start(self, _peer: Peer, order: Message) -> Message:
         service, crew = self._service, self._service.crew
-        generation, membership = fields.whole(order, "generation"), fields.membership(order, "membership")
+        generation, membership = fields.whole(order, "generation"), fields.membership(order)
         places = {fields.whole(item, "rank"): fields.environment(item, "environment") for item in fields.objects(order, "workers")}
         if service.ending or crew.plan is None:
             raise Refused("this agent is ending" if service.ending else "no job was prepared on this node: give the order 'prepare' first")

@@ -52,7 +52,7 @@ class Table:
     """The next generation, as far as it is this node's."""
 
     generation: int
-    membership: dict[str, list[int]]
+    membership: fields.Membership
     seats: tuple[Seat, ...]
     leave: float
 
@@ -67,7 +67,7 @@ class Table:
         leave = fields.maybe(fields.seconds, order, "leave")
         return cls(
             generation=fields.whole(order, "generation"),
-            membership=fields.membership(order, "membership"),
+            membership=fields.membership(order),
             seats=seats,
             leave=LEAVE_SECONDS if leave is None else leave,
         )

@@ -28,12 +28,10 @@ from holdfast.agent.watching import Watching
 from holdfast.agent.worker import Worker
 from holdfast.log import note
 from holdfast.process import end_children, started_at
-from holdfast.wire import BadLine, Message, encode, listen
+from holdfast.wire import BEAT, BadLine, Message, encode, listen
 
 log = logging.getLogger("holdfast.agent")
 
-BEAT: Final = 0.25
-"""Seconds between two beats to the flow while workers run."""
 FIRST_LEASE: Final = 60.0
 """Seconds an agent waits for the first order."""
 LONGEST_NAP: Final = 3600.0
@@ -195,7 +193,7 @@ class Service:
         self.watching.tick(now)
         self.notices.tick(now)
         if now >= self._next_beat and self.crew.living():
-            self._next_beat = now + BEAT
+            self._next_beat = now + (self.crew.plan.beat if self.crew.plan is not None else BEAT)
             self._beat()
         if self._leave_at is not None and now >= self._leave_at and not self.ending:
             self.end(wipe=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from holdfast import vault, vault_client
 from holdfast.cluster.local import LocalNodes
 from holdfast.control.channel import AgentChannel
+from holdfast.control.inbox import Inbox
 from holdfast.control.plan import known_token
 from holdfast.errors import WorldError
 from holdfast.process import mark_of
@@ -151,7 +151,7 @@ def _there(source: NodeSource, job: Job, nodes: Collection[str]) -> Reached:
 
 def _asked(source: NodeSource, node: str, job: Job) -> There | None:
     """Return how the memory of *node* is reached, as its agent says; nothing when it keeps nothing of the job."""
-    channel = AgentChannel(node, lambda: source.connect(node), queue.SimpleQueue(), epoch=0)
+    channel = AgentChannel(node, lambda: source.connect(node), Inbox(), epoch=0)
     try:
         told = channel.about()
     finally:

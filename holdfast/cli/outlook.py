@@ -15,7 +15,7 @@ from holdfast.history.lease import holder_of
 from holdfast.history.models import Checkpoint, Fault, Generation, Incident, Job, Lease, Move, Snapshots, Step
 from holdfast.history.store import History
 from holdfast.report import memory
-from holdfast.report.wording import ranks
+from holdfast.report.wording import ranks, some
 
 SHORTEST_ID: Final = 6
 """Fewer letters of an id are taken for a mistyped name."""
@@ -214,4 +214,4 @@ def _by_id(history: History, reference: str) -> Job | None:
 
 def placed(members: dict[str, list[int]]) -> str:
     """Say which node holds which ranks."""
-    return ", ".join(f"{node} ({ranks(held)})" for node, held in members.items())
+    return some(f"{node} ({ranks(held)})" for node, held in members.items())

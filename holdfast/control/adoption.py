@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from detectors.catalogue import CATALOGUE, Fault
@@ -33,7 +34,7 @@ def adopt(run: Run) -> None:
     told, away = _reach(run, sorted({*membership, *_ours(run)}))
     newest: Message = max(told.values(), key=lambda one: one["generation"], default={"generation": 0, "membership": {}})
     if newest["generation"] > generation:  # the flow died between its order and its note of it
-        generation, membership = newest["generation"], newest["membership"]
+        generation, membership = newest["generation"], _membership(told.values(), newest["generation"], membership)
     _continue(run, generation, membership, row)
     _take_standbys(run, told)
     run.replicas.adopt(told)
@@ -48,6 +49,21 @@ def adopt(run: Run) -> None:
     alive = sum(len(one["workers"]) for one in told.values())
     run.remark(f"a new flow adopted the job in state {run.state}: {alive} worker(s) of generation {generation} live on {len(told)} node(s)")
     _reenter(run)
+
+
+def _membership(told: Iterable[Message], generation: int, before: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Return who holds which ranks in *generation*, as agents remember it: some all of it, the others what is their own.
+
+    Ranks of which none remembers anything stay where they were *before*: their nodes are gone.
+    """
+    known: dict[str, list[int]] = {}
+    for one in sorted((one["membership"] for one in told if one["generation"] == generation), key=len, reverse=True):
+        known |= {node: ranks for node, ranks in one.items() if ranks and node not in known}
+    seen = {rank for ranks in known.values() for rank in ranks}
+    for node, ranks in before.items():
+        if node not in known and (left := [rank for rank in ranks if rank not in seen]):
+            known[node] = left
+    return known
 
 
 def _take_standbys(run: Run, told: dict[str, Message]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from detectors.catalogue import CATALOGUE_LEVELS, Fault, Level, Levels
@@ -122,6 +123,12 @@ _PROGRESS: Final = frozenset({
 """Events that show a rank getting on."""
 
 
+@cache
+def handler_of(event: str) -> str:
+    """Return the name of the method that takes in an event."""
+    return "_on_" + event.replace(".", "_")
+
+
 class Board:
     """One generation's ranks, the evidence against them, and how far they are."""
 
@@ -156,11 +163,14 @@ class Board:
         self.news: deque[Evidence] = deque()
         """What was seen since the last time somebody took it away."""
         self._now = 0.0
+        self._stepped = 0
+        """Ranks that have finished a step of this generation: asked with every one of thousands of events."""
+        self._lowest = min(self.ranks, default=0)
 
     @property
     def first(self) -> RankView:
         """The lowest rank, whose steps are those of the job."""
-        return self.ranks[min(self.ranks)]
+        return self.ranks[self._lowest]
 
     # -- taking in ----------------------------------------------------------------------------------------------------
 
@@ -174,7 +184,7 @@ class Board:
         self._now = now
         if event["event"] in _PROGRESS and not event.get("beside"):
             self.ranks[event["rank"]].progress_at = now
-        handler = getattr(self, "_on_" + str(event["event"]).replace(".", "_"), None)
+        handler = getattr(self, handler_of(event["event"]), None)
         if handler is not None:
             handler(node, event)
 
@@ -249,6 +259,7 @@ class Board:
 
     def _on_worker_stepped(self, _node: str, event: Message) -> None:
         view = self.ranks[event["rank"]]
+        self._stepped += view.first_step is None
         view.managed, view.first_step, view.first_step_number = True, event["at"], event["step"]
         view.until = event.get("until")
         self._advance(view, event["step"])
@@ -423,11 +434,11 @@ class Board:
 
     def any_stepped(self) -> bool:
         """Tell whether any rank has finished a step of this generation."""
-        return any(view.first_step is not None for view in self.ranks.values())
+        return self._stepped > 0
 
     def all_stepped(self) -> bool:
         """Tell whether every rank has finished a step of this generation."""
-        return all(view.first_step is not None for view in self.ranks.values())
+        return self._stepped == len(self.ranks)
 
     def is_ahead(self) -> bool:
         """Tell whether a rank has gone over to a planned generation that is not on record."""

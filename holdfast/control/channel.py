@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import secrets
+import select
 import socket
 import threading
 import time
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
+from holdfast.control.inbox import Inbox
+from holdfast.control.listener import LISTENER
 from holdfast.errors import AgentGone, NodeLost, OrderRefused
 from holdfast.log import note
 from holdfast.wire import PROTOCOL, BadLine, LineBuffer, Message, encode
@@ -32,8 +35,6 @@ PAUSES: Final = (0.0, 0.05, 0.2, 0.5, 1.0)
 GREET_SECONDS: Final = 5.0
 """How long an agent may take to say who it is."""
 
-Inbox = queue.SimpleQueue[tuple[str, Message]]
-
 
 class Away(OSError):
     """There is no connection now, and it is not known why."""
@@ -47,7 +48,8 @@ class AgentChannel:
 
     def __init__(self, node: str, connect: Callable[[], socket.socket], inbox: Inbox, *, epoch: int, job: str | None = None) -> None:
         self.node, self.epoch, self.job = node, epoch, job
-        self.heard = time.monotonic()
+        self.heard = self.spoke = time.monotonic()
+        """When the agent was last heard, and when it was last given an order."""
         self.gone: str | None = None
         self.gone_at: float | None = None
         self.away_since: float | None = None
@@ -60,7 +62,7 @@ class AgentChannel:
         """Which agent this is, once it has said so: only that one is sought when the connection ends."""
         self._told: int | None = None
         """Number of the newest event that was heard, once events are told."""
-        self._answers: dict[int, queue.SimpleQueue[Message]] = {}
+        self._answers: dict[int, Callable[[Message], None]] = {}
         self._unanswered: dict[int, bytes] = {}
         """Orders that are given again over the next connection."""
         self._number = 0
@@ -73,7 +75,8 @@ class AgentChannel:
         except OSError as error:
             raise AgentGone(node, str(error)) from error
         self._socket.settimeout(None)
-        threading.Thread(target=self._listen, name=f"agent-{node}", daemon=True).start()
+        self._lines = LineBuffer()
+        self._listened = LISTENER.add(self._socket, self._hear, self._ended)
 
     def about(self) -> Message:
         """Return what the agent says of itself: its job, generation, membership and workers."""
@@ -96,34 +99,39 @@ class AgentChannel:
 
     def order(self, verb: str, *, seconds: float = 10.0, **facts: object) -> Message:
         """Give an order and wait for its answer; raise `OrderRefused` when it is no, `AgentGone` when none comes."""
-        number = self.send(verb, **facts)
-        until = time.monotonic() + seconds
+        answers = queue.SimpleQueue[Message]()
+        number = self.send(verb, answers.put, **facts)
         try:
-            answer = self._answer(number, until)
+            return self.judged(verb, self._answer(answers, time.monotonic() + seconds))
         except queue.Empty:
-            missing = "its connection is being sought" if self.away_since is not None else f"no answer to '{verb}' within {seconds:.0f} s"
-            raise AgentGone(self.node, missing) from None
+            raise self.silence(verb, seconds) from None
         finally:
-            self._answers.pop(number, None)
-            self._unanswered.pop(number, None)
+            self.forget(number)
+
+    def judged(self, verb: str, answer: Message) -> Message:
+        """Return the answer to an order; raise `OrderRefused` when it is no, `AgentGone` when it is the agent's end."""
         if answer.get("event") == "agent.gone":
             raise AgentGone(self.node, answer["why"])
         if not answer["ok"]:
             raise OrderRefused(self.node, verb, answer["why"])
         return answer
 
-    def _answer(self, number: int, until: float) -> Message:
+    def silence(self, verb: str, seconds: float) -> AgentGone:
+        """Return the error that no answer to an order came in so many *seconds*."""
+        missing = "its connection is being sought" if self.away_since is not None else f"no answer to '{verb}' within {seconds:.0f} s"
+        return AgentGone(self.node, missing)
+
+    def _answer(self, answers: queue.SimpleQueue[Message], until: float) -> Message:
         """Wait for an answer; raise ``queue.Empty`` when there is none by *until*, or no connection for too long."""
-        waiting = self._answers[number]
         while (left := until - time.monotonic()) > 0 and not self.away:
             with suppress(queue.Empty):
-                return waiting.get(timeout=left if left < PATIENCE else PATIENCE / 4)
-        return waiting.get_nowait()
+                return answers.get(timeout=left if left < PATIENCE else PATIENCE / 4)
+        return answers.get_nowait()
 
-    def send(self, verb: str, **facts: object) -> int:
-        """Give an order without waiting; return its number, under which its answer comes."""
+    def send(self, verb: str, take: Callable[[Message], None], **facts: object) -> int:
+        """Give an order without waiting; return its number. *take* is called with the answer, or with the agent's end."""
         with self._lock:
-            self._number += 1
+            self._number, self.spoke = self._number + 1, time.monotonic()
             number = self._number
             if self.gone:
                 raise AgentGone(self.node, self.gone)
@@ -131,20 +139,34 @@ class AgentChannel:
                 raise AgentGone(self.node, "its connection is being sought")
             facts = {"id": number, "do": verb, "epoch": self.epoch, "job": self.job, "session": self._session, **facts}
             line = encode(facts)
-            self._answers[number] = queue.SimpleQueue()
+            self._answers[number] = take
             self._unanswered[number] = line
             if self.away_since is None:
-                with suppress(OSError):  # the listener sees the end as well, and gives it again
+                with suppress(OSError):  # the listener sees the end as well, and it is given again
                     self._socket.sendall(line)
         return number
+
+    def forget(self, number: int) -> None:
+        """Wait for the answer to this order no more, and do not give it again."""
+        self._answers.pop(number, None)
+        self._unanswered.pop(number, None)
+
+    def takes(self) -> bool:
+        """Tell whether an order can be sent now without waiting until the agent has read the ones before."""
+        if self.away_since is not None:
+            return True  # it is kept for the next connection
+        writable = select.poll()
+        try:
+            writable.register(self._socket, select.POLLOUT)
+        except (OSError, ValueError):  # closed meanwhile
+            return True
+        return bool(writable.poll(0))
 
     def ping(self) -> None:
         """Show the agent that somebody is here; its answer shows the same of the agent."""
         if self.away_since is None:
             with suppress(AgentGone):
-                number = self.send("ping")
-                self._answers.pop(number, None)
-                self._unanswered.pop(number, None)
+                self.forget(self.send("ping", lambda _: None))
 
     def speaks(self, since: float, seconds: float) -> bool:
         """Tell whether anything is heard after *since* (monotonic), for which it is waited so many seconds."""
@@ -159,37 +181,43 @@ class AgentChannel:
         """End the connection without calling that a fault."""
         self._closed.set()
         with self._lock:
-            sock = self._socket
+            sock, listened = self._socket, self._listened
+        if LISTENER.drop(listened):
+            self._end("its connection was closed")
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
         sock.close()
 
     # -- listening ----------------------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        why, lines = "its connection ended", LineBuffer()
-        while True:
-            try:
-                self._hear(lines)
-            except (OSError, BadLine) as error:
-                why = f"its connection ended ({error})"
-            self._socket.close()
-            if self._closed.is_set():
-                break
-            self.away_since, self.missed = time.monotonic(), 0
-            try:
-                lines = self._come_back()
-            except OSError as error:
-                if str(error):
-                    why = f"{why}; {error}"
-                break
-        self._end(why)
+    def _hear(self, data: bytes) -> None:
+        self.heard = time.monotonic()
+        for message in self._lines.feed(data):
+            self._take(message)
 
-    def _hear(self, lines: LineBuffer) -> None:
-        while data := self._socket.recv(262144):
-            self.heard = time.monotonic()
-            for message in lines.feed(data):
-                self._take(message)
+    def _ended(self, error: OSError | None) -> None:
+        """Seek the agent anew, beside the thread that hears all others."""
+        why = "its connection ended" + (f" ({error})" if error is not None else "")
+        if self._closed.is_set():
+            self._end(why)
+            return
+        self._socket.close()
+        self.away_since, self.missed = time.monotonic(), 0
+        threading.Thread(target=self._seek, args=(why,), name=f"seek-{self.node}", daemon=True).start()
+
+    def _seek(self, why: str) -> None:
+        try:
+            lines = self._come_back()
+        except OSError as error:
+            self._end(f"{why}; {error}" if str(error) else why)
+            return
+        with self._lock:
+            self._lines = lines
+            self._listened = LISTENER.add(self._socket, self._hear, self._ended)
+            listened = self._listened
+        if self._closed.is_set() and LISTENER.drop(listened):  # in between
+            self._socket.close()
+            self._end(why)
 
     def _come_back(self) -> LineBuffer:
         """Connect anew to the very agent, for as long as nobody knows that it is gone; raise ``OSError`` once that is known."""
@@ -236,15 +264,13 @@ class AgentChannel:
                     sock.sendall(encode({"id": 0, "do": "attach", **known}))
                 sock.sendall(b"".join(waiting))
         note(log, "agent.back", node=self.node, since=self._told, again=len(waiting))
-        if self._closed.is_set():  # in between
-            sock.close()
         return lines
 
     def _end(self, why: str) -> None:
         self.gone_at, self.gone = time.time(), why
         message = {"event": "agent.gone", "why": why, "at": self.gone_at}
-        for waiting in list(self._answers.values()):
-            waiting.put(message)
+        for take in list(self._answers.values()):
+            take(message)
         if not self._closed.is_set():
             note(log, "agent.gone", node=self.node, why=why)
             self._inbox.put((self.node, message))
@@ -262,9 +288,9 @@ class AgentChannel:
         if not isinstance(number, int):  # an answer to nothing that was asked
             return
         self._unanswered.pop(number, None)
-        waiting = self._answers.get(number)
-        if waiting is not None:
-            waiting.put(message)
+        take = self._answers.get(number)
+        if take is not None:
+            take(message)
 
 
 def _pauses() -> Iterator[float]:

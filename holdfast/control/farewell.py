@@ -86,7 +86,7 @@ def newest_on_disk(run: Run) -> int:
 
 
 def _end_workers(run: Run) -> None:
-    nodes = {node for node in run.members if node in run.fleet.alive()}
+    nodes = set(run.members) & set(run.fleet.alive())
     run.fleet.order(nodes, "stop", generation=run.generation, signal=int(signal.SIGKILL), grace=0.0)
     until = time.monotonic() + KILL_SECONDS
     while not run.board.all_ended(nodes & set(run.fleet.alive())) and time.monotonic() < until:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from holdfast.cluster import NodeSource
-from holdfast.control.channel import AgentChannel, Inbox
+from holdfast.control.channel import AgentChannel
+from holdfast.control.inbox import Inbox
+from holdfast.control.listener import LISTENER
+from holdfast.control.round import Round
 from holdfast.errors import AgentGone, NodeLost, NodeTrouble, OrderRefused, WorldError
 from holdfast.log import note
-from holdfast.wire import Message
+from holdfast.wire import BEAT, Message
 
 log = logging.getLogger("holdfast.control")
 
@@ -24,13 +27,20 @@ BEFORE: Final = 500
 HANDS: Final = 32
 """Threads that reach nodes at once: more only fight for the interpreter."""
 
-STALE: Final = 1.0
-"""Seconds of silence, four beats, after which a connection is tried: on a network that was cut it may never say that it ended."""
+STALE: Final = 4
+"""Beats of silence after which a connection is tried: on a network that was cut it may never say that it ended."""
 
 TRY_SECONDS: Final = 5.0
 """How long an attempt at a silent node that has begun is waited for."""
 SPEAK_SECONDS: Final = 1.0
 """How long an agent may take to speak over a new connection."""
+QUIET: Final = 0.5
+"""Seconds after which an agent that has said nothing is asked for a word."""
+RENEWALS: Final = 10
+"""Words of the flow in the time of a lease, at least."""
+LONGEST_PAUSE: Final = 60.0
+"""Seconds between two words of the flow to an agent, at most."""
+
 STOOD_STILL: Final = 1.0
 """Seconds between two looks at silence, usually 0.1 s apart, after which this process had no say over its time."""
 
@@ -43,7 +53,7 @@ class Fleet:
     def __init__(self, source: NodeSource, plan: dict[str, Any], *, epoch: int) -> None:
         self.source, self.plan, self.epoch = source, plan, epoch
         self._job = str(plan.get("name", plan["job"]))
-        self.inbox: Inbox = Inbox()
+        self.inbox = Inbox()
         self.channels: dict[str, AgentChannel] = {}
         self.unreached: dict[str, str] = {}
         """Nodes that should have an agent of this job and, when looked for, had none."""
@@ -78,6 +88,11 @@ class Fleet:
         if len(nodes) == 1:
             return {nodes[0]: safely(nodes[0])}
         return dict(zip(nodes, self._hands.map(safely, nodes), strict=True))
+
+    @property
+    def beat(self) -> float:
+        """Return the seconds between two beats of an agent with workers."""
+        return float(self.plan.get("beat", BEAT))
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
@@ -207,7 +222,28 @@ class Fleet:
 
     def order(self, nodes: Iterable[str], verb: str, *, seconds: float = 10.0, **facts: object) -> dict[str, Message | WorldError]:
         """Give the same order to all *nodes*: every order is out before the first answer is waited for."""
-        return self.each(nodes, lambda node: self.channel(node).order(verb, seconds=seconds, **facts))
+        return self.orders(dict.fromkeys(nodes, facts), verb, seconds=seconds)
+
+    def orders(self, by_node: Mapping[str, Mapping[str, object]], verb: str, *, seconds: float = 10.0) -> dict[str, Message | WorldError]:
+        """Give each node the order with its own facts, all at once: every order is out before the first answer is waited for.
+
+        One thread sends to all that read, as thousands of orders cost more between threads than in them; who is slow to read is waited for
+        beside them.
+        """
+        round_ = Round(verb, seconds, len(by_node))
+        for node, facts in by_node.items():
+            channel = self.channels.get(node)
+            if channel is None:
+                round_.fail(node, AgentGone(node, "it has no agent"))
+            elif channel.takes():
+                round_.send(channel, facts)
+            else:
+                self._hands.submit(round_.send, channel, facts)
+        return round_.wait(by_node)
+
+    def orders_later(self, by_node: Mapping[str, Mapping[str, object]], verb: str) -> None:
+        """Give each node the order with its own facts, beside what the flow does; nobody waits for the answers."""
+        self._hands.submit(self.orders, by_node, verb)
 
     def later(self, node: str, verb: str, *, seconds: float = 10.0, **facts: object) -> Future[Message]:
         """Give an order without waiting for its answer, which comes with the future."""
@@ -221,11 +257,17 @@ class Fleet:
             raise AgentGone(node, "it has no agent") from None
 
     def ping(self) -> None:
-        """Renew the agents' leases, try connections that say nothing, and end what is left on nodes that were let go of unreached."""
+        """Ask those agents for a word that say nothing by themselves, and renew the leases of all in time.
+
+        Beside that try connections that say nothing at all, and end what is left on nodes that were let go of unreached.
+        """
+        now = time.monotonic()
+        quiet, due = now - max(QUIET, 2 * self.beat), now - min(self.plan["lease"] / RENEWALS, LONGEST_PAUSE)
         for channel in list(self.channels.values()):
-            channel.ping()
+            if channel.heard < quiet or channel.spoke < due:
+                channel.ping()
         if self.source.remote:
-            for node in self.silent(STALE):
+            for node in self.silent(STALE * self.beat):
                 self._beside(node, self._try)
             for node in list(self.unseen):
                 self._beside(node, self._adopt_late)
@@ -263,15 +305,20 @@ class Fleet:
     def silent(self, seconds: float) -> dict[str, str]:
         """Return the nodes whose agents are connected but have not spoken for longer than *seconds*.
 
-        Who stood still himself cannot tell how long others were silent: the count begins anew when this is first asked again.
+        Who stood still himself cannot tell how long others were silent: the count begins anew when this is first asked again. Nor does
+        what has come count as silence because nobody had the time to hear it yet.
         """
         now = time.monotonic()
         if now - self._asked > STOOD_STILL:
             self._awake = now
         self._asked = now
-        heard = {node: channel.heard for node, channel in self.channels.items() if not channel.gone}
-        since = {node: now - max(at, self._awake) for node, at in {**self.unseen, **heard}.items()}
-        return {node: f"it has been silent for {silence:.1f} s" for node, silence in since.items() if silence > seconds}
+        now = min(now, LISTENER.caught_up)
+        if self._awake > (last := now - seconds):
+            return {}
+        unseen = {node: at for node, at in self.unseen.items() if at < last and node not in self.channels}
+        heard = {node: channel.heard for node, channel in self.channels.items() if channel.heard < last and not channel.gone}
+        since = {**unseen, **heard}
+        return {node: f"it has been silent for {now - max(at, self._awake):.1f} s" for node, at in since.items()}
 
     def alive(self) -> list[str]:
         """Return the nodes with a living connection, or one that ended only now and is sought."""
@@ -281,6 +328,12 @@ class Fleet:
         """Return the nodes whose connection ended and could not be had again at once; their agents may live."""
         away = [node for node, channel in self.channels.items() if channel.away_since is not None and channel.missed]
         return dict.fromkeys(away, "its connection ended, and it cannot be reached")
+
+    def sought(self) -> frozenset[str]:
+        """Return the nodes whose connection has just ended and is sought for the first time: nobody knows yet what that means."""
+        return frozenset(
+            node for node, channel in self.channels.items() if channel.away_since is not None and not (channel.missed or channel.away)
+        )
 
     def lost(self, seconds: float) -> dict[str, str]:
         """Return the nodes that are gone, or were silent for so long and gave no answer by a new connection either."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from detectors.catalogue import Level
 from detectors.diagnosis import see
 from detectors.evidence import MemoryTrouble
-from holdfast.control.board import limits_of
+from holdfast.control.board import handler_of, limits_of
 from holdfast.control.nodes import NodeNews, with_growth
 from holdfast.history import models
 from holdfast.report.wording import told
@@ -47,7 +47,7 @@ class Hearing:
         self._run.best = max(self._run.best, self._run.board.step_before)
         if event["event"] == "steps" and event["generation"] < self._run.generation:
             self._record_steps(event)  # heard again by a flow that adopted the job; a step that is recorded already stays as it is
-        handler = getattr(self, "_on_" + event["event"].replace(".", "_"), None)
+        handler = getattr(self, handler_of(event["event"]), None)
         if handler is not None and event.get("generation", self._run.generation) == self._run.generation:
             handler(node, event)
 

@@ -87,6 +87,16 @@ class Lineup:
         own = ((step, max(self.incarnations.values())),) if step else ()
         return replace(self, written_off=(*before.written_off, *own), skip=tuple(sorted({*before.skip, *skip})))
 
+    def spans(self) -> list[list[int]]:
+        """Return the incarnations as processes are told of them: first and last rank of each run of ranks that have the same number."""
+        found: list[list[int]] = []
+        for rank, number in sorted(self.incarnations.items()):
+            if found and found[-1][1] == rank - 1 and found[-1][2] == number:
+                found[-1][1] = rank
+            else:
+                found.append([rank, rank, number])
+        return found
+
     @property
     def changed(self) -> list[int]:
         """Return the ranks whose processes are new: in this generation, or in one before it that came to nothing."""
@@ -98,7 +108,8 @@ class Lineup:
         Ranks that *membership* does not have are vacant.
         """
         present = {rank for held in membership.values() for rank in held}
-        places = {rank: place for rank, place in self.places.items() if rank in present - changed}
+        stay = present - changed
+        places = {rank: place for rank, place in self.places.items() if rank in stay}
         for held in membership.values():
             for rank in sorted(changed & set(held)):
                 taken = {places[other] for other in held if other in places}

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.places import job_directory, make_private
 from holdfast.runtime.preload import USUAL
+from holdfast.wire import BEAT
 
 if TYPE_CHECKING:
     from holdfast.control.lineup import Lineup
     from holdfast.history import Job
     from holdfast.spec import Cluster, TrainingJob
 
+BEATS: Final = 4096
+"""Beats of all agents in a second: a flow takes in so many in less than half of a core's time."""
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 
@@ -44,9 +47,15 @@ def how_to_run(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
         "environment": {**({} if remote else _path()), **_environment(spec, job)},
         "log_directory": str(log_directory(job.name)),
         "watch": spec.checks.nodes,
+        "beat": beat_of(spec.nodes.wanted),
         "notice": cluster.notice.for_agents(),
         "memory": {"limit": spec.checkpoint.memory.limit} if spec.checkpoint.memory.every else None,
     }
+
+
+def beat_of(nodes: int) -> float:
+    """Return the seconds between two beats of each agent: a flow hears as many in a second of a thousand nodes as of ten thousand."""
+    return max(BEAT, nodes / BEATS)
 
 
 def _wants_torch(script: str, *, unread: bool) -> bool:
@@ -154,6 +163,22 @@ def rank_environments(membership: dict[str, list[int]], *, generation: int, line
             for local, rank in enumerate(ranks)
         ]
         for group, (node, ranks) in enumerate(membership.items())
+    }
+
+
+KEEPERS: Final = 8
+"""Nodes whose agents remember where all ranks are, for a flow that finds the history without this generation."""
+
+
+def told_of(membership: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
+    """Return for each node what its agent is told of where ranks are: some agents are told of all ranks, the others of their own alone.
+
+    If thousands were told of all, a flow would send hundreds of megabytes in the middle of a recovery.
+    """
+    first = min((rank for ranks in membership.values() for rank in ranks), default=0)
+    return {
+        node: {"membership": membership if place < KEEPERS else {node: ranks}, "first": first}
+        for place, (node, ranks) in enumerate(membership.items())
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -11,8 +10,7 @@ from itertools import islice
 from typing import Any, Final
 
 from detectors.catalogue import Fault, Levels
-from detectors.diagnosis import Before, see
-from detectors.evidence import Evidence
+from detectors.diagnosis import Before
 from detectors.progress import STANDSTILLS
 from holdfast.control.board import Board, limits_of
 from holdfast.control.cadence import Cadence
@@ -33,6 +31,7 @@ from holdfast.control.rebuilt import came_back, facts_of
 from holdfast.control.replicas import Replicas
 from holdfast.control.requests import Requests
 from holdfast.control.rulebook import Rulebook
+from holdfast.control.sight import Sight
 from holdfast.control.slow_ranks import SlowRanks
 from holdfast.control.snapshots import Snapshots, age_of
 from holdfast.control.standbys import Pool, Wanted, places_for
@@ -64,10 +63,10 @@ STARTED: Final = frozenset({State.LAUNCHING, State.RUNNING, State.RESUMING, Stat
 """States in which the job's nodes are those that will train."""
 REMEMBERED: Final = 5000
 """Faults whose rows are remembered."""
-DOUBT: Final = 1.0
-"""Seconds without a word from an agent, four beats, from which on a standstill of the job may be its node's."""
-SILENT_AND_STILL: Final = 2.0
-"""Seconds without a word from an agent that count as its silence while the job stands still: two signals that agree need less of each."""
+DOUBT: Final = 4
+"""Beats without a word from an agent from which on a standstill of the job may be its node's."""
+SILENT_AND_STILL: Final = 8
+"""Beats without a word from an agent that count as its silence while the job stands still: two signals that agree need less of each."""
 SETTLED: Final = 300.0
 """Seconds a job without steps must run for its recovery to count as having brought it on."""
 
@@ -115,6 +114,7 @@ class Run:
     cluster_file: ClusterFile = field(init=False)
     growth: Growth = field(init=False)
     traffic: Traffic = field(init=False)
+    sight: Sight = field(init=False)
     seen_before: Past = field(default_factory=Past)
     state: State = State.LAUNCHING
     generation: int = 0
@@ -178,6 +178,7 @@ class Run:
         self.cluster_file = ClusterFile(self.cluster)
         self.growth = Growth(self)
         self.traffic = Traffic(self.fleet.source)
+        self.sight = Sight(self.board)
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -240,13 +241,8 @@ class Run:
 
     def pump(self, seconds: float = TICK) -> None:
         """Take in what agents have said, waiting up to *seconds* for the first word; do what is due in between."""
-        try:
-            node, event = self.fleet.inbox.get(timeout=seconds)
-            while True:
-                self.hearing.take(node, event)
-                node, event = self.fleet.inbox.get_nowait()
-        except queue.Empty:
-            pass
+        for node, event in self.fleet.inbox.drain(seconds):
+            self.hearing.take(node, event)
         self._housekeep()
 
     def _housekeep(self) -> None:
@@ -303,7 +299,7 @@ class Run:
             self.roll.ask(self.board, {self.board.ranks[rank].node for rank in ranks}, {"do": "sums", "step": step}, ranks=sorted(ranks))
         if now >= self._next_roll:
             self._next_roll = now + TICK
-            seen = self.board.progress(time.time(), steps_expected=self._steps_expected())
+            seen = self.sight.progress(limits_of(self.spec.limits), steps_expected=self._steps_expected())
             if seen is not None:
                 self.roll.look(self.board, seen, limits_of(self.spec.limits))
 
@@ -345,24 +341,16 @@ class Run:
 
     # -- evidence -----------------------------------------------------------------------------------------------------
 
-    def evidence(self) -> list[Evidence]:
+    def seen(self) -> list[Fault]:
         """Return everything that speaks against this generation now, agents' silence aside."""
-        now = time.time()
-        found: list[Evidence] = [*self.board.evidence, *self.board.stops(now)]
-        progress = self.board.progress(now, steps_expected=self._steps_expected())
-        if progress is not None:
-            found.append(progress)
-        if self.board.overrun is not None:
-            found.append(self.board.overrun)
-        return found
+        return self.sight.faults(limits_of(self.spec.limits), steps_expected=self._steps_expected())
 
     def _steps_expected(self) -> bool:
         return self.spec.progress == "steps" or (self.spec.progress == "auto" and (self.managed or self.board.managed()))
 
     def faults(self) -> list[Fault]:
         """Return the faults of this generation that ask for an act."""
-        seen = see(self.evidence(), limits_of(self.spec.limits))
-        return [fault for fault in seen if self.levels.acts(fault) and not self.wards.pardons(fault, self.levels)]
+        return [fault for fault in self.seen() if self.levels.acts(fault) and not self.wards.pardons(fault, self.levels)]
 
     def missing(self) -> dict[str, str]:
         """Return the members whose agents do not speak, and why: gone, or silent while no step comes through."""
@@ -370,16 +358,22 @@ class Run:
         silent = self.fleet.silent(limit)
         if silent and self._steps_advance():
             silent = {}  # never act on a node while the job's steps still advance through it
-        if not silent and (soon := self.fleet.silent(min(limit, SILENT_AND_STILL))) and self._stands_still():
+        if not silent and (soon := self.fleet.silent(min(limit, SILENT_AND_STILL * self.fleet.beat))) and self._stands_still():
             silent = soon
         cut_off = self.fleet.cut_off()
         if cut_off and not (self.faults() or self._stands_still()):
             cut_off = {}
-        return {node: why for node, why in {**silent, **cut_off, **gone}.items() if node in self.members}
+        missing = {**silent, **cut_off, **gone}
+        return {node: why for node, why in missing.items() if node in self.members}
 
     def doubtful(self) -> bool:
-        """Tell whether the job stands still and an agent has missed several beats: in a moment it is missing, or has spoken again."""
-        silent = self.fleet.silent(DOUBT).keys() & set(self.members)
+        """Tell whether an agent is missing in a moment, or has spoken again.
+
+        Its connection has just ended and is sought, or the job stands still and it has missed several beats.
+        """
+        if not self.fleet.sought().isdisjoint(self.members):
+            return True
+        silent = self.fleet.silent(DOUBT * self.fleet.beat).keys() & set(self.members)
         return bool(silent) and self._stands_still() and not silent <= self.missing().keys()
 
     def _steps_advance(self) -> bool:
@@ -408,7 +402,8 @@ class Run:
 
     def spares(self) -> tuple[str, ...]:
         """Return the nodes with an agent and no ranks, those last that something speaks against; none that no job may be given."""
-        return tuple(self.preflight.by_worth(self.wards.usable(node for node in self.fleet.alive() if node not in self.members)))
+        members = set(self.members)
+        return tuple(self.preflight.by_worth(self.wards.usable(node for node in self.fleet.alive() if node not in members)))
 
     def free(self) -> list[str]:
         """Return the nodes of the cluster that nobody holds and that jobs may be given, in the cluster's order."""
@@ -437,8 +432,9 @@ class Run:
 
     def _drop_barred_spares(self) -> None:
         """Let go of spares that were taken out of service meanwhile."""
+        members = set(self.members)
         for node in self.fleet.alive():
-            if node not in self.members and (why := self.wards.bars(node)):
+            if node not in members and (why := self.wards.bars(node)):
                 self.fleet.drop_later(node)
                 self.stand(node, "excluded", why)
                 self.remark(f"spare {node} is let go: {why}; {len(self.spares())} spare(s) left")
@@ -512,6 +508,7 @@ class Run:
         """Start a new generation with an empty board; of processes that live on it knows what was known of them."""
         before, self.board = self.board, Board(number, membership, since=lineup.since, kept=lineup.kept)
         self.board.keep(before, self.levels)
+        self.sight = Sight(self.board)
         self.concerns = Concerns(lambda: self.levels)
         self.generation, self.newest, self.members = number, max(self.newest, number), tuple(membership)
         self.lineup, self.port = lineup, lineup.store[1]

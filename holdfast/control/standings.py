@@ -40,8 +40,8 @@ class RollCall:
 
     def ask(self, board: Board, nodes: Iterable[str], question: Message, *, ranks: list[int] | None = None) -> None:
         """Put a question to the ranks on *nodes*; the answers are events."""
-        for node in set(nodes) & set(self._fleet.alive()):
-            self._fleet.later(node, "ask", generation=board.generation, question=question, ranks=ranks)
+        order = {"generation": board.generation, "question": question, "ranks": ranks}
+        self._fleet.orders_later(dict.fromkeys(set(nodes) & set(self._fleet.alive()), order), "ask")
 
 
 def standing_of(said: Mapping[str, Any]) -> Standing | None:

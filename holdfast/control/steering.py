@@ -224,7 +224,7 @@ def _where(run: Run) -> str:
 
 def _stop_gently(run: Run) -> None:
     grace = run.spec.limits.stop_grace.total_seconds()
-    nodes = {node for node in run.members if node in run.fleet.alive()}
+    nodes = set(run.members) & set(run.fleet.alive())
     run.fleet.order(nodes, "stop", generation=run.generation, signal=int(signal.SIGTERM), grace=grace)
     until = time.monotonic() + grace + 2.0
     while not run.board.all_ended(nodes & set(run.fleet.alive())) and time.monotonic() < until:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from detectors.catalogue import CATALOGUE_LEVELS, Fault, Level, Levels
 from detectors.causes import Candidate
-from detectors.diagnosis import Diagnosis, see
+from detectors.diagnosis import Diagnosis
 from detectors.logs import warm
 from detectors.outputs import said
-from holdfast.control.board import limits_of
 from holdfast.history import models
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def beside(run: Run) -> list[Fault]:
     What is only to be recorded, such as a clock that nobody keeps, explains nothing.
     """
     now = time.time()
-    seen = [fault for fault in see(run.evidence(), limits_of(run.spec.limits)) if not run.levels.acts(fault)]
+    seen = [fault for fault in run.seen() if not run.levels.acts(fault)]
     told = [fault for fault in (*run.board.node_faults, *run.board.troubles) if fault.node in run.members and now - fault.at < RECENT]
     known = [fault for fault in (*seen, *told) if run.levels.of(fault) is not Level.RECORD]
     return [fault for fault in known if not run.wards.pardons(fault, run.levels)]

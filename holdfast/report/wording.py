@@ -93,6 +93,12 @@ def plural(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def some(names: Iterable[str], most: int = 16) -> str:
+    """Name things, or the first of many: ``gpu-1, gpu-2 and 4,094 more``."""
+    named = list(names)
+    return ", ".join(named[:most]) + (f" and {count(len(named) - most)} more" if len(named) > most else "")
+
+
 def ranks(numbers: Iterable[int]) -> str:
     """Write a set of ranks as ranges."""
     runs: list[list[int]] = []

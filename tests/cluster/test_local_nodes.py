@@ -14,7 +14,8 @@ import pytest
 
 from holdfast.cluster import NodeView, open_cluster
 from holdfast.cluster.local import LocalNodes
-from holdfast.control.channel import AgentChannel, Inbox
+from holdfast.control.channel import AgentChannel
+from holdfast.control.inbox import Inbox
 from holdfast.errors import NodeLost
 from holdfast.process import NODE_MARK, is_alive, mark_of, marked
 from holdfast.spec import LocalCluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -190,9 +191,9 @@ class Fleet:
         """Return the nodes that can be asked."""
         return ["a", "b"]
 
-    def later(self, node: str, verb: str, **facts: Any) -> None:
-        """Take an order."""
-        self.asked.append((node, {"do": verb, **facts}))
+    def orders_later(self, by_node: Mapping[str, Mapping[str, Any]], verb: str) -> None:
+        """Take orders."""
+        self.asked += [(node, {"do": verb, **facts}) for node, facts in by_node.items()]
 
 
 def test_ranks_are_asked_when_they_have_been_quiet_for_half_of_the_limit_and_not_too_often(watched: Watched) -> None:

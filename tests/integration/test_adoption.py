@@ -11,7 +11,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from holdfast.control.channel import AgentChannel, Inbox
+from holdfast.control.channel import AgentChannel
+from holdfast.control.inbox import Inbox
 from holdfast.history import queries
 from holdfast.ports import free_port
 from holdfast.process import is_alive, started_at

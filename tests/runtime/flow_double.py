@@ -321,7 +321,7 @@ class FlowDouble:
         return {
             "generation": generation,
             "world": len(self.incarnations),
-            "incarnations": {str(rank): number for rank, number in self.incarnations.items()} | {str(rank): generation for rank in changed},
+            "incarnations": [[rank, rank, number] for rank, number in (self.incarnations | dict.fromkeys(changed, generation)).items()],
             "store": list(self._store),
             "serve": self.serve,
             "token": TOKEN,

@@ -68,7 +68,7 @@ class Generation:
             number=int(message["generation"]),
             rank=int(message["rank"]),
             world=int(message["world"]),
-            incarnations={int(rank): int(since) for rank, since in message["incarnations"].items()},
+            incarnations={rank: int(since) for first, last, since in message["incarnations"] for rank in range(int(first), int(last) + 1)},
             store=(str(host), int(port)),
             serve=int(message["serve"]),
             changed=frozenset(int(rank) for rank in message["changed"]),

@@ -1,0 +1,49 @@
+"""What is seen against the present generation, at a cost that does not grow with the number of looks.
+
+A piece of evidence is judged once. Whether the job stands still is a question about all its ranks: it is asked as often as it takes a tenth
+of the time at most, which for a small job is with every look.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from detectors.catalogue import Fault
+from detectors.diagnosis import see
+from detectors.evidence import HangLimits, Progress
+from holdfast.control.board import Board
+
+REST: Final = 9.0
+"""Times as long as a look at all ranks took, until the next one."""
+
+
+class Sight:
+    """The faults of one generation, as far as they have been judged."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._judged = 0
+        self._faults: list[Fault] = []
+        self._progress: Progress | None = None
+        self._still: list[Fault] = []
+        self._due = 0.0
+
+    def faults(self, limits: HangLimits, *, steps_expected: bool) -> list[Fault]:
+        """Return everything that speaks against this generation now, agents' silence aside."""
+        board, now = self._board, time.time()
+        new, self._judged = board.evidence[self._judged :], len(board.evidence)
+        self._faults += see(new, limits)
+        self.progress(limits, steps_expected=steps_expected)
+        overrun = [board.overrun] if board.overrun is not None else []
+        return [*self._faults, *see(board.stops(now), limits), *self._still, *see(overrun, limits)]
+
+    def progress(self, limits: HangLimits, *, steps_expected: bool) -> Progress | None:
+        """Return how far all ranks were at the newest look."""
+        begun = time.monotonic()
+        if begun >= self._due:
+            self._progress = self._board.progress(time.time(), steps_expected=steps_expected)
+            self._still = see([self._progress], limits) if self._progress is not None else []
+            ended = time.monotonic()
+            self._due = ended + REST * (ended - begun)
+        return self._progress

@@ -1,0 +1,22 @@
+"""File descriptors: a flow holds a connection to every agent of its job, and the usual soft limit of 1,024 ends at a thousand nodes."""
+
+from __future__ import annotations
+
+import resource
+from typing import Final
+
+from holdfast.errors import TooFewDescriptors
+
+OTHERS: Final = 256
+"""Descriptors for everything that is no connection to a node: the history, Prefect, files, threads' wake-up pipes."""
+
+
+def make_room(nodes: int) -> None:
+    """See to it that this process may hold a connection to so many *nodes*; raise `TooFewDescriptors` when it may not."""
+    needed = 2 * nodes + OTHERS  # an old connection may linger beside the new one while a fleet comes back
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise TooFewDescriptors(nodes, needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
