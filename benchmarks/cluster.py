@@ -2,8 +2,8 @@
 
     python -m benchmarks.cluster --json FILE [--only NAME ...] [--rounds N] [--keep FOLDER]
 
-Rows about scale are on simulated agents (see `benchmarks/simulated/`): one process plays all of them over the real protocol, a real flow with
-its policies, Prefect server and history steers the job, and no worker trains. `cluster_scale.py` says what each row tells.
+Rows about scale are on simulated agents (see `benchmarks/simulated/`): one process plays all of them over the real protocol, a real flow
+with its policies, Prefect server and history steers the job, and no worker trains. `cluster_scale.py` says what each row tells.
 
 FILE gets one JSON object a line: `what`, `median`, `p99`, `n`, `goal`, `met`, and what else is worth knowing of the row.
 """

@@ -1,1 +1,1 @@
-"""Simulated nodes: agents of which one process plays thousands, over the real protocol, without workers. For benchmarks and tests of scale."""
+"""Simulated nodes: one process plays thousands of agents over the real protocol, without workers. For benchmarks and tests of scale."""

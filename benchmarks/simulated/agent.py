@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
@@ -87,6 +87,8 @@ class Agent:
         self._abandoned: int | None = None
         self._workers: dict[int, Worker] = {}
         self._past: deque[tuple[int, bytes]] = deque(maxlen=REMEMBERED)
+        self.given: Counter[str] = Counter()
+        """How often each order was carried out."""
         self._verbs: dict[str, Callable[[Line, Message], Message]] = {
             "about": self._about,
             "attach": self._attach,
@@ -118,6 +120,7 @@ class Agent:
         else:
             self._epoch = max(self._epoch, epoch)
             answer = {"ok": True, **verb(line, order)}
+            self.given[order["do"]] += 1
         line.send(encode({"re": order["id"], **answer}))
 
     def _about(self, _line: Line, _order: Message) -> Message:

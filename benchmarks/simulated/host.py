@@ -60,6 +60,7 @@ class Host:
             "lose": self._lose,
             "on": self._on,
             "kill": self._kill,
+            "given": lambda _: {"nodes": {node: [one.generation, one.given] for node, one in self._agents.items()}},
             "cost": lambda _: {**_cost(), "beats": self._told},
             "step": lambda _: {"step": self._training.step, "steps": self._training.steps, "generation": self._training.generation},
         }

@@ -54,11 +54,13 @@ class SimulatedNodes:
         sock = connect(self.root / SOCKET, seconds=SECONDS)
         try:
             sock.sendall(encode({"node": node}))
-            if not sock.recv(4096):
-                raise ConnectionRefusedError(f"no agent serves {node}")
+            served = sock.recv(4096)
         except BaseException:
             sock.close()
             raise
+        if not served:
+            sock.close()
+            raise ConnectionRefusedError(f"no agent serves {node}")
         return sock
 
     @property
