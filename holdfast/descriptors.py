@@ -9,11 +9,13 @@ from holdfast.errors import TooFewDescriptors
 
 OTHERS: Final = 256
 """Descriptors for everything that is no connection to a node: the history, Prefect, files, threads' wake-up pipes."""
+EACH: Final = 4
+"""Descriptors for one node: a login and the stream in it, and as many again while a connection that ended is replaced."""
 
 
 def make_room(nodes: int) -> None:
     """See to it that this process may hold a connection to so many *nodes*; raise `TooFewDescriptors` when it may not."""
-    needed = 2 * nodes + OTHERS  # an old connection may linger beside the new one while a fleet comes back
+    needed = EACH * nodes + OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return

@@ -32,7 +32,7 @@ from policies.states import Event
 from tasks.turn import Turn
 
 MOST_ALIKE: Final = 256
-"""Faults of one kind that an incident has rows of: when thousands of ranks see one node go, the verdict says how many, and nobody reads each."""
+"""Faults of one kind that an incident has rows of: when thousands of ranks see one node go, the verdict says how many did."""
 MOST_BROKEN: Final = 128
 """Broken groups that are weighed."""
 ANSWER_SECONDS: Final = 0.5

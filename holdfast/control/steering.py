@@ -20,6 +20,7 @@ from holdfast.control.fleet import Fleet
 from holdfast.control.plan import how_to_run, log_directory
 from holdfast.control.requests import Requests
 from holdfast.control.run import Run
+from holdfast.descriptors import make_room
 from holdfast.errors import HoldfastError, JobAlreadyRunning, LeaseLost, WorldError
 from holdfast.history import (
     LEASE_SECONDS,
@@ -107,6 +108,7 @@ def _take_wheel(spec: TrainingJob, cluster: Cluster, history: History, recorder:
     )
     if live is None:
         policy_for(spec)  # a file that cannot be used is refused before anything begins
+    make_room(spec.nodes.wanted + spec.nodes.spare)
     holder = "the flow"
     lease = _lease(history, job, holder)
     if live is not None:
