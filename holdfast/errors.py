@@ -10,6 +10,7 @@ HoldfastError
 │   ├── NotReadable          a directory or a file that must be read cannot be
 │   ├── UnusableFile         a key, or a file of keys, with which nobody can log in
 │   ├── NoKeysThere          nodes that nobody logs in to
+│   ├── NoLoginThere         nodes on which nothing has to be set up, as nobody logs in to them
 │   ├── UnknownNode          no node of that name in the cluster
 │   ├── NodeNotChanged       a word about a node that cannot be carried out as the node is
 │   ├── NodesBusy            nodes on which a job trains, so that nothing else can be done there now
@@ -160,6 +161,20 @@ class NoKeysThere(OperatorError):
 
     def __str__(self) -> str:
         return f"the nodes of cluster '{self.cluster}' of kind {self.kind} show no keys: only those of `kind: ssh` do."
+
+
+class NoLoginThere(OperatorError):
+    """Nodes on which nothing has to be set up, as nobody logs in to them."""
+
+    def __init__(self, cluster: str, kind: str) -> None:
+        super().__init__(cluster, kind)
+        self.cluster, self.kind = cluster, kind
+
+    def __str__(self) -> str:
+        return (
+            f"nothing has to be set up on the nodes of cluster '{self.cluster}' of kind {self.kind}: they run what runs here. "
+            "Name the file of a cluster of `kind: ssh`."
+        )
 
 
 class UnknownNode(OperatorError):

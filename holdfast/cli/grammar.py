@@ -441,6 +441,31 @@ def trust_nodes(cluster_file: Path, nodes: tuple[str, ...], yes: bool, as_json: 
     return trust(cluster_file, nodes, yes=yes, as_json=as_json)
 
 
+some_nodes = click.option(
+    "--nodes", "only", metavar="A,B", multiple=True, help="Only these: names and ranges, `gpu[001-016],gpu040`. Default: all."
+)
+
+
+@nodes.command(
+    "bootstrap", epilog=example("holdfast nodes bootstrap cluster.yaml", "holdfast nodes bootstrap cluster.yaml --nodes gpu-3,gpu-4")
+)
+@click.argument("cluster_file", type=file_path)
+@some_nodes
+@click.option("--wheel", type=file_path, metavar="FILE", help="Bring this wheel; default: one that is made of this Holdfast.")
+@click.option("--write-wheel", type=file_path, metavar="FILE", help="Write the wheel there too, e.g. for an image of nodes.")
+@as_json
+def bootstrap_nodes(cluster_file: Path, only: tuple[str, ...], wheel: Path | None, write_wheel: Path | None, as_json: bool) -> int:
+    """Put agent and runtime on hosts that are reached by SSH.
+
+    One small wheel without dependencies goes into an environment of the cluster's `python` on each host, in its
+    `directory`; torch is the one that is installed for that `python`. What is there already stays as it is, and agents that
+    run go on in the version that they were started with.
+    """
+    from holdfast.cli.bootstrapping import Wish, bootstrap
+
+    return bootstrap(cluster_file, Wish(only=only, wheel=wheel, write=write_wheel), as_json=as_json)
+
+
 of_cluster = click.option(
     "--cluster", "cluster_file", type=file_path, metavar="FILE", help="Cluster of the node; default: the cluster `local` on this machine."
 )

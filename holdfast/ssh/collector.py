@@ -1,116 +1,23 @@
-"""The collector that stays on a node, as seen from here: started over a connection, asked by a line, answering with a line."""
+"""The collector that stays on a node, as seen from here."""
 
 from __future__ import annotations
 
-import json
-import secrets
-import time
-from typing import Any, Final
-
-import paramiko
-
-from holdfast.readers.bundle import BOOT, program
+from holdfast.readers.bundle import program
 from holdfast.ssh.connection import Connection
-from holdfast.ssh.trouble import Unanswered, Unasked
-
-MOST: Final = 4 << 20
-"""Bytes that a look may have: a hundred times what a node with eight GPUs tells."""
-SHOWN: Final = 160
-NOT_FOUND: Final = 127
-"""A shell's exit status for a program that is not there."""
+from holdfast.ssh.errand import Errand
 
 
 class Collector:
     """A resident collector on a node."""
 
     def __init__(self, connection: Connection, python: str, until: float) -> None:
-        self._connection, self._python = connection, python
-        self._mark = secrets.token_hex(8)
-        self._heard, self._noise = bytearray(), b""
-        self._asked = 0
-        try:
-            self._channel = connection.transport.open_session(timeout=_left(until))
-            self._channel.settimeout(_left(until))
-            # A shell of the node's own reads this line: the interpreter's name is of letters that no shell takes for its own (`Program`).
-            self._channel.exec_command(f"exec {python} -I -c '{BOOT}'")
-            source = program(entry="resident").encode()
-            self._channel.sendall(f"{len(source)}\n".encode() + source)
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise self._why(error) from error
+        self._errand = Errand(connection, python, program(entry="resident"), until, fruit="look")
 
     @property
     def lives(self) -> bool:
         """Tell whether it can be asked, as far as is known."""
-        return self._connection.lives and not self._channel.closed and not self._channel.eof_received
+        return self._errand.lives
 
     def ask(self, node: str, seconds: float, until: float) -> str:
         """Return its look at *node*, as JSON, by *until* (monotonic); the look itself is to take *seconds* at most."""
-        self._asked += 1
-        mark = f"{self._mark}-{self._asked}"
-        question = {"node": node, "seconds": seconds, "mark": mark}
-        try:
-            self._channel.settimeout(_left(until))
-            self._channel.sendall((json.dumps(question) + "\n").encode())
-            return self._answer(f"{mark} ".encode(), until)
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise self._why(error) from error
-
-    def _answer(self, mark: bytes, until: float) -> str:
-        """Return the line that begins with *mark*: what a login shell or an earlier look says besides is no answer."""
-        seen, taken = 0, 0
-        while True:
-            end = self._heard.find(b"\n", seen)
-            if end >= 0:
-                line = bytes(self._heard[:end])
-                del self._heard[: end + 1]
-                seen = 0
-                if line.startswith(mark):
-                    return line[len(mark) :].decode("utf-8", "replace")
-                self._noise = line or self._noise
-                continue
-            if time.monotonic() > until:  # somebody may talk all the time, and say nothing
-                raise TimeoutError
-            seen = len(self._heard)
-            self._channel.settimeout(_left(until))
-            data = self._channel.recv(1 << 16)
-            taken += len(data)
-            if not data:
-                raise EOFError
-            if taken > MOST:
-                raise Unasked(f"it answered with more than {MOST >> 20} MiB that is no look, ending in {_shown(data)}")
-            self._heard += data
-
-    def _why(self, error: Exception) -> Unanswered | Unasked:
-        """Return what it means that no answer came."""
-        if not self._connection.lives:
-            return Unanswered(f"the connection to {self._connection.door} ended before it answered")
-        channel: Any = getattr(self, "_channel", None)
-        if isinstance(error, TimeoutError):
-            return Unasked(
-                f"it let us in, and {self._python} gave no look in time{self._said(channel)}: it hangs, or the node is overloaded"
-            )
-        if channel is None:
-            return Unasked(f"it let us in, and opened no session: {error}. See `MaxSessions` of its sshd")
-        channel.status_event.wait(1.0)
-        status = channel.exit_status if channel.exit_status_ready() else -1
-        if status == NOT_FOUND:
-            return Unasked(f"it has no {self._python}{self._said(channel)}. Install it, or name another interpreter in `python`")
-        ended = f"ended with status {status}" if status >= 0 else "was ended"
-        return Unasked(f"{self._python} {ended} and gave no look{self._said(channel)}")
-
-    def _said(self, channel: Any) -> str:  # noqa: ANN401 (a channel, where there is one)
-        """Return the last thing that it said instead."""
-        said = bytearray(self._heard)
-        while channel is not None and channel.recv_stderr_ready():
-            said += channel.recv_stderr(1 << 16)
-        words = bytes(said).strip() or self._noise
-        return f" ({_shown(words.splitlines()[-1])})" if words else ""
-
-
-def _left(until: float) -> float:
-    return max(0.01, until - time.monotonic())
-
-
-def _shown(words: bytes) -> str:
-    text = words[-SHOWN:].decode("utf-8", "replace")
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+        return self._errand.ask(until, node=node, seconds=seconds)

@@ -1,0 +1,151 @@
+"""Set up many hosts at once: log in, look what is there, and bring what is missing."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from holdfast.bootstrap.wheel import Wheel
+from holdfast.spec import SshCluster
+from holdfast.ssh.errand import Errand
+from holdfast.ssh.targets import Target
+from holdfast.ssh.trouble import Unanswered, Unasked
+from holdfast.ssh.ways import Ways
+
+HANDS: Final = 32
+"""Hosts that are set up at once. Each is sent half a megabyte."""
+LOGIN: Final = 20.0
+"""Seconds that a login and a first look may take."""
+WORK: Final = 180.0
+"""Seconds that a host may take to make an environment, on a disk that others share."""
+OLDEST: Final = (3, 11)
+"""What agents need."""
+PROOF: Final = "holdfast.agent.gate"
+CURES: Final = {
+    errno.ENOSPC: "Free some there, or name another folder in `directory`",
+    errno.EDQUOT: "Free some there, or name another folder in `directory`",
+    errno.EACCES: "Mend its permissions, or name another folder in `directory`",
+    errno.EPERM: "Mend its permissions, or name another folder in `directory`",
+    errno.EROFS: "Mount it for writing, or name another folder in `directory`",
+    errno.ENOTDIR: "Move the file away, or name another folder in `directory`",
+    errno.EEXIST: "Move it away, or name another folder in `directory`",
+    errno.EISDIR: "Move it away, or name another folder in `directory`",
+    errno.EBUSY: "Run this again when they are done",
+    errno.ENOLCK: "Mount its file system with locks, or name a folder on a disk of the node's own in `directory`",
+}
+ELSE: Final = "Mend that there, or name another folder in `directory`"
+AWAY: Final = "See that it is on, and that its SSH server can be reached from here"
+GUARD: Final = """import sys
+if sys.version_info < (3, 7):
+    sys.exit("its interpreter is Python %d.%d, jobs need 3.11 or newer" % sys.version_info[:2])
+exec(compile({!r}, "<holdfast bootstrap>", "exec"))
+"""
+"""Says so where not even the grammar of what follows is known."""
+PYTHON: Final = "Name a newer one in `python` of the cluster file"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one host."""
+
+    node: str
+    done: str
+    """`kept`, `installed`, `mended` or `failed`."""
+    python: str = ""
+    path: str = ""
+    why: str = ""
+    cure: str = ""
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether the host is not as it should be."""
+        return self.done == "failed"
+
+
+class Hosts:
+    """The hosts of a cluster, to be set up."""
+
+    def __init__(self, cluster: SshCluster, wheel: Wheel) -> None:
+        """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
+        self._cluster, self._wheel, self._ways = cluster, wheel, Ways(cluster)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ways.close()
+
+    def set_up(self, nodes: Collection[str], tell: Callable[[str, str], None] = lambda _node, _stage: None) -> list[Outcome]:
+        """Set up *nodes*, many at once, and return what came of each, in the cluster's order; *tell* is told of each stage of each."""
+        targets = [target for target in self._ways.targets if target.node in nodes]
+        with ThreadPoolExecutor(max(1, min(HANDS, len(targets))), thread_name_prefix="bootstrap") as hands:
+            return list(hands.map(lambda target: self._one(target, tell), targets))
+
+    def _one(self, target: Target, tell: Callable[[str, str], None]) -> Outcome:
+        begun = time.monotonic()
+        try:
+            tell(target.node, "logging in")
+            found = self._attempt(target, tell)
+        except (Unanswered, Unasked) as error:
+            if isinstance(error, Unanswered):
+                self._ways.jumps.doubt(target.way)
+            found = {"failed": str(error), "cure": AWAY if isinstance(error, Unanswered) else ""}
+        outcome = _outcome(target.node, found, time.monotonic() - begun)
+        tell(target.node, outcome.done)
+        return outcome
+
+    def _attempt(self, target: Target, tell: Callable[[str, str], None]) -> dict[str, Any]:
+        connection = self._ways.open(target, time.monotonic() + LOGIN)
+        try:
+            with self._ways.watchdog.over(time.monotonic() + LOGIN + WORK, connection.cut):
+                until = time.monotonic() + LOGIN
+                errand = Errand(connection, self._cluster.python, source(), until)
+                asked = {
+                    "digest": self._wheel.digest,
+                    "version": self._wheel.version,
+                    "directory": self._cluster.directory,
+                    "oldest": OLDEST,
+                }
+                tell(target.node, "looking")
+                found = _read(errand.ask(until, do="look", **asked))
+                if found.get("whole"):
+                    return {**found, "done": "kept"}
+                if "failed" in found:
+                    return {"cure": PYTHON, **found}
+                tell(target.node, "installing")
+                wheel = base64.b64encode(self._wheel.data).decode()
+                return _read(errand.ask(time.monotonic() + WORK, do="install", seconds=WORK / 2, proof=PROOF, wheel=wheel, **asked))
+        finally:
+            connection.cut()
+
+
+def source() -> str:
+    """Return the source of the program that sets up the node that it runs on."""
+    text = Path(__file__).with_name("installer.py").read_text(encoding="utf-8") + "\n\nserve()\n"
+    return GUARD.format(text)
+
+
+def _read(answer: str) -> dict[str, Any]:
+    try:
+        told = json.loads(answer)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        raise Unasked(f"its answer makes no sense: {answer[:80]!r}")
+    return told
+
+
+def _outcome(node: str, found: dict[str, Any], seconds: float) -> Outcome:
+    python, path = str(found.get("python", "")), str(found.get("path", ""))
+    if "failed" not in found:
+        return Outcome(node=node, done=str(found.get("done")), python=python, path=path, seconds=seconds)
+    cure = CURES.get(found["errno"], ELSE) if found.get("errno") else str(found.get("cure", ""))
+    return Outcome(node=node, done="failed", python=python, why=str(found["failed"]), cure=cure, seconds=seconds)
