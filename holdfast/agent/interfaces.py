@@ -19,6 +19,8 @@ INET6: Final = Path("/proc/net/if_inet6")
 GLOBAL: Final = "00"
 """Scope of an address that other machines can reach, in /proc/net/if_inet6."""
 BLOCK: Final = 1 << 20
+CONNECTS: Final = 10.0
+"""Seconds that a connection to another node may take: who asks waits longer, and hears that it was this that failed."""
 LISTENS: Final = 30.0
 """Seconds that a node waits to be measured."""
 MOST_MEASURED: Final = 4 << 30
@@ -95,7 +97,8 @@ def bandwidth_to(host: str, port: int, seconds: float, source: str | None = None
     Raise ``OSError`` when the way is closed.
     """
     block = bytes(BLOCK)
-    with socket.create_connection((host, port), timeout=seconds + LISTENS, source_address=(source, 0) if source else None) as sock:
+    with socket.create_connection((host, port), timeout=CONNECTS, source_address=(source, 0) if source else None) as sock:
+        sock.settimeout(seconds + LISTENS)
         begun = time.monotonic()
         while time.monotonic() - begun < seconds:
             sock.sendall(block)

@@ -44,7 +44,7 @@ def bootstrap(cluster_file: Path, wish: Wish, *, as_json: bool) -> int:
     wheel = Wheel.read(wish.wheel) if wish.wheel else node_wheel()
     if wish.write is not None:
         _write(wish.write, wheel)
-    with Hosts(cluster, wheel) as hosts, _shown(nodes, quiet=as_json) as shown:
+    with Hosts(cluster, wheel) as hosts, progress(nodes, quiet=as_json) as shown:
         outcomes = hosts.set_up(nodes, shown)
     if as_json:
         rows = [dataclasses.asdict(one) for one in outcomes]
@@ -101,11 +101,11 @@ class _Progress:
             self._bar.update(self._task, completed=len(self._stages) - len(open_ones), now=", ".join(at_work[:3]))
 
 
-ENDS: Final = frozenset({"kept", "installed", "mended", "failed"})
+ENDS: Final = frozenset({"kept", "installed", "mended", "failed", "looked at"})
 
 
 @contextmanager
-def _shown(nodes: Sequence[str], *, quiet: bool) -> Iterator[_Progress]:
+def progress(nodes: Sequence[str], *, quiet: bool) -> Iterator[_Progress]:
     """Give what is to be told of each stage: it draws a bar where a person looks."""
     columns = (TextColumn("hosts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}", markup=False))
     console = Console(file=sys.stderr)

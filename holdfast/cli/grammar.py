@@ -466,6 +466,23 @@ def bootstrap_nodes(cluster_file: Path, only: tuple[str, ...], wheel: Path | Non
     return bootstrap(cluster_file, Wish(only=only, wheel=wheel, write=write_wheel), as_json=as_json)
 
 
+@nodes.command("check", epilog=example("holdfast nodes check cluster.yaml", "holdfast nodes check cluster.yaml job.yaml --nodes gpu-3"))
+@click.argument("cluster_file", type=file_path)
+@click.argument("job_file", type=file_path, required=False)
+@some_nodes
+@as_json
+def check_nodes(cluster_file: Path, job_file: Path | None, only: tuple[str, ...], as_json: bool) -> int:
+    """Tell what hosts lack before a job can run on them.
+
+    Login, python, Holdfast, torch, GPUs and their driver, clock, disk, memory for snapshots, limits, the interface for
+    training, and connections between nodes; with JOB_FILE its files and whether all nodes see its checkpoints. Each with
+    its cure. Exit status: 0 all well, 1 something is missing, 3 jobs run and something should be mended.
+    """
+    from holdfast.cli.inspecting import inspect
+
+    return inspect(cluster_file, job_file, only, as_json=as_json)
+
+
 of_cluster = click.option(
     "--cluster", "cluster_file", type=file_path, metavar="FILE", help="Cluster of the node; default: the cluster `local` on this machine."
 )

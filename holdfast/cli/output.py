@@ -39,6 +39,11 @@ COLOURS: Final[Mapping[str, str]] = {
     "ok": "green",
     "degraded": "yellow",
     "sick": "red",
+    "missing": "red",
+    "failed": "red",
+    "installed": "green",
+    "mended": "green",
+    "kept": "green",
     "unreachable": "red",
     "unknown": "magenta",
 }

@@ -1,0 +1,145 @@
+"""What runs on a node to see whether it is ready: it looks, and judges nothing. Each question is a line of JSON, and so is each answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.readers.collect import gathered
+from holdfast.readers.gpus import read_gpus
+
+IDLE: Final = 300
+TORCH_SECONDS: Final = 90.0
+TORCH: Final = (
+    "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, 'path': torch.__file__, "
+    "'gloo': torch.distributed.is_available() and torch.distributed.is_gloo_available()}))"
+)
+LIMITS: Final = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "nproc": resource.RLIMIT_NPROC}
+MEMORY: Final = "/dev/shm"  # noqa: S108 (the file system in memory itself)
+
+Question = Mapping[str, Any]
+
+
+def main(_arguments: list[str]) -> None:
+    """Answer questions until there are no more."""
+    while True:
+        signal.alarm(IDLE)
+        line = sys.stdin.buffer.readline()
+        if not line:
+            return
+        asked: dict[str, Any] = json.loads(line)
+        sys.stdout.write(f"{asked['mark']} {json.dumps(answer(asked))}\n")
+        sys.stdout.flush()
+
+
+def answer(asked: Question) -> Any:  # noqa: ANN401 (any JSON)
+    """Answer one question, in a child where that may hang: on a driver, or on the server of a file system."""
+    verb = asked["do"]
+    if verb == "time":
+        return {"time": time.time()}
+    late = f"it did not answer within {asked['seconds']:g} s"
+    (told,) = gathered({verb: lambda: VERBS[verb](asked)}, time.monotonic() + asked["seconds"], late).values()
+    return told
+
+
+def _facts(asked: Question) -> dict[str, Any]:
+    directory = _there(Path(asked["directory"]).expanduser().absolute())
+    return {
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "host": platform.node(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "disk": {"path": str(directory), "free": shutil.disk_usage(directory).free, "writable": os.access(directory, os.W_OK)},
+        "shm": _memory(),
+        "limits": {name: list(resource.getrlimit(which)) for name, which in LIMITS.items()},
+        "infiniband": _entries("/sys/class/infiniband"),
+    }
+
+
+def _there(path: Path) -> Path:
+    """Return the nearest folder on the way to *path* that is there."""
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _memory() -> dict[str, int] | None:
+    if not os.path.ismount(MEMORY):
+        return None
+    used = shutil.disk_usage(MEMORY)
+    return {"free": used.free, "total": used.total}
+
+
+def _entries(folder: str) -> list[str]:
+    with suppress(OSError):
+        return sorted(path.name for path in Path(folder).iterdir())
+    return []
+
+
+def _torch(asked: Question) -> dict[str, Any]:
+    """Ask the job's interpreter for its torch: importing it is the proof that it can be."""
+    words = [str(Path(asked["python"]).expanduser()), "-c", TORCH]
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=TORCH_SECONDS, check=False, cwd="/")
+    except subprocess.TimeoutExpired:
+        return {"failed": f"`import torch` took more than {TORCH_SECONDS:g} s"}
+    with suppress(ValueError, IndexError):
+        return dict(json.loads(done.stdout.decode().strip().splitlines()[-1]))
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    return {"failed": said[-1] if said else f"it ended with status {done.returncode}"}
+
+
+def _paths(asked: Question) -> dict[str, Any]:
+    """Tell which paths are there."""
+    return {path: os.access(path, os.R_OK) for path in asked["paths"]}
+
+
+def _leave(asked: Question) -> dict[str, Any]:
+    """Leave a file in a folder, or in the nearest one above that is there; say where."""
+    place = _there(Path(asked["folder"])) / f".holdfast-check-{asked['token']}"
+    with place.open("x") as file:
+        file.write(asked["token"])
+        file.flush()
+        os.fsync(file.fileno())
+    return {"place": str(place)}
+
+
+def _find(asked: Question) -> dict[str, Any]:
+    """Tell whether a file of another node's is there, and holds what it should: within a second or so, as network file systems remember."""
+    place = Path(asked["place"])
+    deadline = time.monotonic() + asked["patience"]
+    while True:
+        with suppress(OSError):
+            os.listdir(place.parent)  # noqa: PTH208 (what a network file system remembers of the folder is asked for anew)
+            return {"seen": place.read_text() == asked["token"]}
+        if time.monotonic() > deadline:
+            return {"seen": False}
+        time.sleep(0.1)
+
+
+def _remove(asked: Question) -> dict[str, Any]:
+    Path(asked["place"]).unlink(missing_ok=True)
+    return {}
+
+
+VERBS: Final[Mapping[str, Callable[[Question], Any]]] = {
+    "facts": _facts,
+    "gpus": lambda _asked: read_gpus(),
+    "torch": _torch,
+    "paths": _paths,
+    "leave": _leave,
+    "find": _find,
+    "remove": _remove,
+}

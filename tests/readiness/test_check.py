@@ -1,0 +1,145 @@
+"""`holdfast nodes check` on real hosts with real faults: each is named, with its cure, and on no other host."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from holdfast.readiness.finding import Facts, State
+from holdfast.readiness.judge import judge
+from tests.cli.conftest import Command, holdfast  # noqa: F401 (a fixture)
+from tests.hosts.fixture import rack_of
+from tests.hosts.rack import Rack
+
+PAST = "SetEnv LD_PRELOAD={} FAKETIME=-3600s"
+
+
+@pytest.fixture(scope="module")
+def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
+    """Give four hosts."""
+    with rack_of(4, tmp_path_factory) as rack:
+        yield rack
+
+
+def described(rack: Rack, place: Path, **fields: Any) -> tuple[str, str]:
+    """Write files of the rack's cluster and of a job; return their names."""
+    (place / "cluster.yaml").write_text(yaml.safe_dump(rack.cluster(directory="hf")))
+    (place / "train.py").touch()
+    (place / "ckpt").mkdir(exist_ok=True)
+    (place / "job.yaml").write_text(yaml.safe_dump({"name": "a", "script": "train.py", "checkpoint": {"directory": "ckpt"}, **fields}))
+    return "cluster.yaml", "job.yaml"
+
+
+def wrong(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, dict[str, str]]]:
+    """Return what is the matter with each node, check by check."""
+    nodes = json.loads(done.stdout)["nodes"]
+    return {node["node"]: {one["check"]: one for one in node["checks"] if one["state"] != "ok"} for node in nodes}
+
+
+def test_hosts_without_holdfast_are_told_how_to_get_it(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
+    """The rest is looked at all the same; with Holdfast there, and nothing else the matter, the host is ready."""
+    cluster, job = described(rack, tmp_path)
+    done = holdfast("nodes", "check", cluster, "--nodes", "n0")
+    assert done.returncode == 1
+    assert "`holdfast nodes bootstrap CLUSTER_FILE`" in done.stdout
+    assert "torch 2" in done.stdout
+    assert holdfast("nodes", "bootstrap", cluster).returncode == 0
+    done = holdfast("nodes", "check", cluster, job, "--nodes", "n[0-1]", "--json")
+    assert wrong(done) == {"n0": {}, "n1": {}}
+    assert done.returncode == 0
+
+
+def test_each_fault_is_named_on_its_host(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
+    """A clock, a folder that is not shared, a full disk, low limits, ports that are blocked, an unknown host key, all at once."""
+    library = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
+    if library is None or shutil.which("prlimit") is None:
+        pytest.skip("needs faketime and prlimit (scripts/system_packages.sh)")
+    cluster, job = described(rack, tmp_path)
+    _, blocked, spoilt, strange = rack
+    (spoilt.home / "hf").mkdir(exist_ok=True)
+    spoilt.run("mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(spoilt.home / "hf"))
+    assert holdfast("nodes", "bootstrap", cluster).returncode == 0
+    blocked.cut([spoilt], "out")
+    spoilt.run("mount", "-t", "tmpfs", "tmpfs", str(tmp_path / "ckpt"))
+    spoilt.server.stop()
+    spoilt.server.more += (PAST.format(library),)
+    spoilt.server.within += ("prlimit", "--nofile=512:512")
+    spoilt.server.start()
+    known = rack.known_hosts.read_text()
+    rack.known_hosts.write_text("".join(line for line in known.splitlines(keepends=True) if not line.startswith(strange.address)))
+    try:
+        done = holdfast("nodes", "check", cluster, job, "--json")
+    finally:
+        rack.known_hosts.write_text(known)
+        blocked.heal()
+    assert done.returncode == 1
+    found = wrong(done)
+    assert {node: set(checks) for node, checks in found.items()} == {
+        "n0": set(),
+        "n1": {"ports"},
+        "n2": {"clock", "disk", "limits", "checkpoints"},
+        "n3": {"login"},
+    }, done.stdout
+    assert "3600" in found["n2"]["clock"]["words"]
+    assert "n0 wrote" in found["n2"]["checkpoints"]["words"]
+    assert "nofile is 512" in found["n2"]["limits"]["words"]
+    assert spoilt.address in found["n1"]["ports"]["words"]
+    assert "holdfast nodes trust" in found["n3"]["login"]["words"]
+    assert all(one["cure"] for node in ("n1", "n2") for one in found[node].values())
+
+
+def test_a_job_whose_interpreter_has_no_torch_is_not_ready(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
+    """It is the job's own interpreter that is asked, and its files are looked for."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    python = str(tmp_path / "bare/bin/python")
+    cluster, job = described(rack, tmp_path, python=python, script="missing.py")
+    done = holdfast("nodes", "check", cluster, job, "--nodes", "n0", "--json")
+    found = wrong(done)["n0"]
+    assert "No module named 'torch'" in found["torch"]["words"]
+    assert str(tmp_path / "missing.py") in found["files"]["words"]
+    assert done.returncode == 1
+
+
+def _node(name: str, **told: Any) -> Facts:
+    gpu = {"on_bus": ["0000:18:00.0"], "driver_version": "580.1", "gpus": [{"index": 0}, {"index": 1}]}
+    probe = {
+        "python": "3.12.1",
+        "disk": {"path": "/", "free": 10**12, "writable": True},
+        "shm": {"free": 10**9, "total": 10**9},
+        "limits": {"nofile": [65536, 65536], "memlock": [65536, -1], "nproc": [-1, -1]},
+        "infiniband": [],
+    }
+    facts = Facts(node=name, probe={**probe, **told.pop("probe", {})}, gpus={**gpu, **told.pop("gpus", {})}, clock=(0.0, 0.1))
+    facts.environment = {"in_use": "0.1.0-a-b", "whole": True, "path": "/x/env"}
+    facts.torch = {"version": told.pop("torch", "2.13.0")}
+    facts.gate = {"interface": "eth0", "address": "10.0.0.1"}
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("told", "check", "state"),
+    [
+        ({"torch": "2.12.0"}, "torch", State.MISSING),
+        ({"probe": {"python": "3.11.2"}}, "python", State.DOUBTFUL),
+        ({"gpus": {"gpus": [{"index": 0}]}}, "gpus", State.MISSING),
+        ({"gpus": {"gpus": {"blind": "no NVML"}}}, "gpus", State.MISSING),
+        ({"gpus": {"gpus": [{"index": 0}, {"index": 1, "failed": 15}]}}, "gpus", State.MISSING),
+        ({"gpus": {"driver_version": "570.2"}}, "gpus", State.DOUBTFUL),
+        ({"probe": {"infiniband": ["mlx5_0"]}}, "limits", State.DOUBTFUL),
+        ({"probe": {"shm": {"free": 10**7, "total": 6 * 10**7}}}, "memory", State.DOUBTFUL),
+        ({"probe": {"shm": None}}, "memory", State.DOUBTFUL),
+    ],
+)
+def test_who_has_something_else_than_most_is_told(told: dict[str, Any], check: str, state: State) -> None:
+    """What this machine cannot have is judged from what such a node would tell; the others are well."""
+    found = [one for one in judge([_node("a"), _node("b"), _node("c", **told)]) if one.state is not State.OK]
+    assert [(one.node, one.check, one.state) for one in found] == [("c", check, state)]
+    assert all(one.cure for one in found)
