@@ -1,0 +1,162 @@
+"""A job on real hosts: a flow here, agents and ranks there, and what the ranks themselves wrote down of their steps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks import steps
+from benchmarks.steps import Done
+from holdfast.bootstrap import Hosts, node_wheel
+from holdfast.history import Generation, History, Incident, queries
+from holdfast.spec import SshCluster, cluster_of
+from tests.hosts.host import Host
+from tests.hosts.rack import Rack
+from tests.waiting import wait_until
+
+T = TypeVar("T")
+ROOT = Path(__file__).parents[2]
+SMALL = ["--width", "64", "--layers", "2", "--batch", "8"]
+"""A model that costs nothing: what is looked at is not the training."""
+DIRECTORY = "hf"
+
+
+def set_up(rack: Rack) -> None:
+    """Put Holdfast on all hosts of the rack."""
+    cluster = cluster_of(rack.cluster(directory=DIRECTORY))
+    assert isinstance(cluster, SshCluster)
+    with Hosts(cluster, node_wheel()) as hosts:
+        outcomes = hosts.set_up(cluster.names)
+    assert not [one for one in outcomes if one.failed], outcomes
+
+
+class HostJob:
+    """A job on all hosts of a rack: all but *spare* train, one rank each; the spare ones have a warm standby."""
+
+    def __init__(self, rack: Rack, place: Path, environment: Mapping[str, str], *, spare: int = 1, pace: float = 0.05, **given: Any) -> None:
+        self.rack, self.place, self.name = rack, place, given.pop("name", "bench")
+        self._code(place)
+        plan = {"wanted": len(rack) - spare, "ranks": 1, "spare": spare, "standbys": min(spare, 1), **given.pop("nodes", {})}
+        job = {
+            "name": self.name,
+            "script": str(place / "train.py"),
+            "args": [*SMALL, "--pace", str(pace)],
+            "directory": str(place),
+            "nodes": plan,
+            "checkpoint": {"every": 0, "directory": str(place / "checkpoints")},
+            "environment": {"OMP_NUM_THREADS": "1"},
+            "budget": {"recoveries": 10_000, "in_place": 10_000, "fruitless": 1000},
+            **given,
+        }
+        self.ranks, self.waits = plan["wanted"], plan["standbys"]
+        self.spec = place / "spec.json"
+        self.spec.write_text(json.dumps({"job": job, "cluster": rack.cluster(name=place.name.lower(), directory=DIRECTORY)}))
+        self.environment = {**environment, "HOLDFAST_HOME": str(place / "home"), "PREFECT_LOGGING_LEVEL": "WARNING", "PYTHONPATH": str(ROOT)}
+        (place / "home").mkdir()
+        self.history = History.open(f"sqlite:///{place / 'home' / 'history.db'}")
+        self.flows: list[subprocess.Popen[bytes]] = []
+
+    def _code(self, place: Path) -> None:
+        """Lay the script where all hosts see it, with what it imports beside Holdfast."""
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "benchmarks").mkdir()
+        for name in ("train.py", "steps.py"):
+            shutil.copy(ROOT / "benchmarks" / name, place / ("benchmarks" if name == "steps.py" else ".") / name)
+
+    # -- the flow -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start a flow for the job: the first, or another one beside it."""
+        with (self.place / "flow.log").open("ab") as out:
+            command = [sys.executable, "-m", "flows.training_job", str(self.spec)]
+            flow = subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        self.flows.append(flow)
+        return flow
+
+    def close(self) -> None:
+        """End the flow, and what is left on the hosts."""
+        for flow in self.flows:
+            flow.kill()
+            flow.wait()
+        self.history.close()
+        for host in self.rack:
+            if host.is_on:
+                for pid, command in host.processes().items():
+                    if "holdfast" in command or "train.py" in command or "envs/" in command:
+                        with suppress(RuntimeError):
+                            subprocess.run(["kill", "-KILL", str(pid)], check=False)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def row(self) -> Any:
+        """Return the job's row."""
+        return queries.newest_job(self.history, self.name)
+
+    def state(self) -> str:
+        """Return the job's state; empty before it has one."""
+        live = queries.jobs(self.history, self.name)
+        move = queries.state_of(self.history, live[0].id) if live else None
+        return move.after if move else ""
+
+    def incidents(self) -> list[Incident]:
+        """Return the job's incidents."""
+        return queries.incidents(self.history, self.row.id)
+
+    def generation(self) -> Generation:
+        """Return the newest membership."""
+        found = queries.newest_generation(self.history, self.row.id)
+        assert found is not None
+        return found
+
+    def done(self) -> dict[int, list[Done]]:
+        """Return what every rank has done."""
+        return steps.read(self.place, self.ranks)
+
+    def step(self) -> int:
+        """Return the newest step that every rank is done with."""
+        return steps.newest(self.done())
+
+    def host_of(self, rank: int) -> Host:
+        """Return the host on which *rank* lives."""
+        return next(self.rack.named(node) for node, ranks in self.generation().ranks.items() if rank in ranks)
+
+    def spare(self) -> Host:
+        """Return a host that no rank lives on."""
+        return next(host for host in self.rack if not self.generation().ranks.get(host.name))
+
+    def log(self) -> str:
+        """Return what a person would read after a failure."""
+        places = [self.place / "flow.log", *sorted(self.rack.place.glob("*/home/hf/jobs/*/logs/*.log"))]
+        places += sorted(self.rack.place.glob("*/home/hf/nodes/*/agent.log"))
+        return "\n".join(f"== {path}\n{path.read_text(errors='replace')[-3000:]}" for path in places if path.exists())
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def until(self, condition: Callable[[], T], what: str, seconds: float = 120.0) -> T:
+        """Wait for *condition*; a failure shows what everybody said."""
+        return wait_until(condition, seconds=seconds, explain=lambda: f"{what}; state {self.state()}\n{self.log()}")
+
+    def runs(self, more: int = 3) -> None:
+        """Wait until all ranks have done *more* further steps."""
+        until = self.step() + more
+        self.until(lambda: self.step() >= until, f"step {until}")
+
+    def settles(self) -> None:
+        """Wait until training runs, with a standby parked where there is to be one."""
+        self.until(lambda: self.state() == "RUNNING" and self.parked() >= self.waits, "a job that runs, and its standby")
+        self.runs()
+
+    def parked(self) -> int:
+        """Return how many standbys wait for a rank."""
+        return len(self.standbys())
+
+    def standbys(self) -> list[str]:
+        """Return what the flow has told of standbys that are ready now."""
+        return [line for line in (self.place / "flow.log").read_text(errors="replace").splitlines() if "standby" in line and "ready" in line]
