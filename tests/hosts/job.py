@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from benchmarks import steps
 from benchmarks.steps import Done
 from holdfast.bootstrap import Hosts, node_wheel
+from holdfast.chaos import Chaos
+from holdfast.cluster import open_cluster
 from holdfast.history import Generation, History, Incident, queries
 from holdfast.spec import SshCluster, cluster_of
 from tests.hosts.host import Host
@@ -61,6 +63,8 @@ class HostJob:
         (place / "home").mkdir()
         self.history = History.open(f"sqlite:///{place / 'home' / 'history.db'}")
         self.flows: list[subprocess.Popen[bytes]] = []
+        self.nodes = open_cluster(cluster_of(rack.cluster(name=place.name.lower(), directory=DIRECTORY)))
+        self.chaos = Chaos(self.nodes, self.history, self.name)
 
     def _code(self, place: Path) -> None:
         """Lay the script where all hosts see it, with what it imports beside Holdfast."""
@@ -84,6 +88,7 @@ class HostJob:
         for flow in self.flows:
             flow.kill()
             flow.wait()
+        self.nodes.close()
         self.history.close()
         for host in self.rack:
             if host.is_on:
@@ -155,8 +160,4 @@ class HostJob:
 
     def parked(self) -> int:
         """Return how many standbys wait for a rank."""
-        return len(self.standbys())
-
-    def standbys(self) -> list[str]:
-        """Return what the flow has told of standbys that are ready now."""
-        return [line for line in (self.place / "flow.log").read_text(errors="replace").splitlines() if "standby" in line and "ready" in line]
+        return self.chaos.parked()
