@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from benchmarks import steps
+from benchmarks import steps as notes
 from benchmarks.steps import Done
 from holdfast.bootstrap import Hosts, node_wheel
 from holdfast.chaos import Chaos
@@ -21,6 +21,9 @@ from holdfast.spec import SshCluster, cluster_of
 from tests.hosts.host import Host
 from tests.hosts.rack import Rack
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from holdfast.cluster.local import LocalNodes  # whose agents it asks: others can be asked alike
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -41,7 +44,9 @@ def set_up(rack: Rack) -> None:
 class HostJob:
     """A job on all hosts of a rack: all but *spare* train, one rank each; the spare ones have a warm standby."""
 
-    def __init__(self, rack: Rack, place: Path, environment: Mapping[str, str], *, spare: int = 1, pace: float = 0.05, **given: Any) -> None:
+    def __init__(
+        self, rack: Rack, place: Path, environment: Mapping[str, str], *, spare: int = 1, pace: float = 0.05, **given: Any
+    ) -> None:
         self.rack, self.place, self.name = rack, place, given.pop("name", "bench")
         self._code(place)
         plan = {"wanted": len(rack) - spare, "ranks": 1, "spare": spare, "standbys": min(spare, 1), **given.pop("nodes", {})}
@@ -59,12 +64,17 @@ class HostJob:
         self.ranks, self.waits = plan["wanted"], plan["standbys"]
         self.spec = place / "spec.json"
         self.spec.write_text(json.dumps({"job": job, "cluster": rack.cluster(name=place.name.lower(), directory=DIRECTORY)}))
-        self.environment = {**environment, "HOLDFAST_HOME": str(place / "home"), "PREFECT_LOGGING_LEVEL": "WARNING", "PYTHONPATH": str(ROOT)}
+        self.environment = {
+            **environment,
+            "HOLDFAST_HOME": str(place / "home"),
+            "PREFECT_LOGGING_LEVEL": "WARNING",
+            "PYTHONPATH": str(ROOT),
+        }
         (place / "home").mkdir()
         self.history = History.open(f"sqlite:///{place / 'home' / 'history.db'}")
         self.flows: list[subprocess.Popen[bytes]] = []
         self.nodes = open_cluster(cluster_of(rack.cluster(name=place.name.lower(), directory=DIRECTORY)))
-        self.chaos = Chaos(self.nodes, self.history, self.name)
+        self.chaos = Chaos(cast("LocalNodes", self.nodes), self.history, self.name)
 
     def _code(self, place: Path) -> None:
         """Lay the script where all hosts see it, with what it imports beside Holdfast."""
@@ -75,10 +85,14 @@ class HostJob:
 
     # -- the flow -----------------------------------------------------------------------------------------------------
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start a flow for the job: the first, or another one beside it."""
-        with (self.place / "flow.log").open("ab") as out:
-            command = [sys.executable, "-m", "flows.training_job", str(self.spec)]
+    def start(self, *, standby: bool = False) -> subprocess.Popen[bytes]:
+        """Start a flow for the job: the first, or one that stands by."""
+        spec = self.spec
+        if standby:
+            spec = self.spec.with_name("standby.json")
+            spec.write_text(json.dumps({**json.loads(self.spec.read_text()), "standby": True}))
+        with (self.place / f"flow-{len(self.flows)}.log").open("wb") as out:
+            command = [sys.executable, "-m", "flows.training_job", str(spec)]
             flow = subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
         self.flows.append(flow)
         return flow
@@ -122,11 +136,11 @@ class HostJob:
 
     def done(self) -> dict[int, list[Done]]:
         """Return what every rank has done."""
-        return steps.read(self.place, self.ranks)
+        return notes.read(self.place, self.ranks)
 
     def step(self) -> int:
         """Return the newest step that every rank is done with."""
-        return steps.newest(self.done())
+        return notes.newest(self.done())
 
     def host_of(self, rank: int) -> Host:
         """Return the host on which *rank* lives."""
@@ -138,7 +152,7 @@ class HostJob:
 
     def log(self) -> str:
         """Return what a person would read after a failure."""
-        places = [self.place / "flow.log", *sorted(self.rack.place.glob("*/home/hf/jobs/*/logs/*.log"))]
+        places = [*sorted(self.place.glob("flow-*.log")), *sorted(self.rack.place.glob("*/home/hf/jobs/*/logs/*.log"))]
         places += sorted(self.rack.place.glob("*/home/hf/nodes/*/agent.log"))
         return "\n".join(f"== {path}\n{path.read_text(errors='replace')[-3000:]}" for path in places if path.exists())
 
@@ -153,11 +167,15 @@ class HostJob:
         until = self.step() + more
         self.until(lambda: self.step() >= until, f"step {until}")
 
-    def settles(self) -> None:
-        """Wait until training runs, with a standby parked where there is to be one."""
+    def settles(self, steps: int = 3) -> None:
+        """Wait until training runs, with a standby parked where there is to be one, and makes some further *steps*."""
         self.until(lambda: self.state() == "RUNNING" and self.parked() >= self.waits, "a job that runs, and its standby")
-        self.runs()
+        self.runs(steps)
 
     def parked(self) -> int:
         """Return how many standbys wait for a rank."""
         return self.chaos.parked()
+
+    def stands_by(self, number: int) -> bool:
+        """Tell whether flow *number* has said that it waits for another one's place."""
+        return "standby.waits" in (self.place / f"flow-{number}.log").read_text(errors="replace")

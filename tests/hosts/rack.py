@@ -15,6 +15,7 @@ import fcntl
 import os
 import pwd
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +70,7 @@ class Rack:
     def __getitem__(self, number: int) -> Host:
         return self.hosts[number]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Host]:
         return iter(self.hosts)
 
     def __len__(self) -> int:
