@@ -1,8 +1,8 @@
 """Rows of `benchmarks.cluster` on real hosts: network namespaces of this machine with SSH servers, jobs over SSH (see `tests/hosts/`).
 
 - ``hosts-faults``: 3 hosts that train, one rank each, and a spare host with a warm standby. A rank is killed (SIGKILL); a host loses its
-  power without a word; the switch loses all that a host sends and is sent. The clock starts at the fault and ends when the last rank is done with
-  the first new step. Each round is a job of its own. Beside it the whole launch, from the flow's start to the first step of all ranks.
+  power without a word; the switch loses all that a host sends and is sent. The clock starts at the fault and ends when the last rank is
+  done with the first new step. Each round is a job of its own. Beside it the whole launch, from the start of the flow to that of training.
 - ``hosts-reconnect``: a host that trains is cut off from the orchestrator alone for some seconds. The clock starts when its cable is mended
   and ends when the history has a step that was made after that; `steps` are those that went on meanwhile, `incidents` must be none.
 - ``hosts-takeover``: a second flow stands by; the first is killed. The clock ends when the second holds the lease, and when the history

@@ -106,6 +106,14 @@ class Host:
                 found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         return found
 
+    def pid_here(self, pid: int) -> int:
+        """Return the number that process *pid* of this host has on this machine."""
+        for here in self.processes():
+            lines = Path(f"/proc/{here}/status").read_text().splitlines()
+            if next(line for line in lines if line.startswith("NSpid:")).split()[-1] == str(pid):
+                return here
+        raise LookupError(f"{self.name} has no process {pid}")
+
     # power
 
     def plug(self) -> None:

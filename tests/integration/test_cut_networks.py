@@ -1,0 +1,105 @@
+"""Hosts whose network breaks under a running job: cut off from the orchestrator, from everybody, in one direction, and healing in between.
+
+One job on four real hosts, with a spare one, goes through all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.history import queries
+from tests.hosts.fixture import rack_of
+from tests.hosts.host import Direction
+from tests.hosts.job import HostJob, set_up
+from tests.integration.conftest import PrefectServer
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+UNHEARD = 60
+"""Steps of 50 ms and more that go by meanwhile: longer than it takes an agent's silence as a sign, `limits.agent_silence`."""
+EVERY = 20
+"""Steps between two checkpoints; the agent of rank 0 tells of them."""
+
+
+@pytest.fixture(scope="module")
+def job(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostJob]:
+    """Give a job on four hosts that trains, with a checkpoint now and then."""
+    with rack_of(4, tmp_path_factory) as rack:
+        set_up(rack)
+        place = tmp_path_factory.mktemp("j") / "job"
+        job = HostJob(rack, place, prefect_server.environment, checkpoint={"every": EVERY, "directory": str(place / "checkpoints")})
+        try:
+            job.start()
+            job.until(lambda: job.step() >= 1, "the first step", 300)
+            yield job
+        finally:
+            job.close()
+
+
+def told_after(job: HostJob, step: int) -> list[int]:
+    """Return the checkpoints after *step* that the history knows of."""
+    return [one.step for one in queries.checkpoints(job.history, job.row.id) if one.step > step]
+
+
+@pytest.mark.parametrize("direction", ["both", "in", "out"])
+def test_a_host_that_only_the_orchestrator_misses_trains_on(job: HostJob, direction: Direction) -> None:
+    """Nothing is killed and nothing is an incident; once the way is mended, the history has all that it missed."""
+    job.settles()
+    before, host, number = job.chaos.ranks(), job.host_of(0), job.generation().number
+    host.cut("orchestrator", direction)
+    begun = job.step() + EVERY  # what was on its way
+    try:
+        job.until(lambda: job.step() >= begun + UNHEARD, "steps meanwhile")
+        assert host.lost() > 0, "the cut took nothing"
+        if direction != "in":
+            assert not told_after(job, begun), "the flow heard of it all the same"
+    finally:
+        host.heal()
+    job.until(lambda: told_after(job, begun), f"the checkpoints after step {begun} in the history")
+    assert job.incidents() == [], job.log()
+    assert job.generation().number == number
+    assert job.chaos.ranks() == before
+
+
+def test_a_host_that_is_given_up_and_comes_back_has_no_say_any_more(job: HostJob) -> None:
+    """Another takes its rank, and no step is lost; what runs there still is ended as soon as somebody reaches it."""
+    job.settles()
+    before, host = job.chaos.ranks(), job.host_of(0)
+    old = host.pid_here(before[0].pid)
+    known, number = len(job.incidents()), job.generation().number
+    host.strand()
+    job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
+    incident = job.incidents()[known]
+    assert (incident.kind, incident.outcome, incident.steps_lost) == ("node-lost", "recovered", 0), incident.because
+    job.runs()
+    after = job.chaos.ranks()
+    assert after[0].node != host.name
+    assert {rank: after[rank] for rank in (1, 2)} == {rank: before[rank] for rank in (1, 2)}, "survivors stay in their processes"
+    assert old in host.processes(), "nobody could reach it: whatever ran there does so still"
+    written = [one for one in job.done()[0] if one.pid == before[0].pid]
+    host.heal()
+    job.until(lambda: old not in host.processes(), f"the end of process {old} on {host.name}")
+    job.runs()
+    assert [one for one in job.done()[0] if one.pid == before[0].pid] == written or after[0].pid == before[0].pid
+    assert job.generation().number == number + 1
+    assert len(job.incidents()) == known + 1, job.log()
+
+
+def test_a_network_that_heals_while_a_recovery_is_under_way_leaves_one_job(job: HostJob) -> None:
+    """Whichever way it was decided: every rank is there once, and all go on together."""
+    job.settles()
+    host, known = job.host_of(2), len(job.incidents())
+    host.strand()
+    try:
+        job.until(lambda: job.state() != "RUNNING", "a recovery")
+    finally:
+        host.heal()
+    job.until(lambda: job.state() == "RUNNING" and all(one.outcome for one in job.incidents()), "the end of the recovery")
+    job.settles()
+    assert all(one.outcome in {"recovered", "passed"} for one in job.incidents()[known:]), job.log()
+    placed = job.chaos.ranks()
+    assert placed.keys() == {0, 1, 2}
+    lively = {rank: job.done()[rank][-1] for rank in placed}
+    assert {rank: one.pid for rank, one in lively.items()} == {rank: one.pid for rank, one in placed.items()}
