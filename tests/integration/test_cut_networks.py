@@ -40,7 +40,7 @@ def job(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory)
 
 def told_after(job: HostJob, step: int) -> list[int]:
     """Return the checkpoints after *step* that the history knows of."""
-    return [one.step for one in queries.checkpoints(job.history, job.row.id) if one.step > step]
+    return [one.step for one in queries.checkpoints(job.history, job.row.id) if one.step is not None and one.step > step]
 
 
 @pytest.mark.parametrize("direction", ["both", "in", "out"])
