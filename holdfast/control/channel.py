@@ -247,8 +247,11 @@ class AgentChannel:
         try:
             sock.settimeout(GREET_SECONDS)
             sock.sendall(encode({"id": 0, "do": "about", "protocol": PROTOCOL, "epoch": self.epoch, "job": self.job}))
-            while not (first := list(lines.feed(sock.recv(262144)))):
-                pass
+            first: list[Message] = []
+            while not first:
+                if not (data := sock.recv(262144)):
+                    raise Away("it hung up")  # noqa: TRY301 (as when it is cut)
+                first = list(lines.feed(data))
             sock.settimeout(None)
         except (OSError, BadLine) as error:
             raise Away(str(error)) from error
