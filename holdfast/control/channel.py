@@ -250,7 +250,7 @@ class AgentChannel:
             first: list[Message] = []
             while not first:
                 if not (data := sock.recv(262144)):
-                    raise Away("it hung up")  # noqa: TRY301 (as when it is cut)
+                    raise Away("it hung up")
                 first = list(lines.feed(data))
             sock.settimeout(None)
         except (OSError, BadLine) as error:
