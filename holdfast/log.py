@@ -46,9 +46,10 @@ def convert() -> None:
             if isinstance(handler, logging.StreamHandler):
                 handler.setFormatter(JsonLines())
                 _make_plain(handler)
-    ours = logging.getLogger("holdfast")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
+    root, ours = logging.getLogger(), logging.getLogger("holdfast")
+    root.handlers = root.handlers or [handler]
     ours.handlers, ours.propagate = [handler], False
     ours.setLevel(logging.INFO)
 

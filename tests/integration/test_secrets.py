@@ -1,0 +1,71 @@
+"""What a job opens, and what it leaves: no port of the orchestrator, nothing for other users, no secret where it does not belong."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast import vault
+from tests.integration.stage import Stage
+from tests.waiting import wait_until
+
+API_KEY = "pnu_thekeyofthisprefectthatnobodymaysee"
+OWN = "a-secret-of-the-script-0123456789"
+
+
+def listening(pid: int) -> set[str]:
+    """Return the TCP addresses at which a process listens, as the kernel writes them."""
+    inodes = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
+    return {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
+
+
+def commands() -> Iterator[bytes]:
+    """Yield the command line of every process on this machine."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            yield path.read_bytes()
+        except OSError:  # it has ended
+            continue
+
+
+def holding(folder: Path, secret: str) -> set[str]:
+    """Return the names of the files below *folder* in which *secret* stands."""
+    return {path.name for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()}
+
+
+def modes(*folders: Path) -> dict[str, int]:
+    """Return the permission bits of what lies below *folders*, by path."""
+    return {str(path): stat.S_IMODE(path.lstat().st_mode) for one in folders for path in (one, *one.rglob("*")) if path.exists()}
+
+
+def test_a_job_opens_no_port_of_the_orchestrator_and_shows_its_secrets_to_nobody(stage: Stage) -> None:
+    """Looked at while it trains and once it has ended: sockets, command lines, modes, and every byte that it left."""
+    stage.environment["PREFECT_API_KEY"] = API_KEY
+    play = stage.play("secretive", args=["--steps", "300"], nodes={"wanted": 2, "ranks": 1}, environment={"SCRIPT_SECRET": OWN})
+    play.steps_to(3)
+    folder = stage.home / "jobs" / "secretive"
+    token = (folder / "token").read_text().split()[1]
+    workers = set(play.pids().values())
+    assert token.encode() in b"".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in workers)  # it is in use
+    assert listening(play.process.pid) == set()
+    ours = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in stage.left()}
+    memory = {where for pid, words in ours.items() if b"memory_server" in words for where in listening(pid)}
+    assert {where for pid, words in ours.items() if b"holdfast.agent" in words for where in listening(pid)} <= memory
+    assert not [words for words in commands() for secret in (token, API_KEY, OWN) if secret.encode() in words]
+    held = [one for one in map(stage.nodes.folder, stage.nodes.names()) if (one / "agent.sock").exists()]
+    assert len(held) >= 2
+    found = modes(*held)
+    assert all(found[str(one)] == 0o700 for one in held)
+    assert {mode for path, mode in found.items() if path.endswith(("agent.sock", "journal.jsonl", "agent.json"))} == {0o600}
+    places = [place for place in vault.root().iterdir() if place.is_dir()]
+    assert {mode & 0o077 for mode in modes(vault.root(), *places).values()} == {0}
+    play.stops()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "token").stat().st_mode) == 0o600
+    assert stat.S_IMODE((stage.home / "history.db").stat().st_mode) == 0o600
+    wait_until(lambda: not stage.left(), seconds=60)
+    assert holding(stage.home, token) == {"token"}
+    assert holding(stage.home, API_KEY) == set()
+    assert holding(stage.home, OWN) <= {"spec.json", "history.db", "history.db-wal", "secretive.json"}
