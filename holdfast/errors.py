@@ -4,6 +4,7 @@ HoldfastError
 ├── OperatorError            a person can mend it: says what is wrong, where, and the cure
 │   ├── BadFile              a job, cluster or policy file that cannot be used as it is
 │   ├── JobAlreadyRunning    another flow holds the lease of this job
+│   ├── OtherVersion         the job's agents speak another version of the protocol
 │   ├── NotEnoughNodes       more nodes wanted than the cluster can give
 │   ├── TooFewDescriptors    more nodes than this process may have connections
 │   ├── NotWritable          a directory that must be written cannot be
@@ -83,6 +84,20 @@ class JobAlreadyRunning(OperatorError):
         return (
             f"job '{self.job}' is already running, held by {self.holder}. "
             f"Watch it with `holdfast status {self.job}`, stop it with `holdfast stop {self.job}`, or give this one another name."
+        )
+
+
+class OtherVersion(OperatorError):
+    """The job's agents speak another version of the protocol: they are left alone, with all that they run."""
+
+    def __init__(self, job: str, node: str, why: str) -> None:
+        super().__init__(job, node, why)
+        self.job, self.node, self.why = job, node, why
+
+    def __str__(self) -> str:
+        return (
+            f"job '{self.job}' runs under another version of Holdfast on {self.node}: {self.why}. It trains on. "
+            f"Run this with the version that started it, or end it with that one (`holdfast stop {self.job}`) and run it again"
         )
 
 

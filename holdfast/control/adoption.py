@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from detectors.catalogue import CATALOGUE, Fault
@@ -13,7 +13,7 @@ from detectors.evidence import CutShort
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
 from holdfast.control.run import Attempt, Run
-from holdfast.errors import NodeLost, WorldError
+from holdfast.errors import NodeLost, OrderRefused, OtherVersion, WorldError
 from holdfast.history import models, queries
 from holdfast.log import note
 from holdfast.wire import Message
@@ -83,11 +83,19 @@ def _ours(run: Run) -> list[str]:
 def _reach(run: Run, nodes: list[str]) -> tuple[dict[str, Message], set[str]]:
     """Attach to the agents of *nodes*; return what they say of themselves, and the nodes that did not answer."""
     answers = run.fleet.each(nodes, run.fleet.adopt)
+    refuse_another_version(run.job.name, answers)
     for node, answer in answers.items():
         if isinstance(answer, WorldError):
             note(log, "agent.not-adopted", node=node, why=answer)
     told = {node: answer for node, answer in answers.items() if not isinstance(answer, WorldError)}
     return told, {node for node, answer in answers.items() if isinstance(answer, NodeLost)} if run.fleet.source.remote else set()
+
+
+def refuse_another_version(job: str, answers: Mapping[str, Message | WorldError]) -> None:
+    """Raise `OtherVersion` where agents live with whom this flow cannot speak: to take their nodes for lost would end what they run."""
+    for node, answer in answers.items():
+        if isinstance(answer, OrderRefused) and "speaks protocol" in answer.why:
+            raise OtherVersion(job, node, answer.why)
 
 
 def _let_go_of_strays(run: Run, told: dict[str, Message], membership: dict[str, list[int]], generation: int) -> None:

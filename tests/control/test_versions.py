@@ -1,0 +1,55 @@
+"""A flow of one version and agents of another: refused over the real socket, with both versions and the cure, and nobody is harmed."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.control import channel
+from holdfast.control.adoption import refuse_another_version
+from holdfast.errors import NodeLost, OrderRefused, OtherVersion
+from holdfast.process import is_alive
+from holdfast.wire import connect
+from tests.agent.rig import SPEAKING, Node
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """Give a real agent."""
+    made = Node(tmp_path).begin()
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("spoken", [0, 2, 17])
+def test_a_flow_of_another_version_is_refused_and_the_workers_go_on(node: Node, monkeypatch: pytest.MonkeyPatch, spoken: int) -> None:
+    """Older or newer: it is not told that the node is lost, which would end what runs there."""
+    with node.flow() as own:
+        own.attach(0)
+        own.prepare(node, [sys.executable, node.script(SPEAKING + "hello()\ntime.sleep(600)\n")])
+        own.start(1)
+        pid = own.pid()
+        monkeypatch.setattr(channel, "PROTOCOL", spoken)
+        other = channel.AgentChannel("w1", lambda: connect(node.folder / "agent.sock", seconds=30), queue.SimpleQueue(), epoch=1, job="job")
+        with pytest.raises(OrderRefused) as about:
+            other.about()
+        with pytest.raises(OrderRefused, match=f"this agent speaks protocol 1, the flow {spoken}"):
+            other.attach()
+        other.close()
+        with pytest.raises(OtherVersion) as refused:
+            refuse_another_version("gpt", {"w0": NodeLost("w0", "gone"), "w1": about.value})
+        for words in ("protocol 1", f"the flow {spoken}", "on w1", "It trains on", "holdfast stop gpt"):
+            assert words in str(refused.value)
+        assert is_alive(pid, None)
+        own.ok("ping")
+
+
+def test_other_refusals_are_no_matter_of_versions() -> None:
+    """An agent of another job, or one that is gone."""
+    refuse_another_version(
+        "gpt", {"w0": NodeLost("w0", "gone"), "w1": OrderRefused("w1", "attach", "held by job other"), "w2": {"agent": "a"}}
+    )
