@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from holdfast.control import channel
 from holdfast.control.adoption import refuse_another_version
+from holdfast.control.inbox import Inbox
 from holdfast.errors import NodeLost, OrderRefused, OtherVersion
 from holdfast.process import is_alive
 from holdfast.wire import connect
@@ -34,7 +34,7 @@ def test_a_flow_of_another_version_is_refused_and_the_workers_go_on(node: Node, 
         own.start(1)
         pid = own.pid()
         monkeypatch.setattr(channel, "PROTOCOL", spoken)
-        other = channel.AgentChannel("w1", lambda: connect(node.folder / "agent.sock", seconds=30), queue.SimpleQueue(), epoch=1, job="job")
+        other = channel.AgentChannel("w1", lambda: connect(node.folder / "agent.sock", seconds=30), Inbox(), epoch=1, job="job")
         with pytest.raises(OrderRefused) as about:
             other.about()
         with pytest.raises(OrderRefused, match=f"this agent speaks protocol 1, the flow {spoken}"):
