@@ -35,6 +35,7 @@ from detectors.evidence import (
     Raised,
     SameState,
     Sample,
+    SchedulerWord,
     StartTrouble,
     StepTimes,
     TakeOverTrouble,
@@ -53,6 +54,7 @@ from detectors.places import device_of
 from detectors.process import see_exit, see_start, see_stop
 from detectors.progress import see_cut_short, see_overrun, see_progress
 from detectors.readings import Growth, NodeReading, Reading
+from detectors.scheduler import see_word
 from detectors.sources import source_of
 from detectors.xids import see_xid
 
@@ -109,6 +111,7 @@ LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | list[Fault] | None]]
     StartTrouble: see_start,
     CutShort: see_cut_short,
     NodeLeaving: see_leaving,
+    SchedulerWord: see_word,
     Overrun: see_overrun,
     GroupTrouble: see_broken,
     TakeOverTrouble: see_take_over,

@@ -323,6 +323,20 @@ class NodeLeaving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerWord:
+    """What the scheduler says of a node."""
+
+    node: str
+    at: float
+    states: tuple[str, ...]
+    """In its own words, in capitals: `DOWN`, `NOT_RESPONDING`, `DRAIN`, `ALLOCATED` and so on."""
+    reason: str = ""
+    """What somebody wrote beside it."""
+    ours: bool = False
+    """It was drained by Holdfast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CutShort:
     """Ranks that a flow had stopped for a recovery which it did not live to finish."""
 
@@ -346,6 +360,7 @@ class LogLine:
 Evidence = (
     CutShort
     | NodeLeaving
+    | SchedulerWord
     | Overrun
     | WorkerExit
     | WorkerStop

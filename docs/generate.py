@@ -227,7 +227,7 @@ def default(field: FieldInfo) -> str:
 
 def settings_page() -> str:
     """List every field of what a user writes, then the environment variables."""
-    from holdfast.spec import LocalCluster, SshCluster, TrainingJob  # noqa: PLC0415 (the other pages do not need it)
+    from holdfast.spec import LocalCluster, SlurmCluster, SshCluster, TrainingJob  # noqa: PLC0415 (the other pages do not need it)
     from holdfast.spec.policy import PolicyFile  # noqa: PLC0415 (as above)
 
     parts = [HEAD, "# Settings\n", "A job file is YAML or Python. Durations are `90s`, `5m`, `2h`, `1d`, or a number of seconds.\n"]
@@ -235,6 +235,7 @@ def settings_page() -> str:
         ("Job", TrainingJob),
         ("Cluster of `kind: local`", LocalCluster),
         ("Cluster of `kind: ssh`", SshCluster),
+        ("Cluster of `kind: slurm`", SlurmCluster),
         ("Policy file", PolicyFile),
     )
     for title, top in tops:

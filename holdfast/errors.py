@@ -21,6 +21,9 @@ HoldfastError
 │   ├── UnknownPolicy        no policy of that name, and no such file
 │   ├── UnknownWord          an option was given a word that it does not know
 │   ├── NoProfile            no rank of the job has told how its steps pass
+│   ├── NoSlurm              a cluster of Slurm, and no commands of Slurm's here
+│   ├── NotOutsideOfJobs     nodes that are reached only while a job has been given them
+│   ├── SlurmRefused         Slurm said no to what was asked of it, and would again
 │   └── HistoryTrouble       the history cannot be used
 │       ├── HistoryCorrupt   its file is not a database, or is damaged
 │       ├── HistoryLocked    another program holds it and does not let go
@@ -32,6 +35,7 @@ HoldfastError
     │   ├── NotAskable       nobody could look whether a node lives
     │   ├── AgentGone        the agent's connection ended
     │   └── OrderRefused     an agent understood an order and said no
+    ├── SlurmAway            Slurm does not answer now
     └── LeaseLost            another flow took over this job
 
 Every class passes its fields to ``Exception.__init__``, so each survives pickling (Prefect and torch need it).
@@ -299,6 +303,45 @@ class NoProfile(OperatorError):
         )
 
 
+class NoSlurm(OperatorError):
+    """A cluster of Slurm, and no commands of Slurm's here."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(command)
+        self.command = command
+
+    def __str__(self) -> str:
+        return (
+            f"there is no `{self.command}` on this machine. Run this where Slurm's commands are (a login node, or a node of an "
+            "allocation), or put them on PATH."
+        )
+
+
+class NotOutsideOfJobs(OperatorError):
+    """Nodes that are reached only while a job has been given them."""
+
+    def __init__(self, what: str, cluster: str) -> None:
+        super().__init__(what, cluster)
+        self.what, self.cluster = what, cluster
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} is not to be had for cluster '{self.cluster}' of kind slurm: its nodes are reached only by jobs that were given "
+            "them. `holdfast nodes CLUSTER_FILE` shows what Slurm says of them; describe the same machines by `kind: ssh` for the rest."
+        )
+
+
+class SlurmRefused(OperatorError):
+    """Slurm said no to what was asked of it, and would again."""
+
+    def __init__(self, command: str, why: str) -> None:
+        super().__init__(command, why)
+        self.command, self.why = command, why
+
+    def __str__(self) -> str:
+        return f"Slurm refused `{self.command}`: {self.why}. Mend the cluster file, or ask who runs Slurm."
+
+
 class HistoryTrouble(OperatorError):
     """The history cannot be used."""
 
@@ -393,6 +436,17 @@ class OrderRefused(NodeTrouble):
 
     def __str__(self) -> str:
         return f"node {self.node} refused '{self.order}': {self.why}"
+
+
+class SlurmAway(WorldError):
+    """Slurm does not answer now."""
+
+    def __init__(self, command: str, why: str) -> None:
+        super().__init__(command, why)
+        self.command, self.why = command, why
+
+    def __str__(self) -> str:
+        return f"Slurm does not answer `{self.command}`: {self.why}"
 
 
 class LeaseLost(WorldError):

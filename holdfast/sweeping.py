@@ -12,6 +12,7 @@ from detectors.evidence import Blind
 from detectors.looks import Found, Missed, NodeLook
 from detectors.readings import NodeReading
 from holdfast.cluster.local import LocalNodes
+from holdfast.errors import NotOutsideOfJobs
 from holdfast.readers.local import seen
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def open_sweeper(cluster: Cluster) -> Sweeper:
     """Return what looks at the nodes of *cluster*; raise `OperatorError` when what it takes is not there."""
     if cluster.kind == "local":
         return LocalSweeper(cluster)
+    if cluster.kind == "slurm":
+        raise NotOutsideOfJobs("a look from outside", cluster.name)
     from holdfast.ssh import SshSweeper  # noqa: PLC0415 (paramiko takes 0.1 s, and most clusters need none of it)
 
     return SshSweeper(cluster)

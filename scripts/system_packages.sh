@@ -9,6 +9,11 @@ postgresql     | initdb /usr/lib/postgresql/*/bin/initdb
 procps         | ps
 openssh-server | /usr/sbin/sshd /usr/local/sbin/sshd
 util-linux     | unshare prlimit
+munge          | /usr/sbin/munged
+slurm-client   | sbatch
+slurm-wlm-basic-plugins | /usr/lib/*/slurm-wlm/serializer_json.so /usr/lib/*/slurm/serializer_json.so
+slurmctld      | /usr/sbin/slurmctld
+slurmd         | /usr/sbin/slurmd
 iproute2       | ip
 iputils-ping   | ping
 iptables       | iptables /usr/sbin/iptables

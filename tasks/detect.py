@@ -79,7 +79,7 @@ def look_twice(run: Run) -> list[AgentSilence]:
         AgentSilence(
             node=node,
             at=at[node],
-            why=missing[node],
+            why=run.borrowing.explained(node, missing[node]),
             node_answers=Blind(str(answer)) if isinstance(answer, WorldError) else answer,
             step=run.board.step_before,
         )

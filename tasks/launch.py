@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
@@ -9,6 +11,7 @@ from holdfast.control import runs
 from holdfast.control.run import Run
 from holdfast.control.verdict import make_ready
 from holdfast.errors import NodeTrouble, NotEnoughNodes, OperatorError, WorldError
+from holdfast.report.wording import plural
 from policies.placement import place
 from policies.states import Event
 from tasks.monitor import SLICE, watch
@@ -23,7 +26,14 @@ def launch(job: str) -> Turn | None:
     run = runs.of(job)
     if not run.board.all_started() or not run.members:
         try:
+            if (turn := borrow(run)) is not None or not run.borrowing.are_enough():
+                return turn
             members = gather(run)
+        except NotEnoughNodes as error:
+            if not run.borrowing.may_try_again():
+                return Turn(Event.GAVE_UP, str(error))
+            run.remark(f"the launch waits for other nodes: {error}")
+            return None
         except OperatorError as error:
             return Turn(Event.GAVE_UP, str(error))
         try:
@@ -35,6 +45,21 @@ def launch(job: str) -> Turn | None:
         start_workers(run)
         make_ready()
     return watch(run, seconds=SLICE, until=run.begun)
+
+
+def borrow(run: Run) -> Turn | None:
+    """Wait for nodes that are lent until there are enough to start on, or a slice is over; raise `OperatorError` when none ever come."""
+    until, told = time.monotonic() + SLICE, ""
+    while not run.borrowing.are_enough() and time.monotonic() < until:
+        run.pump()
+        if run.stop_asked:
+            return Turn(Event.STOP_ASKED, "a person asked the job to stop")
+        if isinstance(run.borrowing.refused, OperatorError):
+            raise run.borrowing.refused
+        if (words := run.borrowing.in_words()) != told and not run.borrowing.are_enough():
+            told = words
+            run.remark(f"waiting for {plural(run.spec.nodes.wanted, 'node')}: {words}")
+    return None
 
 
 def gather(run: Run) -> tuple[str, ...]:

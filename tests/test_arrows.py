@@ -49,6 +49,7 @@ ARROWS = (
     Arrow(of="holdfast", ours=("holdfast", "policies", "detectors"), theirs=("*", "-torch", "-prefect")),
     Arrow(of="holdfast.agent", ours=("holdfast.agent", "holdfast.readers", "detectors", *LEAVES)),
     Arrow(of="holdfast.readers", ours=("holdfast.readers", "detectors"), theirs=("pynvml",)),
+    Arrow(of="holdfast.slurm.warden", ours=("holdfast.slurm.warden", *LEAVES)),
     Arrow(of="holdfast.burn_in.checks", ours=("holdfast.burn_in.checks", "detectors")),
     Arrow(
         of="holdfast.runtime",

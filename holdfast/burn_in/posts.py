@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from holdfast.burn_in.post import Post, Silent
 from holdfast.cluster.local import LocalNodes
+from holdfast.errors import NotOutsideOfJobs
 from holdfast.readers.bundle import BOOT
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def open_posts(cluster: Cluster) -> Posts:
     """Return where orders to the nodes of *cluster* go; raise `OperatorError` when what it takes is not there."""
     if cluster.kind == "local":
         return LocalPosts(cluster)
+    if cluster.kind == "slurm":
+        raise NotOutsideOfJobs("a burn-in", cluster.name)
     from holdfast.ssh import SshPosts  # noqa: PLC0415 (paramiko takes 0.1 s, and most clusters need none of it)
 
     return SshPosts(cluster)

@@ -17,7 +17,7 @@ from detectors.trials import Mark
 from holdfast.burn_in.bench import Bench, Tell
 from holdfast.burn_in.plan import Plan
 from holdfast.burn_in.posts import open_posts
-from holdfast.cluster import open_cluster
+from holdfast.cluster import names_of, open_cluster
 from holdfast.errors import UnknownNode
 from holdfast.history import History
 from holdfast.history import holds as record
@@ -61,7 +61,7 @@ class Repair:
     def known(self) -> dict[str, Node]:
         """Return the nodes of the cluster as they are."""
         held = record.nodes(self.history, self._place(), now=time.time())
-        return {name: held.get(name, Node(name=name)) for name in self.cluster.names}
+        return {name: held.get(name, Node(name=name)) for name in names_of(self.cluster)}
 
     def due(self) -> list[str]:
         """Return the nodes on which a burn-in should be run now."""
@@ -70,7 +70,7 @@ class Repair:
 
     def refuse_strangers(self, nodes: Iterable[str]) -> None:
         """Raise `UnknownNode` for a name that the cluster does not have."""
-        names = self.cluster.names
+        names = names_of(self.cluster)
         for node in nodes:
             if node not in names:
                 raise UnknownNode(node, self.cluster.name, tuple(difflib.get_close_matches(node, names, n=3) or names[:5]))
@@ -142,7 +142,7 @@ class Repair:
         return record.say(self.history, self._place(), node, lambda one, _: act(one, word), now=now)
 
     def _place(self) -> Place:
-        return Place(cluster=self.cluster.name, names=self.cluster.names, rules=self.cluster.quarantine.rules)
+        return Place(cluster=self.cluster.name, names=names_of(self.cluster), rules=self.cluster.quarantine.rules)
 
 
 def _begun(node: Node, word: Word, *, number: int, seconds: float) -> Answer:

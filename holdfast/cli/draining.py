@@ -15,6 +15,7 @@ from holdfast.cli.nodes import views_of
 from holdfast.cli.outlook import find_job
 from holdfast.cli.output import clock, hint, say, say_json
 from holdfast.cli.person import signature
+from holdfast.cluster import names_of
 from holdfast.errors import NodeNotChanged
 from holdfast.history import History
 from holdfast.history.holds import Place
@@ -46,7 +47,7 @@ def drain_node(wish: Wish, cluster_file: Path | None, job: str | None, *, as_jso
     history = History.open()
     try:
         cluster = _cluster(history, cluster_file, job)
-        place = Place(cluster=cluster.name, names=cluster.names, rules=cluster.quarantine.rules)
+        place = Place(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules)
         word = Word(owner=Owner(name=signature(), person=True), because=wish.because, at=now)
         refuse_a_stranger(history, place, wish.node, now)
         answer = say_of(history, place, wish.node, partial(_said, wish, word, leave_by), now=now)

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from holdfast.cli.nodes import views_of
 from holdfast.cli.output import clock, hint, say, say_json
 from holdfast.cli.person import signature
+from holdfast.cluster import names_of
 from holdfast.errors import NodeNotChanged, UnknownNode
 from holdfast.history import holds as record
 from holdfast.history.holds import Place
@@ -67,7 +68,7 @@ VERBS: Final[dict[str, Callable[[Node, Word, Wish], Answer]]] = {
 def change(verb: str, wish: Wish, cluster_file: Path | None, *, as_json: bool) -> int:
     """Carry out a person's word about a node, and tell how the node is then; raise an `OperatorError` where it cannot be."""
     cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
-    now, place = time.time(), Place(cluster=cluster.name, names=cluster.names, rules=cluster.quarantine.rules)
+    now, place = time.time(), Place(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules)
     word = Word(owner=Owner(name=signature(), person=True), because=wish.because, at=now)
     if wish.lasts is not None:
         seconds_in(wish.lasts, "--for")
@@ -80,6 +81,11 @@ def change(verb: str, wish: Wish, cluster_file: Path | None, *, as_json: bool) -
     if not isinstance(answer, Changed):
         raise NodeNotChanged(wish.node, cluster.name, answer.why)
     _tell(cluster, answer, as_json=as_json)
+    if cluster.kind == "slurm":
+        from holdfast.slurm.drains import follow  # noqa: PLC0415 (most clusters are not Slurm's)
+
+        for words in follow(cluster, answer.node):
+            hint(words)
     return 0
 
 

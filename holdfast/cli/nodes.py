@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.cli.output import clock, say_json, say_rows
-from holdfast.cluster import NodeView, open_cluster
+from holdfast.cluster import NodeView, names_of, open_cluster
 from holdfast.history import queries
 from holdfast.history.holds import Place
 from holdfast.history.holds import nodes as held_nodes
@@ -23,7 +24,22 @@ from policies.holds import Hold, HoldKind, Node
 from policies.verdicts import Verdict
 from policies.windows import Closing, Window, closing
 
-HEAD: Final = ("NODE", "STATE", "SINCE", "BY", "UNTIL", "NOW", "AGENT", "JOB", "HISTORY", "SINCE", "VERDICT", "SEEN", "BECAUSE")
+HEAD: Final = (
+    "NODE",
+    "STATE",
+    "SINCE",
+    "BY",
+    "UNTIL",
+    "NOW",
+    "AGENT",
+    "JOB",
+    "SLURM JOB",
+    "HISTORY",
+    "SINCE",
+    "VERDICT",
+    "SEEN",
+    "BECAUSE",
+)
 ALWAYS: Final = frozenset({0, 1, 5, len(HEAD) - 1})
 """Columns that are shown even where no node has anything to say in them."""
 
@@ -48,7 +64,7 @@ def nodes(cluster_file: Path | None, *, as_json: bool) -> int:
     history, now = History.open(create=False), time.time()
     try:
         moves, told = queries.node_standings(history, cluster.name), verdicts(history, cluster.name)
-        held = held_nodes(history, Place(cluster=cluster.name, names=cluster.names, rules=cluster.quarantine.rules), now=now)
+        held = held_nodes(history, Place(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules), now=now)
         views = [_with_name(history, view) for view in views_of(cluster)]
     finally:
         history.close()
@@ -73,7 +89,8 @@ def views_of(cluster: Cluster) -> list[NodeView]:
     """Return the nodes as they are seen now; those that no job runs on yet are only named."""
     if cluster.kind == "ssh":
         return [NodeView(name=host.name, standing=NOTHING, agent=NOTHING) for host in cluster.machines]
-    return open_cluster(cluster).survey()
+    with contextlib.closing(open_cluster(cluster)) as source:
+        return source.survey()
 
 
 def _with_name(history: History, view: NodeView) -> NodeView:
@@ -106,8 +123,8 @@ def _row(one: Known) -> list[str]:
     reasons = [_reason(hold) for hold in reversed(one.node.holds)]
     if one.closing is not None:
         reasons.append(f"{one.closing.because} from {clock(one.closing.begins)} to {clock(one.closing.ends)}")
-    because = "\n".join([*reasons, *([move.because] if move else []), *(told.evidence if told else ())])
-    return [view.name, *_service(one), view.standing, agent, view.job or NOTHING, *jobs, *thought, because]
+    because = "\n".join([*([view.why] if view.why else []), *reasons, *([move.because] if move else []), *(told.evidence if told else ())])
+    return [view.name, *_service(one), view.standing, agent, view.job or NOTHING, view.allocation or NOTHING, *jobs, *thought, because]
 
 
 def _service(one: Known) -> list[str]:

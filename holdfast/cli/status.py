@@ -11,6 +11,7 @@ from holdfast.history.queries import losses
 from holdfast.history.store import History
 from holdfast.report import memory
 from holdfast.report.wording import NOTHING, count, duration, in_ranks, plural, share
+from holdfast.spec import cluster_of
 
 WARNINGS: Final = 3
 """Newest warnings that are shown; `--json` has them all."""
@@ -95,6 +96,11 @@ def _facts(outlook: Outlook) -> list[tuple[str, str]]:
     if outlook.generation:
         size = in_ranks(outlook.generation.world_size, outlook.generation.facts)
         facts += [("generation", f"{outlook.generation.number}: {size} on {placed(outlook.members)}")]
+    cluster = cluster_of(outlook.job.cluster)
+    if cluster.kind == "slurm" and not outlook.ended:
+        from holdfast.slurm.nodes import told_of  # noqa: PLC0415 (most clusters are not Slurm's)
+
+        facts += [("slurm", told_of(cluster, outlook.job.id, outlook.job.name))]
     facts += [("memory", words) for words in _memory(outlook)]
     if saved := outlook.checkpoint:
         facts += [("checkpoint", f"step {count(saved.step)}, {duration(max(0.0, outlook.at - saved.at))} ago, {saved.path}")]

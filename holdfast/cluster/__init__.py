@@ -1,4 +1,4 @@
-"""Where nodes come from that jobs run on: folders of this machine, or machines that one can log in to. One interface for all."""
+"""Where nodes come from that jobs run on: folders of this machine, machines that one can log in to, or that Slurm lends. One interface."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.cluster.interface import NodeSource, NodeView
 if TYPE_CHECKING:
     from holdfast.spec import Cluster
 
-__all__ = ["NodeSource", "NodeView", "open_cluster"]
+__all__ = ["NodeSource", "NodeView", "names_of", "open_cluster"]
 
 
 def open_cluster(cluster: Cluster) -> NodeSource:
@@ -18,7 +18,16 @@ def open_cluster(cluster: Cluster) -> NodeSource:
         from holdfast.cluster.local import LocalNodes  # noqa: PLC0415 (each kind brings its own packages)
 
         return LocalNodes.of(cluster)
+    if cluster.kind == "slurm":
+        from holdfast.slurm.nodes import SlurmNodes  # noqa: PLC0415
+
+        return SlurmNodes(cluster)
     from holdfast.cluster.remote import RemoteNodes  # noqa: PLC0415
     from holdfast.ssh.reach import SshReach  # noqa: PLC0415
 
     return RemoteNodes(cluster, SshReach(cluster))
+
+
+def names_of(cluster: Cluster) -> list[str]:
+    """Return the names of all nodes of *cluster*; those of a Slurm cluster only Slurm knows."""
+    return open_cluster(cluster).names() if cluster.kind == "slurm" else cluster.names

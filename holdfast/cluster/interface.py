@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from detectors.evidence import SchedulerWord
+from holdfast.errors import HoldfastError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +24,88 @@ class NodeView:
     pid: int | None = None
     why: str = ""
     """Why it does not answer, where that is known."""
+    allocation: str | None = None
+    """What it was given to us with, where nodes are lent: the number of a Slurm job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a job needs of a cluster that lends its nodes."""
+
+    nodes: int = 0
+    """As many nodes, spare ones included."""
+    out: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that are not to be used, and why."""
+    lost: Mapping[str, float] = field(default_factory=dict)
+    """Nodes that do not answer, and since when: others are needed in their place, unless they were lent anew since."""
+    used: frozenset[str] = frozenset()
+    """Nodes that hold ranks of it: they are not to be given back."""
+    save: float = 0.0
+    """Seconds that a last save takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """Why a node is to be left, and by when."""
+
+    because: str
+    since: float
+    """When this was known (seconds since 1970)."""
+    by: float | None = None
+    """When it will be gone; empty: nobody has set a time."""
+
+
+class Lender(Protocol):
+    """What lends nodes to a job for a while, as Slurm does. Asking never waits: what is known is what was last seen."""
+
+    def begin(self, job: str, name: str) -> None:
+        """Keep as many nodes for *job* (its id), called *name*, as it wishes for; raise `OperatorError` when that can never be."""
+        ...
+
+    def wish(self, wish: Wish) -> None:
+        """Learn what the job needs from now on."""
+        ...
+
+    def usable(self, now: float) -> list[str]:
+        """Return the nodes that the job has been given and may go on using."""
+        ...
+
+    def has(self, node: str) -> bool:
+        """Tell whether the job has been given *node*, and it was not taken back."""
+        ...
+
+    def leaving(self, node: str, now: float) -> Leaving | None:
+        """Return why *node* is to be left, once that is near."""
+        ...
+
+    def over_at(self) -> float | None:
+        """Return when the time of this very process is over, where it runs on what was lent."""
+        ...
+
+    def words_of(self) -> list[SchedulerWord]:
+        """Return what is said of the nodes that the job has."""
+        ...
+
+    def in_words(self) -> str:
+        """Say what was given, and why not more."""
+        ...
+
+    def news(self) -> list[str]:
+        """Return what there is to tell since the last time."""
+        ...
+
+    @property
+    def refused(self) -> HoldfastError | None:
+        """Return why nothing is given and would not be later, if that is so."""
+        ...
+
+    def close(self, *, end: bool) -> None:
+        """Look no more; with *end*, give back what was asked for."""
+        ...
 
 
 class NodeSource(Protocol):
-    """A cluster's nodes."""
+    """A cluster's nodes. One whose nodes have to be asked for has a `Lender`, as ``lender``."""
 
     @property
     def name(self) -> str:
@@ -105,3 +187,9 @@ class NodeSource(Protocol):
     def close(self) -> None:
         """Let go of all connections. Agents and what they started go on."""
         ...
+
+
+def lender_of(source: NodeSource) -> Lender | None:
+    """Return who lends the nodes of *source*, if they are lent."""
+    lender: Lender | None = getattr(source, "lender", None)
+    return lender

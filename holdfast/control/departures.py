@@ -50,11 +50,13 @@ class Departures:
     @property
     def end(self) -> str:
         """Say why the job has to end now, saved, to be run again; empty when it need not."""
-        return self._nowhere() or self._walltime_over()
+        return self._nowhere() or self._walltime_over() or self._run.borrowing.end
 
     def _nowhere(self) -> str:
         """Say so when all its nodes were told that they will be gone, soon, and no other one is free."""
         run, now = self._run, time.time()
+        if run.borrowing.is_lent:  # others can be had: they are waited for
+            return ""
         found = {node: run.wards.departure(node) for node in run.members if run.wards.is_told_to_go(node)}
         if not run.members or len(found) < len(run.members) or run.free():
             return ""

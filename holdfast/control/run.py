@@ -13,6 +13,7 @@ from detectors.catalogue import Fault, Levels
 from detectors.diagnosis import Before
 from detectors.progress import STANDSTILLS
 from holdfast.control.board import Board, limits_of
+from holdfast.control.borrowing import Borrowing
 from holdfast.control.cadence import Cadence
 from holdfast.control.cluster_file import ClusterFile
 from holdfast.control.concerns import Concerns
@@ -115,6 +116,7 @@ class Run:
     growth: Growth = field(init=False)
     traffic: Traffic = field(init=False)
     sight: Sight = field(init=False)
+    borrowing: Borrowing = field(init=False)
     seen_before: Past = field(default_factory=Past)
     state: State = State.LAUNCHING
     generation: int = 0
@@ -176,9 +178,10 @@ class Run:
         self.hearing, self.departures, self.slow_ranks = Hearing(self), Departures(self), SlowRanks(self)
         self.rulebook = Rulebook(self.spec, job_directory(self.spec.name))
         self.cluster_file = ClusterFile(self.cluster)
-        self.growth = Growth(self)
+        self.growth, self.borrowing = Growth(self), Borrowing(self)
         self.traffic = Traffic(self.fleet.source)
         self.sight = Sight(self.board)
+        self.wards.lent = self.borrowing.departure
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -259,6 +262,7 @@ class Run:
             self._tell_news()
             self.snapshots.look(self.board, time.time(), training=self.state is State.RUNNING)
             self.take_files()
+            self.borrowing.look()
             self.departures.look(time.time())
         if self.state in STARTED:
             self._look_out(now)

@@ -126,6 +126,7 @@ def _take_wheel(spec: TrainingJob, cluster: Cluster, history: History, recorder:
     run.requests = Requests(history, recorder, job.id)
     run.consent.begin()
     run.wards.begin()
+    run.borrowing.begin()
     run.seen_before.remember(queries.faults_of_hardware(history, cluster.name, since=time.time() - LONGEST.total_seconds(), but=job.id))
     if live is None:
         run.submit()
@@ -160,6 +161,7 @@ def _let_go(run: Run) -> None:
         else:
             run.fleet.close(end=False)
     finally:
+        run.borrowing.close(end=run.over and run.lost is None)
         run.preflight.close()
         run.requests.close()
         run.wards.close()

@@ -51,6 +51,8 @@ class Wards:
     consent: Consent
     ends: float | None = None
     """When the job's walltime is over (seconds since 1970); empty: it has none, and any window may meet it."""
+    lent: Callable[[str], Departure | None] = lambda _: None
+    """Why a node that was lent is to be left."""
     _known: dict[str, Node] = field(default_factory=dict)
     _grave: dict[str, tuple[Offence, float]] = field(default_factory=dict)
     """Node to what took it out of this job, and when: it stays out until it has come back, also where it could not be quarantined."""
@@ -75,20 +77,34 @@ class Wards:
 
     def bars(self, node: str) -> str:
         """Return why no job may be given *node*, and what brings it back; empty when jobs may."""
-        known, grave = self._known.get(node), self._grave.get(node)
         if node in self._notices:
             return self._notices[node].because
+        if (lent := self.lent(node)) is not None:
+            return f"left out: {lent.because}"
+        if (closed := self._closing(node)) is not None and not self._is_isolated(node):
+            return f"left out for {_of_window(closed)}; it comes back by itself"
+        return self.isolation(node)
+
+    def _is_isolated(self, node: str) -> bool:
+        known = self._known.get(node)
+        return known is not None and known.is_isolated
+
+    def isolated(self) -> list[str]:
+        """Return the nodes that are out of service for what is held against them."""
+        return [node for node in {*self._known, *self._grave} if self.isolation(node)]
+
+    def isolation(self, node: str) -> str:
+        """Return what is held against *node* that keeps it out of service, and what brings it back; empty when nothing is."""
+        known, grave = self._known.get(node), self._grave.get(node)
         if known is not None and known.is_isolated:
             return in_words(known)
-        if (closed := self._closing(node)) is not None:
-            return f"left out for {_of_window(closed)}; it comes back by itself"
         if grave is None or (known is not None and known.state is NodeState.HEALTHY and known.since > grave[1]):
             return ""
         return f"taken out by {self.owner.name}: {grave[0].because}; `holdfast nodes readmit {node} --because ...` takes it back"
 
     def departure(self, node: str) -> Departure | None:
         """Return why and by when *node* is to be left; of several reasons the one that leaves least time; nothing where jobs may stay."""
-        found = [self._notices[node]] if node in self._notices else []
+        found = [one for one in (self._notices.get(node), self.lent(node)) if one is not None]
         known = self._known.get(node)
         if known is not None and (hold := known.drain) is not None:
             until = "" if hold.leave_by is None else f" until {moment(hold.leave_by)}"

@@ -6,6 +6,7 @@ from holdfast.spec.check import checks
 from holdfast.spec.cluster import Cluster, LocalCluster, SshCluster, SshHop, SshHost, cluster_of
 from holdfast.spec.job import Budget, CheckpointPlan, Deadlines, Limits, Nodes, TrainingJob
 from holdfast.spec.load import load_cluster, load_job, review
+from holdfast.spec.slurm import SlurmCluster
 
 __all__ = [
     "Budget",
@@ -15,6 +16,7 @@ __all__ = [
     "Limits",
     "LocalCluster",
     "Nodes",
+    "SlurmCluster",
     "SshCluster",
     "SshHop",
     "SshHost",

@@ -11,6 +11,7 @@ from pathlib import Path
 from holdfast.errors import Problem
 from holdfast.spec.cluster import Cluster
 from holdfast.spec.job import TrainingJob, is_policy_file
+from holdfast.spec.slurm import SlurmCluster
 
 
 def checks(job: TrainingJob, cluster: Cluster) -> list[Problem]:
@@ -87,6 +88,9 @@ def why_not_writable(folder: Path) -> str | None:
 
 
 def _room(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
+    if cluster.kind == "slurm":  # which nodes it has only Slurm knows, and says when it is asked for them
+        yield from _lent(job, cluster)
+        return
     wanted, spare, fit = job.nodes.wanted, job.nodes.spare, cluster.labelled(job.nodes.labels)
     if wanted + spare > len(fit):
         spares = f" and {spare} spare" if spare else ""
@@ -98,6 +102,15 @@ def _room(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
         others = f", and {len(few) - 1} other node(s) have too few" if len(few) > 1 else ""
         reason = f"each node is to have {job.nodes.ranks} ranks, but {name} has {count} GPU(s){others}"
         yield Problem(field="nodes.ranks", reason=reason, cure="Lower it to the GPUs of a node, or choose nodes by `nodes.labels`")
+
+
+def _lent(job: TrainingJob, cluster: SlurmCluster) -> Iterator[Problem]:
+    if job.nodes.labels:
+        reason = f"cluster '{cluster.name}' is of kind slurm, and its nodes have no labels"
+        yield Problem(field="nodes.labels", reason=reason, cure="Use `constraint` of the cluster, which names features of nodes in Slurm")
+    if cluster.gpus is not None and cluster.gpus < job.nodes.ranks:
+        reason = f"each node is to have {job.nodes.ranks} ranks, but {cluster.gpus} GPU(s) are asked for"
+        yield Problem(field="nodes.ranks", reason=reason, cure="Lower it, or raise `gpus` of the cluster")
 
 
 def _shared(job: TrainingJob) -> Iterator[Problem]:

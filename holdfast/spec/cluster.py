@@ -2,131 +2,39 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, StrictInt, Tag, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, StrictInt, Tag, model_validator
 
 from holdfast import places
 from holdfast.spec.burn_in import BurnInSettings
-from holdfast.spec.durations import Duration, PositiveDuration, lasting
 from holdfast.spec.job import NAME, FilledText, Part
-from holdfast.spec.planned import Maintenance, Notice
+from holdfast.spec.planned import Maintenance, Notice, check_plan
+from holdfast.spec.quarantine import Quarantine
 from holdfast.spec.ranges import names_in
-from policies.holds import Rules
+from holdfast.spec.slurm import SlurmCluster
+from holdfast.spec.spelling import PLAIN_NAME, Inner, NodeNames, Program, contradiction, spelled
 from policies.windows import Window
 
 MOST_LOCAL_NODES = 256
 """Each is a process on this machine; a larger number is a slip of the hand."""
 
 
-def _spelled(pattern: str, cure: str) -> AfterValidator:
-    """Refuse text that is not wholly of *pattern*."""
-
-    def checked(value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise PydanticCustomError("spelling", "{shown} cannot stand here", {"shown": repr(value)[:80], "cure": cure})
-        return value
-
-    return AfterValidator(checked)
-
-
-def _of_names(text: str) -> str:
-    for name in names_in(text):
-        if not re.fullmatch(_NAME, name):
-            context = {"shown": repr(text)[:80], "name": repr(name)[:80], "cure": "Have it begin and end with a letter or a digit"}
-            raise PydanticCustomError("spelling", "{shown} stands for {name}, which is no name", context)
-    return text
-
-
-_NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"
-NodeNames = Annotated[
-    str,
-    _spelled(
-        _NAME + r"|[A-Za-z0-9._-]{0,200}\[[0-9,-]{1,200}\][A-Za-z0-9._-]{0,200}",
-        "Use letters, digits, dots and dashes, e.g. 'gpu-17.example.org', or a range such as 'gpu[001-128]'",
-    ),
-    AfterValidator(_of_names),
-]
-Address = Annotated[str, _spelled(r"[A-Za-z0-9:][A-Za-z0-9:._%-]{0,253}", "Write the name or the address of a machine, and nothing else")]
+Address = Annotated[str, spelled(r"[A-Za-z0-9:][A-Za-z0-9:._%-]{0,253}", "Write the name or the address of a machine, and nothing else")]
 Addresses = Annotated[
     str,
-    _spelled(
+    spelled(
         r"[A-Za-z0-9:][A-Za-z0-9:._%-]{0,253}|[A-Za-z0-9:][A-Za-z0-9:._%-]{0,200}\[[0-9,-]{1,200}\][A-Za-z0-9:._%-]{0,200}",
         "Write the name or the address of a machine, or a range such as '10.0.3.[1-16]', and nothing else",
     ),
 ]
-Login = Annotated[str, _spelled(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,254}[$]?", "Write the name of an account")]
-Program = Annotated[
-    str, _spelled(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]{0,254}", "Write a name or a path of letters, digits and `_ . / + -`: a shell reads it")
-]
-Inner = Annotated[str, _spelled(r"[A-Za-z0-9][A-Za-z0-9:._/-]{0,63}", "Write an interface's name (`ib0`) or a network (`10.1.0.0/16`)")]
+Login = Annotated[str, spelled(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,254}[$]?", "Write the name of an account")]
 Gpus = Annotated[StrictInt, Field(ge=0, le=1024)]
-Label = Annotated[str, _spelled(_NAME, "Use letters, digits, dots and dashes")]
+Label = Annotated[str, spelled(PLAIN_NAME, "Use letters, digits, dots and dashes")]
 Port = Annotated[StrictInt, Field(ge=1, le=65535)]
-
-
-class Quarantine(Part):
-    """When a node is taken out of service, for how long, and how many at most. The same for all jobs of the cluster."""
-
-    share: float = Field(
-        default=0.25,
-        gt=0,
-        le=1,
-        allow_inf_nan=False,
-        description="Share of the cluster's nodes that may be out of service before a program may take out no further one; one node "
-        "always may. Persons may take out any number (`holdfast nodes hold`).",
-    )
-    doubts: StrictInt = Field(
-        default=3,
-        ge=0,
-        description="So many lesser faults of a node, each of which makes it suspect, quarantine it within `doubt_for`; 0: never.",
-    )
-    doubt_for: PositiveDuration = lasting("1d", description="For so long a node is suspect: used where there is no better one.")
-    due_after: Duration = lasting(
-        "1h",
-        description="A quarantined node is due for a burn-in after so long; twice as long after each further quarantine or failed burn-in.",
-    )
-    retire_after: StrictInt = Field(
-        default=4, ge=0, description="So many quarantines of a node within `counted_for` retire it; 0: it is never retired by a program."
-    )
-    retire_after_failed: StrictInt = Field(
-        default=5, ge=0, description="So many failed burn-ins of a node within `counted_for` retire it; 0: they never do."
-    )
-    counted_for: PositiveDuration = lasting("30d", description="For so long a quarantine or a failed burn-in is counted.")
-    ask: Duration = lasting(
-        "30m",
-        description="For so long a person is asked (`holdfast approve`, or the Prefect UI) before more than `share` of the cluster, or so "
-        "many of a job's nodes that too few are left, are isolated. If nobody answers, the cluster's nodes stay, and the job waits for "
-        "others in place of its sick ones; 0: nobody is asked.",
-    )
-
-    @property
-    def rules(self) -> Rules:
-        """Return these settings as the state machine of nodes reads them."""
-        return Rules(
-            share=self.share,
-            doubts=self.doubts,
-            doubt_window=self.doubt_for.total_seconds(),
-            cool=self.due_after.total_seconds(),
-            retire=self.retire_after,
-            failures=self.retire_after_failed,
-            window=self.counted_for.total_seconds(),
-        )
-
-
-def _contradiction(field: str, reason: str, cure: str) -> PydanticCustomError:
-    return PydanticCustomError("contradiction", "{field}: {reason}. {cure}", {"field": field, "reason": reason, "cure": cure})
-
-
-def _check_plan(plan: Sequence[Maintenance], names: Sequence[str], domains: Mapping[str, str]) -> None:
-    for number, one in enumerate(plan):
-        for field, reason, cure in one.problems(names, domains):
-            raise _contradiction(f"maintenance[{number}].{field}", reason, cure)
 
 
 class LocalCluster(Part):
@@ -158,12 +66,12 @@ class LocalCluster(Part):
         for node in self.domains:
             if node not in known:
                 reason = f"there is no node '{node[:80]}' in a cluster of {self.nodes}"
-                raise _contradiction(f"domains.{node[:80]}", reason, f"Name one of {known[0]} to {known[-1]}")
+                raise contradiction(f"domains.{node[:80]}", reason, f"Name one of {known[0]} to {known[-1]}")
         return self
 
     @model_validator(mode="after")
     def _closes_nodes_that_there_are(self) -> Self:
-        _check_plan(self.maintenance, self.names, self.domains)
+        check_plan(self.maintenance, self.names, self.domains)
         return self
 
     @property
@@ -244,7 +152,7 @@ class SshHost(Part):
         names, addresses = names_in(self.name), names_in(self.address or "")
         if len(addresses) not in {1, len(names)}:
             cure = "Write a range of as many, or one address and each host by itself with a port of its own"
-            raise _contradiction("address", f"{len(addresses)} addresses for {len(names)} names", cure)
+            raise contradiction("address", f"{len(addresses)} addresses for {len(names)} names", cure)
         return self
 
     def each(self) -> list[Self]:
@@ -336,14 +244,14 @@ class SshCluster(Part):
 
     @model_validator(mode="after")
     def _closes_nodes_that_there_are(self) -> Self:
-        _check_plan(self.maintenance, self.names, self.domains)
+        check_plan(self.maintenance, self.names, self.domains)
         return self
 
     @model_validator(mode="after")
     def _names_each_node_once(self) -> Self:
         for name, times in Counter(self.names).items():
             if times > 1:
-                raise _contradiction("hosts", f"{times} hosts are called '{name}'", "Give each a name of its own")
+                raise contradiction("hosts", f"{times} hosts are called '{name}'", "Give each a name of its own")
         return self
 
     @model_validator(mode="after")
@@ -355,11 +263,11 @@ class SshCluster(Part):
             machine = (host.address or host.name, host.port or self.port, way)
             if (other := first.setdefault(machine, host.name)) != host.name:
                 reason = f"'{other}' and '{host.name}' are one machine, {machine[0]} port {machine[1]}"
-                raise _contradiction("hosts", reason, "Remove one, or mend its address or port")
+                raise contradiction("hosts", reason, "Remove one, or mend its address or port")
         return self
 
 
-KINDS: Final[dict[str, type[LocalCluster | SshCluster]]] = {"local": LocalCluster, "ssh": SshCluster}
+KINDS: Final[dict[str, type[LocalCluster | SshCluster | SlurmCluster]]] = {"local": LocalCluster, "ssh": SshCluster, "slurm": SlurmCluster}
 """Every kind of cluster, by the word for it."""
 
 
@@ -368,7 +276,10 @@ def kind_of(value: Any) -> Any:  # noqa: ANN401 (whatever a user wrote)
     return value.get("kind", "local") if isinstance(value, dict) else getattr(value, "kind", "local")
 
 
-Cluster: TypeAlias = Annotated[Annotated[LocalCluster, Tag("local")] | Annotated[SshCluster, Tag("ssh")], Discriminator(kind_of)]
+Cluster: TypeAlias = Annotated[
+    Annotated[LocalCluster, Tag("local")] | Annotated[SshCluster, Tag("ssh")] | Annotated[SlurmCluster, Tag("slurm")],
+    Discriminator(kind_of),
+]
 """Every kind of cluster, told apart by `kind`."""
 
 
@@ -378,6 +289,6 @@ class Named(BaseModel):
     cluster: Cluster
 
 
-def cluster_of(fields: object) -> LocalCluster | SshCluster:
+def cluster_of(fields: object) -> LocalCluster | SshCluster | SlurmCluster:
     """Return the cluster that *fields* describe, as a history or a program wrote them; raise pydantic's `ValidationError`."""
     return Named.model_validate({"cluster": fields}).cluster

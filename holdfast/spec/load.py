@@ -18,6 +18,7 @@ from holdfast.spec.cluster import KINDS, Cluster, LocalCluster, SshHop, SshHost,
 from holdfast.spec.job import TrainingJob, contradictions, is_policy_file
 from holdfast.spec.problems import dotted, nearest, path_of, problems_in, shown
 from holdfast.spec.python_file import values_of
+from holdfast.spec.slurm import SlurmCluster
 from holdfast.spec.yaml_text import MOST_BYTES, Document, Unreadable
 
 YAML: Final = frozenset({".yaml", ".yml", ".json"})
@@ -140,6 +141,8 @@ def _cluster_at_home(cluster: Cluster, home: Path) -> Cluster:
     """Make the files and folders that *cluster* names absolute."""
     if isinstance(cluster, LocalCluster):
         return cluster.model_copy(update=_absolute(cluster, home, "directory", "plan"))
+    if isinstance(cluster, SlurmCluster):  # its folder lies on the nodes
+        return cluster.model_copy(update=_absolute(cluster, home, "plan"))
     hosts = [host.model_copy(update={**_absolute(host, home, "key"), "jump": _way_at_home(host.jump, home)}) for host in cluster.hosts]
     files = _absolute(cluster, home, "key", "known_hosts", "plan")
     return cluster.model_copy(update={**files, "hosts": hosts, "jump": _way_at_home(cluster.jump, home)})

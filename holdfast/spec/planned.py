@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from holdfast.spec.durations import PositiveDuration, lasting
 from holdfast.spec.job import FilledText, Part
 from holdfast.spec.ranges import names_in
+from holdfast.spec.spelling import contradiction
 from policies.windows import Window
 
 _WHEN: Final = 'Write a date and a time, e.g. "2026-12-01 22:00", with a zone (`+01:00`) if it is not that of this machine'
@@ -101,6 +102,13 @@ class Maintenance(Part):
             known = ", ".join(sorted(set(domains.values()))[:5])
             cure = f"Name one of {known}" if known else "Name the nodes instead: this cluster has no failure domains"
             yield "domains", f"no node is in a failure domain '{strange[0][:80]}'", cure
+
+
+def check_plan(plan: Sequence[Maintenance], names: Sequence[str], domains: Mapping[str, str]) -> None:
+    """Raise pydantic's error for the first window of *plan* that does not fit a cluster of these nodes."""
+    for number, one in enumerate(plan):
+        for field, reason, cure in one.problems(names, domains):
+            raise contradiction(f"maintenance[{number}].{field}", reason, cure)
 
 
 class Notice(Part):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.control.cluster_file import ClusterFile
+from holdfast.spec import LocalCluster
 from holdfast.spec.load import load_cluster, load_job
 from tests.waiting import wait_until
 
@@ -47,6 +48,7 @@ def test_windows_and_notices_hold_for_jobs_that_run_and_all_else_for_those_to_co
     assert "also says something else of nodes: that holds for jobs to come" in told
     (window,) = book.present.windows
     assert window.nodes == {"node-1"}
+    assert isinstance(book.present, LocalCluster)
     assert (book.present.notice.file, len(book.present.names)) == ("/run/leaving", 3)
 
 

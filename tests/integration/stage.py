@@ -151,11 +151,14 @@ class Stage:
         if "script" not in fields and "command" not in fields:
             fields["script"] = str(PACED)
         job = {"name": name, "directory": str(folder), **fields}
-        place = {"nodes": self.count, "directory": str(self.home / "nodes"), "domains": self.domains}
-        cluster = {"kind": "local", "name": "stage", **place, **self.cluster}
         spec = folder / "spec.json"
-        spec.write_text(json.dumps({"job": job, "cluster": cluster}))
+        spec.write_text(json.dumps({"job": job, "cluster": self.described()}))
         return self.again(name, spec)
+
+    def described(self) -> dict[str, Any]:
+        """Return the cluster as a file of it would."""
+        place = {"nodes": self.count, "directory": str(self.home / "nodes"), "domains": self.domains}
+        return {"kind": "local", "name": "stage", **place, **self.cluster}
 
     def again(self, name: str, spec: Path) -> Play:
         """Start a flow for a job that has been described before: as a program where the server of flows has another Prefect in mind."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BadFile
-from holdfast.spec import LocalCluster, cluster_of, load_cluster
+from holdfast.spec import LocalCluster, SlurmCluster, cluster_of, load_cluster
 from holdfast.spec.ranges import names_in
 
 PLAN = """
@@ -27,6 +27,7 @@ def test_windows_know_their_nodes_and_survive_the_way_to_the_flow(tmp_path: Path
     path = tmp_path / "c.yaml"
     path.write_text(PLAN)
     made = load_cluster(path)
+    assert not isinstance(made, SlurmCluster)
     racks, rack_b, everything = made.windows
     assert racks.nodes == {"node-0", "node-1", "node-2", "node-5"}
     assert (racks.lasts, racks.every, racks.because) == (timedelta(hours=2), timedelta(days=7), "firmware")

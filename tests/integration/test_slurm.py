@@ -1,0 +1,208 @@
+"""Jobs on nodes that a real Slurm lends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from holdfast.history import holds
+from holdfast.history.holds import Place
+from holdfast.spec import SlurmCluster
+from policies.holds import Answer, Changed, Node, Owner, Word
+from policies.quarantine import hold, release
+from tests.integration.conftest import PrefectServer
+from tests.integration.flow_server import Flows
+from tests.integration.stage import Play
+from tests.integration.test_takeover_flow import goes_on, newest
+from tests.slurm.slurm_server import MISSING, SlurmServer, is_installed
+from tests.slurm.slurm_stage import SlurmStage, remarks
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+TWO = {"wanted": 2, "ranks": 1}
+TOGETHER = """
+def other():
+    try:
+        with open(f"{os.environ['HOLDFAST_CHECKPOINT_DIR']}/rank-{1 - rank}") as file:
+            return int(file.read())
+    except OSError:
+        return 0
+while other() < step - 1:
+    time.sleep(0.01)
+"""
+"""What has each of two ranks wait for the other one, as a collective would: a job whose steps advance has lost nobody."""
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmServer]:
+    """Give a Slurm of four nodes; without the packages the tests fail, so that half of the claims is not dropped in silence."""
+    if not is_installed():
+        pytest.fail(MISSING)
+    server = SlurmServer(4, silence=5)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def stage(
+    slurm: SlurmServer, prefect_server: PrefectServer, flows: Flows, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SlurmStage]:
+    """Give an empty stage on all four nodes, and see to it that a job that has ended left neither processes nor allocations."""
+    slurm.mend()
+    home = tmp_path_factory.mktemp("s")
+    words = {**prefect_server.environment, **slurm.environment, "HOLDFAST_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    stage = SlurmStage(home, words, flows, slurm=slurm)
+    yield stage
+    ended = all(play.process.poll() is not None for play in stage.plays)
+    stage.close()
+    slurm.run("scancel", "--quiet", "--partition=train")
+    assert not ended or not stage.left()
+
+
+def holdfast(stage: SlurmStage, *words: str) -> str:
+    """Return what a command prints."""
+    done = subprocess.run([sys.executable, "-m", "holdfast", *words], env=stage.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def said(stage: SlurmStage, node: str, verb: Callable[[Node, Word], Answer], because: str) -> None:
+    """Say a person's word about a node to the history alone, as somebody who has no Slurm at hand would."""
+    word = Word(owner=Owner(name="ann@desk", person=True), because=because, at=time.time())
+    place = Place(cluster="slurm", names=stage.slurm.names, rules=SlurmCluster(kind="slurm").quarantine.rules)
+    answer = holds.say(stage.history, place, node, lambda node, _ward: verb(node, word), now=word.at)
+    assert isinstance(answer, Changed), answer
+
+
+def recovered(play: Play, number: int = 1) -> None:
+    """Wait until incident *number* is closed: on a busy machine torch alone takes half a minute to be imported."""
+    wait_until(lambda: len(play.incidents()) >= number and all(one.outcome for one in play.incidents()), seconds=150, explain=play.log)
+
+
+def is_drained(slurm: SlurmServer, node: str) -> bool:
+    """Tell whether Slurm gives *node* to no further job."""
+    return slurm.state(node).startswith("drain")
+
+
+def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_leaves_nothing(stage: SlurmStage) -> None:
+    """A killed rank is restarted in place; what Slurm requeues goes on in the same allocation, when that begins anew."""
+    play = stage.play("plain", args=["--steps", "100000"], nodes=TWO)
+    play.steps_to(5)
+    (number,) = stage.allocations("plain")
+    assert f"asked Slurm for 2 nodes: job {number}" in remarks(play)
+    assert f"Slurm job {number} has " in holdfast(stage, "status", "plain")
+    cluster = stage.home / "cluster.json"
+    cluster.write_text(json.dumps(stage.described()))
+    seen = json.loads(holdfast(stage, "nodes", str(cluster), "--json"))["nodes"]
+    mine = newest(play).ranks
+    assert {one["name"]: one["allocation"] for one in seen} == {name: number if name in mine else None for name in stage.slurm.names}
+    play.chaos.kill(1)
+    recovered(play)
+    goes_on(play)
+    assert (play.kinds(), [one.rung for one in play.incidents()]) == (["worker-sigkill"], ["restart-in-place"]), play.log()
+
+    stage.slurm.run("scontrol", "requeue", number)
+    wait_until(lambda: play.saw(2), seconds=60, explain=play.log)
+    recovered(play, 2)
+    goes_on(play)
+    assert stage.allocations("plain") == [number]
+    assert "Restarts=1" in stage.slurm.run("scontrol", "show", "job", number), remarks(play)
+    play.stops()
+    assert stage.allocations("plain") == []
+
+
+def test_a_lost_node_gives_way_to_the_spare_one_and_a_further_allocation_to_the_next(stage: SlurmStage) -> None:
+    """Another node is asked for as soon as one is missing; a node that is held is drained in Slurm, and given back when it is released."""
+    play = stage.play("lost", args=["--steps", "100000", "--each", TOGETHER], nodes={**TWO, "spare": 1})
+    play.steps_to(5)
+    (first,) = stage.allocations("lost")
+    lost = play.chaos.ranks()[1].node
+    stage.take_node(lost)
+    recovered(play)
+    goes_on(play)
+    assert (play.kinds(), [one.rung for one in play.incidents()]) == (["node-lost"], ["replace-node"]), play.log()
+
+    wait_until(lambda: len(stage.allocations("lost")) == 2, seconds=60, explain=lambda: remarks(play))
+    further = next(number for number in stage.allocations("lost") if number != first)
+    spare = next(name for name in stage.slurm.names if name != lost and name not in newest(play).ranks)
+    wait_until(lambda: stage.nodes._view(spare).job == play.job.id, seconds=60, explain=lambda: remarks(play))
+    second = play.chaos.ranks()[0].node
+    stage.take_node(second)
+    recovered(play, 2)
+    goes_on(play)
+    assert set(newest(play).ranks) == set(stage.slurm.names) - {lost, second}
+    assert further in stage.allocations("lost")
+    assert not any(is_drained(stage.slurm, name) for name in stage.slurm.names), "a node that is lost may come back"
+
+    said(stage, second, hold, "its fan is loud")
+    stage.slurm.start_node(lost)
+    stage.slurm.start_node(second)
+    wait_until(lambda: is_drained(stage.slurm, second), seconds=60, explain=lambda: remarks(play))
+    assert "holdfast root/slurm: " in stage.slurm.run("sinfo", "-h", "-n", second, "-o", "%E")
+    said(stage, second, release, "a new fan")
+    wait_until(lambda: not is_drained(stage.slurm, second), seconds=60, explain=lambda: remarks(play))
+    play.stops()
+    assert stage.allocations("lost") == []
+
+
+@pytest.mark.timeout(600)  # torch is imported six times, which a busy machine takes minutes for
+def test_what_an_allocation_leaves_undone_is_done_in_the_next_one_to_the_bit(
+    stage: SlurmStage, alone: Callable[..., None], tmp_path: Path
+) -> None:
+    """Nothing else is free: what ranks have is saved, the job waits, and goes on in an allocation that begins when the first is over."""
+    stage.cluster = {"exclude": stage.slurm.names[2:], "time": "1h"}
+    script, steps = Path(__file__).with_name("copies.py"), 600
+    results = stage.home / "here.json"
+    play = stage.play(
+        "long",
+        script=str(script),
+        args=[str(steps), str(results), "0.05"],
+        nodes=TWO,
+        checkpoint={"directory": str(stage.home / "checkpoints"), "every": 0},
+        limits={"last_save": "5s"},
+        environment={"OMP_NUM_THREADS": "1"},
+    )
+    play.steps_to(20, seconds=200)
+    (first,) = stage.allocations("long")
+    stage.slurm.run("scontrol", "update", f"JobId={first}", f"EndTime={datetime.now() + timedelta(seconds=25):%Y-%m-%dT%H:%M:%S}")  # noqa: DTZ005
+    wait_until(lambda: play.saw(1), seconds=90, explain=play.log)
+    recovered(play)
+    assert play.kinds() == ["node-leaving"], play.log()
+    assert "was saved out of the nodes' memory" in remarks(play)
+    (second,) = stage.allocations("long")
+    assert second != first
+    assert play.ends(seconds=300) == 0, play.log()
+    assert stage.allocations("long") == []
+    (incident,) = play.incidents()
+    assert (incident.steps_lost or 0) <= 1
+    alone(script, steps, tmp_path / "alone.json", 0)
+    assert json.loads(results.read_text()) == json.loads((tmp_path / "alone.json").read_text())
+
+
+def test_a_job_that_is_run_inside_of_an_allocation_uses_it_and_a_flow_that_dies_leaves_it(stage: SlurmStage) -> None:
+    """Who made the allocation ends it; the flow that comes next adopts the ranks that run there."""
+    sleep = ["--parsable", "--nodes=2", "--exclusive", "--job-name=mine", "--output=/dev/null", "--wrap", "sleep 1000"]
+    number = stage.slurm.run("sbatch", *sleep)
+    wait_until(lambda: stage.slurm.run("squeue", "-h", "-j", number, "-o", "%T") == "RUNNING", seconds=60, explain=stage.slurm.logs)
+    stage.environment["SLURM_JOB_ID"] = number
+    play = stage.play("inside", args=["--steps", "100000"], nodes=TWO)
+    play.steps_to(5)
+    before = play.pids()
+    play.dies()
+    again = stage.again("inside", play.spec)
+    wait_until(lambda: "a new flow adopted the job" in remarks(again), seconds=60, explain=again.log)
+    goes_on(again)
+    assert again.pids() == before
+    assert stage.allocations("inside") == []
+    again.stops()
+    assert stage.slurm.run("squeue", "-h", "-j", number, "-o", "%T") == "RUNNING"

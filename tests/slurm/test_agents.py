@@ -1,0 +1,49 @@
+"""Agents on nodes of a real allocation: begun by its wardens, they outlive who asked for them and end with it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.cluster.interface import Wish
+from holdfast.process import marked
+from holdfast.slurm.nodes import SlurmNodes
+from holdfast.spec import SlurmCluster
+from tests.slurm.slurm_server import SlurmServer
+from tests.waiting import wait_until
+
+
+def test_agents_outlive_who_asked_for_them_know_no_secrets_and_end_with_their_allocation(
+    slurm: SlurmServer, holdfast_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes next finds them in the same allocation."""
+    assert holdfast_home.is_dir()
+    for name, value in {**slurm.environment, "LAB_TOKEN": "s3cret", "LAB_FOLDER": "/shared"}.items():
+        monkeypatch.setenv(name, value)
+    cluster = SlurmCluster(kind="slurm", allocation="new", directory=str(tmp_path / "n"))
+    first = SlurmNodes(cluster)
+    first.lender.begin("j1", "agents")
+    first.lender.wish(Wish(nodes=1))
+    (node,) = wait_until(lambda: first.lender.usable(time.time()), seconds=60, explain=first.lender.in_words)
+    first.start_agent(node)
+    (number,) = [one.id for one in first.lender.present]
+    assert f"asked Slurm for 1 node: job {number}" in first.lender.news()
+    first.lender.close(end=False)
+    first.close()
+
+    second = SlurmNodes(cluster)
+    second.lender.begin("j1", "agents")
+    assert second.lender.usable(time.time()) == [node]
+    views = {view.name: (view.standing, view.allocation) for view in second.survey()}
+    assert views == {name: ("up", number) if name == node else ("away", None) for name in slurm.names}
+    assert (second.answers(node), second.address(node)) == (True, "127.0.0.1")
+    agent = next(iter(marked("HOLDFAST_NODE_MARK", str(second.folder(node)))))
+    words = dict(one.partition("=")[::2] for one in Path(f"/proc/{agent}/environ").read_text().split("\0"))
+    assert words["LAB_FOLDER"] == "/shared"
+    assert not words.keys() & {"LAB_TOKEN", "SLURM_NTASKS", "SLURM_PROCID"}
+    second.close()
+    second.lender.close(end=True)
+    wait_until(lambda: not list(marked("HOLDFAST_NODE_MARK", str(tmp_path / "n" / "nodes" / node))), seconds=60, explain=slurm.logs)
+    assert slurm.run("squeue", "--noheader", "--states=RUNNING,PENDING") == ""

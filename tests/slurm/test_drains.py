@@ -1,0 +1,72 @@
+"""Nodes that are taken out of service, on a real Slurm: drained with a reason where that is permitted, else excluded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.cluster.interface import Wish
+from holdfast.slurm.allocations import Allocations
+from holdfast.slurm.commands import asked
+from holdfast.slurm.drains import Drains
+from holdfast.slurm.reading import node_states
+from holdfast.slurm.requests import Request
+from holdfast.spec import SlurmCluster
+from tests.slurm.slurm_server import SlurmServer
+from tests.waiting import wait_until
+
+CLUSTER = SlurmCluster(kind="slurm", allocation="new")
+
+
+@pytest.fixture(autouse=True)
+def _talks_to_it(slurm: SlurmServer, holdfast_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have commands go to the Slurm of the tests."""
+    assert holdfast_home.is_dir()
+    for name, value in slurm.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def nobody() -> Iterator[None]:
+    """Let what is started be an ordinary user's, as Slurm sees it."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_only_what_we_drained_is_ours_and_given_back(slurm: SlurmServer) -> None:
+    """A node that an administrator has drained stays so."""
+    ours, theirs = slurm.names
+    slurm.run("scontrol", "update", f"nodename={theirs}", "state=drain", "reason=holdfast is not to have it")
+    allocations = Allocations(CLUSTER)
+    allocations.begin("j1", "drained")
+    try:
+        allocations.wish(Wish(out={ours: "gpu-off-bus: it fell off the bus", theirs: "ecc"}))
+        wait_until(lambda: slurm.state(ours).startswith("drain"), seconds=60, explain=allocations.in_words)
+        assert slurm.run("sinfo", "-h", "-n", ours, "-o", "%E").endswith("/slurm: gpu-off-bus: it fell off the bus")
+        allocations.wish(Wish())
+        wait_until(lambda: slurm.state(ours) == "idle", seconds=60, explain=allocations.in_words)
+        assert slurm.state(theirs).startswith("drain")
+        (word,) = [one for one in allocations.states.values() if one.name == theirs]
+        assert not Drains(CLUSTER).are_of(word)
+    finally:
+        allocations.close(end=True)
+        slurm.run("scontrol", "update", f"nodename={theirs}", "state=resume")
+
+
+def test_where_draining_is_not_permitted_the_node_is_excluded_from_what_is_asked_for(slurm: SlurmServer, nobody: None) -> None:
+    """The next allocation comes without it."""
+    node = slurm.names[0]
+    states = node_states(asked("sinfo", "--json"))
+    (said,) = Drains(CLUSTER).keep_up({node: "gpu-off-bus"}, states)
+    assert said.startswith(f"{node} is excluded from what Slurm is asked for: Slurm does not let this user drain nodes"), said
+    assert slurm.state(node) == "idle"
+    assert f"--exclude={node}" in Request(CLUSTER, "j2", "excluded").words(1, {node})

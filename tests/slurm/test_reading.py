@@ -1,0 +1,84 @@
+"""What Slurm's commands print, of several versions."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from holdfast.errors import SlurmAway
+from holdfast.slurm.reading import allocations, names, node_states
+
+OLD = {
+    "nodes": [
+        {
+            "name": "n1",
+            "address": "10.0.0.1",
+            "port": 6818,
+            "state": "down",
+            "state_flags": ["NOT_RESPONDING", "DRAIN"],
+            "reason": "Not responding",
+        }
+    ]
+}
+LATER = {
+    "nodes": [{"name": "n1", "address": "10.0.0.1", "port": 6818, "state": ["DOWN", "NOT_RESPONDING", "DRAIN"], "reason": "Not responding"}]
+}
+NEW = {
+    "sinfo": [
+        {
+            "port": 6818,
+            "node": {"state": ["DOWN", "NOT_RESPONDING", "DRAIN"]},
+            "nodes": {"nodes": ["n1"], "addresses": ["10.0.0.1"]},
+            "reason": {"description": "Not responding"},
+        }
+    ]
+}
+
+
+@pytest.mark.parametrize("told", [OLD, LATER, NEW], ids=["22.05", "23.02", "23.11"])
+def test_states_of_nodes_are_read_in_whatever_shape_a_version_prints_them(told: object) -> None:
+    """A word and flags, a list, or groups of nodes."""
+    (node,) = node_states(json.dumps(told)).values()
+    assert (node.name, node.address, node.port, node.reason) == ("n1", "10.0.0.1", 6818, "Not responding")
+    assert node.states == ("DOWN", "NOT_RESPONDING", "DRAIN")
+    assert (node.is_dead, node.is_leaving) == (True, True)
+
+
+@pytest.mark.parametrize("text", ["", "slurm_load_node error", "[]", '{"nodes": [{}]}', '{"sinfo": [{"nodes": 3}]}', '{"nodes": null}'])
+def test_what_is_no_answer_is_said_to_be_none(text: str) -> None:
+    """It is never taken for a cluster without nodes."""
+    with pytest.raises(SlurmAway, match="cannot be read"):
+        node_states(text)
+
+
+def test_nodes_of_other_partitions_are_left_out() -> None:
+    """Versions that print all nodes whatever they are asked for say of which partition each is."""
+    rows = [{"name": name, "state": "idle", "partitions": [where, "all"]} for name, where in (("n1", "train"), ("n2", "debug"))]
+    assert list(node_states(json.dumps({"nodes": rows}), "train,other")) == ["n1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", []),
+        ("(null)", []),
+        ("n1", ["n1"]),
+        ("n[1-3,7],gpu-a", ["n1", "n2", "n3", "n7", "gpu-a"]),
+        ("r[1-2]n[08-09].x", ["r1n08.x", "r1n09.x", "r2n08.x", "r2n09.x"]),
+        ("n[1-99999999999]", None),
+    ],
+)
+def test_a_list_of_nodes_is_spelled_out(text: str, found: list[str] | None) -> None:
+    """As scontrol would; one without end is cut off."""
+    spelled = names(text)
+    assert spelled == found if found is not None else len(spelled) == 100_000
+
+
+def test_an_allocation_that_slurm_has_a_new_word_for_is_not_over() -> None:
+    """It is still to come; and a comment may hold anything."""
+    lines = "7|REQUEUE_FED|Resources||N/A|N/A|4|holdfast:a|b\n8|RUNNING|None|n[1-2]|1795337112|1795337712|2|\nslurm_load_jobs error\n"
+    coming, here = allocations(lines)
+    assert (coming.is_coming, coming.is_here, coming.count, coming.comment, coming.ends) == (True, False, 4, "holdfast:a|b", None)
+    assert (here.is_here, here.nodes, here.began, here.ends) == (True, ("n1", "n2"), 1795337112.0, 1795337712.0)
+    assert coming.in_words() == "Slurm job 7 is requeue_fed (Resources)"
