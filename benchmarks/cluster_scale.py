@@ -5,9 +5,8 @@ All times have the simulated agents' own work in them, which a second core does;
 - ``start``: from the start of the flow's process until every rank has made its first step.
 - ``cores for the beats``: what the flow uses while all goes well, and how many beats that is.
 - ``N of M nodes lost at once``: the nodes' power is taken in one moment. ``to orders`` ends when the last agent that is left has carried
-  out what wakes its ranks; ``to the decision`` is what finding the root and asking the policy took; the CPU is that of the whole
-incident, all
-  that thousands of ranks say when their groups break and are built anew included, less what beats cost in that time.
+  out what wakes its ranks; ``to the decision`` is what finding the root and asking the policy took; the CPU is that of the whole incident,
+  all that thousands of ranks say when their groups break and are built anew included, less what beats cost in that time.
 - ``growth``: the same for one node of 16 and one of 4,096. Orders go to every node and every rank tells of its way back, so the cost of an
   incident in all grows with the nodes; what must not grow is what a decision takes, and what each node adds.
 - ``sweep``: a look at all nodes from outside, over connections that stay (`benchmarks/sweep.py` has the simulated nodes).
@@ -165,7 +164,7 @@ def _times(what: str, small: Sequence[float], large: Sequence[float]) -> Line:
 def sweep(nodes: int, place: Path, _environment: dict[str, str], rounds: int) -> Iterator[Line]:
     """Look at all nodes from outside."""
     place.mkdir(parents=True)
-    make_room(nodes)
+    make_room("a sweep", nodes)
     with simulated(place, nodes) as cluster, SshSweeper(cluster) as sweeper:
         first = measured(sweeper)
         seconds, cpu = zip(*(measured(sweeper) for _ in range(rounds)), strict=True)

@@ -13,12 +13,12 @@ EACH: Final = 4
 """Descriptors for one node: a login and the stream in it, and as many again while a connection that ended is replaced."""
 
 
-def make_room(nodes: int) -> None:
-    """See to it that this process may hold a connection to so many *nodes*; raise `TooFewDescriptors` when it may not."""
+def make_room(what: str, nodes: int) -> None:
+    """See to it that this process may hold connections to so many *nodes* for *what* it does; raise `TooFewDescriptors` when it may not."""
     needed = EACH * nodes + OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
-        raise TooFewDescriptors(nodes, needed, hard)
+        raise TooFewDescriptors(what, nodes, needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -123,13 +123,13 @@ class NotEnoughNodes(OperatorError):
 class TooFewDescriptors(OperatorError):
     """More nodes than this process may have connections."""
 
-    def __init__(self, nodes: int, needed: int, hard: int) -> None:
-        super().__init__(nodes, needed, hard)
-        self.nodes, self.needed, self.hard = nodes, needed, hard
+    def __init__(self, what: str, nodes: int, needed: int, hard: int) -> None:
+        super().__init__(what, nodes, needed, hard)
+        self.what, self.nodes, self.needed, self.hard = what, nodes, needed, hard
 
     def __str__(self) -> str:
         return (
-            f"{self.nodes} nodes need {self.needed} open files, and this process may have {self.hard}. Raise the hard limit: "
+            f"{self.what} on {self.nodes} nodes needs {self.needed} open files, and this process may have {self.hard}. Raise the hard limit: "
             f"`LimitNOFILE={self.needed}` in its systemd unit, a line `* hard nofile {self.needed}` in /etc/security/limits.conf, "
             f"or `ulimit -Hn {self.needed}` as root before it is started."
         )

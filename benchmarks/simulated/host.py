@@ -216,7 +216,7 @@ def _cost() -> Message:
 def main(arguments: list[str]) -> int:
     """Play as many agents as the arguments say."""
     die_with_parent(os.getppid())
-    make_room(int(arguments[1]))
+    make_room("a simulation", int(arguments[1]))
     host = Host(Path(arguments[0]), int(arguments[1]))
     print("ready", flush=True)
     host.serve()

@@ -108,7 +108,7 @@ def _take_wheel(spec: TrainingJob, cluster: Cluster, history: History, recorder:
     )
     if live is None:
         policy_for(spec)  # a file that cannot be used is refused before anything begins
-    make_room(spec.nodes.wanted + spec.nodes.spare)
+    make_room(f"job '{spec.name}'", spec.nodes.wanted + spec.nodes.spare)
     holder = "the flow"
     lease = _lease(history, job, holder)
     if live is not None:
