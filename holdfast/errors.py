@@ -129,9 +129,9 @@ class TooFewDescriptors(OperatorError):
 
     def __str__(self) -> str:
         return (
-            f"{self.what} on {self.nodes} nodes needs {self.needed} open files, and this process may have {self.hard}. Raise the hard limit: "
-            f"`LimitNOFILE={self.needed}` in its systemd unit, a line `* hard nofile {self.needed}` in /etc/security/limits.conf, "
-            f"or `ulimit -Hn {self.needed}` as root before it is started."
+            f"{self.what} on {self.nodes} nodes needs {self.needed} open files, and this process may have {self.hard}. "
+            f"Raise the hard limit: `LimitNOFILE={self.needed}` in its systemd unit, a line `* hard nofile {self.needed}` in "
+            f"/etc/security/limits.conf, or `ulimit -Hn {self.needed}` as root before it is started."
         )
 
 
