@@ -31,6 +31,7 @@ ROWS: Final[dict[str, Row]] = {
     "scale-1024": lambda *given: cluster_scale.scale(1024, *given),
     "scale-4096": lambda *given: cluster_scale.scale(4096, *given),
     "growth": cluster_scale.growth,
+    "orders": cluster_scale.orders,
     "sweep-1024": lambda *given: cluster_scale.sweep(1024, *given),
     "sweep-4096": lambda *given: cluster_scale.sweep(4096, *given),
 }

@@ -9,6 +9,7 @@ All times have the simulated agents' own work in them, which a second core does;
   all that thousands of ranks say when their groups break and are built anew included, less what beats cost in that time.
 - ``growth``: the same for one node of 16 and one of 4,096. Orders go to every node and every rank tells of its way back, so the cost of an
   incident in all grows with the nodes; what must not grow is what a decision takes, and what each node adds.
+- ``orders``: what is sent in all to start a generation of 4,096 nodes, against what it would be if every agent were told of all ranks.
 - ``sweep``: a look at all nodes from outside, over connections that stay (`benchmarks/sweep.py` has the simulated nodes).
 """
 
@@ -25,11 +26,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.measuring import spread
+from benchmarks.simulated.host import names
 from benchmarks.simulated.job import SimulatedJob
 from benchmarks.sweep import measured, simulated
+from holdfast.control.lineup import Lineup
+from holdfast.control.plan import rank_environments, told_of
 from holdfast.descriptors import make_room
 from holdfast.history import models, queries
 from holdfast.ssh import SshSweeper
+from holdfast.wire import encode
 
 ONE_CORE: Final = 4096
 """Nodes that one core is to hold at a beat a second."""
@@ -153,6 +158,17 @@ def growth(place: Path, environment: dict[str, str], rounds: int) -> Iterator[Li
     each = [[one / nodes for one in found[nodes].cpu] for nodes in (SMALL, LARGE)]
     yield _times(f"growth: CPU of an incident for each node, {many}", *each)
     yield _times(f"growth: CPU of an incident in all, {many}", small.cpu, large.cpu)
+
+
+def orders(_place: Path, _environment: dict[str, str], _rounds: int) -> Iterator[Line]:
+    """Count the bytes that start a generation; nothing is run."""
+    membership = {node: [rank] for rank, node in enumerate(names(LARGE))}
+    lineup = Lineup.fresh(1, membership, ("10.0.0.1", 29500))
+    workers, told = rank_environments(membership, generation=1, lineup=lineup, job="job"), told_of(membership)
+    sent = sum(len(encode({"generation": 1, "workers": workers[node], **told[node]})) for node in membership)
+    every = sum(len(encode({"generation": 1, "workers": workers[node]})) for node in membership)
+    every += LARGE * len(encode({"membership": membership, "first": 0}))
+    yield a_line(f"orders that start {LARGE} nodes", [sent / 1e6], None, unit="MB", if_all_were_told_of_all=round(every / 1e6))
 
 
 def _times(what: str, small: Sequence[float], large: Sequence[float]) -> Line:
