@@ -35,6 +35,7 @@ NCCL_LOST: Final = re.compile(
     r"ncclRemoteError|remote process exited|Connection (?:closed by remote peer|reset by peer|refused|timed out)"
     r"|caught collective operation timeout|communicator was aborted|Some NCCL operations have failed or timed out",
 )
+OUR_LOST: Final = "holdfast.runtime.groups.council.PeerGone"
 OWN_SOCKET: Final = re.compile(r"failed to (?:listen|bind)|EADDRINUSE|EACCES|EADDRNOTAVAIL")
 _TERMINATED: Final = re.compile(
     r"terminate called after throwing an instance of '(?P<type>(?:c10|gloo)::[^'\n]*)'\s+what\(\): *(?P<message>.*)"
@@ -64,6 +65,8 @@ def raised_in(output: str) -> Raised | None:
 
 def tells_of_lost_peer(name: str, message: str) -> bool:
     """Judge a printed exception by its type and by the words that torch, gloo and NCCL really use."""
+    if name == OUR_LOST:
+        return True
     kind = name.rpartition(".")[2]
     if kind in ("DistNetworkError", "DistStoreError"):
         return not OWN_SOCKET.search(message)

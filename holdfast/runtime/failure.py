@@ -20,6 +20,8 @@ _GLOO_LOST: Final = re.compile(
     r"Connection (?:closed by peer|reset by peer|refused|timed out)|Broken pipe|No route to host|Network is unreachable"
     r"|Timed out waiting \d+ms for (?:send|recv) operation|timed out connecting|Socket closed|failed to pass monitoredBarrier",
 )
+_OURS: Final = "holdfast.runtime.groups.council.PeerGone"
+"""What our own groups raise where a peer does not come to them, or leaves."""
 _GLOO_TIMEOUT: Final = "Application timeout caused pair closure"
 """What every collective says after one timed out; gloo does not name itself here."""
 
@@ -37,6 +39,8 @@ def is_peer_loss(error: BaseException) -> bool:
 
 def _tells_of_a_peer(error: BaseException) -> bool:
     """Judge one exception by its class and by the words that torch 2.13, gloo and NCCL really use."""
+    if f"{type(error).__module__}.{type(error).__name__}" == _OURS:
+        return True
     names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("torch")}
     words = str(error)
     if names & {"DistNetworkError", "DistStoreError"}:

@@ -61,7 +61,8 @@ def verdict_on(name: str, faults: list[Fault]) -> Diagnosis:
     """Return the verdict on a scenario."""
     past = tuple(Before(signature=one["kind"], **one) for one in SCENARIOS[name].get("past", ()))
     members = SCENARIOS[name]["members"]
-    places = {f"n{number}": f"n{number}" for number in range(members)}
+    ranks = {f"rank {one['rank']}": one["node"] for one in SCENARIOS[name]["evidence"] if "rank" in one and "node" in one}
+    places = {f"n{number}": f"n{number}" for number in range(members)} | ranks
     return diagnose(faults, past, members, places)
 
 

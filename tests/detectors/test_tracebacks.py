@@ -15,6 +15,7 @@ from detectors import tracebacks
 from detectors.evidence import Raised
 from detectors.tracebacks import aborted_for_lost_peer, places_in, raised_in, tells_of_lost_peer
 from holdfast.runtime import failure
+from holdfast.runtime.groups.council import PeerGone
 
 PLAIN = """Traceback (most recent call last):
   File "/job/train.py", line 12, in <module>
@@ -237,6 +238,9 @@ def test_the_words_of_a_lost_peer_are_those_of_the_runtime() -> None:
     pairs = ((tracebacks.GLOO_LOST, "_GLOO_LOST"), (tracebacks.NCCL_LOST, "_NCCL_LOST"), (tracebacks.OWN_SOCKET, "_OWN_SOCKET"))
     for ours, theirs in pairs:
         assert ours.pattern == getattr(failure, theirs).pattern
+    assert tracebacks.OUR_LOST == failure._OURS == f"{PeerGone.__module__}.{PeerGone.__name__}"
+    assert failure.is_peer_loss(PeerGone(1, "no connection came about within 20 s"))
+    assert tracebacks.tells_of_lost_peer(tracebacks.OUR_LOST, "the connection to rank 1 ended")
 
 
 def test_an_error_that_was_raised_from_a_lost_peer_is_one() -> None:
