@@ -7,6 +7,7 @@ from typing import Final
 
 from detectors.associations import follows_step, is_echo
 from detectors.catalogue import Level
+from detectors.inference import BLAMED
 from policies.approval import AskAPerson
 from policies.bad_loss import GoBack
 from policies.case import Budget, Case, Decision, Noted, Pass, Recovery, Rule, Rung, Seat, Standby
@@ -92,6 +93,8 @@ class RestartInPlace:
             return Pass(f"{', '.join(case.unfit)} cannot hold ranks")
         if Rung.RESTART_IN_PLACE in case.tried:
             return Pass("tried already in this incident")
+        if root.kind == BLAMED.id and case.past and case.past[-1].rung is Rung.RESTART_IN_PLACE and not case.past[-1].gained:
+            return Pass(f"a restart has not brought its peers to {root.subject}: it is cut off from them")
         counted = [one for one in case.recent() if one.rung is Rung.RESTART_IN_PLACE and one.kind not in case.common]
         used = sum(one.node == root.node for one in counted)
         if used >= case.budget.in_place:

@@ -177,6 +177,15 @@ def test_ranks_change_nodes_exactly_when_the_failure_may_follow_the_step(kind: s
     assert not decided("balanced", a_case(kind, members=("a",), least=1)).rotate
 
 
+def test_a_node_that_its_peers_do_not_reach_after_a_restart_either_is_replaced() -> None:
+    """Restarts would go on to fail until the job is given up; one that helped is no such sign."""
+    for gained, rung, dropped in ((False, REPLACE, ("a",)), (True, IN_PLACE, ())):
+        case = a_case("peer-blamed", spares=("s",), past=(a_recovery(node=None, gained=gained),))
+        decision = decided("balanced", case)
+        assert (decision.rung, decision.drop) == (rung, dropped)
+    assert decided("balanced", a_case("peer-blamed", spares=("s",))).rung is IN_PLACE, "the first time may be chance"
+
+
 def test_a_decision_repeats_the_verdict_and_counts() -> None:
     """A person reads why, and how much is left."""
     second = decided("balanced", a_case(past=SPENT[:1], budget=Budget(in_place=5)))
