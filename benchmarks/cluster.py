@@ -5,6 +5,8 @@
 Rows about scale are on simulated agents (see `benchmarks/simulated/`): one process plays all of them over the real protocol, a real flow
 with its policies, Prefect server and history steers the job, and no worker trains. `cluster_scale.py` says what each row tells.
 
+Rows about hosts are on real ones: network namespaces with SSH servers, which needs root. `cluster_hosts.py` says what each row tells.
+
 FILE gets one JSON object a line: `what`, `median`, `p99`, `n`, `goal`, `met`, and what else is worth knowing of the row.
 """
 
@@ -19,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import cluster_scale
+from benchmarks import cluster_hosts, cluster_scale
 from benchmarks.measuring import prefect
 
 Line = dict[str, Any]
@@ -34,6 +36,10 @@ ROWS: Final[dict[str, Row]] = {
     "orders": cluster_scale.orders,
     "sweep-1024": lambda *given: cluster_scale.sweep(1024, *given),
     "sweep-4096": lambda *given: cluster_scale.sweep(4096, *given),
+    "hosts-faults": cluster_hosts.faults,
+    "hosts-reconnect": cluster_hosts.reconnect,
+    "hosts-takeover": cluster_hosts.takeover,
+    "hosts-launch-16": lambda *given: cluster_hosts.launch(16, *given),
 }
 
 
