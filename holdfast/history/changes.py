@@ -12,9 +12,13 @@ from sqlmodel import SQLModel
 
 from holdfast.history import models
 from holdfast.history.clean import clean_cell
+from holdfast.history.fence import Fence
+from holdfast.history.sqlite_file import IMMEDIATE
 from holdfast.history.trouble import refuses_the_row
 
 _TABLES: dict[str, Table] = {table.name: table for table in models.TABLES}
+
+_SEEN = frozenset(str(model.__tablename__) for model in (models.Step, models.Checkpoint, models.Remark, models.Snapshots))
 
 SetAside = Callable[["Change", Exception], None]
 
@@ -26,6 +30,11 @@ class Change:
     table: str
     values: dict[str, Any]
     key: dict[str, Any] | None = None
+
+    @property
+    def is_seen(self) -> bool:
+        """Tell whether it is what somebody saw, which stays true whoever steers, and no act of a flow."""
+        return self.key is None and self.table in _SEEN
 
     @property
     def shape(self) -> tuple[str, bool, tuple[str, ...]]:
@@ -64,13 +73,16 @@ def amended(model: type[SQLModel], key: str | tuple[Any, ...], fields: dict[str,
     return Change(table=table.name, values=values, key=dict(zip(names, parts, strict=True)))
 
 
-def write(engine: Engine, changes: Sequence[Change], set_aside: SetAside) -> None:
+def write(engine: Engine, changes: Sequence[Change], set_aside: SetAside, fence: Fence | None = None) -> None:
     """Write *changes* in order, in one transaction where possible; hand to *set_aside* what the database refuses for what it is.
 
-    Raise what the database raises when it is the database that is unwell. Writing the same changes again is harmless.
+    Raise what the database raises when it is the database that is unwell, and `Overtaken` when the lease that *fence* names has gone to
+    another flow. Writing the same changes again is harmless.
     """
     try:
-        with engine.begin() as connection:
+        with (engine.execution_options(**{IMMEDIATE: True}) if fence else engine).begin() as connection:
+            if fence is not None:
+                fence.hold(connection)
             _apply(connection, changes)
     except Exception as error:
         if not refuses_the_row(error):
@@ -79,8 +91,8 @@ def write(engine: Engine, changes: Sequence[Change], set_aside: SetAside) -> Non
             set_aside(changes[0], error)
             return
         half = len(changes) // 2
-        write(engine, changes[:half], set_aside)
-        write(engine, changes[half:], set_aside)
+        write(engine, changes[:half], set_aside, fence)
+        write(engine, changes[half:], set_aside, fence)
 
 
 def _apply(connection: Connection, changes: Sequence[Change]) -> None:

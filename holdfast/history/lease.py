@@ -23,10 +23,10 @@ from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
 from holdfast.log import note
 
-LEASE_SECONDS: Final = 5.0
-"""A lease not renewed for so long is free for anyone."""
+LEASE_SECONDS: Final = 3.0
+"""A lease not renewed for so long is free for anyone. Who takes it needs a second more to steer, of the five that a takeover may take."""
 
-RENEW_SECONDS: Final = 1.0
+RENEW_SECONDS: Final = 0.5
 _RETRY_EVERY: Final = 0.1
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def holder_of(history: History, job_id: str) -> Lease | None:
 
 
 class LeaseKeeper:
-    """Renew a lease every second in a thread, until it is released or taken over.
+    """Renew a lease twice a second in a thread, until it is released or taken over.
 
     A database that is away costs nothing as long as nobody else takes the lease: it is renewed when the database is back.
     """
@@ -80,6 +80,7 @@ class LeaseKeeper:
         self._history, self._on_lost = history, on_lost
         self._over = threading.Event()
         self._given_up = False
+        self._good_until = time.monotonic() + LEASE_SECONDS - RENEW_SECONDS
         self._try = Asking("lease", {"job": lease.job_id})
         self._thread = threading.Thread(target=self._keep, name=f"lease of {lease.job_id}", daemon=True)
         self._thread.start()
@@ -89,6 +90,11 @@ class LeaseKeeper:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
+
+    @property
+    def is_good(self) -> bool:
+        """Tell whether nobody else can have taken the lease by now; with the database away for longer, nobody knows."""
+        return time.monotonic() < self._good_until
 
     def release(self) -> None:
         """Stop renewing and give the lease back, so that the next flow need not wait; never raise."""
@@ -106,11 +112,16 @@ class LeaseKeeper:
 
     def _renew(self) -> None:
         """Move the expiry on, unless the row says that the job changed hands."""
+        asked = time.monotonic()
         with self._history.session(immediate=True) as session:
             present = session.get(Lease, self.lease.job_id, with_for_update=True)
-            if present is None or not self._is_anothers(present):
+            free = present is None or not self._is_anothers(present)
+            if free:
                 session.merge(_renewed(self.lease, _now(session)))
-                return
+        if free:
+            self._good_until = asked + LEASE_SECONDS - RENEW_SECONDS
+            return
+        assert present is not None
         self._lose(_described(present))
 
     def _give_back(self) -> None:

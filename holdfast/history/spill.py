@@ -12,10 +12,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedRandom
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from holdfast.history.changes import Change, write
+from holdfast.history.fence import Fence, Overtaken
 from holdfast.history.store import History
 from holdfast.history.trouble import translated
 from holdfast.log import note
@@ -23,9 +26,22 @@ from holdfast.log import note
 log = logging.getLogger(__name__)
 
 
-def spill_out(spill: Path, changes: Sequence[Change]) -> None:
+def as_records(changes: Sequence[Change], fence: Fence | None = None) -> list[dict[str, Any]]:
+    """Return *changes* as JSON, each with the lease in whose name it was made."""
+    by = {} if fence is None else {"by": fence.as_record()}
+    return [change.as_record() | by for change in changes]
+
+
+def spill_out(spill: Path, changes: Sequence[Change], fence: Fence | None = None) -> None:
     """Append *changes* to the file, and to the disk under it."""
-    _append(spill, [change.as_record() for change in changes])
+    _append(spill, as_records(changes, fence))
+
+
+def forget(spill: Path) -> None:
+    """Remove the file: all that it holds has been written after all."""
+    with _locked(spill, create=False) as file:
+        if file is not None:
+            spill.unlink()
 
 
 def set_aside(spill: Path, change: Change, error: Exception) -> None:
@@ -44,15 +60,32 @@ def absorb(history: History, spill: Path) -> int:
     with _locked(spill, create=False) as file:
         if file is None:
             return 0
-        changes, unreadable = _read(file)
+        runs, unreadable = _read(file)
         if unreadable:
             note(log, "history.spill-damaged", level=logging.WARNING, lines=len(unreadable), kept=_refused(spill))
             _append(_refused(spill), unreadable)
         with translated(history.url):
-            write(history.engine, changes, lambda change, error: set_aside(spill, change, error))
+            for fence, changes in runs:
+                _write(history, spill, changes, fence)
         spill.unlink()
-    note(log, "history.absorbed", changes=len(changes), spill=spill)
-    return len(changes)
+    count = sum(len(changes) for _, changes in runs)
+    note(log, "history.absorbed", changes=count, spill=spill)
+    return count
+
+
+def _write(history: History, spill: Path, changes: list[Change], fence: Fence | None) -> None:
+    """Write what one flow left; if another one has steered since, only what was seen: its acts are those of the job no more."""
+
+    def aside(change: Change, error: Exception) -> None:
+        set_aside(spill, change, error)
+
+    try:
+        write(history.engine, changes, aside, fence)
+    except Overtaken as error:
+        write(history.engine, [change for change in changes if change.is_seen], aside)
+        for change in changes:
+            if not change.is_seen:
+                set_aside(spill, change, error)
 
 
 def _refused(spill: Path) -> Path:
@@ -60,15 +93,21 @@ def _refused(spill: Path) -> Path:
     return spill.with_name(spill.name + ".refused")
 
 
-def _read(file: BufferedRandom) -> tuple[list[Change], list[dict[str, Any]]]:
-    """Return the changes in *file*, and records of the lines that are none."""
-    changes, unreadable = [], []
+def _read(file: BufferedRandom) -> tuple[list[tuple[Fence | None, list[Change]]], list[dict[str, Any]]]:
+    """Return the changes in *file*, those of one flow together, and records of the lines that are none."""
+    found, unreadable = list[tuple[Fence | None, Change]](), []
     for line in file.read().splitlines():
         try:
-            changes.append(Change.from_record(json.loads(line)))
+            record = json.loads(line)
+            found.append((fence_of(record), Change.from_record(record)))
         except (ValueError, RecursionError) as error:
             unreadable.append({"line": line.decode("utf-8", "backslashreplace"), "reason": str(error)})
-    return changes, unreadable
+    return [(fence, [change for _, change in run]) for fence, run in groupby(found, key=itemgetter(0))], unreadable
+
+
+def fence_of(record: Any) -> Fence | None:  # noqa: ANN401 (whatever JSON a file holds)
+    """Return the lease in whose name a change was made, if its record says so."""
+    return Fence.from_record(record.get("by")) if isinstance(record, dict) else None
 
 
 def _append(path: Path, records: Sequence[dict[str, Any]]) -> None:

@@ -1,0 +1,51 @@
+"""Who may write: a flow whose lease went to another one adds nothing to the history any more, however late its rows come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from holdfast.history.models import Lease
+
+
+class Overtaken(Exception):
+    """A newer flow steers the job."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(epoch)
+        self.epoch = epoch
+
+    def __str__(self) -> str:
+        return f"a newer flow (epoch {self.epoch}) steers the job"
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The lease in whose name rows are written."""
+
+    job_id: str
+    epoch: int
+
+    def hold(self, connection: Connection) -> None:
+        """Keep the lease from changing hands until the transaction ends; raise `Overtaken` if it has changed already.
+
+        A lease that is not on record, as after a restored backup, is nobody's claim.
+        """
+        query = select(Lease.epoch).where(Lease.job_id == self.job_id)  # type: ignore[call-overload]
+        present = connection.scalar(query.with_for_update(read=True))
+        if present is not None and present > self.epoch:
+            raise Overtaken(int(present))
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the fence as JSON."""
+        return {"job": self.job_id, "epoch": self.epoch}
+
+    @classmethod
+    def from_record(cls, record: Any) -> Fence | None:  # noqa: ANN401 (whatever JSON a file holds)
+        """Return the fence that *record* describes; nothing for anything else, such as what an older Holdfast left."""
+        match record:
+            case {"job": str(job), "epoch": int(epoch)}:
+                return cls(job, epoch)
+        return None
