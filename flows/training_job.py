@@ -12,6 +12,7 @@ from prefect.states import Cancelled, Completed, Failed
 
 from holdfast.control.run import Run
 from holdfast.control.steering import steering
+from holdfast.control.wheel import Ended
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
 from policies.states import State
 from tasks.ask import Asker
@@ -42,7 +43,7 @@ THIS_MACHINE: Final = LocalCluster()
 
 
 @flow(name="training-job", flow_run_name="train {job.name}", validate_parameters=True)
-def training_job(job: TrainingJob, cluster: Cluster = THIS_MACHINE) -> FlowState:
+def training_job(job: TrainingJob, cluster: Cluster = THIS_MACHINE, standby: bool = False) -> FlowState:  # noqa: FBT001, FBT002 (a switch of Prefect's form)
     """Keep a training job running through faults until it completes, fails for good, or is stopped.
 
     A job of this name that already runs without a flow is adopted: no step is lost and no worker restarts.
@@ -50,11 +51,12 @@ def training_job(job: TrainingJob, cluster: Cluster = THIS_MACHINE) -> FlowState
     Args:
         job: What to run, on how many nodes, and how it recovers.
         cluster: Where the nodes come from.
+        standby: Wait while another flow steers the job, and take over when that dies.
     """
     publisher = Publisher(job.name)
-    with Asker() as asker, steering(job, cluster, publisher.tell) as run:
+    with Asker() as asker, steering(job, cluster, publisher.tell, standby=standby) as run:
         asker.follow(run.job.id)
-        while not run.over:
+        while isinstance(run, Run) and not run.over:
             turn = TURNS[run.state](job.name)
             if turn is not None:
                 run.move(*turn)
@@ -62,7 +64,7 @@ def training_job(job: TrainingJob, cluster: Cluster = THIS_MACHINE) -> FlowState
     return verdict(run)
 
 
-def verdict(run: Run) -> FlowState:
+def verdict(run: Run | Ended) -> FlowState:
     """Return the job's end as Prefect's: with the words that moved it there."""
     if run.state is State.COMPLETED:
         return Completed(message=run.moved)

@@ -34,6 +34,11 @@ def make_private(folder: Path) -> None:
         folder.chmod(facts.st_mode & 0o700)
 
 
+def spill_file(job: str) -> Path:
+    """Return the file that takes rows of *job* which the database could not."""
+    return job_directory(job) / "history.spill.jsonl"
+
+
 def cluster_directory(cluster: str) -> Path:
     """Return the folder that holds the nodes of a local *cluster*."""
     return home() / "clusters" / cluster

@@ -10,7 +10,7 @@ from detectors.evidence import TakeOverTrouble
 from holdfast.control.fleet import failures
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
-from holdfast.control.plan import roles_environment, token_of, told_of
+from holdfast.control.plan import roles_environment, told_of
 from holdfast.control.run import Run
 from holdfast.errors import NodeTrouble, OrderRefused
 from holdfast.report.wording import some
@@ -119,7 +119,7 @@ def facts_of(run: Run, lineup: Lineup) -> dict[str, Any]:
         "incarnations": lineup.spans(),
         "store": list(lineup.store),
         "serve": lineup.serve,
-        "token": token_of(run.job),
+        "token": run.token,
         "changed": lineup.changed,
         "since": lineup.since,
         "every": lineup.every,

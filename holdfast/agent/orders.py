@@ -13,7 +13,7 @@ from holdfast.agent import fields
 from holdfast.agent.births import Plan
 from holdfast.agent.notices import NoticePlan
 from holdfast.agent.recovery import Recovery
-from holdfast.agent.refused import Refused
+from holdfast.agent.refused import Refused, Superseded
 from holdfast.agent.vaults import replicate_of
 from holdfast.agent.worker import Worker
 from holdfast.flush import BadOrder, FlushOrder
@@ -53,6 +53,10 @@ class Orders:
             "living": self._living,
             "flush": self._flush,
             "notice": self._notice,
+            "token": self._token,
+            "deposit": self._deposit,
+            "deposited": self._deposited,
+            "withdraw": self._withdraw,
             **Recovery(service).verbs,
             "end": self._end,
         }
@@ -79,6 +83,8 @@ class Orders:
         try:
             answer = {"ok": True, **self._verb(order)(peer, order)}
             self._service.renew()
+        except Superseded as error:
+            answer = {"ok": False, "why": str(error), "epoch": error.epoch}
         except Refused as error:
             answer = {"ok": False, "why": str(error)}
         except fields.BadField as error:
@@ -94,7 +100,7 @@ class Orders:
         name = fields.text(order, "do")
         if name not in self._verbs:
             raise Refused(f"no order is called '{name[:40]}': this agent knows {', '.join(self._verbs)}; {SAME}")
-        if name != "about":  # anybody may ask
+        if name not in {"about", "token"}:  # who may connect may ask
             self._admit(order)
         return self._verbs[name]
 
@@ -108,8 +114,10 @@ class Orders:
         if job not in {None, service.job}:
             raise Refused(f"held by job {service.job}")
         if epoch < service.epoch:
-            raise Refused(f"a newer flow steers this job (epoch {service.epoch}, yours {epoch})")
-        service.epoch = epoch
+            raise Superseded(service.epoch, epoch)
+        if epoch > service.epoch:
+            service.epoch = epoch
+            service.tell_of_newer(epoch)
 
     def _speaks(self, order: Message) -> None:
         spoken = order.get("protocol")
@@ -235,6 +243,28 @@ class Orders:
     def _notice(self, _peer: Peer, order: Message) -> Message:
         """Look for notices of the node's end somewhere else from now on."""
         self._service.notices.prepare(NoticePlan.of(fields.mapping(order, "notice")))
+        return {}
+
+    def _token(self, _peer: Peer, order: Message) -> Message:
+        """Tell the job's secret, without which nobody joins its workers: who may connect here could have any of them started anyway."""
+        plan = self._service.crew.plan
+        if plan is None or fields.text(order, "job") != self._service.job:
+            raise Refused("this agent does not run that job")
+        return {"token": plan.environment.get("HOLDFAST_TOKEN", "")}
+
+    def _deposit(self, _peer: Peer, order: Message) -> Message:
+        """Keep rows that the history does not take now."""
+        self._service.deposit.add(fields.objects(order, "records"))
+        return {}
+
+    def _deposited(self, _peer: Peer, order: Message) -> Message:
+        """Give such rows back, a part at a time."""
+        records, following = self._service.deposit.since(fields.whole(order, "since"))
+        return {"records": records, "next": following}
+
+    def _withdraw(self, _peer: Peer, _order: Message) -> Message:
+        """Forget such rows: the history has them."""
+        self._service.deposit.clear()
         return {}
 
     def _end(self, _peer: Peer, _order: Message) -> Message:

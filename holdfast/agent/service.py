@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.agent.crew import Crew
+from holdfast.agent.deposit import Deposit
 from holdfast.agent.flushing import Flushing
 from holdfast.agent.identity import Identity
 from holdfast.agent.journal import Journal
@@ -56,6 +57,7 @@ class Service:
         """Open the journal and listen; raise ``OSError`` when that cannot be."""
         self.me = me
         self.journal = Journal(me.directory / "journal.jsonl")
+        self.deposit = Deposit(me.directory)
         self.generation_seq = 0
         """Number of the last event before the current generation."""
         self.job: str | None = None
@@ -145,6 +147,8 @@ class Service:
         except OSError:
             self.job = before
             raise
+        if before != job:
+            self.deposit.clear()
         self.epoch, self._lease = max(epoch, self.epoch) if before else epoch, lease
 
     def _write_facts(self) -> None:
@@ -217,6 +221,8 @@ class Service:
         self._steps.flush()
         gone = end_children(seconds=END_SECONDS)
         self.vaults.close(wipe=self._wipe)
+        if self._wipe:
+            self.deposit.clear()
         self.emit("agent.ended")
         for name in ("agent.sock", "agent.json"):
             with suppress(OSError):
@@ -253,6 +259,11 @@ class Service:
         """Tell how far every worker is."""
         ranks = {str(worker.rank): worker.view() | {"replica": self.vaults.replica(worker.rank)} for worker in self.crew.living()}
         self._pass_by("beats", generation=self.crew.generation, ranks=ranks)
+
+    def tell_of_newer(self, epoch: int) -> None:
+        """Have attached flows know at once that one of *epoch* steers: an older one gives no order that could be refused for a while."""
+        for peer in [peer for peer in self._peers if peer.told is not None]:
+            self._send(peer, {"ok": False, "why": "a newer flow steers this job", "epoch": epoch})
 
     def _pass_by(self, event: str, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
         """Tell attached flows what is not journaled and skips a reader that is behind: an old one is worth nothing."""

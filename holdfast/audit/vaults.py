@@ -16,7 +16,7 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.control.channel import AgentChannel
 from holdfast.control.inbox import Inbox
 from holdfast.control.plan import known_token
-from holdfast.errors import WorldError
+from holdfast.errors import OrderRefused, WorldError
 from holdfast.process import mark_of
 from holdfast.vault import Label, Snapshot, Unusable
 
@@ -154,15 +154,22 @@ def _asked(source: NodeSource, node: str, job: Job) -> There | None:
     channel = AgentChannel(node, lambda: source.connect(node), Inbox(), epoch=0)
     try:
         told = channel.about()
+        token = known_token(job) or _token(channel, job)
     finally:
         channel.close()
     port = (told.get("memory") or {}).get("port")
     if told.get("job") != job.id or port is None:
         return None
-    token = known_token(job)
-    if token is None:
-        raise PermissionError("the job's token is not on this machine: ask on the one where its flow runs")
+    if not token:
+        raise PermissionError("its agent does not tell the job's token: give it the same Holdfast as this one")
     return There((source.address(node), int(port)), token)
+
+
+def _token(channel: AgentChannel, job: Job) -> str:
+    """Ask an agent for the job's token."""
+    with suppress(OrderRefused):
+        return str(channel.order("token", job=job.id)["token"])
+    return ""
 
 
 @contextmanager

@@ -10,12 +10,15 @@ from typing import Any
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import Before
 from detectors.evidence import CutShort
+from holdfast.control.deposit import collect
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
+from holdfast.control.plan import keep_token
 from holdfast.control.run import Attempt, Run
 from holdfast.errors import NodeLost, OrderRefused, OtherVersion, WorldError
 from holdfast.history import models, queries
 from holdfast.log import note
+from holdfast.places import spill_file
 from holdfast.wire import Message
 from policies.case import IN_PROCESS, Decision, Rung, Seat
 from policies.states import Event, State
@@ -25,13 +28,14 @@ log = logging.getLogger("holdfast.control")
 
 def adopt(run: Run) -> None:
     """Take up *run* where the flow before left it; faults that happened in between are in the agents' journals."""
+    told, away = _reach_all(run)
     last = queries.state_of(run.history, run.job.id)
     run.state = State(last.after) if last is not None else State.LAUNCHING
     _remember(run)
     row = queries.newest_generation(run.history, run.job.id)
     generation = row.number if row else 0
     membership = {node: list(ranks) for node, ranks in row.ranks.items()} if row else {}
-    told, away = _reach(run, sorted({*membership, *_ours(run)}))
+    _take_token(run, told)
     newest: Message = max(told.values(), key=lambda one: one["generation"], default={"generation": 0, "membership": {}})
     if newest["generation"] > generation:  # the flow died between its order and its note of it
         generation, membership = newest["generation"], _membership(told.values(), newest["generation"], membership)
@@ -78,6 +82,28 @@ def _take_standbys(run: Run, told: dict[str, Message]) -> None:
 
 def _ours(run: Run) -> list[str]:
     return [view.name for view in run.fleet.source.survey() if view.job == run.job.id]
+
+
+def _reach_all(run: Run) -> tuple[dict[str, Message], set[str]]:
+    """Attach to the agents of the job, which take no orders of the flow before from then on, and take in what that has left with them."""
+    told, away = _reach(run, sorted({*_members(run), *_ours(run)}))
+    if collect(run.fleet, told, run.history, spill_file(run.job.name)):
+        more, silent = _reach(run, sorted(_members(run) - told.keys() - away))
+        told, away = {**told, **more}, away | silent
+    return told, away
+
+
+def _members(run: Run) -> set[str]:
+    row = queries.newest_generation(run.history, run.job.id)
+    return {*row.ranks} if row else set()
+
+
+def _take_token(run: Run, told: dict[str, Message]) -> None:
+    """Have the job's secret from its agents: it may have been made on another host."""
+    answers = run.fleet.order(sorted(told), "token")
+    known = next((str(one["token"]) for one in answers.values() if not isinstance(one, WorldError) and one["token"]), None)
+    if known is not None and known != run.token:
+        run.fleet.plan["environment"]["HOLDFAST_TOKEN"] = keep_token(run.job, known)
 
 
 def _reach(run: Run, nodes: list[str]) -> tuple[dict[str, Message], set[str]]:

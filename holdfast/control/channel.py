@@ -20,7 +20,7 @@ from typing import Final
 
 from holdfast.control.inbox import Inbox
 from holdfast.control.listener import LISTENER
-from holdfast.errors import AgentGone, NodeLost, OrderRefused
+from holdfast.errors import AgentGone, LeaseLost, NodeLost, OrderRefused
 from holdfast.log import note
 from holdfast.wire import PROTOCOL, BadLine, LineBuffer, Message, encode
 
@@ -54,6 +54,8 @@ class AgentChannel:
         self.gone_at: float | None = None
         self.away_since: float | None = None
         """Since when there has been no connection (monotonic); None while there is one."""
+        self.superseded = 0
+        """Epoch of a newer flow, once the agent has refused an order in its favour."""
         self.missed = 0
         """Attempts at a new connection that failed since the last one ended."""
         self._connect, self._inbox = connect, inbox
@@ -98,7 +100,10 @@ class AgentChannel:
         return since is not None and time.monotonic() - since > PATIENCE
 
     def order(self, verb: str, *, seconds: float = 10.0, **facts: object) -> Message:
-        """Give an order and wait for its answer; raise `OrderRefused` when it is no, `AgentGone` when none comes."""
+        """Give an order and wait for its answer; raise `OrderRefused` when it is no, `AgentGone` when none comes.
+
+        Raise `LeaseLost` when the agent says that a newer flow steers the job.
+        """
         answers = queue.SimpleQueue[Message]()
         number = self.send(verb, answers.put, **facts)
         try:
@@ -113,6 +118,8 @@ class AgentChannel:
         if answer.get("event") == "agent.gone":
             raise AgentGone(self.node, answer["why"])
         if not answer["ok"]:
+            if self.superseded:
+                raise LeaseLost(self.job or "", f"a newer flow (epoch {self.superseded})")
             raise OrderRefused(self.node, verb, answer["why"])
         return answer
 
@@ -287,6 +294,8 @@ class AgentChannel:
                 self._told = number
             self._inbox.put((self.node, message))
             return
+        if not message.get("ok") and isinstance(newer := message.get("epoch"), int) and newer > self.epoch:
+            self.superseded = newer
         number = message.get("re")
         if not isinstance(number, int):  # an answer to nothing that was asked
             return

@@ -15,7 +15,7 @@ from holdfast.control.channel import AgentChannel
 from holdfast.control.inbox import Inbox
 from holdfast.control.listener import LISTENER
 from holdfast.control.round import Round
-from holdfast.errors import AgentGone, NodeLost, NodeTrouble, OrderRefused, WorldError
+from holdfast.errors import AgentGone, LeaseLost, NodeLost, NodeTrouble, OrderRefused, WorldError
 from holdfast.log import note
 from holdfast.wire import BEAT, Message
 
@@ -44,6 +44,9 @@ LONGEST_PAUSE: Final = 60.0
 STOOD_STILL: Final = 1.0
 """Seconds between two looks at silence, usually 0.1 s apart, after which this process had no say over its time."""
 
+WITNESSES: Final = 3
+"""Agents that are asked who steers, before something is done that no agent could refuse."""
+
 T = TypeVar("T")
 
 
@@ -64,6 +67,9 @@ class Fleet:
         """Node to host and port of the server of what it keeps in memory."""
         self.leaving: set[str] = set()
         """Nodes that were told to go, and will be gone in a moment."""
+        self.lease_is_good: Callable[[], bool] = lambda: True
+        """Tells whether nobody else can steer the job by now, as far as the history goes."""
+        self._newer = 0
         self._asked = self._awake = 0.0
         """When somebody last asked who is silent, and since when that has been asked without a gap (monotonic)."""
         self._begun: set[str] = set()
@@ -81,6 +87,8 @@ class Fleet:
         def safely(node: str) -> T | WorldError:
             try:
                 return act(node)
+            except LeaseLost:  # no node's trouble: it ends what this flow does
+                raise
             except WorldError as error:
                 return error
 
@@ -100,6 +108,7 @@ class Fleet:
         """Have an agent on *node*, attached and ready to run this job's workers; raise a `WorldError` when that cannot be."""
         channel = self._reach(node)
         if channel is None:
+            self.confirm()
             self._begun.add(node)
             self.source.start_agent(node)
             channel = AgentChannel(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch, job=self.plan["job"])
@@ -190,9 +199,12 @@ class Fleet:
 
     def _finish(self, node: str, channel: AgentChannel | None) -> None:
         if channel is not None:
-            with suppress(WorldError):
-                channel.order("end", seconds=2.0)
-            channel.close()
+            try:
+                with suppress(NodeTrouble):
+                    channel.order("end", seconds=2.0)
+            finally:
+                self._newer = max(self._newer, channel.superseded)
+                channel.close()
         self.clear(node)
 
     def clear(self, node: str) -> None:
@@ -216,6 +228,7 @@ class Fleet:
 
     def fence(self, node: str) -> None:
         """Make sure nothing of the job runs on *node*; raise a `NodeTrouble` when it cannot be reached."""
+        self.confirm()
         killed = self.source.fence(node, self.plan["job"])
         if killed:
             note(log, "node.fenced", node=node, killed=len(killed))
@@ -239,7 +252,9 @@ class Fleet:
                 round_.send(channel, facts)
             else:
                 self._hands.submit(round_.send, channel, facts)
-        return round_.wait(by_node)
+        answers = round_.wait(by_node)
+        self.heed()
+        return answers
 
     def orders_later(self, by_node: Mapping[str, Mapping[str, object]], verb: str) -> None:
         """Give each node the order with its own facts, beside what the flow does; nobody waits for the answers."""
@@ -349,6 +364,29 @@ class Fleet:
         own = self.source.outfit(node, self._job)
         return str(own.get("log_directory") or self.plan["log_directory"])
 
+    @property
+    def overtaken(self) -> int:
+        """Return the epoch of a newer flow of which an agent has told; 0 while there is none."""
+        self._newer = max([self._newer, *(channel.superseded for channel in self.channels.copy().values())])
+        return self._newer
+
+    def confirm(self) -> None:
+        """Raise `LeaseLost` if another flow steers the job by now: asked before what goes past the agents, which refuse late orders.
+
+        A flow that cannot renew its lease does not know. Then some of its agents are asked, as any newer flow begins with theirs.
+        """
+        if not self.lease_is_good():
+            alive = [channel for channel in self.channels.copy().values() if not (channel.gone or channel.away)]
+            for channel in alive[:WITNESSES]:
+                with suppress(NodeTrouble):
+                    channel.order("ping", seconds=1.0)
+        self.heed()
+
+    def heed(self) -> None:
+        """Raise `LeaseLost` if an agent has told of a newer flow."""
+        if self.overtaken:
+            raise LeaseLost(self._job, f"a newer flow (epoch {self.overtaken})")
+
     def agent(self, node: str) -> AgentChannel | None:
         """Return the living connection to *node*; one that came after another agent's end is another one."""
         channel = self.channels.get(node)
@@ -380,6 +418,8 @@ class Fleet:
         try:
             self.fence(node)
             self.bring_up(node)
+        except LeaseLost:
+            raise
         except WorldError as error:
             note(log, "node.second-look-failed", node=node, why=error)
             return False

@@ -26,9 +26,9 @@ BEATS: Final = 4096
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 
-def log_directory(job: str) -> Path:
-    """Return the folder with one log per rank."""
-    return job_directory(job) / "logs"
+def log_directory(job: Job) -> Path:
+    """Return the folder with one log per rank, the same for every flow of the job."""
+    return Path(job.directory) / "logs"
 
 
 def how_to_run(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def how_to_run(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
         "argv": argv,
         "directory": str(spec.inside(".")),
         "environment": {**({} if remote else _path()), **_environment(spec, job)},
-        "log_directory": str(log_directory(job.name)),
+        "log_directory": str(log_directory(job)),
         "watch": spec.checks.nodes,
         "beat": beat_of(spec.nodes.wanted),
         "notice": cluster.notice.for_agents(),
@@ -99,12 +99,16 @@ def _path() -> dict[str, str]:
 
 
 def token_of(job: Job) -> str:
-    """Return the secret by which the job's workers know each other: made once, kept beside the job for the flows to come."""
-    known = known_token(job)
-    if known is not None:
-        return known
+    """Return the secret by which the job's workers know each other: made once, and kept beside the job.
+
+    A flow that adopts the job has it from the agents, which may have it from a flow on another host.
+    """
+    return known_token(job) or keep_token(job, secrets.token_hex(16))
+
+
+def keep_token(job: Job, token: str) -> str:
+    """Keep the job's secret beside it, for this user alone; return it."""
     path = _token_file(job)
-    token = secrets.token_hex(16)
     make_private(path.parent)
     beside = path.with_suffix(".new")
     beside.unlink(missing_ok=True)

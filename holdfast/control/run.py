@@ -204,6 +204,11 @@ class Run:
         self.tell("moved", {"before": before, "event": event, "after": self.state, "because": because})
 
     @property
+    def token(self) -> str:
+        """Return the secret by which the job's workers know each other."""
+        return str(self.fleet.plan["environment"]["HOLDFAST_TOKEN"])
+
+    @property
     def stop_asked(self) -> bool:
         """Tell whether a person asked the job to stop."""
         return self.requests.stop_asked
@@ -255,6 +260,7 @@ class Run:
         if now >= self._next_ping:
             self._next_ping = now + PING
             self.fleet.ping()
+            self.fleet.heed()
             self.drop_dead_spares()
             if self.state in STARTED:
                 for evidence, words in self.replicas.keep_up(self.members):

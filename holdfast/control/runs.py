@@ -14,10 +14,10 @@ def enter(run: Run) -> None:
     _LET_GO.discard(run.job.name)
 
 
-def leave(run: Run) -> None:
-    """Forget *run*."""
-    _RUNS.pop(run.job.name, None)
-    _LET_GO.add(run.job.name)
+def leave(job: str) -> None:
+    """Forget the run of *job*."""
+    _RUNS.pop(job, None)
+    _LET_GO.add(job)
 
 
 def was_let_go(job: str) -> bool:

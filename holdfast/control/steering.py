@@ -7,40 +7,29 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 from detectors.catalogue import Fault
+from holdfast import places
 from holdfast.cluster import open_cluster
 from holdfast.control import runs
 from holdfast.control.adoption import adopt
 from holdfast.control.cadence import Cadence
+from holdfast.control.deposit import Deposit
 from holdfast.control.farewell import save_what_lives
 from holdfast.control.fleet import Fleet
 from holdfast.control.plan import how_to_run, log_directory
 from holdfast.control.requests import Requests
 from holdfast.control.run import Run
+from holdfast.control.wheel import Ended, Wheel, open_patiently, stand_by, take_wheel
 from holdfast.descriptors import make_room
-from holdfast.errors import HoldfastError, JobAlreadyRunning, LeaseLost, WorldError
-from holdfast.history import (
-    LEASE_SECONDS,
-    History,
-    Lease,
-    LeaseKeeper,
-    Recorder,
-    absorb,
-    holder_of,
-    models,
-    queries,
-    take,
-    this_host,
-    wait_take,
-)
+from holdfast.errors import HoldfastError, LeaseLost, WorldError
+from holdfast.history import History, LeaseKeeper, Recorder, absorb, queries, this_host
+from holdfast.history.fence import Fence
 from holdfast.history.figures import fleet, work
 from holdfast.log import note
-from holdfast.places import job_directory, make_private
-from holdfast.spec import Cluster, TrainingJob, cluster_of
-from holdfast.spec.load_policy import policy_for
+from holdfast.places import make_private, spill_file
+from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.policy import LONGEST
 from policies.offences import Offence, takes_out
 from policies.states import Event, State
@@ -54,21 +43,39 @@ SOON: Final = 10.0
 
 END_SECONDS: Final = 10.0
 """How long the history may take to take in the last rows; what is left is spilled beside the job and absorbed next time."""
+AWAY_SECONDS: Final = 600.0
+"""How long the last rows of a job that is over wait for a history that is away: its agents, with which rows could be left, are gone."""
 
 
 @contextmanager
-def steering(spec: TrainingJob, cluster: Cluster, tell: Tell = lambda _event, _facts: None) -> Iterator[Run]:
-    """Steer the job while the block runs: launch it, or adopt it when it runs already.
+def steering(
+    spec: TrainingJob, cluster: Cluster, tell: Tell = lambda _event, _facts: None, *, standby: bool = False
+) -> Iterator[Run | Ended]:
+    """Steer the job while the block runs: launch it, or adopt it when it runs already; as a *standby*, once no other flow steers it.
 
     However the block ends, nothing is lost: a job that is over takes its processes along; one that is not goes on under its agents, to be
     adopted by the next flow. A termination of this process is a person's wish to stop the job.
     """
-    history = History.open()
-    recorder = Recorder(history, spill_file(spec.name))
-    absorb(history, spill_file(spec.name))
-    run: Run | None = None
+    history = open_patiently(spec.name) if standby else History.open()
     try:
-        run = _take_wheel(spec, cluster, history, recorder)
+        _absorb_all(history)
+        wheel = stand_by(history, spec, cluster) if standby else take_wheel(history, spec, cluster)
+        if isinstance(wheel, Ended):
+            yield wheel
+        else:
+            with _steered(wheel, history, tell) as run:
+                yield run
+    finally:
+        history.close()
+
+
+@contextmanager
+def _steered(wheel: Wheel, history: History, tell: Tell) -> Iterator[Run]:
+    """Have the job, whose lease was taken, steered while the block runs."""
+    make_private(places.job_directory(wheel.job.name))
+    recorder = Recorder(history, spill_file(wheel.job.name), Fence(wheel.job.id, wheel.lease.epoch))
+    try:
+        run = _begin(wheel, history, recorder)
         run.tell = tell
         runs.enter(run)
         try:
@@ -87,65 +94,43 @@ def steering(spec: TrainingJob, cluster: Cluster, tell: Tell = lambda _event, _f
             _let_go(run)
     finally:
         recorder.close(END_SECONDS)
-        history.close()
+        runs.leave(wheel.job.name)
 
 
-def spill_file(job: str) -> Path:
-    """Return the file that takes rows the database could not."""
-    folder = job_directory(job)
-    make_private(folder)
-    return folder / "history.spill.jsonl"
+def _absorb_all(history: History) -> None:
+    """Bring in what flows on this host could not write, of whatever job."""
+    for spill in sorted(places.home().glob("jobs/*/history.spill.jsonl")):
+        absorb(history, spill)
 
 
-def _take_wheel(spec: TrainingJob, cluster: Cluster, history: History, recorder: Recorder) -> Run:
-    live = queries.live_job(history, spec.name)
-    job = live or models.Job(
-        name=spec.name,
-        spec=spec.model_dump(mode="json"),
-        cluster=cluster.model_dump(mode="json"),
-        directory=str(job_directory(spec.name)),
-        at=time.time(),
-    )
-    if live is None:
-        policy_for(spec)  # a file that cannot be used is refused before anything begins
+def _begin(wheel: Wheel, history: History, recorder: Recorder) -> Run:
+    job, spec, cluster = wheel.job, wheel.spec, wheel.cluster
     make_room(f"job '{spec.name}'", spec.nodes.wanted + spec.nodes.spare)
-    holder = "the flow"
-    lease = _lease(history, job, holder)
-    if live is not None:
-        spec, cluster = TrainingJob.model_validate(live.spec), cluster_of(live.cluster)
-    source = open_cluster(cluster)
     run = Run(
         job=job,
         spec=spec,
         cluster=cluster,
         history=history,
         recorder=recorder,
-        fleet=Fleet(source, how_to_run(spec, cluster, job), epoch=lease.epoch),
+        fleet=Fleet(open_cluster(cluster), how_to_run(spec, cluster, job), epoch=wheel.lease.epoch),
     )
-    run.keeper = LeaseKeeper(history, lease, run.lose)
+    keeper = run.keeper = LeaseKeeper(history, wheel.lease, run.lose)
+    run.fleet.lease_is_good = lambda: keeper.is_good
+    recorder.elsewhere = Deposit(run.fleet)
     run.requests = Requests(history, recorder, job.id)
     run.consent.begin()
     run.wards.begin()
     run.borrowing.begin()
     run.seen_before.remember(queries.faults_of_hardware(history, cluster.name, since=time.time() - LONGEST.total_seconds(), but=job.id))
-    if live is None:
-        run.submit()
-    else:
+    if wheel.adopted:
         adopt(run)
+    else:
+        run.submit()
+    if wheel.stood_by and wheel.adopted:
+        run.remark(f"the standby on {this_host().partition('/')[0]} steers the job from now on")
     if spec.checkpoint.every == "auto":  # read now, as a recovery cannot wait for a database
         run.cadence = Cadence(plan=spec.checkpoint, fleet=fleet(history), work=work(history, spec.name), answered=run.answered())
     return run
-
-
-def _lease(history: History, job: models.Job, holder: str) -> Lease:
-    """Take the job's lease. A holder on another host may be dead without our knowing: its lease is waited out once."""
-    try:
-        return take(history, job, holder=holder)
-    except JobAlreadyRunning:
-        present = holder_of(history, job.id)
-        if present is None or present.host == this_host():
-            raise
-        return wait_take(history, job, holder=holder, seconds=LEASE_SECONDS + 1.0)
 
 
 def _stop(run: Run, because: str) -> None:
@@ -168,8 +153,16 @@ def _let_go(run: Run) -> None:
         run.consent.close(ended=run.over and run.lost is None)
         run.rulebook.close()
         run.cluster_file.close()
+        if run.lost is None:
+            _write_out(run)
         run.keeper.release()
-        runs.leave(run)
+
+
+def _write_out(run: Run) -> None:
+    """Have all written before another flow may take the lease: whoever reads less would not know that the job is over."""
+    if not run.recorder.flush(END_SECONDS) and run.over:
+        note(log, "job.end-waits", level=logging.WARNING, job=run.job.name, why="the history is away", seconds=AWAY_SECONDS)
+        run.recorder.flush(AWAY_SECONDS)
 
 
 def _end(run: Run) -> None:
@@ -222,7 +215,7 @@ def _doubt(run: Run) -> None:
 def _where(run: Run) -> str:
     """Return where a person finds what the ranks wrote."""
     if not run.fleet.source.remote:
-        return str(log_directory(run.job.name))
+        return str(log_directory(run.job))
     return f"`holdfast logs {run.job.name}`"
 
 

@@ -69,6 +69,14 @@ def holder_of(history: History, job_id: str) -> Lease | None:
         return lease if lease is not None and _is_live(lease, _now(session)) else None
 
 
+def give_back(history: History, lease: Lease) -> None:
+    """Let *lease* expire now, if it is still its holder's. The row stays: the epoch must never fall."""
+    with history.session(immediate=True) as session:
+        present = session.get(Lease, lease.job_id, with_for_update=True)
+        if present is not None and not _is_anothers(present, lease):
+            present.expires_at = 0.0
+
+
 class LeaseKeeper:
     """Renew a lease twice a second in a thread, until it is released or taken over.
 
@@ -103,7 +111,7 @@ class LeaseKeeper:
             self._thread.join()
         if not self._given_up:
             self._given_up = True
-            self._try(self._give_back)
+            self._try(lambda: give_back(self._history, self.lease))
 
     def _keep(self) -> None:
         """Renew until it is over."""
@@ -115,7 +123,7 @@ class LeaseKeeper:
         asked = time.monotonic()
         with self._history.session(immediate=True) as session:
             present = session.get(Lease, self.lease.job_id, with_for_update=True)
-            free = present is None or not self._is_anothers(present)
+            free = present is None or not _is_anothers(present, self.lease)
             if free:
                 session.merge(_renewed(self.lease, _now(session)))
         if free:
@@ -123,17 +131,6 @@ class LeaseKeeper:
             return
         assert present is not None
         self._lose(_described(present))
-
-    def _give_back(self) -> None:
-        """Expire the lease now, if it is still ours. The row stays: the epoch must never fall."""
-        with self._history.session(immediate=True) as session:
-            present = session.get(Lease, self.lease.job_id, with_for_update=True)
-            if present is not None and not self._is_anothers(present):
-                present.expires_at = 0.0
-
-    def _is_anothers(self, present: Lease) -> bool:
-        """Tell whether *present* was taken after ours. An older row (a restored database) is nobody's claim."""
-        return present.epoch > self.lease.epoch or (present.epoch == self.lease.epoch and _who(present) != _who(self.lease))
 
     def _lose(self, taker: str) -> None:
         """Stop renewing and tell, once, who steers now."""
@@ -161,6 +158,11 @@ def started_at(pid: int) -> float | None:
         return None
     fields = line.rpartition(")")[2].split()  # the name before it may hold anything; see proc_pid_stat(5)
     return None if fields[0] in "ZX" else int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _is_anothers(present: Lease, ours: Lease) -> bool:
+    """Tell whether *present* was taken after *ours*. An older row (a restored database) is nobody's claim."""
+    return present.epoch > ours.epoch or (present.epoch == ours.epoch and _who(present) != _who(ours))
 
 
 def _is_live(lease: Lease, now: float) -> bool:

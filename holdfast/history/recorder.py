@@ -205,12 +205,13 @@ class Recorder:
                     if self._over:
                         return
                     self._stow()
-                self._leave_elsewhere()
                 pause = _LOOK if not self._unsafe else _LONGEST_WAIT
             elif written:
                 with self._disk:
                     if not self._over:
                         self._forget()
+            if self._kept:
+                self._leave_elsewhere()
 
     def _is_late(self) -> bool:
         """Tell whether something waits that is not on the disk, and has for long, or the database is known to be away."""
