@@ -9,14 +9,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from prefect.client.schemas.objects import State as FlowState
 from prefect.exceptions import CancelledRun, FailedRun
 
+from holdfast import prefect_server
 from holdfast.control import runs
-from holdfast.errors import HoldfastError, OperatorError
+from holdfast.errors import HoldfastError, LeaseLost, OperatorError
 from holdfast.history import History, queries
 from holdfast.log import convert, line
 from holdfast.spec import TrainingJob, cluster_of
@@ -34,21 +36,40 @@ def main(arguments: list[str], steer: Callable[..., FlowState]) -> int:
     try:
         described = json.loads(Path(arguments[0]).read_text())
         job = TrainingJob.model_validate(described["job"])
-        cluster = cluster_of(described["cluster"])
+        cluster, standby = cluster_of(described["cluster"]), bool(described.get("standby"))
     except (IndexError, OSError, ValueError, KeyError) as error:
         return _refuse(f"no usable description of a job: {error}")
+    if why := _no_server():
+        return _refuse(f"{why} If job '{job.name}' runs already, it goes on.")
     threading.Thread(target=_leave_in_time, args=(job.name,), name="farewell", daemon=True).start()
+    return _steer(lambda: steer(job, cluster, standby=standby), job.name, again=arguments if standby else None)
+
+
+def _no_server() -> str:
+    """Say why no flow can begin with the Prefect server that was named; nothing when it can."""
+    known = prefect_server.configured()
+    away = prefect_server.why_away(known) if known else ""
+    cure = "Start it and its database, or unset PREFECT_API_URL: `holdfast run` then brings a server of its own."
+    return f"the Prefect server at {known} cannot be used: {away}. {cure}" if away else ""
+
+
+def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) -> int:
+    """Run the flow to its end; with *again*, begin anew as a fresh process when another one took the job over."""
     try:
-        steer(job, cluster)
+        steer()
     except OperatorError as error:
         return _refuse(str(error))
     except (FailedRun, CancelledRun):
         pass  # the verdict on the job, told below
+    except LeaseLost as error:
+        print(f"holdfast: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        if again is not None:
+            os.execv(sys.executable, [sys.executable, "-P", "-m", "flows.training_job", *again])  # noqa: S606 (this very program)
     except HoldfastError as error:
         print(line("flow.failed", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
     except BaseException:  # noqa: BLE001 (whatever Prefect makes of the end of a run: what counts is what the history says)
         print(line("flow.failed", traceback.format_exc().rstrip(), level="error"), file=sys.stderr)  # noqa: T201
-    return _verdict(job.name)
+    return _verdict(job)
 
 
 def _refuse(why: str) -> int:
@@ -58,9 +79,12 @@ def _refuse(why: str) -> int:
 
 def _verdict(job: str) -> int:
     """Return the exit status that the history's last word on the job asks for."""
-    history = History.open()
-    state = queries.state_of(history, queries.newest_job(history, job).id)
-    history.close()
+    try:
+        with closing(History.open()) as history:
+            state = queries.state_of(history, queries.newest_job(history, job).id)
+    except OperatorError as error:
+        print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
+        return UNFINISHED
     return EXITS.get(state.after if state else "", UNFINISHED)
 
 

@@ -7,14 +7,17 @@ configured; the module takes the place of this process, so that the server dies 
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+import urllib.error
 import urllib.request
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +28,9 @@ from holdfast.process import die_with_parent
 
 START_SECONDS: Final = 120.0
 """How long a server may take to answer: 5 s as a rule, longer on its first start on a busy machine."""
+
+PATIENCE: Final = 5.0
+"""Seconds for which a server that was named may be away before a flow begins without it."""
 
 ATTEMPTS: Final = 3
 """Ports that are tried: it takes seconds until a server listens on the one that was free."""
@@ -45,15 +51,38 @@ class ServerSilent(OperatorError):
 
 
 def is_configured() -> bool:
-    """Tell whether Prefect knows a server: by the environment, or by its active profile."""
-    if os.environ.get("PREFECT_API_URL"):
-        return True
+    """Tell whether Prefect knows a server."""
+    return bool(configured())
+
+
+def configured() -> str:
+    """Return the address of the server that Prefect knows: by the environment, or by its active profile; empty when it knows none."""
+    if url := os.environ.get("PREFECT_API_URL"):
+        return url
     folder = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
     with suppress(OSError, ValueError, KeyError, AttributeError):
         profiles = tomllib.loads((folder / "profiles.toml").read_text())
         active = os.environ.get("PREFECT_PROFILE") or profiles["active"]
-        return bool(profiles["profiles"][active].get("PREFECT_API_URL"))
-    return False
+        return str(profiles["profiles"][active].get("PREFECT_API_URL") or "")
+    return ""
+
+
+def why_away(url: str, seconds: float = PATIENCE) -> str:
+    """Return why the server at *url*, or its database, cannot be used, if that is so for so many *seconds*; empty when it can."""
+    until, why = time.monotonic() + seconds, ""
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url.rstrip('/')}/ready", timeout=max(1.0, seconds)):  # noqa: S310 (the address that the operator gave)
+                return ""
+        except urllib.error.HTTPError as error:
+            if error.code < HTTPStatus.INTERNAL_SERVER_ERROR:  # it answers; whether we may use it Prefect will say
+                return ""
+            why = f"its database is away (it answers {error.code})"
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            why = str(getattr(error, "reason", error))
+        if time.monotonic() >= until:
+            return why
+        time.sleep(0.5)
 
 
 class TemporaryServer:
@@ -109,11 +138,15 @@ class TemporaryServer:
 
 def main(arguments: list[str]) -> int:
     """Become ``python -m`` *arguments*, with a Prefect server to talk to."""
-    environment = dict(os.environ)
-    if not is_configured():
+    environment, known = dict(os.environ), configured()
+    away = why_away(known) if known else ""
+    if away or not known:
         folder = Path(environment.get("PREFECT_HOME") or "~/.prefect").expanduser()
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if away:
+                print(f"The Prefect server at {known} cannot be used: {away}. The flow goes on with one of its own.", flush=True)  # noqa: T201
+                environment["PREFECT_API_DATABASE_CONNECTION_URL"] = f"sqlite+aiosqlite:///{folder / 'holdfast-server.db'}"
             server = TemporaryServer(folder / "holdfast-server.log", environment)
             server.wait()
         except (OSError, OperatorError) as error:

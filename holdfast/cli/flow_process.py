@@ -62,9 +62,9 @@ class Turn:
 class FlowProcess:
     """A flow that this command started."""
 
-    def __init__(self, job: str, spec: Path, turn: Turn, known: frozenset[str]) -> None:
+    def __init__(self, job: str, spec: Path, turn: Turn, known: frozenset[str], name: str = "flow") -> None:
         self.job, self._turn, self._known = job, turn, known
-        self.log = spec.with_name("flow.log")
+        self.log = spec.with_name(f"{name}.log")
         with self.log.open("ab") as log:
             self._begin = log.tell()
             self._process = subprocess.Popen(
@@ -118,9 +118,9 @@ class FlowProcess:
         return text[begin:].removeprefix(REFUSAL).strip() if begin >= 0 else None
 
 
-def write_spec(job: str, spec: Mapping[str, object]) -> Path:
-    """Write what the flow is to run into the job's folder, and return the file."""
-    path = writable_folder(job) / "spec.json"
+def write_spec(job: str, spec: Mapping[str, object], flow: str = "flow") -> Path:
+    """Write what the flow of that name is to run into the job's folder, and return the file."""
+    path = writable_folder(job) / ("spec.json" if flow == "flow" else f"{flow}.json")
     fresh = path.with_suffix(f".{os.getpid()}")
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:

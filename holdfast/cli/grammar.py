@@ -126,16 +126,18 @@ def validate(job_file: Path, cluster_file: Path | None, as_json: bool) -> int:
     "--cluster", "cluster_file", type=file_path, metavar="FILE", help="Cluster to run on; default: the job file's own, or this machine."
 )
 @click.option("--detach", is_flag=True, help="Return as soon as the job trains.")
+@click.option("--standby", is_flag=True, help="Wait while another flow steers the job, and take over when that dies.")
 @as_json
-def run(job_file: Path, cluster_file: Path | None, detach: bool, as_json: bool) -> int:
+def run(job_file: Path, cluster_file: Path | None, detach: bool, standby: bool, as_json: bool) -> int:
     """Run a job to its end, whatever its nodes do, and watch it.
 
     The job does not need this terminal: closing it changes nothing. Ctrl-C asks the job to stop, a second one insists.
-    A job that lost its flow is adopted by the same command; its workers go on undisturbed.
+    A job that lost its flow is adopted by the same command; its workers go on undisturbed. With --standby, given on another
+    host with the same history (HOLDFAST_HISTORY, PostgreSQL), that happens by itself within seconds.
     """
     from holdfast.cli.running import run
 
-    return run(job_file, cluster_file, detach=detach, as_json=as_json)
+    return run(job_file, cluster_file, detach=detach, standby=standby, as_json=as_json)
 
 
 @app.command(epilog=example("holdfast status", "holdfast status gpt-small --follow"))

@@ -12,29 +12,31 @@ from holdfast.cli.watching import Taps, Watch, counted_taps
 from holdfast.errors import JobAlreadyRunning
 from holdfast.history import queries
 from holdfast.history.lease import holder_of
-from holdfast.history.models import Job
+from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
 from holdfast.spec import TrainingJob
 
 
-def run(job_file: Path, cluster_file: Path | None, *, detach: bool, as_json: bool) -> int:
-    """Run the job in *job_file* and watch it."""
+def run(job_file: Path, cluster_file: Path | None, *, detach: bool, standby: bool, as_json: bool) -> int:
+    """Run the job in *job_file* and watch it; as a *standby*, also while another flow steers it."""
     job, cluster = checked(job_file, cluster_file)
     history = History.open()
     try:
         with Turn(job.name) as turn:
-            adopted = _present(history, job)
+            adopted = queries.live_job(history, job.name) if standby else _present(history, job)
+            steered = holder_of(history, adopted.id) if adopted else None
             fresh = {"job": job.model_dump(mode="json"), "cluster": cluster.model_dump(mode="json")}
             spec = {"job": adopted.spec, "cluster": adopted.cluster} if adopted else fresh
+            name = "standby" if standby else "flow"
             known = frozenset(old.id for old in queries.jobs(history, job.name, limit=None))
             with counted_taps() as taps:  # from before there is a flow: no Ctrl-C may leave one behind that nobody watches
-                flow = FlowProcess(job.name, write_spec(job.name, spec), turn, known)
+                flow = FlowProcess(job.name, write_spec(job.name, {**spec, "standby": standby}, name), turn, known, name)
                 screen = screen_for(as_json=as_json, hint=f"Ctrl-C stops the job · closing the terminal does not · {flow.log}")
                 watch = Watch(history, screen, flow=flow, job=adopted, from_now=adopted is not None)
                 if adopted is None:
                     watch.say("start", f"{in_words(job, cluster)} Log: {flow.log}", job=job.name, pid=flow.pid, log=str(flow.log))
                 else:
-                    text = _adoption(job.name, changed=spec != fresh)
+                    text = _adoption(job.name, changed=spec != fresh, steered=steered)
                     watch.say("adopt", text, job=job.name, id=adopted.id, pid=flow.pid, log=str(flow.log))
                 return _detached(watch, taps, as_json=as_json) if detach else watch.until_the_end(taps)
     finally:
@@ -63,6 +65,10 @@ def _detached(watch: Watch, taps: Taps, *, as_json: bool) -> int:
     return status
 
 
-def _adoption(name: str, *, changed: bool) -> str:
+def _adoption(name: str, *, changed: bool, steered: Lease | None) -> str:
+    if steered is not None:
+        return (
+            f"stands by for job '{name}', which {steered.holder} on {steered.host.partition('/')[0]} steers. Ctrl-C ends the standby only"
+        )
     text = f"job '{name}' runs without a flow; a new flow adopts it and its workers go on"
     return text + ". The files say something else than what runs: the job keeps what it was started with" * changed

@@ -18,6 +18,7 @@ from holdfast.cli.person import signature
 from holdfast.cli.screens import Screen, screen_for
 from holdfast.errors import HistoryTrouble, UnknownJob
 from holdfast.history import queries
+from holdfast.history.lease import this_host
 from holdfast.history.models import Job, Request
 from holdfast.history.store import History
 
@@ -131,12 +132,21 @@ class Watch:
         """Answer Ctrl-C: ask, then insist, then leave."""
         if self.flow is None or tap > 2:  # noqa: PLR2004 (ask, insist, leave)
             raise KeyboardInterrupt
+        if self._stands_by():
+            self.flow.terminate()
+            self.say("notice", "told the standby to end; the job goes on under the flow that steers it")
+            raise KeyboardInterrupt
         self.stopping = True
         if tap == 1 and self.job is not None and self._ask():
             self.say("notice", "asked the job to stop; its workers may save first. Ctrl-C again stops it at once")
             return
         self.flow.terminate()
         self.say("notice", "told the flow to stop the job at once. Ctrl-C again leaves it to itself")
+
+    def _stands_by(self) -> bool:
+        """Tell whether our flow waits for the job that another one steers."""
+        holder = self.outlook.holder if self.outlook is not None else None
+        return self.flow is not None and holder is not None and (holder.host, holder.pid) != (this_host(), self.flow.pid)
 
     def _ask(self) -> bool:
         """Write the request to stop; tell whether it could be written."""
