@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sqlmodel import select
 
@@ -203,7 +203,21 @@ def excluded(job: Steered, node: str) -> list[str]:
         return [one.because for one in session.exec(query)]
 
 
-def losses(job: Steered) -> dict[tuple[int, int], str]:
+class Noted(Protocol):
+    """A job whose ranks note their losses."""
+
+    @property
+    def place(self) -> Path:
+        """Return its folder."""
+        ...
+
+    @property
+    def ranks(self) -> int:
+        """Return how many there are."""
+        ...
+
+
+def losses(job: Noted) -> dict[tuple[int, int], str]:
     """Return what every rank noted itself, by rank and step, of steps that count; of what was computed twice the newest."""
     return {
         (rank, int(line.split()[0])): line.split()[1]

@@ -88,7 +88,7 @@ class Standby:
         if live is None:
             return _end(self.history, self.watched) if self.watched else self._take(None)
         if live.id != self.watched:
-            note(log, "standby.waits", job=self.spec.name, id=live.id)
+            note(log, "standby.waits", level=logging.WARNING, job=self.spec.name, id=live.id)  # that anybody who looks may see it
         self.watched = live.id
         return None if holder_of(self.history, live.id) is not None else self._take(live)
 
