@@ -59,7 +59,7 @@ def test_every_command_that_is_started_has_the_options_it_is_given() -> None:
 
 def test_every_setting_that_is_named_is_one() -> None:
     """Of ours by the page of settings, of Prefect's by Prefect itself."""
-    from prefect.settings.legacy import _get_settings_fields  # noqa: PLC0415, PLC2701 (Prefect has no other list of its names)
+    from prefect.settings.legacy import _get_settings_fields  # noqa: PLC0415 (Prefect has no other list of its names)
     from prefect.settings.models.root import Settings  # noqa: PLC0415
 
     own = {"HOLDFAST_SETTINGS", "PREFECT_AUTH"}  # of our scripts
@@ -98,7 +98,7 @@ def test_the_compose_file_fits_together() -> None:
 
 
 def test_the_script_for_slurm_is_one() -> None:
-    """bash takes it, and what it asks of sbatch stands in its head."""
+    """Bash takes it, and what it asks of sbatch stands in its head."""
     script = ROOT / "deployments" / "slurm" / "orchestrator.sbatch"
     subprocess.run(["bash", "-n", str(script)], check=True)
     assert "#SBATCH --requeue" in script.read_text()

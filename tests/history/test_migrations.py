@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.resources import files
+from typing import Any
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import Column, Connection, MetaData, create_engine, inspect, text
 
 from holdfast.errors import HistoryCorrupt
 from holdfast.history import History, models, queries, schema
+from tests.history.children import Child
 from tests.history.postgres_server import PostgresServer
 from tests.history.rows import a_job
 
@@ -58,6 +61,70 @@ def test_a_migration_that_fails_leaves_nothing(history_url: str, monkeypatch: py
     assert inspect(engine).get_table_names() == []
     engine.dispose()
     History.open(history_url).close()
+
+
+def upgrade(connection: Connection, revision: str) -> None:
+    """Bring the tables to *revision*, as a Holdfast of that time left them."""
+    config = schema.alembic_config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+
+
+def one_row_each(connection: Connection, mark: str) -> dict[str, dict[str, Any]]:
+    """Put a row that holds *mark* into every table that there is at this revision; return them by table."""
+    tables, rows = MetaData(), dict[str, dict[str, Any]]()
+    tables.reflect(connection)
+    for number, table in enumerate(sorted(tables.tables.values(), key=lambda one: one.name)):
+        if table.name == schema.VERSION_TABLE:
+            continue
+        row = {column.name: _some(column, mark, number) for column in table.columns if not (column.nullable or column.server_default)}
+        connection.execute(table.insert(), [row])
+        rows[table.name] = row
+    return rows
+
+
+def _some(column: Column[Any], mark: str, number: int) -> Any:
+    """Return a value for a column."""
+    kind = column.type.python_type
+    of: dict[type, Any] = {str: f"{mark}-{number}", int: int(mark) * 100 + number, float: float(mark), bool: True, object: {"mark": mark}}
+    return of[kind]
+
+
+def test_every_revision_keeps_the_rows_of_those_before(history_url: str) -> None:
+    """Rows are written at each revision as they were then; all are there, unchanged, once this Holdfast has opened the history."""
+    engine = create_engine(history_url.replace("postgresql:", "postgresql+psycopg:"))
+    script = ScriptDirectory.from_config(schema.alembic_config())
+    revisions = [one.revision for one in reversed(list(script.walk_revisions()))]
+    written: dict[str, dict[str, dict[str, Any]]] = {}
+    for revision in revisions[:-1]:
+        with engine.begin() as connection:
+            upgrade(connection, revision)
+            written[revision] = one_row_each(connection, revision)
+    History.open(history_url).close()
+    with engine.connect() as connection:
+        assert schema.revision_of(connection) == schema.HEAD
+        tables = MetaData()
+        tables.reflect(connection)
+        for rows in written.values():
+            for name, row in rows.items():
+                table = tables.tables[name]
+                key = [column == row[column.name] for column in table.primary_key]
+                assert connection.execute(table.select().where(*key)).mappings().one().items() >= row.items()
+    engine.dispose()
+
+
+def test_of_two_processes_that_find_an_old_history_one_migrates_it(history_url: str, child: Callable[..., Child]) -> None:
+    """The other one waits; both then see what is in it."""
+    engine = create_engine(history_url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        upgrade(connection, "0005")
+        one_row_each(connection, "0005")
+    engine.dispose()
+    children = [child("open_when_told", history_url) for _ in range(2)]
+    assert [one.hear() for one in children] == ["ready"] * 2
+    for one in children:
+        one.tell()
+    assert [one.hear() for one in children] == ["opened 1"] * 2
 
 
 def test_a_history_from_before_snapshots_opens_with_all_its_jobs(history_url: str) -> None:

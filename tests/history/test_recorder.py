@@ -10,14 +10,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import HistoryUnreachable
-from holdfast.history import History, Incident, Lease, Move, Recorder, Step, absorb, queries
-from holdfast.history.changes import Change
+from holdfast.history import History, Incident, Lease, Move, Recorder, Step, absorb, queries, take
+from holdfast.history.changes import Change, added
+from holdfast.history.fence import Fence
+from holdfast.history.lease import give_back
+from holdfast.history.spill import spill_out
 from tests.history.children import ROOT, Child
 from tests.history.postgres_server import PostgresServer
 from tests.history.rows import a_fault, a_job, a_move, a_step, an_incident, one_of_each
@@ -149,6 +153,73 @@ def test_what_cannot_be_written_in_time_is_spilled_and_absorbed_later(
     assert [(step.step, str(step.loss)) for step in queries.steps(impatient, "j1")] == [(1, "nan"), (2, "0.5")]
     assert queries.incident(impatient, 1).outcome == "recovered"
     assert not spill.with_name("spill.jsonl.refused").exists()
+
+
+class Keeper:
+    """Keeps what waits, as agents do."""
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, Any]] = []
+
+    def keep(self, first: int, until: int, records: Callable[[int], list[dict[str, Any]]]) -> None:
+        """Keep all that waits."""
+        self.kept = records(first)
+
+    def forget(self) -> None:
+        """Forget it."""
+        self.kept = []
+
+
+def test_what_waits_for_the_database_is_safe_before_the_flow_ends(
+    impatient: History, history_url: str, spill: Path, request: pytest.FixtureRequest
+) -> None:
+    """It is on the disk and with others while the database is away, as a flow may be killed; once it is written both forget it."""
+    keeper = Keeper()
+    with recording(impatient, spill) as recorder:
+        recorder.elsewhere = keeper
+        with away(impatient, history_url, request):
+            recorder.add(a_step("j1", 1))
+            recorder.add(a_step("j1", 2))
+            wait_until(lambda: spill.exists() and len(spill.read_text().splitlines()) == 2, seconds=60)
+            recorder.add(a_step("j1", 3))
+            wait_until(lambda: len(spill.read_text().splitlines()) == 3, seconds=60)
+            wait_until(lambda: [one["values"]["step"] for one in keeper.kept] == [1, 2, 3], seconds=60)
+        wait_until(lambda: not spill.exists() and not keeper.kept, seconds=60)
+    assert [one.step for one in queries.steps(impatient, "j1")] == [1, 2, 3]
+
+
+def test_a_disk_that_is_full_is_told_of_and_loses_nothing(
+    impatient: History, history_url: str, spill: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rows wait in memory, and are written when the database is back."""
+    spill.parent.mkdir(parents=True)
+    spill.symlink_to("/dev/full")
+    with recording(impatient, spill) as recorder:
+        with away(impatient, history_url, request):
+            recorder.add(a_step("j1", 1))
+            wait_until(lambda: "history.spill-failing" in caplog.text, seconds=60)
+            assert "No space left on device" in caplog.text
+        wait_until(lambda: queries.steps(impatient, "j1"), seconds=60)
+
+
+def test_who_was_overtaken_writes_no_more(history: History, spill: Path) -> None:
+    """Neither what it still had to write, nor what it left on its disk: that is set aside, but for what was seen."""
+    first = take(history, a_job(id="j1"), holder="first")
+    with recording(history, spill) as recorder:
+        recorder._fence = Fence("j1", first.epoch)
+        recorder.add(a_move("j1", "RUNNING"))
+        assert recorder.flush(30)
+        give_back(history, first)
+        take(history, a_job(id="j1"), holder="second")
+        recorder.add(a_move("j1", "DIAGNOSING"))
+        assert recorder.flush(30)
+        spill_out(spill, [added(a_move("j1", "ISOLATING")), added(a_step("j1", 7))], Fence("j1", first.epoch))
+        absorb(history, spill)
+    assert [one.after for one in queries.moves(history, "j1")] == ["RUNNING"]
+    assert [one.step for one in queries.steps(history, "j1")] == [7]
+    aside = [json.loads(line) for line in spill.with_name("spill.jsonl.refused").read_text().splitlines()]
+    assert [one["values"]["after"] for one in aside] == ["DIAGNOSING", "ISOLATING"]
+    assert all("a newer flow" in one["reason"] for one in aside)
 
 
 def test_absorbing_while_the_database_is_away_keeps_the_file(postgres: PostgresServer, spill: Path) -> None:
