@@ -83,7 +83,7 @@ class Standby:
     cluster: Cluster
     watched: str = ""
     """Id of the job that another flow was seen to steer."""
-    since: float = field(default_factory=lambda: _begun())
+    since: float = field(default_factory=lambda: _begun())  # noqa: PLW0108 (it stands below)
     """When this process began: a job of that name that has ended since is the one it was to stand by for, however late it looks."""
 
     def look(self) -> Wheel | Ended | None:

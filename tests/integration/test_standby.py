@@ -1,0 +1,131 @@
+"""Two flows for one job, on hosts that share nothing but the history: one steers, the other follows when it dies, stops, or is cut off."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import NodeLost
+from holdfast.history import History, queries
+from tests.history.conftest import postgres  # noqa: F401 (a fixture)
+from tests.history.postgres_server import PostgresServer
+from tests.integration.stage import Play, Stage
+from tests.waiting import wait_until
+
+TWO = {"wanted": 2, "ranks": 1, "spare": 1}
+ENDLESS = ["--steps", "100000"]
+
+
+@pytest.fixture
+def elsewhere(stage: Stage, tmp_path: Path) -> Stage:
+    """Give the same stage as seen from another host: a home of its own."""
+    other = Stage(stage.home, stage.environment | {"HOLDFAST_HOME": str(tmp_path)}, stage.flows, plays=stage.plays)
+    other.history.close()
+    other.history = stage.history
+    return other
+
+
+def stands_by(host: Stage, play: Play) -> Play:
+    """Start a standby of *play* on *host*, and see it wait."""
+    spec = Path(host.environment["HOLDFAST_HOME"]) / "spec.json"
+    spec.write_text(json.dumps({**json.loads(play.spec.read_text()), "standby": True}))
+    host.history = play.stage.history
+    standby = host.again(play.name, spec)
+    wait_until(lambda: "standby.waits" in standby.log(), seconds=60, explain=standby.log)
+    return standby
+
+
+def has_taken_over(play: Play) -> bool:
+    """Tell whether a standby says that it steers."""
+    return any(one.text.startswith("the standby on") for one in queries.remarks(play.stage.history, play.job.id))
+
+
+def pids(play: Play) -> dict[str, int]:
+    """Return the processes of the ranks as their agents know them: the history may be away."""
+    found: dict[str, int] = {}
+    for node in play.stage.nodes.names():
+        with suppress(NodeLost):
+            found |= play.chaos.ask(node)["workers"]
+    return found
+
+
+def test_a_standby_takes_over_from_a_flow_that_dies_with_all_it_had(stage: Stage, elsewhere: Stage) -> None:
+    """Nothing of the first host is needed: a rank that is killed later joins those that the first flow had started."""
+    play = stage.play("heir", args=ENDLESS, nodes=TWO)
+    play.steps_to(5)
+    before = pids(play)
+    standby = stands_by(elsewhere, play)
+    play.dies()
+    play.spec.parent.rename(play.spec.parent.with_name("gone"))
+    wait_until(lambda: has_taken_over(play), seconds=60, explain=standby.log)
+    assert pids(play) == before
+    standby.chaos.kill(1)
+    wait_until(lambda: [one for one in standby.incidents() if one.closed_at], seconds=60, explain=standby.log)
+    assert [(one.kind, one.rung, one.outcome) for one in standby.incidents()] == [("worker-sigkill", "take-over", "recovered")]
+    assert pids(play)["0"] == before["0"]
+    standby.stops()
+
+
+def test_a_flow_that_stood_still_gives_no_order_once_a_standby_steers(stage: Stage, elsewhere: Stage) -> None:
+    """It wakes in the middle of what it was about to do, and ends: what the standby did stays."""
+    play = stage.play("woken", args=ENDLESS, nodes=TWO)
+    play.steps_to(5)
+    standby = stands_by(elsewhere, play)
+    os.kill(play.process.pid, signal.SIGSTOP)
+    os.kill(play.pids()[1], signal.SIGKILL)
+    wait_until(lambda: has_taken_over(play), seconds=60, explain=standby.log)
+    wait_until(lambda: [one for one in standby.incidents() if one.closed_at], seconds=60, explain=standby.log)
+    standby.reaches("RUNNING")
+    after, generations = pids(play), len(queries.generations(stage.history, play.job.id))
+    os.kill(play.process.pid, signal.SIGCONT)
+    assert play.process.wait(60) == 4, play.log()
+    assert "went to" in play.log()
+    standby.steps_to(standby.chaos.step() + 10)
+    assert (pids(play), len(queries.generations(stage.history, play.job.id))) == (after, generations)
+    standby.stops()
+    assert standby.kinds() == ["worker-sigkill"]
+
+
+def test_recoveries_go_on_without_the_database_and_are_on_record_later(
+    stage: Stage,
+    elsewhere: Stage,
+    postgres: PostgresServer,  # noqa: F811 (the fixture)
+) -> None:
+    """Though the flow that answered them is killed before the database is back, and the next one runs on another host."""
+    url = postgres.fresh_url()
+    stage.environment, elsewhere.environment = ({**one.environment, "HOLDFAST_HISTORY": url} for one in (stage, elsewhere))
+    stage.history.close()
+    stage.history = History.open(url)
+    play = stage.play("outage", args=ENDLESS, nodes=TWO)
+    play.steps_to(5)
+    standby, job = stands_by(elsewhere, play), play.job
+    placed, before = play.chaos.ranks(), pids(play)
+    postgres.stop()
+    try:
+        os.kill(placed[1].pid, signal.SIGKILL)
+        wait_until(lambda: len(now := pids_without(play)) == 2 and now["1"] != before["1"], seconds=60, explain=play.log)
+        deposit = [stage.nodes.folder(node) / "deposit.jsonl" for node in stage.nodes.names()]
+        wait_until(
+            lambda: sum(one.exists() and '"outcome": "recovered"' in one.read_text() for one in deposit) == 2, seconds=60, explain=play.log
+        )
+        play.dies()
+    finally:
+        postgres.start()
+    play.spec.parent.rename(play.spec.parent.with_name("gone"))
+    wait_until(lambda: has_taken_over(play), seconds=60, explain=standby.log)
+    standby.steps_to(standby.chaos.step() + 10)
+    standby.stops()
+    assert [(one.kind, one.outcome) for one in queries.incidents(stage.history, job.id)] == [("worker-sigkill", "recovered")]
+    curve = [one.step for one in queries.curve(stage.history, job.id)]
+    assert curve == list(range(1, len(curve) + 1))
+
+
+def pids_without(play: Play) -> dict[str, int]:
+    """Return the processes of the ranks, asked with an epoch that needs no history."""
+    play.chaos._epoch = lambda: 0  # type: ignore[method-assign]
+    return pids(play)
