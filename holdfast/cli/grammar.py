@@ -133,7 +133,8 @@ def run(job_file: Path, cluster_file: Path | None, detach: bool, standby: bool, 
 
     The job does not need this terminal: closing it changes nothing. Ctrl-C asks the job to stop, a second one insists.
     A job that lost its flow is adopted by the same command; its workers go on undisturbed. With --standby, given on another
-    host with the same history (HOLDFAST_HISTORY, PostgreSQL), that happens by itself within seconds.
+    host with the same history (HOLDFAST_HISTORY, PostgreSQL), that happens by itself within seconds; a job that has ended
+    is not begun again by it, unless its file says something else now.
     """
     from holdfast.cli.running import run
 

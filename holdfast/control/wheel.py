@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from holdfast.errors import HistoryTrouble, JobAlreadyRunning
 from holdfast.history import LEASE_SECONDS, History, Lease, holder_of, lease, models, queries, take, this_host, wait_take
 from holdfast.history.asking import Asking
-from holdfast.history.lease import started_at
 from holdfast.log import note
 from holdfast.places import job_directory
 from holdfast.spec import Cluster, TrainingJob, cluster_of
@@ -83,25 +81,23 @@ class Standby:
     cluster: Cluster
     watched: str = ""
     """Id of the job that another flow was seen to steer."""
-    since: float = field(default_factory=lambda: _begun())  # noqa: PLW0108 (it stands below)
-    """When this process began: a job of that name that has ended since is the one it was to stand by for, however late it looks."""
 
     def look(self) -> Wheel | Ended | None:
         """Return the wheel, or the job's end; nothing while another flow steers it."""
         live = queries.live_job(self.history, self.spec.name)
         if live is None:
-            self.watched = self.watched or self._ended_meanwhile()
+            self.watched = self.watched or self._ended()
             return _end(self.history, self.watched) if self.watched else self._take(None)
         if live.id != self.watched:
             note(log, "standby.waits", level=logging.WARNING, job=self.spec.name, id=live.id)  # that anybody who looks may see it
         self.watched = live.id
         return None if holder_of(self.history, live.id) is not None else self._take(live)
 
-    def _ended_meanwhile(self) -> str:
-        """Return the id of the job if it has ended since this process began."""
+    def _ended(self) -> str:
+        """Return the id of the newest job of that name if it was this very one and has ended: who comes late begins nothing anew."""
         newest = next(iter(queries.jobs(self.history, self.spec.name, limit=1)), None)
-        end = queries.state_of(self.history, newest.id) if newest is not None else None
-        return newest.id if newest is not None and end is not None and end.at > self.since else ""
+        same = newest is not None and newest.spec == self.spec.model_dump(mode="json")
+        return newest.id if newest is not None and same and queries.has_ended(self.history, newest.id) else ""
 
     def _take(self, live: models.Job | None) -> Wheel | None:
         job = live or _submission(self.spec, self.cluster)
@@ -166,11 +162,6 @@ def _lease(history: History, job: models.Job) -> Lease:
         if present is None or present.host == this_host():
             raise
         return wait_take(history, job, holder=HOLDER, seconds=LEASE_SECONDS + 1.0)
-
-
-def _begun() -> float:
-    """Return when this process began, on the wall clock."""
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - (started_at(os.getpid()) or 0.0))
 
 
 def _end(history: History, job_id: str) -> Ended:
