@@ -32,6 +32,9 @@ START_SECONDS: Final = 120.0
 PATIENCE: Final = 5.0
 """Seconds for which a server that was named may be away before a flow begins without it."""
 
+SLOW: Final = 60.0
+"""Seconds that it may take to answer: one that is slow is not away."""
+
 ATTEMPTS: Final = 3
 """Ports that are tried: it takes seconds until a server listens on the one that was free."""
 
@@ -72,7 +75,7 @@ def why_away(url: str, seconds: float = PATIENCE) -> str:
     until, why = time.monotonic() + seconds, ""
     while True:
         try:
-            with urllib.request.urlopen(f"{url.rstrip('/')}/ready", timeout=max(1.0, seconds)):  # noqa: S310 (the address that the operator gave)
+            with urllib.request.urlopen(f"{url.rstrip('/')}/ready", timeout=SLOW):  # noqa: S310 (the address that the operator gave)
                 return ""
         except urllib.error.HTTPError as error:
             if error.code < HTTPStatus.INTERNAL_SERVER_ERROR:  # it answers; whether we may use it Prefect will say

@@ -22,6 +22,8 @@ log = logging.getLogger("holdfast.control")
 HOLDER: Final = "the flow"
 LOOK: Final = 0.2
 """Seconds between two looks of a standby: of the five that a takeover may take the lease's own end takes three."""
+GRACE: Final = 2.0
+"""Seconds for which a standby leaves a job to who steered it, once the database is back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,8 @@ def stand_by(history: History, spec: TrainingJob, cluster: Cluster) -> Wheel | E
     asking = Asking("standby", {"job": spec.name})
     while not found:
         asking(look)
+        if asking.is_away:
+            standby.waits_until = time.monotonic() + GRACE
         if not found:
             time.sleep(LOOK)
     return found[0]
@@ -81,6 +85,8 @@ class Standby:
     cluster: Cluster
     watched: str = ""
     """Id of the job that another flow was seen to steer."""
+    waits_until: float = 0.0
+    """Until when nothing is taken (monotonic): with the database away nobody could renew a lease."""
 
     def look(self) -> Wheel | Ended | None:
         """Return the wheel, or the job's end; nothing while another flow steers it."""
@@ -91,7 +97,9 @@ class Standby:
         if live.id != self.watched:
             note(log, "standby.waits", level=logging.WARNING, job=self.spec.name, id=live.id)  # that anybody who looks may see it
         self.watched = live.id
-        return None if holder_of(self.history, live.id) is not None else self._take(live)
+        if time.monotonic() < self.waits_until or holder_of(self.history, live.id) is not None:
+            return None
+        return self._take(live)
 
     def _ended(self) -> str:
         """Return the id of the newest job of that name if it was this very one and has ended: who comes late begins nothing anew."""

@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.errors import NodeLost
 from holdfast.history import History, queries
+from holdfast.ports import free_port
 from tests.history.conftest import postgres  # noqa: F401 (a fixture)
 from tests.history.postgres_server import PostgresServer
 from tests.integration.stage import Play, Stage
@@ -24,7 +25,12 @@ ENDLESS = ["--steps", "100000"]
 @pytest.fixture
 def elsewhere(stage: Stage, tmp_path: Path) -> Stage:
     """Give the same stage as seen from another host: a home of its own."""
-    other = Stage(stage.home, stage.environment | {"HOLDFAST_HOME": str(tmp_path)}, stage.flows, plays=stage.plays)
+    other = Stage(
+        stage.home,
+        stage.environment | {"HOLDFAST_HOME": str(tmp_path), "HOLDFAST_HISTORY": f"sqlite:///{stage.home / 'history.db'}"},
+        stage.flows,
+        plays=stage.plays,
+    )
     other.history.close()
     other.history = stage.history
     return other
@@ -129,3 +135,12 @@ def pids_without(play: Play) -> dict[str, int]:
     """Return the processes of the ranks, asked with an epoch that needs no history."""
     play.chaos._epoch = lambda: 0  # type: ignore[method-assign]
     return pids(play)
+
+
+def test_a_flow_whose_prefect_server_is_away_says_so(stage: Stage) -> None:
+    """In a sentence that names the server and the cure; the job, if it runs, is none the worse."""
+    stage.environment = stage.environment | {"PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api"}
+    play = stage.play("unserved", args=ENDLESS, nodes=TWO)
+    assert play.process.wait(60) == 2
+    assert "cannot be used: [Errno 111] Connection refused. Start it" in play.log()
+    assert "Traceback" not in play.log()
