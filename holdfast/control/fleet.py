@@ -436,9 +436,13 @@ class Fleet:
         return time.monotonic(), self._try(node)
 
     def free(self) -> list[str]:
-        """Return the nodes of the cluster that answer and are held by nobody, in the cluster's order."""
-        idle = [view.name for view in self.source.survey() if view.standing == "idle" or (view.standing == "up" and view.job is None)]
-        return [node for node in idle if node not in self.leaving]
+        """Return the nodes of the cluster that answer and are held by nobody, in the cluster's order.
+
+        One that a flow before took for this job in its last moment is held by nobody either.
+        """
+        own = {None, self.plan["job"]}
+        idle = [view.name for view in self.source.survey() if view.standing == "idle" or (view.standing == "up" and view.job in own)]
+        return [node for node in idle if not (node in self.leaving or node in self.channels or node in self.owed)]
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

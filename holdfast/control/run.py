@@ -143,6 +143,8 @@ class Run:
     """How often to save, where that is the flow's to choose."""
     attempts: list[Attempt] = field(default_factory=list)
     failures_before: list[Before] = field(default_factory=list)
+    adopted: bool = False
+    """Another flow began the job."""
     managed: bool = False
     """Its workers have been seen to report steps."""
     best: int = 0

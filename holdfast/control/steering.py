@@ -122,6 +122,7 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder) -> Run:
     run.wards.begin()
     run.borrowing.begin()
     run.seen_before.remember(queries.faults_of_hardware(history, cluster.name, since=time.time() - LONGEST.total_seconds(), but=job.id))
+    run.adopted = wheel.adopted
     if wheel.adopted:
         adopt(run)
     else:
@@ -181,10 +182,16 @@ def _end(run: Run) -> None:
     except WorldError as error:
         note(log, "job.end-trouble", why=error)
     finally:  # a second signal to this process cuts the gentle stop short, and must not leave workers behind
-        for node in run.members:  # one that was lost has no channel, but may have processes
-            if node not in run.fleet.channels:
-                run.fleet.clear(node)
+        for node in [*(one for one in run.members if one not in run.fleet.channels), *_forgotten(run)]:
+            run.fleet.clear(node)  # one that was lost has no channel, but may have processes
         run.fleet.close(end=True)
+
+
+def _forgotten(run: Run) -> list[str]:
+    """Return the nodes that a flow before took for the job in its last moment, of which this one has never heard."""
+    if not run.adopted:
+        return []
+    return [one.name for one in run.fleet.source.survey() if one.job == run.job.id and one.name not in run.fleet.channels]
 
 
 def _found_beside(run: Run) -> list[Offence]:

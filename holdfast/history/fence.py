@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, text
 
 from holdfast.history.models import Lease
+
+STOPPED: Final = 2000
+"""Milliseconds after which PostgreSQL ends a transaction that has a lease locked and in which its process stands still: less than a lease
+lasts, so that a stopped flow cannot keep its job from the next one."""
+
+
+def lock_briefly(connection: Connection) -> None:
+    """Have this transaction, which is about to lock a lease, ended by the database if this process stands still in it."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = {STOPPED}"))
 
 
 class Overtaken(Exception):
@@ -33,6 +43,7 @@ class Fence:
 
         A lease that is not on record, as after a restored backup, is nobody's claim.
         """
+        lock_briefly(connection)
         query = select(Lease.epoch).where(Lease.job_id == self.job_id)  # type: ignore[call-overload]
         present = connection.scalar(query.with_for_update(read=True))
         if present is not None and present > self.epoch:

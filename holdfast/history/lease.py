@@ -19,6 +19,7 @@ from sqlmodel import Session, col, select
 
 from holdfast.errors import JobAlreadyRunning
 from holdfast.history.asking import Asking
+from holdfast.history.fence import lock_briefly
 from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
 from holdfast.log import note
@@ -38,6 +39,7 @@ def take(history: History, job: Job, *, holder: str) -> Lease:
     Raise `JobAlreadyRunning` while someone lives who steers this job, or another one of the same name.
     """
     with history.session(immediate=True) as session:
+        lock_briefly(session.connection())
         now = _now(session)
         _one_at_a_time(session, job.name)
         leases = _leases_of(session, job)
@@ -72,6 +74,7 @@ def holder_of(history: History, job_id: str) -> Lease | None:
 def give_back(history: History, lease: Lease) -> None:
     """Let *lease* expire now, if it is still its holder's. The row stays: the epoch must never fall."""
     with history.session(immediate=True) as session:
+        lock_briefly(session.connection())
         present = session.get(Lease, lease.job_id, with_for_update=True)
         if present is not None and not _is_anothers(present, lease):
             present.expires_at = 0.0
@@ -122,6 +125,7 @@ class LeaseKeeper:
         """Move the expiry on, unless the row says that the job changed hands."""
         asked = time.monotonic()
         with self._history.session(immediate=True) as session:
+            lock_briefly(session.connection())
             present = session.get(Lease, self.lease.job_id, with_for_update=True)
             free = present is None or not _is_anothers(present, self.lease)
             if free:

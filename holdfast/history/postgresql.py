@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -18,10 +18,6 @@ _ANSWER_WITHIN = {
 }
 """A server whose machine went away is noticed in seconds, not in hours (https://www.postgresql.org/docs/current/libpq-connect.html)."""
 
-STOPPED: Final = 2000
-"""Milliseconds after which the server ends the transaction of a process that stands still in it. Less than a lease lasts, and none of ours
-waits for anything: a stopped flow must not keep its job's lease locked for the next one."""
-
 
 def server_engine(target: URL, url: str, *, patience: float) -> Engine:
     """Return an engine for the server at *target*; *url* names it in messages."""
@@ -33,11 +29,10 @@ def server_engine(target: URL, url: str, *, patience: float) -> Engine:
         raise HistoryUnreachable(url, "its driver is missing, `pip install 'holdfast[control]'` brings it") from error
     milliseconds = max(1, int(patience * 1000))
 
-    def set_limits(raw: Any, _entry: ConnectionPoolEntry) -> None:  # noqa: ANN401 (psycopg's connection; the driver is optional)
+    def wait_for_locks(raw: Any, _entry: ConnectionPoolEntry) -> None:  # noqa: ANN401 (psycopg's connection; the driver is optional)
         with raw.cursor() as cursor:
             cursor.execute(f"SET lock_timeout = {milliseconds}")
-            cursor.execute(f"SET idle_in_transaction_session_timeout = {STOPPED}")
         raw.commit()
 
-    event.listen(engine, "connect", set_limits)
+    event.listen(engine, "connect", wait_for_locks)
     return engine

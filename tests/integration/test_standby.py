@@ -25,12 +25,8 @@ ENDLESS = ["--steps", "100000"]
 @pytest.fixture
 def elsewhere(stage: Stage, tmp_path: Path) -> Stage:
     """Give the same stage as seen from another host: a home of its own."""
-    other = Stage(
-        stage.home,
-        stage.environment | {"HOLDFAST_HOME": str(tmp_path), "HOLDFAST_HISTORY": f"sqlite:///{stage.home / 'history.db'}"},
-        stage.flows,
-        plays=stage.plays,
-    )
+    own = {"HOLDFAST_HOME": str(tmp_path), "HOLDFAST_HISTORY": f"sqlite:///{stage.home / 'history.db'}"}
+    other = Stage(stage.home, stage.environment | own, stage.flows, plays=stage.plays)
     other.history.close()
     other.history = stage.history
     return other
