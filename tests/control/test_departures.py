@@ -18,7 +18,7 @@ def a_run(ago: float, **limits: Any) -> Run:
     """Return what counts of a job that was submitted so many seconds *ago*: a real one would have to run for that long."""
     spec = TrainingJob.model_validate({"name": "a", "script": "b.py", "limits": limits})
     job = Job(name="a", spec={}, cluster={}, directory="/", at=time.time() - ago)
-    return cast("Run", SimpleNamespace(spec=spec, job=job, members=()))
+    return cast("Run", SimpleNamespace(spec=spec, job=job, members=(), borrowing=SimpleNamespace(end="", is_lent=False)))
 
 
 @pytest.mark.parametrize(
