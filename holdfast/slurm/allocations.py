@@ -220,8 +220,10 @@ class Allocations:
     def _follow(self) -> None:
         while not self._over.is_set():
             try:
+                wish = self._wish
                 self.look()
-                self._keep_up(time.time())
+                if self._wish == wish:  # else what was seen is older than what the job has lost: it is looked again at once
+                    self._keep_up(time.time())
                 self._looked.set()
             except HoldfastError as error:
                 self._troubled(error)

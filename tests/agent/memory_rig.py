@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -90,13 +91,18 @@ class MemoryNode:
     def verify(self) -> None:
         """See that whatever looks whole is whole."""
         for path, label in vault.labels(self.vault).items():
-            try:
-                snapshot = Snapshot(path)
-            except (OSError, Unusable):
-                assert vault.labels(self.vault).get(path) != label, f"{path.name} looks whole and cannot be opened"  # the next one began
-                continue
-            with snapshot:
-                snapshot.verify()
+            looks = f"{path.name} looks whole and cannot be opened"
+            snapshot = wait_until(partial(self._opened, path, label), seconds=SECONDS, explain=looks)
+            if isinstance(snapshot, Snapshot):
+                with snapshot:
+                    snapshot.verify()
+
+    def _opened(self, path: Path, label: vault.Label) -> Snapshot | bool:
+        """Return the snapshot; True once the next one has begun in its place, False while whoever begins it has the file."""
+        try:
+            return Snapshot(path)
+        except (OSError, Unusable):
+            return vault.labels(self.vault).get(path) != label
 
     def keeps(self, step: int, rank: int = 3, seconds: float = SECONDS) -> None:
         """Wait until there is a whole replica of *step*."""

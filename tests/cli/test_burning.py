@@ -99,7 +99,7 @@ def a_job_trains(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
         session.add(Job(id="j1", name="gpt", spec={}, cluster={}, directory="", at=0.0))
     folder = cluster_directory("small") / "node-1"
     folder.mkdir(parents=True)
-    monkeypatch.setattr("holdfast.cluster.local.is_alive", lambda *_: True)
+    monkeypatch.setattr("holdfast.agent.place.is_alive", lambda *_: True)
     (folder / "agent.json").write_text(json.dumps({"pid": 1, "job": "j1", "started": 0}))
 
 

@@ -87,7 +87,7 @@ BASE = "kind: ssh\nhosts: [{name: a, address: 127.0.0.1, port: 1}, {name: b, add
 REFUSED = {
     "no cluster": ("name: x\nscript: train.py\n", "script: line 2: unknown field", "Remove it"),
     "no hosts": ("kind: ssh\n", "hosts: is missing", "Add it"),
-    "no such kind": ("kind: slurmm\n", "no kind of cluster is called 'slurmm'", "This version knows: local, ssh"),
+    "no such kind": ("kind: kubernetes\n", "no kind of cluster is called 'kubernetes'", "This version knows: local, ssh, slurm"),
     "a shell's word": (BASE + "python: 'python3; reboot'\n", "cannot stand here", "a shell reads it"),
     "key that is not there": (BASE + "key: gone\n", "the private key", "there is no such file. Mend `key`"),
     "key that cannot be read": (BASE + "key: .\n", "Is a directory", "Mend its permissions"),

@@ -74,7 +74,10 @@ def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
     )
     servers = {node: tuple(address) for node, address in json.loads(told(stage, play, "servers")).items()}
     assert sorted(servers) == ["node-0", "node-1", "node-2"]
-    assert set(labels(servers[first], told(stage, play, "token"))) == set(kept(stage, play, first))
+    token = told(stage, play, "token")
+    wait_until(
+        lambda: set(labels(servers[first], token)) == set(kept(stage, play, first)), seconds=60, explain=play.log
+    )  # one at a time is new
     assert labels(servers[spare], told(stage, play, "token")) == {}
     place = vault.vault_of(mark_of(stage.nodes.folder(second)), play.job.id)
     play.chaos.power_off(1)

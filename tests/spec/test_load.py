@@ -96,7 +96,7 @@ def test_all_problems_are_told_at_once_with_their_lines(file: Any) -> None:
         ("name: a\n" + "#" * 300_000, "file", "larger than"),
         ("name: a\nscript: b\nnodes: 3\n", "nodes", "holds no fields"),
         ("name: a\nscript: b\ncluster: 3\n", "cluster", "holds no fields"),
-        ("name: a\nscript: b\ncluster: {kind: slurm}\n", "cluster.kind", "slurm"),
+        ("name: a\nscript: b\ncluster: {kind: kubernetes}\n", "cluster.kind", "kubernetes"),
         ("name: a\ncommand: python train.py\n", "command", "is not"),
         ("script: b\n", "name", "is missing"),
         ("name: a\n", "script", "nothing to run"),
