@@ -68,7 +68,11 @@ class Borrowing:
             return
         run = self._run
         nodes = run.spec.nodes
-        names = {*self._lender.usable(time.time()), *run.members, *run.wards.isolated()}
+        usable = self._lender.usable(time.time())
+        for node in self._lost.keys() & set(usable):  # lent anew: what its allocation before was told is over
+            run.wards.take_back(node)
+            run.fleet.leaving.discard(node)
+        names = {*usable, *run.members, *run.wards.isolated()}
         out = {node: why for node in names if (why := run.wards.isolation(node))}
         used, save = frozenset() if run.state is State.WAITING else frozenset(run.members), run.spec.limits.last_save.total_seconds()
         self._lose(run.incident.lost if run.incident is not None else ())

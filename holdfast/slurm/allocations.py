@@ -164,7 +164,7 @@ class Allocations:
 
     def _is_lost(self, node: str) -> bool:
         at, one = self._wish.lost.get(node), self._places.get(node)
-        return at is not None and (one is None or one.began is None or one.began <= at)
+        return at is not None and (one is None or one.began is None or one.began < int(at))  # Slurm tells whole seconds
 
     def _is_dead(self, node: str) -> bool:
         state = self._states.get(node)
