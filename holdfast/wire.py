@@ -92,6 +92,24 @@ class LineBuffer:
             raise BadLine(f"a line of more than {LONGEST_LINE} bytes is too long")
 
 
+def numbered(number: int, lines: bytes) -> bytes:
+    """Return whole *lines*, each with the number of the stream that it belongs to before it: how a gate's channel carries several."""
+    mark = b"%d " % number
+    return mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n"
+
+
+def whole_lines(sock: socket.socket, most: int) -> Iterator[bytes]:
+    """Yield what comes from *sock*, up to *most* bytes at a time, cut at the ends of lines; end when it does. Raise ``OSError``."""
+    rest = b""
+    while data := sock.recv(most):
+        whole, newline, tail = data.rpartition(b"\n")
+        if newline:
+            yield rest + whole + newline
+            rest = tail
+        else:
+            rest += data
+
+
 @contextmanager
 def reachable(path: Path) -> Iterator[str]:
     """Give an address for the socket at *path* that fits into what the kernel allows.

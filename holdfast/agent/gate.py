@@ -27,7 +27,7 @@ from holdfast.agent.interfaces import bandwidth_to, interfaces, listening
 from holdfast.agent.log_files import folder_of, listed, piece
 from holdfast.agent.place import NodePlace, NotStarted
 from holdfast.process import fresh_signals
-from holdfast.wire import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, connect, decode, encode
+from holdfast.wire import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, connect, decode, encode, numbered, whole_lines
 
 IDLE: Final = 90.0
 """Seconds without a word after which the gate ends: a connection that was cut silently is never told to be closed."""
@@ -188,23 +188,16 @@ class Gate:
 
     def _relay(self, number: int, sock: socket.socket) -> None:
         """Pass on what the agent says."""
-        rest = b""
         with suppress(OSError):
-            while data := sock.recv(CHUNK):
-                whole, newline, tail = data.rpartition(b"\n")
-                if not newline:
-                    rest += data
-                    continue
-                self._say(number, rest + whole + newline)
-                rest = tail
+            for lines in whole_lines(sock, CHUNK):
+                self._say(number, lines)
         self._streams.pop(number, None)
         sock.close()
         self._say(0, encode({"closed": number}))
 
     def _say(self, number: int, lines: bytes) -> None:
         """Write whole *lines* of a stream; a sink that is gone ends the gate."""
-        mark = b"%d " % number
-        data = memoryview(mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n")
+        data = memoryview(numbered(number, lines))
         with self._writing:
             try:
                 while data:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from holdfast.errors import NodeLost, NodeTrouble, NotAskable
-from holdfast.wire import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, decode, encode
+from holdfast.wire import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, decode, encode, numbered, whole_lines
 
 NOISE: Final = 64 * 1024
 """Bytes that a login shell may print before the gate speaks."""
@@ -147,22 +147,14 @@ class Gate:
     # -- the channel --------------------------------------------------------------------------------------------------
 
     def _say(self, number: int, lines: bytes) -> None:
-        mark = b"%d " % number
-        data = mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n"
         with self._sending:
-            self._pipe.sendall(data)
+            self._pipe.sendall(numbered(number, lines))
 
     def _send_on(self, number: int, sock: socket.socket) -> None:
         """Pass on what is said to the agent, until whoever talks to it goes, or it."""
-        rest = b""
         with suppress(OSError):
-            while data := sock.recv(CHUNK):
-                whole, newline, tail = data.rpartition(b"\n")
-                if not newline:
-                    rest += data
-                    continue
-                self._say(number, rest + whole + newline)
-                rest = tail
+            for lines in whole_lines(sock, CHUNK):
+                self._say(number, lines)
         with suppress(NodeTrouble, OSError):
             if self._streams.get(number) is sock:
                 self._say(0, encode({"do": "close", "stream": number}))
