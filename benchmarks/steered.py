@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from benchmarks.measuring import ROOT, wait_for
+from benchmarks.watched import Watched
 from holdfast import troubles, vault
 from holdfast.chaos import Chaos
 from holdfast.cli.watching import request_stop
 from holdfast.cluster.local import LocalNodes
-from holdfast.history import History, models, queries
+from holdfast.history import History
 from holdfast.leftovers import leftovers
 from holdfast.process import mark_of
 
@@ -30,7 +31,7 @@ class FlowEnded(Exception):
     """The flow has ended by itself while the job was to go on."""
 
 
-class Steered:
+class Steered(Watched):
     """One job, its flow and its nodes."""
 
     def __init__(self, place: Path, environment: dict[str, str], *, count: int, **job: Any) -> None:  # noqa: ANN401 (fields of a job)
@@ -70,21 +71,6 @@ class Steered:
         return mark_of(self.nodes.folder(node))
 
     # -- looking ------------------------------------------------------------------------------------------------------
-
-    @property
-    def row(self) -> models.Job:
-        """Return the job's row."""
-        return queries.newest_job(self.history, self.name)
-
-    def state(self) -> str:
-        """Return the job's state; empty before it has one."""
-        rows = queries.jobs(self.history, self.name, limit=1)
-        move = queries.state_of(self.history, rows[0].id) if rows else None
-        return move.after if move else ""
-
-    def incidents(self) -> list[models.Incident]:
-        """Return the job's incidents."""
-        return queries.incidents(self.history, self.row.id)
 
     def at_work(self, parked: int = 0) -> bool:
         """Tell whether all ranks train, no incident is open, and so many standbys wait."""

@@ -13,8 +13,9 @@ from typing import Any, Final, Self
 from benchmarks.measuring import ROOT, wait_for
 from benchmarks.simulated.host import names
 from benchmarks.simulated.nodes import SimulatedNodes
+from benchmarks.watched import Watched
 from holdfast.cli.watching import request_stop
-from holdfast.history import History, models, queries
+from holdfast.history import History, queries
 
 POLICY: Final = (
     "budget: {in_place: 100000, recoveries: 100000, fruitless: 100000}\n"
@@ -25,7 +26,7 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-class SimulatedJob:
+class SimulatedJob(Watched):
     """A job of *wanted* nodes, with *spare* ones to replace those that are lost."""
 
     def __init__(self, place: Path, environment: dict[str, str], *, wanted: int, spare: int, ranks: int = 1, **job: Any) -> None:  # noqa: ANN401 (fields of a job)
@@ -65,21 +66,6 @@ class SimulatedJob:
         self.close()
 
     # -- looking ------------------------------------------------------------------------------------------------------
-
-    @property
-    def row(self) -> models.Job:
-        """Return the job's row."""
-        return queries.newest_job(self.history, self.name)
-
-    def state(self) -> str:
-        """Return the job's state; empty before it has one."""
-        rows = queries.jobs(self.history, self.name, limit=1)
-        move = queries.state_of(self.history, rows[0].id) if rows else None
-        return move.after if move else ""
-
-    def incidents(self) -> list[models.Incident]:
-        """Return the job's incidents, the oldest first."""
-        return sorted(queries.incidents(self.history, self.row.id), key=lambda one: one.number)
 
     def trains(self, incidents: int = 0) -> bool:
         """Tell whether all ranks step, after so many *incidents*."""
