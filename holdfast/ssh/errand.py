@@ -11,7 +11,7 @@ import paramiko
 
 from holdfast.readers.bundle import BOOT
 from holdfast.ssh.connection import Connection
-from holdfast.ssh.trouble import Unanswered, Unasked
+from holdfast.ssh.trouble import Unanswered, Unasked, printable
 
 MOST: Final = 4 << 20
 """Bytes that an answer may have: a hundred times what a node with eight GPUs tells."""
@@ -77,7 +77,7 @@ class Errand:
             if not data:
                 raise EOFError
             if taken > MOST:
-                raise Unasked(f"it answered with more than {MOST >> 20} MiB that is no {self._fruit}, ending in {_shown(data)}")
+                raise Unasked(f"it answered with more than {MOST >> 20} MiB that is no {self._fruit}, ending in {printable(data[-SHOWN:])}")
             self._heard += data
 
     def _why(self, error: Exception) -> Unanswered | Unasked:
@@ -104,13 +104,8 @@ class Errand:
         while channel is not None and channel.recv_stderr_ready():
             said += channel.recv_stderr(1 << 16)
         words = bytes(said).strip() or self._noise
-        return f" ({_shown(words.splitlines()[-1])})" if words else ""
+        return f" ({printable(words.splitlines()[-1][-SHOWN:])})" if words else ""
 
 
 def _left(until: float) -> float:
     return max(0.01, until - time.monotonic())
-
-
-def _shown(words: bytes) -> str:
-    text = words[-SHOWN:].decode("utf-8", "replace")
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

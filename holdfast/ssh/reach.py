@@ -12,7 +12,7 @@ import paramiko
 from holdfast.errors import NodeLost, NotAskable
 from holdfast.spec import SshCluster
 from holdfast.ssh.connection import Connection
-from holdfast.ssh.trouble import Unanswered, Unasked
+from holdfast.ssh.trouble import Unanswered, Unasked, printable
 from holdfast.ssh.ways import Ways
 
 NOT_FOUND: Final = (126, 127)
@@ -53,8 +53,7 @@ class SshPipe:
         status = self._channel.exit_status if self._channel.exit_status_ready() else -1
         if status in NOT_FOUND or NO_MODULE in said:
             return f"there is no Holdfast in {self._python}: {CURE}"
-        last = said.strip().splitlines()[-1].decode("utf-8", "replace")[:SHOWN] if said.strip() else ""
-        words = "".join(letter if letter.isprintable() else "?" for letter in last)
+        words = printable(said.strip().splitlines()[-1])[:SHOWN] if said.strip() else ""
         return f"{self._python} ended with status {status}{f' ({words})' if words else ''}"
 
 

@@ -71,3 +71,8 @@ def of_channel(error: paramiko.ChannelException, where: str, jump: str) -> Unans
     if error.code == CONNECT_FAILED:
         return Unanswered(f"{where}, through {jump}: it takes no connection, or {jump} does not know where that is")
     return Unasked(f"jump host {jump} connects nobody to {where}: {error.text or error}. Allow `AllowTcpForwarding` there")
+
+
+def printable(words: bytes) -> str:
+    """Return what a node said as it may be shown: it may have said anything."""
+    return "".join(letter if letter.isprintable() else "?" for letter in words.decode("utf-8", "replace"))
