@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,3 +39,37 @@ def test_a_process_left_behind_is_seen(tmp_path: Path) -> None:
             assert bool([line for line in leftovers(tmp_path) if line.startswith(f"{child.pid} ")]) is seen
             child.kill()
         assert not leftovers(tmp_path)
+
+
+AGAIN = """
+import os, signal, sys
+from tests.reaping import Children
+from tests.waiting import wait_until
+
+def child(code):
+    return os.posix_spawn(sys.executable, [sys.executable, "-c", "import sys; " + code], os.environ)
+
+children = Children()
+first = child("sys.exit(7)")
+children.begun(first)
+wait_until(lambda: children.ended() == {str(first): 7}, seconds=60)
+for _ in range(1000):  # others on this machine may be given the number first
+    with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+        file.write(str(first - 1))
+    again = child("import signal; signal.pause()")
+    children.begun(again)
+    if again == first:
+        break
+    os.kill(again, signal.SIGKILL)
+lives = str(first) not in children.ended()
+os.kill(again, signal.SIGKILL)
+assert (again, lives) == (first, True)
+wait_until(lambda: children.ended().get(str(first)) == -signal.SIGKILL, seconds=60)
+"""
+
+
+@pytest.mark.skipif(not os.access("/proc/sys/kernel/ns_last_pid", os.W_OK), reason="the kernel lets nobody here choose a process's number")
+def test_a_child_with_the_number_of_an_earlier_one_lives() -> None:
+    """Numbers of processes come again in a long run: what the earlier one ended with is not taken for the end of the later."""
+    done = subprocess.run([sys.executable, "-c", AGAIN], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

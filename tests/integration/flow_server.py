@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from tests.reaping import look
+from tests.reaping import Children
 from tests.waiting import wait_until
 
 ROOT: Final = Path(__file__).parents[2]
@@ -109,7 +109,7 @@ def main() -> int:
 
     gc.collect()
     gc.freeze()  # collections in the forks are short, and their memory stays shared
-    ended: dict[int, int] = {}
+    children = Children()
     for line in sys.stdin:
         order = json.loads(line)
         told: dict[str, Any] = {}
@@ -118,10 +118,10 @@ def main() -> int:
             if not pid:
                 become(order["log"], order["environment"])
                 end(program.main([order["spec"]], training_job))
+            children.begun(pid)
             told = {"pid": pid}
         else:
-            look(ended)
-            told = {str(pid): status for pid, status in ended.items()}
+            told = children.ended()
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
     return 0

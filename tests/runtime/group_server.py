@@ -24,7 +24,7 @@ import holdfast
 import holdfast.runtime.joining
 import holdfast.runtime.session  # noqa: F401 (as numpy)
 from holdfast.runtime import warm
-from tests.reaping import look
+from tests.reaping import Children
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # as the starter of a real worker does: collections in the forks are short, and their memory stays shared
     say({"ready": torch.__version__})
-    ended: dict[int, int] = {}
+    children = Children()
     for line in sys.stdin:
         order = json.loads(line)
         if "argv" in order:
@@ -42,10 +42,10 @@ def main() -> None:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 warm._become({**order, "agent": server}, 0, begin)
                 end()
+            children.begun(pid)
             say({"pid": pid})
         else:
-            look(ended)
-            say({str(pid): status for pid, status in ended.items()})
+            say(children.ended())
 
 
 def end() -> NoReturn:
