@@ -100,6 +100,8 @@ class Orders:
         name = fields.text(order, "do")
         if name not in self._verbs:
             raise Refused(f"no order is called '{name[:40]}': this agent knows {', '.join(self._verbs)}; {SAME}")
+        if name in {"about", "attach"}:
+            self._speaks(order)  # first: a flow that is refused must not depose the one whose job it is
         if name not in {"about", "token"}:  # who may connect may ask
             self._admit(order)
         return self._verbs[name]
@@ -124,9 +126,8 @@ class Orders:
         if spoken != PROTOCOL:
             raise Refused(f"this agent speaks protocol {PROTOCOL}, the flow {str(spoken)[:20]}: {SAME}")
 
-    def _about(self, _peer: Peer, order: Message) -> Message:
+    def _about(self, _peer: Peer, _order: Message) -> Message:
         """Say who this agent is and what runs on its node."""
-        self._speaks(order)
         service, crew = self._service, self._service.crew
         return {
             "agent": service.me.id,
@@ -156,7 +157,6 @@ class Orders:
 
     def _attach(self, peer: Peer, order: Message) -> Message:
         """Answer, tell the events after ``since``, and from then on every event as it comes."""
-        self._speaks(order)
         peer.told = min(fields.whole(order, "since"), self._service.journal.seq)
         peer.past = None
         return {"agent": self._service.me.id, "since": peer.told}

@@ -34,7 +34,7 @@ def test_a_flow_of_another_version_is_refused_and_the_workers_go_on(node: Node, 
         own.start(1)
         pid = own.pid()
         monkeypatch.setattr(channel, "PROTOCOL", spoken)
-        other = channel.AgentChannel("w1", lambda: connect(node.folder / "agent.sock", seconds=30), Inbox(), epoch=1, job="job")
+        other = channel.AgentChannel("w1", lambda: connect(node.folder / "agent.sock", seconds=30), Inbox(), epoch=9, job="job")
         with pytest.raises(OrderRefused) as about:
             other.about()
         with pytest.raises(OrderRefused, match=f"this agent speaks protocol 1, the flow {spoken}"):
@@ -45,7 +45,7 @@ def test_a_flow_of_another_version_is_refused_and_the_workers_go_on(node: Node, 
         for words in ("protocol 1", f"the flow {spoken}", "on w1", "It trains on", "holdfast stop gpt"):
             assert words in str(refused.value)
         assert is_alive(pid, None)
-        own.ok("ping")
+        own.ok("ping")  # the newer epoch of who was refused deposes nobody
 
 
 def test_other_refusals_are_no_matter_of_versions() -> None:
