@@ -11,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from benchmarks import troubles
 from benchmarks.measuring import ROOT, wait_for
 from benchmarks.watched import Watched
-from holdfast import troubles, vault
+from holdfast import vault
 from holdfast.chaos import Chaos
 from holdfast.cli.watching import request_stop
 from holdfast.cluster.local import LocalNodes

@@ -1,4 +1,4 @@
-"""A small job under DDP and managed groups that gets into the trouble it is asked for (`holdfast.troubles.trouble`), between two steps.
+"""A small job under DDP and managed groups that gets into the trouble it is asked for (`benchmarks.troubles.trouble`), between two steps.
 
 What is asked for are statements, run with what is global here: ``time.sleep(3600)``, ``slow = 0.2``, ``poison = math.nan``, ``flip()``.
 What is asked for in the folder ``at-start`` below is run by the next process of the rank, before it joins. A file ``last-step`` beside the
@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from holdfast.troubles import troubled
+from benchmarks.troubles import troubled
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--steps", type=int, default=1_000_000)

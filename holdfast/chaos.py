@@ -40,11 +40,11 @@ class Chaos:
         self._nodes, self._history, self._job = nodes, history, job
 
     def ask(self, node: str) -> Message:
-        """Return what the agent of *node* says of itself, as any flow could ask."""
+        """Return what the agent of *node* says of itself, as anybody may ask who can reach it."""
         try:
             with self._nodes.connect(node) as sock:
                 sock.settimeout(5.0)
-                sock.sendall(encode({"id": 1, "do": "about", "protocol": PROTOCOL, "epoch": self._epoch()}))
+                sock.sendall(encode({"id": 1, "do": "about", "protocol": PROTOCOL}))
                 lines = LineBuffer()
                 while data := sock.recv(65536):
                     for message in lines.feed(data):
@@ -52,12 +52,6 @@ class Chaos:
         except OSError as error:
             raise NodeLost(node, str(error)) from error
         raise NodeLost(node, "its agent did not answer")
-
-    def _epoch(self) -> int:
-        from holdfast.history import holder_of  # noqa: PLC0415 (the lease is asked for at every act)
-
-        lease = holder_of(self._history, queries.newest_job(self._history, self._job).id)
-        return lease.epoch if lease else 0
 
     def ranks(self) -> dict[int, Placed]:
         """Return where every rank lives."""

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from holdfast import troubles
+from benchmarks import troubles
 from holdfast.history import models, queries
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
