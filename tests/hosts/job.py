@@ -109,7 +109,7 @@ class HostJob:
                 for pid, command in host.processes().items():
                     if "holdfast" in command or "train.py" in command or "envs/" in command:
                         with suppress(RuntimeError):
-                            subprocess.run(["kill", "-KILL", str(pid)], check=False)
+                            subprocess.run(["kill", "-KILL", str(pid)], check=False, capture_output=True)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
