@@ -49,6 +49,7 @@ class ControlChaos:
         self.dice = random.Random(seed)  # noqa: S311 (the same faults for the same seed)
         self.workers: list[Program] = []
         self._lease: models.Lease | None = None
+        self._missed: list[str] = []
 
     def play(self, count: int) -> dict[str, Any]:
         """Play *count* rounds; return what came of them."""
@@ -101,7 +102,7 @@ class ControlChaos:
             killed, at = self._break(parts, job)
             self._restock(job)
             self._ends(job)
-            return {"ranks_killed": killed, "in_state": state_at(job, at), **self._judged(job, calm)}
+            return {"ranks_killed": killed, "missed": self._missed, "in_state": state_at(job, at), **self._judged(job, calm)}
         except (TimeoutError, Broken) as error:
             raise Broken(f"{error}; state {job.state()}; see {job.place}") from error
         finally:
@@ -113,7 +114,7 @@ class ControlChaos:
 
     def _break(self, parts: tuple[str, ...], job: HostsJob) -> tuple[int, float]:
         """Kill *parts*, mostly within a recovery, and bring them back; return how many ranks were killed too, and when it began."""
-        killed = 0
+        killed, self._missed = 0, []
         if self.dice.random() < RECOVERING:
             killed += job.kill_rank(self.dice)
             nap(self.dice.uniform(0.0, RECOVERY))
@@ -139,7 +140,8 @@ class ControlChaos:
                 self.plane.server.kill()
                 return self.plane.begin
             case "agent":
-                return job.kill_agent(self.dice)
+                self._note(part, hit=job.kill_agent(self.dice))
+                return lambda: None
             case "sshd":
                 return job.kill_sshd(self.dice)
         lease = self._lease = job.steerer() or self._lease  # who steers, or did when the history could last be asked
@@ -150,10 +152,13 @@ class ControlChaos:
             worker = steers[0] if steers else self.dice.choice(self.workers)
             worker.kill()
             return worker.begin
-        if lease is not None:
-            with suppress(ProcessLookupError):
-                os.kill(lease.pid, signal.SIGKILL)
+        self._note(part, hit=lease is not None and ended(lease.pid))
         return lambda: None
+
+    def _note(self, part: str, *, hit: bool) -> None:
+        """Remember a part that was not there to be killed."""
+        if not hit:
+            self._missed.append(part)
 
     def _restock(self, job: HostsJob) -> None:
         """Bring back what a service manager would, and have a flow for the job on each host."""
@@ -204,6 +209,14 @@ class ControlChaos:
             "flows": len(job.adopted()) + 1,
             "rows_refused": refused,
         }
+
+
+def ended(pid: int) -> bool:
+    """End a process of this machine; tell whether it was there."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+        return True
+    return False
 
 
 def state_at(job: HostsJob, at: float) -> str:

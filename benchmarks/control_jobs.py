@@ -116,12 +116,13 @@ class HostsJob(Job):
         drawn = ranks[dice.choice(sorted(ranks))]
         return self._killed(self.rack.named(drawn.node), drawn.pid)
 
-    def kill_agent(self, dice: random.Random) -> Callable[[], None]:
-        """End the agent of some host by SIGKILL: its ranks go with it."""
-        if up := [view for view in self.nodes.survey() if view.pid is not None]:
-            drawn = dice.choice(up)
-            self._killed(self.rack.named(drawn.name), cast("int", drawn.pid))
-        return lambda: None
+    def kill_agent(self, dice: random.Random) -> bool:
+        """End the agent of some host by SIGKILL, whose ranks go with it; tell whether there was one."""
+        up = [view for view in self.nodes.survey() if view.pid is not None]
+        if not up:
+            return False
+        drawn = dice.choice(up)
+        return self._killed(self.rack.named(drawn.name), cast("int", drawn.pid))
 
     def kill_sshd(self, dice: random.Random) -> Callable[[], None]:
         """End the SSH server of some host with all that hangs on its connections; return what brings it back."""
