@@ -57,7 +57,7 @@ WORKER_VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_FLUSHER": "1 where the agent has checkpoints written out of the vault, beside training.",
     "HOLDFAST_SAVE_BANDWIDTH": "Bytes a second that this node may write for checkpoints beside training; missing: no limit.",
     "HOLDFAST_VAULT_LIMIT": "Bytes that all snapshots and replicas on this node may take.",
-    "HOLDFAST_MEMORY_SERVERS": "Node to host and port of what serves its snapshots, as JSON; spare nodes too.",
+    "HOLDFAST_MEMORY_SERVERS": "Node to host and port of what serves its snapshots, as JSON: the own node, and those without ranks.",
     "HOLDFAST_CHECK_EVERY": "Steps between two comparisons of the parameters of ranks that hold copies of each other; `auto` or 0.",
     "HOLDFAST_MEMORY_EVERY": "Steps between two snapshots in memory; 0 takes none.",
     "HOLDFAST_MEMORY_OVERHEAD": "Share of a step's time that snapshots may cost.",

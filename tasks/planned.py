@@ -100,12 +100,13 @@ class Change:
         }
 
         def tell(node: str) -> None:
+            told = {**shared, "memory": run.replicas.servers(moving.membership, node)}
             for rank in run.board.membership.get(node, ()):
-                run.fleet.channel(node).order("tell", ranks=[rank], standbys=[], message={**shared, "rank": rank})
+                run.fleet.channel(node).order("tell", ranks=[rank], standbys=[], message={**told, "rank": rank})
             for seat in (seat for seat in seats if seat.node == node):
-                environment = run.seat_environment(seat.rank, moving.generation, lineup)
+                environment = run.seat_environment(seat.rank, seat.node, generation=moving.generation, lineup=lineup)
                 own = {"rank": seat.rank, "environment": environment, "log": f"{run.fleet.logs(node)}/rank-{seat.rank}.log"}
-                run.fleet.channel(node).order("tell", ranks=[], standbys=[seat.standby], message={**shared, **own})
+                run.fleet.channel(node).order("tell", ranks=[], standbys=[seat.standby], message={**told, **own})
 
         self.all_did(run.fleet.each({*run.members, *(seat.node for seat in seats)}, tell))
         self.wait(lambda: moving.is_prepared, lambda: f"{moving.missing(moving.prepared)} did not get ready")
@@ -146,7 +147,7 @@ class Change:
         nodes: Membership = {**({source: []} if source is not None else {}), **moving.membership}
         told = told_of(moving.membership)
         keeper = told[next(iter(moving.membership))]
-        workers = {node: [worker_of(run, rank, by_rank.get(rank)) for rank in ranks] for node, ranks in nodes.items()}
+        workers = {node: [worker_of(run, node, rank, by_rank.get(rank)) for rank in ranks] for node, ranks in nodes.items()}
         answers = run.fleet.orders(
             {node: {"generation": run.generation, **told.get(node, keeper), "workers": workers[node]} for node in nodes}, "switch"
         )

@@ -94,12 +94,14 @@ def regroup(run: Run, decision: Decision) -> None:
     """Give every node the next generation at once; one that refuses is evidence."""
     by_rank = {seat.rank: seat for seat in decision.seats}
     facts = facts_of(run, run.lineup)
-    orders = {node: [worker_of(run, rank, by_rank.get(rank)) for rank in ranks] for node, ranks in run.board.membership.items()}
+    orders = {node: [worker_of(run, node, rank, by_rank.get(rank)) for rank in ranks] for node, ranks in run.board.membership.items()}
     told = told_of(run.board.membership)
-    answers = run.fleet.orders(
-        {node: {"generation": run.generation, **told[node], "facts": facts, "workers": workers} for node, workers in orders.items()},
-        "regroup",
-    )
+    memory = {node: run.replicas.servers(run.board.membership, node) for node in orders}
+    given = {
+        node: {"generation": run.generation, **told[node], "facts": {**facts, "memory": memory[node]}, "workers": workers}
+        for node, workers in orders.items()
+    }
+    answers = run.fleet.orders(given, "regroup")
     wrong = failures(answers)
     for node, workers in orders.items():
         standbys = [worker["standby"] for worker in workers if worker["from"] == "standby"]
@@ -113,7 +115,7 @@ def regroup(run: Run, decision: Decision) -> None:
 
 
 def facts_of(run: Run, lineup: Lineup) -> dict[str, Any]:
-    """Return what every process must know of the generation of *lineup*, those that live on included."""
+    """Return what every process must know of the generation of *lineup*, those that live on included, whatever their node."""
     return {
         "world": len(lineup.incarnations),
         "incarnations": lineup.spans(),
@@ -123,15 +125,14 @@ def facts_of(run: Run, lineup: Lineup) -> dict[str, Any]:
         "changed": lineup.changed,
         "since": lineup.since,
         "every": lineup.every,
-        "memory": run.replicas.servers(),
     }
 
 
-def worker_of(run: Run, rank: int, seat: Seat | None) -> dict[str, Any]:
-    """Return what the agent of a rank's node is told of it."""
+def worker_of(run: Run, node: str, rank: int, seat: Seat | None) -> dict[str, Any]:
+    """Return what the agent of *node*, where *rank* is to live, is told of it."""
     if seat is None:
         return {"rank": rank, "from": "kept", "standby": None, "environment": {}}
-    environment = run.seat_environment(rank)
+    environment = run.seat_environment(rank, node)
     if seat.standby is not None:
         return {"rank": rank, "from": "standby", "standby": seat.standby, "environment": environment}
     environment |= {"HOLDFAST_FRESH": "1", **roles_environment(run.roles, run.tapes)}

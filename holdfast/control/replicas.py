@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeAlias
 
@@ -36,15 +36,20 @@ class Replicas:
         self._open: set[tuple[str, str]] = set()
         self._begun = time.time()
 
-    def environment(self) -> dict[str, str]:
-        """Return what workers must know to fetch snapshots from any node of the job, those without ranks among them."""
-        servers = self.servers()
+    def environment(self, members: Container[str], node: str | None) -> dict[str, str]:
+        """Return what workers on *node* must know to fetch snapshots from any node of the job; see `servers`."""
+        servers = self.servers(members, node)
         return {"HOLDFAST_MEMORY_SERVERS": json.dumps(servers)} if servers else {}
 
-    def servers(self) -> dict[str, list[Any]]:
-        """Return host and port of every server that can be asked now, by its node."""
+    def servers(self, members: Container[str], node: str | None) -> dict[str, list[Any]]:
+        """Return host and port of the servers that can be asked now, by node: that of *node* itself, and of those that are no *members*.
+
+        Members tell each other of theirs when they meet. If each of thousands were told of all, that would be hundreds of megabytes in the
+        middle of a recovery, and more than a process may be given as its environment.
+        """
         gone = self._fleet.gone()
-        return {node: list(address) for node, address in sorted(self._fleet.memory.items()) if node not in gone}
+        told = sorted(self._fleet.memory.items())
+        return {one: list(address) for one, address in told if one not in gone and (one == node or one not in members)}
 
     # -- homes --------------------------------------------------------------------------------------------------------
 

@@ -487,11 +487,13 @@ class Run:
             "HOLDFAST_PARK": str(role),
         }
 
-    def seat_environment(self, rank: int, generation: int | None = None, lineup: Lineup | None = None) -> dict[str, str]:
-        """Return what a process that takes over *rank* must know of its place."""
+    def seat_environment(
+        self, rank: int, node: str | None = None, *, generation: int | None = None, lineup: Lineup | None = None
+    ) -> dict[str, str]:
+        """Return what a process that takes over *rank*, on *node* if that is known, must know of its place."""
         number, ranks = self.generation if generation is None else generation, self.spec.nodes.ranks
         place = seat_environment(rank, lineup or self.lineup, generation=number, ranks_per_node=ranks, job=self.job.name)
-        return {**place, **self.replicas.environment()}
+        return {**place, **self.replicas.environment(self.board.membership, node)}
 
     @property
     def width(self) -> int:

@@ -57,12 +57,14 @@ def test_nodes_without_memory_are_all_on_record_and_one_is_remarked(fleet: Fleet
     assert [bool(words) for _, words in found] == [True, False, False]
 
 
-def test_workers_are_told_where_all_servers_are(fleet: Fleet) -> None:
-    """Where there are any."""
-    replicas = Replicas(fleet, MemoryPlan())
-    assert replicas.environment() == {"HOLDFAST_MEMORY_SERVERS": '{"node-0": ["127.0.0.1", 1000], "node-1": ["127.0.0.1", 1001]}'}
+def test_workers_are_told_where_their_own_server_is_and_those_of_nodes_without_ranks(fleet: Fleet) -> None:
+    """Where there are any; the others tell of theirs. So no more is told to each of thousands than to each of two."""
+    replicas, first, second = Replicas(fleet, MemoryPlan()), '"node-0": ["127.0.0.1", 1000]', '"node-1": ["127.0.0.1", 1001]'
+    assert replicas.environment({"node-0"}, "node-0") == {"HOLDFAST_MEMORY_SERVERS": f"{{{first}, {second}}}"}
+    assert replicas.environment({"node-0", "node-1"}, "node-0") == {"HOLDFAST_MEMORY_SERVERS": f"{{{first}}}"}
+    assert replicas.environment({"node-0"}, None) == {"HOLDFAST_MEMORY_SERVERS": f"{{{second}}}"}
     fleet.memory.clear()
-    assert replicas.environment() == {}
+    assert replicas.environment({"node-0"}, "node-0") == {}
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ def test_a_node_without_any_home_is_told_once_and_gets_the_next_one(pair: Fleet)
     assert isinstance(pair.source, LocalNodes)
     pair.source.power_off("node-1")
     wait_until(pair.gone, seconds=60)
-    assert list(replicas.servers()) == ["node-0"]
+    assert list(replicas.servers((), None)) == ["node-0"]
     ((evidence, words),) = replicas.keep_up(["node-0"])
     assert evidence is not None
     assert (evidence.kind, evidence.node) == ("replica-lost", "node-0")

@@ -81,7 +81,7 @@ class Memory:
     def listed_elsewhere(self, world: int, nodes: Iterable[str]) -> list[dict[str, Any]]:
         """Return what lies in the vaults of nodes other than *nodes*: those that hold no rank now. One that does not answer has nothing."""
         found = []
-        for node in self.servers.keys() - set(nodes):
+        for node in sorted(self.servers.keys() - set(nodes)):
             with suppress(OSError, vault.Unusable):
                 told = vault_client.labels(self.servers[node], self._token, seconds=1.0)
                 found += [_item(node, name, one) for name, one in told.items() if one.world == world]
@@ -89,15 +89,18 @@ class Memory:
 
     def told(self, world: int) -> dict[str, Any]:
         """Return what this process tells the others of the memory that it can reach, as JSON holds it."""
-        return {"node": self.node, "stored": self.listed(world), "spoiled": sorted(self.spoiled), "servers": sorted(self.servers)}
+        stored, spoiled = self.listed(world), sorted(self.spoiled)
+        return {"node": self.node, "at": self.servers.get(self.node), "stored": stored, "spoiled": spoiled, "servers": sorted(self.servers)}
 
     def reached(
         self, told: Sequence[Mapping[str, Any]], world: int, *, lowest: bool, gather: Callable[[list[dict[str, Any]]], Iterable[Any]]
     ) -> set[Stored]:
         """Return the snapshots in the memory of all nodes that can be reached, the same on every rank; all ranks together.
 
-        *told*: what each rank has `told`. Nodes that hold no rank are asked by the *lowest* one, and *gather* gives its answer to all.
+        *told*: what each rank has `told`; from it this process learns where the memory of the others' nodes is served. Nodes that hold no
+        rank are asked by the *lowest* one, and *gather* gives its answer to all.
         """
+        self.servers = {**self.servers, **servers_of({str(one["node"]): one["at"] for one in told if one["at"] is not None})}
         listed, nodes = [one["stored"] for one in told], {str(one["node"]) for one in told}
         if {node for one in told for node in one["servers"]} - nodes:
             listed += gather(self.listed_elsewhere(world, nodes) if lowest else [])
