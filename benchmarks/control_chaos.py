@@ -138,7 +138,7 @@ class ControlChaos:
                 return self.plane.postgres.start
             case "prefect-server":
                 self.plane.server.kill()
-                return self.plane.begin
+                return self.plane.server.begin
             case "agent":
                 self._note(part, hit=job.kill_agent(self.dice))
                 return lambda: None
@@ -162,8 +162,7 @@ class ControlChaos:
 
     def _restock(self, job: HostsJob) -> None:
         """Bring back what a service manager would, and have a flow for the job on each host."""
-        if not self.plane.server.lives():
-            self.plane.begin()
+        self.plane.begin()
         for worker in self.workers:
             if not worker.lives():
                 worker.begin()

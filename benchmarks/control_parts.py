@@ -116,9 +116,14 @@ class Plane:
         self.server = Program(argv, self.environment | own, place, "prefect-server")
 
     def begin(self) -> None:
-        """Start the Prefect server, and wait until it and its database can be used."""
-        self.server.begin()
-        wait_for(lambda: not why_away(self.api, 0.0), "the Prefect server", every=0.5, seconds=SERVER_SECONDS)
+        """See to it that the Prefect server runs, as a service manager does, and wait until it and its database can be used."""
+
+        def serves() -> bool:
+            if not self.server.lives():  # it ends where its database is away when it starts
+                self.server.begin()
+            return not why_away(self.api, 0.0)
+
+        wait_for(serves, "the Prefect server", every=0.5, seconds=SERVER_SECONDS)
 
     def host(self, name: str) -> Host:
         """Return a host with homes of its own."""
