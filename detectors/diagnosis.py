@@ -36,6 +36,7 @@ from detectors.evidence import (
     SameState,
     Sample,
     SchedulerWord,
+    Severed,
     StartTrouble,
     StepTimes,
     TakeOverTrouble,
@@ -48,7 +49,7 @@ from detectors.health import see_growth, see_reading
 from detectors.inference import inferred
 from detectors.losses import see_bad_loss, see_losses, see_same_state
 from detectors.memory import see_memory
-from detectors.node import see_leaving, see_silence
+from detectors.node import see_leaving, see_severed, see_silence
 from detectors.paces import see_paces, see_step_times
 from detectors.places import device_of
 from detectors.process import see_exit, see_start, see_stop
@@ -105,6 +106,7 @@ LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | list[Fault] | None]]
     WorkerExit: see_exit,
     WorkerStop: see_stop,
     AgentSilence: see_silence,
+    Severed: see_severed,
     Progress: see_progress,
     CheckpointTrouble: see_trouble,
     MemoryTrouble: see_memory,

@@ -79,6 +79,18 @@ class AgentSilence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Severed:
+    """A node that can be asked, and that other nodes do not reach while they reach each other."""
+
+    node: str
+    at: float
+    peers: tuple[str, ...]
+    """Those that were tried."""
+    why: str
+    """Why the first of them did not meet it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InWork:
     """An operation of a group that a rank has begun and that has not ended there."""
 
@@ -365,6 +377,7 @@ Evidence = (
     | WorkerExit
     | WorkerStop
     | AgentSilence
+    | Severed
     | Progress
     | CheckpointTrouble
     | MemoryTrouble

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
-from detectors.evidence import AgentSilence, Blind, HangLimits, NodeLeaving, Sample
+from detectors.evidence import AgentSilence, Blind, HangLimits, NodeLeaving, Sample, Severed
 
 _GONE: Final = "its connection ended"
 
@@ -69,6 +69,29 @@ NODE_LEAVING: Final = kind(
         weight=90,
     )
 )
+NODE_SEVERED: Final = kind(
+    FaultKind(
+        id="node-severed",
+        title="A node answers, and other nodes do not reach it while they reach each other",
+        component="node",
+        source="connections tried between nodes",
+        level=Level.EVICT_NOW,
+        blame=Blame.NODE,
+        action="replace the node by a spare; look at its interface for training traffic, its cable and the rules of its firewall",
+        reference="docs/architecture.md",
+        sick=Sample(evidence=Severed(node="n0", at=0.0, peers=("n1", "n2"), why="timed out after 1 s")),
+        healthy=Sample(evidence=Severed(node="n0", at=0.0, peers=(), why="")),
+        weight=98,
+    )
+)
+
+
+def see_severed(seen: Severed, _limits: HangLimits) -> Fault | None:
+    """Name a node that is cut off from its peers; None where none was tried in vain."""
+    if not seen.peers:
+        return None
+    quote = f"{seen.node} and {', '.join(seen.peers)} do not reach each other ({seen.why}), and it answers here"
+    return Fault(kind=NODE_SEVERED.id, at=seen.at, node=seen.node, quote=quote, signature=NODE_SEVERED.id)
 
 
 def see_leaving(seen: NodeLeaving, _limits: HangLimits) -> Fault | None:

@@ -15,7 +15,8 @@ from detectors.diagnosis import Before, Diagnosis, diagnose, seconds_to_settle, 
 from detectors.evidence import AgentSilence, Blind, TakeOverTrouble
 from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
 from detectors.process import START_FAILED
-from holdfast.control import runs
+from detectors.progress import OVERRUN, STANDSTILLS
+from holdfast.control import runs, ways
 from holdfast.control.board import limits_of
 from holdfast.control.consent import LEAST
 from holdfast.control.incident import IncidentInWork
@@ -35,6 +36,8 @@ MOST_ALIKE: Final = 256
 """Faults of one kind that an incident has rows of: when thousands of ranks see one node go, the verdict says how many did."""
 MOST_BROKEN: Final = 128
 """Broken groups that are weighed."""
+UNEXPLAINED: Final = STANDSTILLS | {GROUP_BROKEN.id, TAKE_OVER_FAILED.id, OVERRUN.id, *(kind for kind in CATALOGUE if is_echo(kind))}
+"""What ranks say, or do not, when their peers do not reach them."""
 ANSWER_SECONDS: Final = 0.5
 """How long agents may take to say who lives: so long an end that broke a group is waited for in any case."""
 STRAGGLERS: Final = 10.0
@@ -53,6 +56,8 @@ def detect(job: str) -> Turn:
     run.rulebook.look_now()
     silences = look_twice(run)
     faults, silences = settled(run, silences)
+    if not silences:
+        faults = faults + cut_from_peers(run, faults)
     if not faults and run.board.at_work():
         if run.incident is not None:
             moved_on = run.generation > run.incident.row.generation_before  # by a flow that died before it could say so
@@ -113,6 +118,20 @@ def settled(run: Run, silences: list[AgentSilence]) -> tuple[list[Fault], list[A
         run.pump(0.02)
         if run.missing():
             silences = silences + look_twice(run)
+
+
+def cut_from_peers(run: Run, faults: list[Fault]) -> list[Fault]:
+    """Return who is cut off from the other nodes, where ranks wait for each other and nobody is known to be gone.
+
+    gloo itself finds that out after half a minute at best. A group that broke is mended first: that is faster than to look.
+    """
+    kinds = {fault.kind for fault in faults}
+    if not kinds or not kinds <= UNEXPLAINED or (kinds == {GROUP_BROKEN.id} and run.incident is None):
+        return []
+    found, words = ways.look(run.fleet.source, {str(fault.node) for fault in faults}, [*run.members, *run.spares()])
+    if words:
+        run.remark(words)
+    return see(found, limits_of(run.spec.limits))
 
 
 def few(faults: list[Fault]) -> list[Fault]:

@@ -76,6 +76,10 @@ class SimulatedNodes:
         """Return nothing: there is no training traffic."""
         return None
 
+    def meets(self, source: str, to: str, seconds: float) -> str:  # noqa: ARG002 (nobody is cut off)
+        """Say that they do."""
+        return ""
+
     def bandwidth(self, source: str, to: str, seconds: float) -> float:  # noqa: ARG002 (nothing is sent)
         """Refuse: there is no network between simulated nodes."""
         raise NodeLost(source, "simulated nodes send each other nothing")

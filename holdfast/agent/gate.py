@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.agent import fields
-from holdfast.agent.interfaces import bandwidth_to, interfaces, listening
+from holdfast.agent.interfaces import bandwidth_to, interfaces, listening, meet
 from holdfast.agent.log_files import folder_of, listed, piece
 from holdfast.agent.place import NodePlace, NotStarted
 from holdfast.process import fresh_signals
@@ -55,6 +55,7 @@ class Gate:
             "log": self._log,
             "listen": lambda _order: listening(),
             "measure": self._measure,
+            "meet": self._meet,
         }
 
     def run(self) -> int:
@@ -155,6 +156,10 @@ class Gate:
     def _measure(self, order: Message) -> Message:
         source = fields.maybe(fields.text, order, "source")
         return bandwidth_to(fields.text(order, "host"), fields.whole(order, "port"), fields.seconds(order, "during"), source)
+
+    def _meet(self, order: Message) -> Message:
+        source = fields.maybe(fields.text, order, "source")
+        return meet(fields.text(order, "host"), fields.whole(order, "port"), fields.seconds(order, "within"), source)
 
     @property
     def _there(self) -> NodePlace:

@@ -80,6 +80,15 @@ def listening() -> dict[str, Any]:
     return {"port": server.getsockname()[1]}
 
 
+def meet(host: str, port: int, seconds: float, source: str | None = None) -> dict[str, Any]:
+    """Try to connect to who listens at *host* and *port*; say why that does not come about within *seconds*, or nothing."""
+    try:
+        socket.create_connection((host, port), timeout=seconds, source_address=(source, 0) if source else None).close()
+    except OSError as error:
+        return {"why": error.strerror or f"{error} after {seconds:g} s"}
+    return {"why": ""}
+
+
 def _swallow(server: socket.socket) -> None:
     with server, suppress(OSError):
         sock, _ = server.accept()

@@ -176,6 +176,13 @@ class NodeSource(Protocol):
         """Return how many bytes per second go from one node to another, by sending for so long; raise a `NodeTrouble` when none do."""
         ...
 
+    def meets(self, source: str, to: str, seconds: float) -> str:
+        """Say why a connection from one node to another does not come about within *seconds*; empty when it does.
+
+        Raise a `NodeTrouble` when one of them cannot be asked.
+        """
+        ...
+
     def survey(self) -> list[NodeView]:
         """Look at every node."""
         ...

@@ -24,6 +24,8 @@ LATE_SECONDS: Final = 6.0
 """How long such a node may take to let us in once it has taken the connection."""
 ORDER_SECONDS: Final = 25.0
 """How long a gate may take to start an agent or to end what runs on its node."""
+MEETS: Final = 2.0
+"""Seconds for a gate to do what takes it no time, where a recovery waits for the answer."""
 AGAIN: Final = 5.0
 """Seconds for which a node that could not be reached is not tried anew when all nodes are looked at."""
 HANDS: Final = 32
@@ -275,6 +277,16 @@ class RemoteNodes:
         except OSError as error:
             raise NotAskable(source, f"no traffic from {source} to {to}: {error.strerror or error}") from error
         return float(told["bytes"]) / max(1e-6, float(told["seconds"]))
+
+    def meets(self, source: str, to: str, seconds: float) -> str:
+        """Say why a connection from one node to another does not come about within *seconds*; empty when it does."""
+        try:
+            port = self.order(to, "listen", seconds=MEETS)["port"]
+            ends = {"host": self.address(to), "port": port, "source": self.address(source)}
+            told = self.order(source, "meet", seconds=seconds + MEETS, within=seconds, **ends)
+        except OSError as error:
+            raise NotAskable(source, f"it does not say whether it reaches {to}: {error.strerror or error}") from error
+        return str(told["why"])
 
     def close(self) -> None:
         """Let go of all connections. Agents and what they started go on."""

@@ -103,3 +103,26 @@ def test_a_network_that_heals_while_a_recovery_is_under_way_leaves_one_job(job: 
     assert placed.keys() == {0, 1, 2}
     lively = {rank: job.done()[rank][-1] for rank in placed}
     assert {rank: one.pid for rank, one in lively.items()} == {rank: one.pid for rank, one in placed.items()}
+
+
+def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: HostJob) -> None:
+    """Its agent speaks all the time and its process lives; the others find by connections of their own who is cut off. No step is lost."""
+    job.settles()
+    before, host, known = job.chaos.ranks(), job.host_of(1), len(job.incidents())
+    there = {rank for rank, one in before.items() if one.node == host.name}  # earlier tests may have left it two
+    old = [host.pid_here(before[rank].pid) for rank in there]
+    host.cut("peers")
+    try:
+        job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
+        assert host.lost() > 0, "the cut took nothing"
+        (incident,) = job.incidents()[known:]
+        told = (incident.kind, incident.subject, incident.rung, incident.outcome, incident.steps_lost)
+        assert told == ("node-severed", f"node {host.name}", "take-over", "recovered", 0), f"{incident.because}\n{job.log()}"
+        job.runs()
+        after = job.chaos.ranks()
+        assert host.name not in {one.node for one in after.values()}
+        stay = before.keys() - there
+        assert {rank: after[rank] for rank in stay} == {rank: before[rank] for rank in stay}, "survivors stay in their processes"
+        job.until(lambda: not host.processes().keys() & set(old), f"the end of {old} on {host.name}, which can be asked for")
+    finally:
+        host.heal()
