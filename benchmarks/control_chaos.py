@@ -51,13 +51,13 @@ class ControlChaos:
         self._lease: models.Lease | None = None
         self._missed: list[str] = []
 
-    def play(self, count: int) -> dict[str, Any]:
-        """Play *count* rounds; return what came of them."""
+    def play(self, count: int, only: list[tuple[str, ...]]) -> dict[str, Any]:
+        """Play *count* rounds, with *only* these parts where some are named; return what came of them."""
         with Rack(self.place / "rack", NODES) as rack:
             set_up(rack)
-            return told(self._rounds(rack, count), self.seed)
+            return told(self._rounds(rack, count, only or DRAWN), self.seed)
 
-    def _rounds(self, rack: Rack, count: int) -> list[dict[str, Any]]:
+    def _rounds(self, rack: Rack, count: int, drawn: list[tuple[str, ...]]) -> list[dict[str, Any]]:
         self.plane.deploy()
         self.workers = [self.plane.worker(host) for host in self.hosts]
         for worker in self.workers:
@@ -65,7 +65,7 @@ class ControlChaos:
         calm = self._calm(rack)
         bag, found = list[tuple[str, ...]](), list[dict[str, Any]]()
         for number in range(count):
-            bag = bag or self.dice.sample(DRAWN, len(DRAWN))
+            bag = bag or self.dice.sample(drawn, len(drawn))
             parts, begun = bag.pop(), time.monotonic()
             try:
                 came = self._round(number, parts, calm, rack)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.chaos_run import TRAINING
-from benchmarks.control_chaos import LONGEST, ControlChaos
+from benchmarks.control_chaos import LONGEST, PARTS, ControlChaos
 from benchmarks.control_jobs import Job
 from benchmarks.control_parts import Host, Program, plane
 from benchmarks.measuring import spread, wait_for
@@ -89,6 +89,13 @@ def met(times: list[float]) -> bool:
     return bool(times) and spread(times)["median"] <= GOAL["median"]
 
 
+def parts(text: str) -> tuple[str, ...]:
+    """Return the parts that are killed together, as they are named on the command line."""
+    if strange := set(text.split("+")) - set(PARTS):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(strange))} is none of {', '.join(PARTS)}")
+    return tuple(text.split("+"))
+
+
 def main() -> int:
     """Measure, print, and write; return 1 when a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -97,6 +104,7 @@ def main() -> int:
     parser.add_argument("--takeovers", type=int, default=10, help="takeovers after SIGKILL, and as many after SIGSTOP")
     parser.add_argument("--seed", type=int, default=1, help="the same seed kills the same parts in the same order")
     parser.add_argument("--only", nargs="+", choices=KEYS, default=KEYS, metavar="KEY", help=f"of {', '.join(KEYS)}")
+    parser.add_argument("--parts", nargs="+", type=parts, default=[], metavar="PART", help="kill only these, e.g. agent flow+postgresql")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="an empty folder for homes and logs, which stays")
     given = parser.parse_args()
     lines = list[dict[str, Any]]()
@@ -109,7 +117,7 @@ def main() -> int:
                 if "takeover" in given.only:
                     lines += Takeovers(folder, history, hosts).play(given.takeovers)
                 if "chaos" in given.only:
-                    lines.append(ControlChaos(folder, made, history, hosts, given.seed).play(given.rounds))
+                    lines.append(ControlChaos(folder, made, history, hosts, given.seed).play(given.rounds, given.parts))
             finally:
                 for host in hosts:
                     host.close()
