@@ -89,7 +89,7 @@ def met(times: list[float]) -> bool:
     return bool(times) and spread(times)["median"] <= GOAL["median"]
 
 
-def parts(text: str) -> tuple[str, ...]:
+def together(text: str) -> tuple[str, ...]:
     """Return the parts that are killed together, as they are named on the command line."""
     if strange := set(text.split("+")) - set(PARTS):
         raise argparse.ArgumentTypeError(f"{', '.join(sorted(strange))} is none of {', '.join(PARTS)}")
@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--takeovers", type=int, default=10, help="takeovers after SIGKILL, and as many after SIGSTOP")
     parser.add_argument("--seed", type=int, default=1, help="the same seed kills the same parts in the same order")
     parser.add_argument("--only", nargs="+", choices=KEYS, default=KEYS, metavar="KEY", help=f"of {', '.join(KEYS)}")
-    parser.add_argument("--parts", nargs="+", type=parts, default=[], metavar="PART", help="kill only these, e.g. agent flow+postgresql")
+    parser.add_argument("--parts", nargs="+", type=together, default=[], metavar="PART", help="kill only these, e.g. agent flow+postgresql")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="an empty folder for homes and logs, which stays")
     given = parser.parse_args()
     lines = list[dict[str, Any]]()

@@ -33,8 +33,9 @@ class Journal:
 
     def __init__(self, path: Path, *, largest: int = LARGEST, remembered: int = REMEMBERED) -> None:
         self._path, self._older, self._largest = path, path.with_suffix(".old"), largest
+        self._before = path.with_suffix(".before")
         with suppress(FileNotFoundError):
-            path.replace(path.with_suffix(".before"))
+            path.replace(self._before)
         self._older.unlink(missing_ok=True)
         self._file = self._open()
         self._size = 0
@@ -87,6 +88,15 @@ class Journal:
             for number, line in self._after(seq):
                 yield number, line
                 seq = number
+
+    def past(self, most: int) -> list[Message]:
+        """Return the newest events of the agent before, at *most* so many, oldest first; of half a line at the end nothing is known."""
+        found = deque[Message](maxlen=most)
+        with suppress(OSError), self._before.open("rb") as file:
+            for line in file:
+                with suppress(BadLine):
+                    found.append(decode(line))
+        return list(found)
 
     def _after(self, seq: int) -> Iterator[Event]:
         recent = list(self._recent)

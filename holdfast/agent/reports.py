@@ -18,8 +18,8 @@ from holdfast.wire import PROTOCOL, Message
 
 log = logging.getLogger("holdfast.agent")
 
-FLUSH: Final = 0.2
-"""Seconds that finished steps may wait for company before they are journaled."""
+FLUSH: Final = 0.02
+"""Seconds that finished steps may wait for company before they are journaled: with a killed agent those that wait are lost."""
 LARGEST_STEP: Final = 2**53
 PASSED_ON: Final = frozenset({"broken", "regrouped", "cannot", "coverage", "prepared", "unprepared"})
 """Words that are the flow's alone to understand: each becomes an event with all that was said."""

@@ -47,9 +47,19 @@ class Hearing:
         self._run.best = max(self._run.best, self._run.board.step_before)
         if event["event"] == "steps" and event["generation"] < self._run.generation:
             self._record_steps(event)  # heard again by a flow that adopted the job; a step that is recorded already stays as it is
+        if event["event"] == "past":
+            self._take_past(node, event["events"])
         handler = getattr(self, handler_of(event["event"]), None)
         if handler is not None and event.get("generation", self._run.generation) == self._run.generation:
             handler(node, event)
+
+    def _take_past(self, node: str, events: list[Message]) -> None:
+        """Put on record what an agent that was killed may not have told; what is known stays as it is, and nobody acts on it."""
+        for event in events:
+            if event["event"] == "steps" and event["generation"] <= self._run.generation:
+                self._record_steps(event)
+            elif event["event"] == "saved" and event["generation"] == self._run.generation:
+                self._on_saved(node, event)
 
     def newest_whole(self) -> int:
         """Return the step of the newest checkpoint that this flow has heard of, or that the ranks went on from."""

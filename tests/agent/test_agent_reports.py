@@ -125,7 +125,7 @@ say(t="bye", step=500)
     assert [step[0] for step in told] == list(range(1, 501))
     assert math.isnan(told[6][3])
     assert told[7][3] == 4.0
-    assert sum("steps" in event for event in flow.events) < 20
+    assert sum("steps" in event for event in flow.events) < 200
 
 
 def test_the_last_words_of_a_worker_come_before_its_end(node: Node, flow: Flow) -> None:

@@ -79,6 +79,31 @@ def test_an_agent_takes_over_from_one_that_is_ending(node: Node, tmp_path: Path)
         node.guardian, node.said = successor.guardian, successor.said
 
 
+def test_a_new_agent_tells_what_one_that_was_killed_may_not_have_told(node: Node, tmp_path: Path) -> None:
+    """The flow may have been away just then. Not of another job, nor after an end in order; and not lost when it is killed as well."""
+    code = "hello()\nfor step in range(1, 31):\n    say(t='beat', step=step, seconds=0.1, loss=step / 2, until=900)\ntime.sleep(600)\n"
+    with node.flow() as flow:
+        flow.attach(0)
+        flow.prepare(node, [sys.executable, node.script(SPEAKING + code)])
+        flow.start(1)
+        flow.until(lambda: any(step[0] == 30 for event in flow.events for step in event.get("steps", ())), "step 30")
+    for job, expected in (("job", 30), ("job", 30), ("another", 0), ("another", 0)):
+        os.kill(node.agent, signal.SIGKILL)
+        node.ended()
+        successor = Node(tmp_path).begin()
+        node.guardian, node.said = successor.guardian, successor.said
+        with node.flow() as flow:
+            flow.attach()
+            flow.job = job
+            flow.prepare(node, ["true"], job=job)
+            flow.ok("ping")
+            told = [inner for event in flow.events if event["event"] == "past" for inner in event["events"]]
+            steps = [step for inner in told for step in inner["steps"]]
+            assert [step[0] for step in steps] == list(range(1, expected + 1))
+            assert [step[3] for step in steps] == [step / 2 for step in range(1, expected + 1)]
+            assert {inner["generation"] for inner in told} <= {1}
+
+
 def test_a_new_agent_ends_what_an_earlier_one_left(unborn: Node) -> None:
     """Whatever carries the node's mark was started on it."""
     nap = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -24,7 +24,7 @@ class Told:
         self.history = History.open(f"sqlite:///{place / 'history.db'}")
         self.recorder = Recorder(self.history, place / "spill")
         self.job = models.Job(name="j", spec={}, cluster={}, directory=str(place), at=0.0)
-        self.run = SimpleNamespace(job=self.job, recorder=self.recorder, best=0, managed=True, tell=lambda *_: None)
+        self.run = SimpleNamespace(job=self.job, recorder=self.recorder, best=0, managed=True, cadence=None, tell=lambda *_: None)
         self.hearing = Hearing(cast("Run", self.run))
         self.recorder.add(self.job)
         self.begin(1)
@@ -102,3 +102,16 @@ def test_a_flow_that_adopts_the_job_and_hears_all_again_adds_nothing(told: Told)
     told.hears("steps", 1, steps=[[1, 1.0, 0.1, 0.5], [2, 1.0, 0.1, 0.25]])
     told.hears("steps", 2, steps=[[2, 1.0, 0.1, 0.75], [3, 1.0, 0.1, 0.125]])
     assert told.curve() == [(1, 0.5), (2, 0.25), (3, 0.125)]
+
+
+def test_what_an_agent_told_nobody_before_it_was_killed_is_told_by_the_next_one(told: Told) -> None:
+    """Whatever generation it was, and each step once."""
+    told.steps((1, 1.0), (2, 2.0))
+    first = {"event": "steps", "generation": 1, "at": 2.0, "steps": [[step, 1.0, 0.1, float(step)] for step in (1, 2, 3)]}
+    told.hears("past", events=[first, {"event": "saved", "generation": 1, "at": 2.5, "step": 3, "path": "c/3", "seconds": 0.1, "size": 9}])
+    assert told.curve() == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert [one.step for one in queries.checkpoints(told.history, told.job.id)] == [3]
+    told.begin(2)
+    told.hears("past", events=[{**first, "steps": [[step, 1.0, 0.1, float(step)] for step in (3, 4)]}, {**first, "generation": 3}])
+    assert told.curve() == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+    assert told.twice() == 0
