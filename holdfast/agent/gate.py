@@ -24,7 +24,7 @@ from typing import Final
 
 from holdfast.agent import fields
 from holdfast.agent.interfaces import bandwidth_to, interfaces, listening, meet
-from holdfast.agent.log_files import folder_of, listed, piece
+from holdfast.agent.log_files import AGENT, folder_of, listed, piece
 from holdfast.agent.place import NodePlace, NotStarted
 from holdfast.process import fresh_signals
 from holdfast.wire import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, connect, decode, encode, numbered, whole_lines
@@ -145,8 +145,10 @@ class Gate:
         return folder_of(self._there.folder.parents[1] / "jobs", fields.text(order, "job"))
 
     def _log(self, order: Message) -> Message:
-        """Give a piece of the log of one of a job's ranks."""
-        data = piece(self._logs(order), fields.text(order, "name"), fields.whole(order, "at"), fields.whole(order, "most"))
+        """Give a piece of the log of one of a job's ranks, or of the agent."""
+        name = fields.text(order, "name")
+        folder = self._there.folder if name == AGENT else self._logs(order)
+        data = piece(folder, name, fields.maybe(fields.whole, order, "at"), fields.whole(order, "most"))
         return {"data": base64.b64encode(data).decode()}
 
     def _wipe(self, order: Message) -> Message:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Final
 
+AGENT: Final = "agent.log"
+"""The agent's own, in the folder of its node."""
 NAME: Final = re.compile(r"(?:rank|standby)-\d{1,9}\.log")
 """The files that are given away: nothing else that may lie beside them."""
 JOB: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,127}")
@@ -29,10 +32,14 @@ def listed(folder: Path) -> dict[str, int]:
         return {}
 
 
-def piece(folder: Path, name: str, at: int, most: int) -> bytes:
-    """Return up to *most* bytes of the log *name* from byte *at* on; raise ``OSError``, or ``ValueError`` for what is no log's name."""
-    if not NAME.fullmatch(name):
+def piece(folder: Path, name: str, at: int | None, most: int) -> bytes:
+    """Return up to *most* bytes of the log *name*, from byte *at* on or the last ones.
+
+    Raise ``OSError``, or ``ValueError`` for what is no log's name.
+    """
+    if not NAME.fullmatch(name) and name != AGENT:
         raise ValueError(f"no log is called {name[:80]!r}")
+    most = min(most, MOST)
     with (folder / name).open("rb") as file:
-        file.seek(at)
-        return file.read(min(most, MOST))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - most) if at is None else at)
+        return file.read(most)

@@ -164,8 +164,11 @@ class NodeSource(Protocol):
         """Return the logs of the ranks of *job* (its name) on *node*: file to size in bytes. Raise a `NodeTrouble` or ``OSError``."""
         ...
 
-    def log(self, node: str, job: str, name: str, at: int, most: int) -> bytes:
-        """Return up to *most* bytes of such a log from byte *at* on. Raise a `NodeTrouble` or ``OSError``."""
+    def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:
+        """Return up to *most* bytes of such a log, or of `agent.log`, from byte *at* on or the last ones.
+
+        Raise a `NodeTrouble` or ``OSError``.
+        """
         ...
 
     def interface(self, node: str) -> str | None:

@@ -73,9 +73,9 @@ class LocalNodes:
         """Return the logs of the ranks of *job*, wherever they ran: file to size in bytes."""
         return log_files.listed(job_directory(job) / "logs")
 
-    def log(self, node: str, job: str, name: str, at: int, most: int) -> bytes:  # noqa: ARG002
-        """Return up to *most* bytes of such a log from byte *at* on."""
-        return log_files.piece(job_directory(job) / "logs", name, at, most)
+    def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:
+        """Return up to *most* bytes of such a log, or of the agent's, from byte *at* on or the last ones."""
+        return log_files.piece(self.folder(node) if name == log_files.AGENT else job_directory(job) / "logs", name, at, most)
 
     def interface(self, node: str) -> str | None:  # noqa: ARG002 (all nodes are this machine)
         """Return the loopback interface."""

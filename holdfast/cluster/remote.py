@@ -240,8 +240,8 @@ class RemoteNodes:
         """Return the logs of the ranks of *job* on *node*: file to size in bytes."""
         return {str(name): int(size) for name, size in self.order(node, "logs", job=job)["logs"].items()}
 
-    def log(self, node: str, job: str, name: str, at: int, most: int) -> bytes:
-        """Return up to *most* bytes of such a log from byte *at* on."""
+    def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:
+        """Return up to *most* bytes of such a log, or of the agent's, from byte *at* on or the last ones."""
         return base64.b64decode(self.order(node, "log", job=job, name=name, at=at, most=most)["data"])
 
     # -- the network --------------------------------------------------------------------------------------------------

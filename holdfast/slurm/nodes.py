@@ -130,7 +130,7 @@ class SlurmNodes(RemoteNodes):
         """Return the logs of the ranks of *job*, wherever they ran: file to size in bytes."""
         return log_files.listed(job_directory(job) / "logs")
 
-    def log(self, node: str, job: str, name: str, at: int, most: int) -> bytes:  # noqa: ARG002 (as above)
+    def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:  # noqa: ARG002 (as above)
         """Return up to *most* bytes of such a log from byte *at* on."""
         return log_files.piece(job_directory(job) / "logs", name, at, most)
 

@@ -9,16 +9,20 @@ import stat
 import tarfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from sqlmodel import SQLModel, col, select
 
 from holdfast import places
+from holdfast.agent.log_files import AGENT
+from holdfast.cluster import NodeSource, open_cluster
 from holdfast.errors import HoldfastError, NotWritable
 from holdfast.history import models
 from holdfast.history.store import History
+from holdfast.spec import cluster_of
 from holdfast.support import facts
 from holdfast.support.redacting import Redactor
 
@@ -27,6 +31,9 @@ TAIL: Final = 1024 * 1024
 MOST_ROWS: Final = 5000
 """Of each table, the newest; a job has millions of steps."""
 MOST_FILES: Final = 400
+MOST_NODES: Final = 128
+"""Of another machine's logs; who has thousands knows by the history which ones matter, and reads them by `holdfast logs`."""
+HANDS: Final = 16
 LOGS: Final = ("*.log", "*.jsonl", "*.old", "*.before", "agent.json", "policy*.yaml", "*.refused")
 OF_JOB: Final = (
     models.Move, models.Generation, models.Incident, models.Fault, models.Verdict, models.Decision, models.Phase, models.Step,
@@ -44,7 +51,7 @@ history:  {history}
 versions.json, machine.json, environment.json, health.json, processes.json: this installation and this machine
 history/  rows about the job and its cluster, one JSON object a line, the newest {rows} of each table
 job/      the folder of the job: description, log of the flow, what could not be written to the history
-nodes/    ends of the logs and journals of agents and workers that lie on this machine; those on other hosts stay there
+nodes/    ends of the logs of the job's ranks and of agents, and of what else lies on this machine
 
 Secrets are replaced by ***: tokens, keys, passwords, addresses of webhooks, values of the job's environment.
 What a script printed into its logs is searched for what looks like a secret; have a look before you send it to somebody.
@@ -110,15 +117,8 @@ def write(output: Path, job: str | None) -> list[str]:
 
 
 def _fill(bundle: Bundle, redactor: Redactor, name: str | None) -> None:
-    rows, told = None, {"name": name, "cluster": None}
-    try:
-        rows = History.open(create=False)
-        found = _job(rows, name)
-        if found is not None:
-            told = {"name": found.name, "cluster": str(found.cluster.get("name", ""))}
-    except Exception as error:  # noqa: BLE001 (as above)
-        bundle.fail("history", error)
-        found = None
+    rows, found = _opened(bundle, name)
+    told = {"name": found.name, "cluster": str(found.cluster.get("name", ""))} if found is not None else {"name": name, "cluster": None}
     folder = places.job_directory(told["name"]) if told["name"] else None
     if folder is not None:
         _learn(redactor, folder)
@@ -136,10 +136,23 @@ def _fill(bundle: Bundle, redactor: Redactor, name: str | None) -> None:
         bundle.part("job/spec", lambda: _spec(redactor, json.loads((folder / "spec.json").read_text())))
     for node in _nodes(told["cluster"]):
         _folder(bundle, f"nodes/{node.name}", node)
+    if found is not None and found.cluster.get("kind", "local") != "local":
+        _elsewhere(bundle, found)
     problems = "\n".join(["", "Not in it, and why:", *bundle.problems, ""]) if bundle.problems else ""
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     shown = {"job": told["name"] or "none", "home": places.home(), "history": places.history_url(), "rows": MOST_ROWS, "problems": problems}
     bundle.add("README.txt", README.format(at=at, version=facts.versions()["holdfast"], **shown))
+
+
+def _opened(bundle: Bundle, name: str | None) -> tuple[History | None, models.Job | None]:
+    """Return the history and the job in it, as far as there are any."""
+    history = None
+    try:
+        history = History.open(create=False)
+        return history, _job(history, name)
+    except Exception as error:  # noqa: BLE001 (as above)
+        bundle.fail("history", error)
+    return history, None
 
 
 def _job(history: History, name: str | None) -> models.Job | None:
@@ -204,6 +217,37 @@ def _nodes(cluster: str | None) -> Iterator[Path]:
     for one in clusters:
         with suppress(OSError):
             yield from sorted(node for node in one.iterdir() if node.is_dir() and not node.is_symlink())
+
+
+def _elsewhere(bundle: Bundle, job: models.Job) -> None:
+    """Add the ends of the logs that lie on other machines; one that cannot be asked costs its own alone."""
+    try:
+        source = open_cluster(cluster_of(job.cluster))
+    except Exception as error:  # noqa: BLE001 (as above)
+        bundle.fail("nodes", error)
+        return
+    with closing(source), ThreadPoolExecutor(HANDS, thread_name_prefix="support") as hands:
+        nodes = source.names()[:MOST_NODES]
+        for node, found in zip(nodes, hands.map(lambda node: _ends_on(source, node, job.name), nodes), strict=True):
+            for name, text in found.items():
+                if isinstance(text, Exception):
+                    bundle.fail(f"nodes/{node}/{name}", text)
+                else:
+                    bundle.add(f"nodes/{node}/{name}", text.decode(errors="replace"))
+
+
+def _ends_on(source: NodeSource, node: str, job: str) -> dict[str, bytes | Exception]:
+    """Return the ends of the logs on a node, or why there is none."""
+    found: dict[str, bytes | Exception] = {}
+    try:
+        for name in [*source.logs(node, job), AGENT]:
+            try:
+                found[name] = source.log(node, job, name, None, TAIL)
+            except OSError as error:
+                found[name] = error
+    except Exception as error:  # noqa: BLE001 (a node that is away, or of another version)
+        found["logs"] = error
+    return found
 
 
 def _folder(bundle: Bundle, name: str, folder: Path) -> None:

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from sqlmodel import SQLModel
 
+from holdfast.cluster.remote import RemoteNodes
 from holdfast.history.models import Fault, Remark
 from holdfast.history.store import History
+from holdfast.support.bundle import TAIL
 from holdfast.support.redacting import Redactor
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
+from tests.cluster.gates import Boxes, ChildReach
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 SECRETS = {
@@ -128,6 +131,36 @@ def test_a_bundle_has_what_helps_and_no_secret(  # noqa: PLR0917 (fixtures)
     assert json.loads(texts["versions.json"])["protocol"] == 1
     assert "root:" not in "".join(texts.values())
     assert " token" in texts["job/files.txt"]
+
+
+def test_logs_of_other_machines_are_in_it_without_their_secrets(  # noqa: PLR0917 (fixtures)
+    here: Command, holdfast_home: Path, book: History, running: Author, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Read through real gates; a machine that does not answer is named, and costs nothing else."""
+    plant(holdfast_home, book, running, monkeypatch)
+    job, reach = running.job, ChildReach()
+    job.cluster = {"kind": "ssh", "name": "far", "hosts": ["n0", "n1"]}
+    with book.session() as session:
+        session.merge(job)
+    boxes = Boxes(str(tmp_path / "hf"), names=["n0", "n1"])
+    logs, node = tmp_path / "hf" / "jobs" / "gpt-small" / "logs", tmp_path / "hf" / "nodes" / "n0"
+    for folder in (logs, node):
+        folder.mkdir(parents=True)
+    (logs / "rank-0.log").write_text("x" * 2 * TAIL + SAID)
+    (node / "agent.log").write_text(SAID)
+    monkeypatch.setattr("holdfast.support.bundle.open_cluster", lambda _cluster: RemoteNodes(boxes, reach))
+    done = here("support-bundle", "gpt-small", "-o", "b.tar.gz", "--json")
+    texts = contents(tmp_path / "b.tar.gz")
+    assert leaks(texts) == []
+    for name in ("nodes/n0/rank-0.log", "nodes/n0/agent.log", "nodes/n1/rank-0.log"):
+        assert "step 17 took 0.25 s on node-1" in texts[name]
+        assert len(texts[name]) <= TAIL
+    assert ["agent.log" in one and "n1" in one for one in json.loads(done.stdout)["missing"]] == [True], "nothing was written there"
+    reach.bury()
+    reach.down = True
+    done = here("support-bundle", "gpt-small", "-o", "c.tar.gz", "--json")
+    assert [one.partition(":")[0] for one in json.loads(done.stdout)["missing"]] == ["nodes/n0/logs", "nodes/n1/logs"]
+    assert "no route to host" in contents(tmp_path / "c.tar.gz")["README.txt"]
 
 
 @pytest.mark.parametrize("damage", ["history", "spec", "folder", "all"])
