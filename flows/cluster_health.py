@@ -10,6 +10,7 @@ from prefect.client.schemas.objects import State as FlowState
 from prefect.states import Completed
 from pydantic import PositiveFloat, PositiveInt
 
+from holdfast.log import outlive_readers
 from holdfast.spec import Cluster, LocalCluster
 from holdfast.sweeping import DEADLINE
 from tasks.checkups import checking_up
@@ -30,6 +31,7 @@ def cluster_health(
         sweeps: How often to look before this run ends. Connections stay open from look to look.
         every: Seconds from one look to the next.
     """
+    outlive_readers()
     begun, said = time.time(), ""
     with checking_up(cluster):
         for number in range(sweeps):

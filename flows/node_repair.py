@@ -8,6 +8,7 @@ from prefect.states import Completed
 from pydantic import PositiveFloat
 
 from flows.cluster_health import THIS_MACHINE
+from holdfast.log import outlive_readers
 from holdfast.spec import Cluster
 from tasks.repair import begin, burn_in, conclude, find, publish
 from tasks.repairs import repairing
@@ -22,6 +23,7 @@ def node_repair(cluster: Cluster = THIS_MACHINE, nodes: list[str] | None = None,
         nodes: Nodes to try now, whether they are due or not; empty: those that are due.
         seconds: How long a node works; empty: as the cluster says (`burn_in.seconds`).
     """
+    outlive_readers()
     with repairing(cluster, seconds):
         wanted = find(cluster.name, nodes)
         begun = begin(cluster.name, wanted)

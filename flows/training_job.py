@@ -13,6 +13,7 @@ from prefect.states import Cancelled, Completed, Failed
 from holdfast.control.run import Run
 from holdfast.control.steering import steering
 from holdfast.control.wheel import Ended
+from holdfast.log import outlive_readers
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
 from policies.states import State
 from tasks.ask import Asker
@@ -53,6 +54,7 @@ def training_job(job: TrainingJob, cluster: Cluster = THIS_MACHINE, standby: boo
         cluster: Where the nodes come from.
         standby: Wait while another flow steers the job, and take over when that dies.
     """
+    outlive_readers()
     publisher = Publisher(job.name)
     with Asker() as asker, steering(job, cluster, publisher.tell, standby=standby) as run:
         asker.follow(run.job.id)

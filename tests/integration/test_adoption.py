@@ -52,6 +52,27 @@ def test_a_new_flow_adopts_the_job_and_no_worker_restarts(stage: Stage) -> None:
     assert curve(again) == list(range(1, len(curve(again)) + 1))
 
 
+def test_a_flow_whose_output_nobody_reads_any_more_steers_on(stage: Stage) -> None:
+    """As after the end of the Prefect worker that started it: rich takes that for a wish to end, in each thread with something to say."""
+    play = stage.play("unread", args=ENDLESS, nodes=TWO)
+    play.steps_to(3)
+    play.dies()
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "flows.training_job", str(play.spec)]
+    environment = stage.environment | {"PREFECT_LOGGING_LEVEL": "INFO"}
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, start_new_session=True)
+    again = Play("unread", stage, process, play.spec)
+    stage.plays.append(again)
+    os.close(writer)
+    wait_until(lambda: any("adopted" in one.text for one in queries.remarks(stage.history, again.job.id)), seconds=60, explain=again.log)
+    os.close(reader)
+    again.chaos.kill(1)
+    answered(again)
+    again.steps_to(again.chaos.step() + 5)
+    again.stops()
+    assert [one.outcome for one in again.incidents()] == ["recovered"]
+
+
 def test_a_fault_while_no_flow_lives_is_found_by_the_next_one(stage: Stage) -> None:
     """It is in the agent's journal."""
     play = stage.play("between", args=ENDLESS, nodes=TWO)
