@@ -43,8 +43,8 @@ def set_up() -> None:
 def outlive_readers() -> None:
     """Go on when nobody reads any more what this process prints, as when the Prefect worker that started it was killed.
 
-    Prefect prints its logs by rich, which takes a broken pipe for the user's wish to end: `SystemExit` in each thread with a line to log, the
-    one that steers a job included.
+    Prefect prints its logs by rich, which takes a broken pipe for the user's wish to end: `SystemExit` in each thread that has a line to
+    log, the one that steers a job included.
     """
     from rich.console import Console  # noqa: PLC0415 (nodes have none)
 
