@@ -413,10 +413,11 @@ def nodes(context: click.Context, as_json: bool) -> None:
     context.default_map = {name: {"as_json": as_json} for name in nodes.commands}  # said before the word it means the same
 
 
-@nodes.command("list", epilog=example("holdfast nodes cluster.yaml"))
+@nodes.command("list", epilog=example("holdfast nodes cluster.yaml", "holdfast nodes cluster.yaml --now"))
 @click.argument("cluster_file", type=file_path, required=False)
+@click.option("--now", is_flag=True, help="Log in to machines that are reached by SSH, too, and look.")
 @as_json
-def list_nodes(cluster_file: Path | None, as_json: bool) -> int:
+def list_nodes(cluster_file: Path | None, now: bool, as_json: bool) -> int:
     """List the nodes of a cluster.
 
     Whether jobs may be given them, since when not, by whom, why and until when; their agents, the jobs they run, and what
@@ -425,7 +426,7 @@ def list_nodes(cluster_file: Path | None, as_json: bool) -> int:
     """
     from holdfast.cli.nodes import nodes
 
-    return nodes(cluster_file, as_json=as_json)
+    return nodes(cluster_file, now=now, as_json=as_json)
 
 
 @nodes.command("trust", epilog=example("holdfast nodes trust cluster.yaml"))

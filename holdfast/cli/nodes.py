@@ -58,14 +58,17 @@ class Known:
     """The maintenance window that it is in, or its next one."""
 
 
-def nodes(cluster_file: Path | None, *, as_json: bool) -> int:
-    """Show every node as it is seen now, what is held against it and by whom, and what was last thought of it from outside."""
+def nodes(cluster_file: Path | None, *, now: bool, as_json: bool) -> int:
+    """Show every node as it is seen now, what is held against it and by whom, and what was last thought of it from outside.
+
+    Machines that are reached by SSH are logged in to only where *now* asks for it: that takes time and the processor, of both ends.
+    """
     cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
-    history, now = History.open(create=False), time.time()
+    history = History.open(create=False)
     try:
         moves, told = queries.node_standings(history, cluster.name), verdicts(history, cluster.name)
-        held = held_nodes(history, Place(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules), now=now)
-        views = [_with_name(history, view) for view in views_of(cluster)]
+        held = held_nodes(history, Place(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules), now=time.time())
+        views = [_with_name(history, view) for view in views_of(cluster, now=now)]
     finally:
         history.close()
     known = [_known(view, held, moves.get(view.name), told.get(view.name), cluster.windows) for view in views]
@@ -85,9 +88,9 @@ def _known(view: NodeView, held: Mapping[str, Node], move: NodeMove | None, told
     return Known(view=view, node=node, move=move, told=told, due=node.is_due(now), closing=closed)
 
 
-def views_of(cluster: Cluster) -> list[NodeView]:
-    """Return the nodes as they are seen now; those that no job runs on yet are only named."""
-    if cluster.kind == "ssh":
+def views_of(cluster: Cluster, *, now: bool = False) -> list[NodeView]:
+    """Return the nodes as they are seen now; those that are reached by SSH are only named, unless *now*."""
+    if cluster.kind == "ssh" and not now:
         return [NodeView(name=host.name, standing=NOTHING, agent=NOTHING) for host in cluster.machines]
     with contextlib.closing(open_cluster(cluster)) as source:
         return source.survey()

@@ -26,6 +26,8 @@ SECONDS: Final = 0.25
 HANDS: Final = 32
 SLOW: Final = 0.5
 """Of the median of all pairs: a way that brings less is named."""
+MOST: Final = 256
+"""Pairs that are measured: of thousands, as many at even distances, which takes some seconds beside the launch."""
 SHOWN: Final = 4
 
 
@@ -65,6 +67,7 @@ class Traffic:
         try:
             ways = {node: self._source.interface(node) or "an interface that it does not name" for node in nodes}
             pairs = list(zip(nodes, nodes[1:] + nodes[:1], strict=True)) if len(nodes) > 1 else []
+            pairs = pairs[:: -(-len(pairs) // MOST) or 1]
             with ThreadPoolExecutor(HANDS, thread_name_prefix="traffic") as hands:
                 found = list(hands.map(self._rate, *zip(*pairs, strict=True))) if pairs else []
             self._news.put(in_words(ways, found))

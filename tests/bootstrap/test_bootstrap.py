@@ -112,6 +112,18 @@ def test_hosts_are_set_up_once_and_mended_when_damaged(rack: Rack, holdfast: Com
     assert in_env(rack[1], "import holdfast.wire; print(holdfast.wire.PROTOCOL)")
 
 
+def test_a_look_at_hosts_says_what_runs_there_now(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
+    """Only where it is asked for: to log in everywhere takes time. A host that is away is off, with the reason."""
+    name = described(rack, tmp_path, directory="hf")
+    holdfast("nodes", "bootstrap", name)
+    assert [one["standing"] for one in json.loads(holdfast("nodes", name, "--json").stdout)["nodes"]] == [None] * 3
+    rack[2].server.stop()
+    looked = json.loads(holdfast("nodes", name, "--now", "--json").stdout)["nodes"]
+    rack[2].server.start()
+    assert [(one["name"], one["standing"]) for one in looked] == [("n0", "idle"), ("n1", "idle"), ("n2", "off")]
+    assert "refused" in looked[2]["why"]
+
+
 @pytest.mark.usefixtures("holdfast_home")
 def test_who_runs_in_an_older_environment_keeps_it(rack: Rack) -> None:
     """Modules that it imports late are of the version that it began with; whoever comes after gets the new one."""
