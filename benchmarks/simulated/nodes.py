@@ -76,6 +76,10 @@ class SimulatedNodes:
         """Return nothing: there is no training traffic."""
         return None
 
+    def past(self, node: str, job: str) -> list[Message]:  # noqa: ARG002 (no journal is kept)
+        """Return nothing."""
+        return []
+
     def meets(self, source: str, to: str, seconds: float) -> str:  # noqa: ARG002 (nobody is cut off)
         """Say that they do."""
         return ""

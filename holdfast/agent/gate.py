@@ -51,6 +51,7 @@ class Gate:
             "look": lambda _order: self._look(),
             "fence": self._fence,
             "wipe": self._wipe,
+            "past": lambda order: {"events": self._there.past(fields.text(order, "job"))},
             "logs": lambda order: {"logs": listed(self._logs(order))},
             "log": self._log,
             "listen": lambda _order: listening(),

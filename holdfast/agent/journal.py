@@ -18,7 +18,19 @@ LARGEST: Final = 32 * 1024 * 1024
 REMEMBERED: Final = 4096
 """Newest events that are kept in memory too, and told without reading the file."""
 
+JOURNAL: Final = "journal.jsonl"
+"""The file's name, in the folder of the node."""
+BEFORE: Final = ".before"
+"""Suffix of the journal of the agent before."""
+PAST: Final = 500
+"""Events of an agent that is gone which are told again."""
+
 _NUMBERED: Final = re.compile(rb'\{"seq":(\d{1,18}),.*\}\n', re.DOTALL)
+
+TOLD_AGAIN: Final = frozenset({"steps", "saved"})
+_HELD: Final = b'{"held":'
+"""How a line begins that says which job the following ones belong to: it is no event, and has no number."""
+_WORTH: Final = (b'"event":"steps"', b'"event":"saved"', b'"event":"past"')
 
 Event = tuple[int, bytes]
 """An event's number and its line."""
@@ -33,9 +45,8 @@ class Journal:
 
     def __init__(self, path: Path, *, largest: int = LARGEST, remembered: int = REMEMBERED) -> None:
         self._path, self._older, self._largest = path, path.with_suffix(".old"), largest
-        self._before = path.with_suffix(".before")
         with suppress(FileNotFoundError):
-            path.replace(self._before)
+            path.replace(path.with_suffix(BEFORE))
         self._older.unlink(missing_ok=True)
         self._file = self._open()
         self._size = 0
@@ -51,6 +62,10 @@ class Journal:
     def begin_generation(self) -> None:
         """Let go of the milestones of the generation before."""
         self._milestones.clear()
+
+    def hold(self, job: str) -> None:
+        """Note that what follows is of *job*, for whoever reads the file once this agent is gone (`past`)."""
+        self._write(encode({"held": job}))
 
     def add(self, event: Message, *, milestone: bool = True) -> bytes:
         """Give *event* its number, keep it, and return its line. On a full disk it is kept in memory alone."""
@@ -89,15 +104,6 @@ class Journal:
                 yield number, line
                 seq = number
 
-    def past(self, most: int) -> list[Message]:
-        """Return the newest events of the agent before, at *most* so many, oldest first; of half a line at the end nothing is known."""
-        found = deque[Message](maxlen=most)
-        with suppress(OSError), self._before.open("rb") as file:
-            for line in file:
-                with suppress(BadLine):
-                    found.append(decode(line))
-        return list(found)
-
     def _after(self, seq: int) -> Iterator[Event]:
         recent = list(self._recent)
         first = recent[0][0]
@@ -124,6 +130,37 @@ class Journal:
         finally:
             for file in files:
                 file.close()
+
+
+def past(path: Path, job: str, *, most: int = PAST) -> list[Message]:
+    """Return the newest steps and checkpoints that agents of *job* have journaled at *path*, or before that, oldest first.
+
+    They may not have lived to tell them. Half a line at the end tells of nothing.
+    """
+    lines, ours = deque[bytes](maxlen=most), False
+    for file in (path.with_suffix(BEFORE), path):
+        with suppress(OSError), file.open("rb") as opened:
+            for line in opened:  # there may be a million: only the last are read
+                if line.startswith(_HELD):
+                    ours = _event(line).get("held") == job
+                elif ours and any(one in line for one in _WORTH):
+                    lines.append(line)
+    found = (inner for line in lines for inner in _inner(_event(line)))
+    each = {encode(one): one for one in found if one.get("event") in TOLD_AGAIN}  # an agent journals what it tells again
+    return list(each.values())[-most:]
+
+
+def _event(line: bytes) -> Message:
+    """Return the event in a line; nothing in particular where it is damaged."""
+    try:
+        return decode(line)
+    except BadLine:
+        return {}
+
+
+def _inner(event: Message) -> list[Message]:
+    inner = event.get("events") if event.get("event") == "past" else [event]
+    return [one for one in inner if isinstance(one, dict)] if isinstance(inner, list) else []
 
 
 def _is_whole(line: bytes, number: int) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast import vault
+from holdfast.agent.journal import JOURNAL, past
 from holdfast.process import NODE_MARK, is_alive, mark_of, sweep
 from holdfast.wire import BadLine, LineBuffer, Message
 
@@ -96,6 +97,10 @@ class NodePlace:
         if job is not None and seen is not None and seen.job not in {None, job}:
             return []
         return sweep(NODE_MARK, mark_of(self.folder))
+
+    def past(self, job: str) -> list[Message]:
+        """Return the newest steps and checkpoints of *job* in the journals of agents here, which may not have lived to tell them."""
+        return past(self.folder / JOURNAL, job)
 
     def wipe_memory(self, job: str) -> None:
         """Remove the job's vault: an agent that was killed has left it."""

@@ -17,7 +17,7 @@ from holdfast.agent.crew import Crew
 from holdfast.agent.deposit import Deposit
 from holdfast.agent.flushing import Flushing
 from holdfast.agent.identity import Identity
-from holdfast.agent.journal import Journal
+from holdfast.agent.journal import JOURNAL, Journal, past
 from holdfast.agent.kernel_log import KERNEL_LOG, Follower
 from holdfast.agent.line import ENOUGH, Peer
 from holdfast.agent.memory import OutOfMemory
@@ -44,8 +44,8 @@ A_TURN: Final = 100
 LEAVE_SECONDS: Final = 25.0
 """How long an agent whose node is about to go waits for the flow to make use of what is there. A spot instance's notice comes two minutes
 before its end, or half a minute (AWS, Google Cloud); Slurm leaves 30 s between SIGTERM and SIGKILL (KillWait)."""
-PAST, PAST_AT_ONCE = 500, 100
-"""Events of an agent that was killed which the next one tells again, and how many of them at once."""
+PAST_AT_ONCE: Final = 100
+"""Events of an agent before that are told at once."""
 END_SECONDS: Final = 5.0
 """How long an ending agent waits for what its workers had forked; its guardian waits on."""
 FREQUENT: Final = frozenset({"steps", "saved", "past", "trouble", "node.fault", "node.grew"})
@@ -58,13 +58,11 @@ class Service:
     def __init__(self, me: Identity, *, kernel_log: Path = KERNEL_LOG, root: Path = Path("/")) -> None:
         """Open the journal and listen; raise ``OSError`` when that cannot be."""
         self.me = me
-        self.journal = Journal(me.directory / "journal.jsonl")
+        self.journal = Journal(me.directory / JOURNAL)
         self.deposit = Deposit(me.directory)
         self.generation_seq = 0
         """Number of the last event before the current generation."""
         self.job: str | None = None
-        self._job_before = _job_on_record(me.directory)
-        """The job of an agent that was killed here: a clean end leaves no record."""
         self.epoch = 0
         """Epoch of the newest flow that gave an order for the job."""
         self.ending = False
@@ -153,17 +151,15 @@ class Service:
             raise
         if before != job:
             self.deposit.clear()
-        if self._job_before == job:
-            self._tell_the_past()
-        self._job_before = None
+            self.journal.hold(job)
+            self._tell_the_past(job)
         self.epoch, self._lease = max(epoch, self.epoch) if before else epoch, lease
 
-    def _tell_the_past(self) -> None:
-        """Tell the steps that the agent before may not have told anybody before it was killed."""
-        events = [inner for event in self.journal.past(PAST) for inner in (event["events"] if event.get("event") == "past" else [event])]
-        worth = [event for event in events if event.get("event") in {"steps", "saved"}]
-        for begin in range(0, len(worth), PAST_AT_ONCE):
-            self.emit("past", events=worth[begin : begin + PAST_AT_ONCE])
+    def _tell_the_past(self, job: str) -> None:
+        """Tell what an agent that served *job* before may not have told anybody before it was killed."""
+        events = past(self.me.directory / JOURNAL, job)
+        for begin in range(0, len(events), PAST_AT_ONCE):
+            self.emit("past", events=events[begin : begin + PAST_AT_ONCE])
 
     def _write_facts(self) -> None:
         """Leave on disk, whole or not at all, who serves this node and for which job."""
@@ -417,12 +413,3 @@ class Service:
             self._selector.unregister(peer.socket)
             peer.socket.close()
             peer.past = None
-
-
-def _job_on_record(directory: Path) -> str | None:
-    """Return the job of the agent whose record still lies in *directory*."""
-    try:
-        job = json.loads((directory / "agent.json").read_text())["job"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return job if isinstance(job, str) else None

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from detectors.evidence import SchedulerWord
 from holdfast.errors import HoldfastError
+from holdfast.wire import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,13 @@ class NodeSource(Protocol):
 
         With *job* leave a node alone that another job has taken meanwhile: nothing of *job* can be left there. Raise a `NodeTrouble` when
         nobody could be asked: then what runs there is fenced by its generation alone, until its agent's lease ends.
+        """
+        ...
+
+    def past(self, node: str, job: str) -> list[Message]:
+        """Return the newest steps and checkpoints of *job* (its id) that agents on *node* have journaled.
+
+        Raise a `NodeTrouble` or ``OSError``.
         """
         ...
 

@@ -20,7 +20,7 @@ from holdfast.cluster.interface import NodeView
 from holdfast.errors import NodeLost, NotAskable
 from holdfast.places import cluster_directory, job_directory
 from holdfast.process import kill, mark_of
-from holdfast.wire import connect
+from holdfast.wire import Message, connect
 
 if TYPE_CHECKING:
     from holdfast.spec import LocalCluster
@@ -128,6 +128,10 @@ class LocalNodes:
     def fence(self, node: str, job: str | None = None) -> list[int]:
         """Kill everything that carries the node's mark, its agent included; with *job*, unless an agent of another job serves there."""
         return self.place(node).fence(job)
+
+    def past(self, node: str, job: str) -> list[Message]:
+        """Return the newest steps and checkpoints of *job* that agents on *node* have journaled."""
+        return self.place(node).past(job)
 
     def power_off(self, node: str) -> None:
         """Take the node away at once, as a power cut would: for chaos runs and the demo."""

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from holdfast.cluster.gate import Gate, Pipe
 from holdfast.cluster.interface import NodeView
 from holdfast.errors import NodeLost, NodeTrouble, NotAskable
+from holdfast.wire import Message
 
 REACH_SECONDS: Final = 10.0
 """How long the way to a node may take where nothing speaks against it: a login and the start of an interpreter on a busy one."""
@@ -208,6 +209,10 @@ class RemoteNodes:
             return [int(pid) for pid in self.order(node, "fence", job=job)["killed"]]
         except OSError as error:
             raise NodeLost(node, f"what runs on it could not be ended: {error.strerror or error}") from error
+
+    def past(self, node: str, job: str) -> list[Message]:
+        """Return the newest steps and checkpoints of *job* that agents on *node* have journaled."""
+        return [one for one in self.order(node, "past", job=job)["events"] if isinstance(one, dict)]
 
     def wipe_memory(self, node: str, job: str) -> None:
         """Give back the memory that *job* has taken on *node* for its state; raise `NodeLost` when nobody answers."""

@@ -198,25 +198,32 @@ class Fleet:
         return lambda: self._finish(node, channel)
 
     def _finish(self, node: str, channel: AgentChannel | None) -> None:
+        heard = False
         if channel is not None:
             try:
                 with suppress(NodeTrouble):
                     channel.order("end", seconds=2.0)
+                    heard = True
             finally:
                 self._newer = max(self._newer, channel.superseded)
                 channel.close()
-        self.clear(node)
+        self.clear(node, heard=heard)
 
-    def clear(self, node: str) -> None:
-        """Make sure nothing of the job runs on *node*, or is left in its memory: now, or as soon as the node can be reached."""
+    def clear(self, node: str, *, heard: bool = False) -> None:
+        """Make sure nothing of the job runs on *node*, or is left in its memory: now, or as soon as the node can be reached.
+
+        Unless its agent was *heard* to its end, what it may have told nobody is put into the inbox.
+        """
         if self._tried.get(node, (0.0, True))[1]:
-            self._settle(node)
+            self._settle(node, heard=heard)
         else:  # it was tried a moment ago: nobody waits for that again
             self.owed.add(node)
 
-    def _settle(self, node: str) -> None:
+    def _settle(self, node: str, *, heard: bool = False) -> None:
         try:
             self.fence(node)
+            if not heard:
+                self._hear_the_past(node)
             self.source.wipe_memory(node, self.plan["job"])
         except NodeTrouble as error:
             if node not in self.owed:
@@ -225,6 +232,15 @@ class Fleet:
         else:
             self.owed.discard(node)
             self._tried.pop(node, None)
+
+    def _hear_the_past(self, node: str) -> None:
+        try:
+            events = self.source.past(node, self.plan["job"])
+        except OSError as error:
+            note(log, "past.not-heard", node=node, why=error)
+            return
+        if events:
+            self.inbox.put((node, {"event": "past", "events": events}))
 
     def fence(self, node: str) -> None:
         """Make sure nothing of the job runs on *node*; raise a `NodeTrouble` when it cannot be reached."""

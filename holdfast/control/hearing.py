@@ -61,6 +61,12 @@ class Hearing:
             elif event["event"] == "saved" and event["generation"] == self._run.generation:
                 self._on_saved(node, event)
 
+    def hear_out(self) -> None:
+        """Take in what nodes that could be reached only at the end of the job have told of their past."""
+        for node, event in self._run.fleet.inbox.drain(0.0):
+            if event["event"] == "past":
+                self._take_past(node, event["events"])
+
     def newest_whole(self) -> int:
         """Return the step of the newest checkpoint that this flow has heard of, or that the ranks went on from."""
         return max([*self._whole.values(), self._run.board.resumed_step() or 0])

@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from detectors.catalogue import Fault
@@ -182,16 +182,27 @@ def _end(run: Run) -> None:
     except WorldError as error:
         note(log, "job.end-trouble", why=error)
     finally:  # a second signal to this process cuts the gentle stop short, and must not leave workers behind
-        for node in [*(one for one in run.members if one not in run.fleet.channels), *_forgotten(run)]:
+        for node in [one for one in run.members if one not in run.fleet.channels]:
             run.fleet.clear(node)  # one that was lost has no channel, but may have processes
+        _clear_forgotten(run)
         run.fleet.close(end=True)
+        run.hearing.hear_out()
 
 
-def _forgotten(run: Run) -> list[str]:
-    """Return the nodes that a flow before took for the job in its last moment, of which this one has never heard."""
+def _clear_forgotten(run: Run) -> None:
+    """Clear the nodes that a flow before took for the job, and of which this one has never heard.
+
+    It took them in its last moment, or their agents were killed together with it: then memory is all that is left of the job.
+    """
     if not run.adopted:
-        return []
-    return [one.name for one in run.fleet.source.survey() if one.job == run.job.id and one.name not in run.fleet.channels]
+        return
+    views = [one for one in run.fleet.source.survey() if one.name not in run.fleet.channels and one.name not in run.members]
+    for one in views:
+        if one.job == run.job.id:
+            run.fleet.clear(one.name)
+        elif one.standing == "idle":
+            with suppress(WorldError):
+                run.fleet.source.wipe_memory(one.name, run.job.id)
 
 
 def _found_beside(run: Run) -> list[Offence]:

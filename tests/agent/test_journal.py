@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from holdfast.agent.journal import Journal
+from holdfast.agent.journal import Journal, past
 from holdfast.wire import decode
 
 
@@ -144,3 +144,34 @@ def test_a_full_disk_costs_the_file_and_not_the_events(small_disk: Path) -> None
     assert journal.failing is None
     (line,) = (small_disk / "journal.jsonl").read_bytes().splitlines()
     assert decode(line)["seq"] == journal.seq
+
+
+def test_what_agents_of_one_job_have_journaled_is_found_after_their_end(tmp_path: Path) -> None:
+    """Through a chain of them, another job in between, and damage; nothing of other jobs, and only what is no state of the node's."""
+    path = tmp_path / "journal.jsonl"
+
+    def agent(job: str, *steps: int, again: bool = False) -> None:
+        journal = Journal(path)
+        journal.hold(job)
+        if again:
+            journal.add({"event": "past", "events": past(path, job)}, milestone=False)
+        journal.add({"event": "worker.started", "generation": 1})
+        for step in steps:
+            journal.add({"event": "steps", "generation": 1, "steps": [[step, 1.0, 0.1, 0.5]]}, milestone=False)
+
+    def found(job: str) -> list[int]:
+        return [event["steps"][0][0] for event in past(path, job)]
+
+    assert past(path, "one") == []
+    agent("one", 1, 2)
+    agent("one", 3, again=True)
+    agent("one", 4, again=True)
+    assert found("one") == [1, 2, 3, 4]
+    agent("two", 7)
+    assert (found("one"), found("two"), found("three")) == ([1, 2, 3, 4], [7], [])
+    with path.open("ab") as file:
+        file.write(b'{"seq":9,"event":"steps","steps":[[8')
+    assert found("two") == [7]
+    assert [event["steps"][0][0] for event in past(path, "one", most=2)] == [3, 4]
+    agent("two", 8)
+    assert (found("one"), found("two")) == ([], [7, 8])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.agent.journal import JOURNAL, Journal
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.control.fleet import Fleet
 from holdfast.errors import AgentGone, NodeLost, NotAskable
@@ -236,3 +237,17 @@ def test_a_program_that_never_greets_is_a_lost_node(tmp_path: Path) -> None:
 def test_bandwidth_between_two_nodes_is_measured_by_sending(nodes: RemoteNodes) -> None:
     """Over a real connection, and no longer than asked for."""
     assert nodes.bandwidth("box-0", "box-1", 0.05) > 1e6
+
+
+def test_what_an_agent_journaled_is_heard_through_the_gate_when_it_is_gone(nodes: RemoteNodes) -> None:
+    """Of the job that is asked for, and no other."""
+    nodes.survey()
+    folder = nodes.folder("box-0")
+    folder.mkdir(parents=True)
+    journal = Journal(folder / JOURNAL)
+    journal.hold("job")
+    journal.add({"event": "steps", "generation": 1, "steps": [[5, 1.0, 0.1, 0.5]]}, milestone=False)
+    (event,) = nodes.past("box-0", "job")
+    assert event["steps"] == [[5, 1.0, 0.1, 0.5]]
+    assert nodes.past("box-0", "another") == []
+    assert nodes.past("box-1", "job") == []

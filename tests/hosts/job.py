@@ -61,7 +61,7 @@ class HostJob:
             "budget": {"recoveries": 10_000, "in_place": 10_000, "fruitless": 1000},
             **given,
         }
-        self.ranks, self.waits = plan["wanted"], plan["standbys"]
+        self.ranks, self.waits = plan["wanted"] * plan["ranks"], plan["standbys"]
         self.spec = place / "spec.json"
         self.spec.write_text(json.dumps({"job": job, "cluster": rack.cluster(name=place.name.lower(), directory=DIRECTORY)}))
         self.environment = {

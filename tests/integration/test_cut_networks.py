@@ -5,14 +5,20 @@ One job on four real hosts, with a spare one, goes through all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from holdfast.cli.watching import request_stop
 from holdfast.history import queries
 from tests.hosts.fixture import rack_of
 from tests.hosts.host import Direction
 from tests.hosts.job import HostJob, set_up
+from tests.hosts.rack import Rack
 from tests.integration.conftest import PrefectServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -24,18 +30,30 @@ EVERY = 20
 
 
 @pytest.fixture(scope="module")
-def job(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostJob]:
-    """Give a job on four hosts that trains, with a checkpoint now and then."""
+def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
+    """Give four hosts with Holdfast."""
     with rack_of(4, tmp_path_factory) as rack:
         set_up(rack)
-        place = tmp_path_factory.mktemp("j") / "job"
-        job = HostJob(rack, place, prefect_server.environment, checkpoint={"every": EVERY, "directory": str(place / "checkpoints")})
-        try:
-            job.start()
-            job.until(lambda: job.step() >= 1, "the first step", 300)
-            yield job
-        finally:
-            job.close()
+        yield rack
+
+
+@contextmanager
+def started(rack: Rack, place: Path, environment: Mapping[str, str], every: int, **given: Any) -> Iterator[HostJob]:
+    """Give a job that trains, with a checkpoint now and then."""
+    job = HostJob(rack, place, environment, checkpoint={"every": every, "directory": str(place / "checkpoints")}, **given)
+    try:
+        job.start()
+        job.until(lambda: job.step() >= 1, "the first step", 300)
+        yield job
+    finally:
+        job.close()
+
+
+@pytest.fixture(scope="module")
+def job(rack: Rack, prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostJob]:
+    """Give a job on all four hosts."""
+    with started(rack, tmp_path_factory.mktemp("j") / "job", prefect_server.environment, EVERY) as job:
+        yield job
 
 
 def told_after(job: HostJob, step: int) -> list[int]:
@@ -126,3 +144,41 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
         job.until(lambda: not host.processes().keys() & set(old), f"the end of {old} on {host.name}, which can be asked for")
     finally:
         host.heal()
+
+
+def test_ranks_that_were_given_up_and_need_nobody_else_train_on_and_save_nothing(
+    rack: Rack, job: HostJob, prefect_server: PrefectServer, tmp_path: Path
+) -> None:
+    """All ranks are on the host that was cut off, and their agent gives them leave: it is the storage that says that their time is over."""
+    request_stop(job.history, job.row)
+    job.flows[-1].wait(120)
+    nodes = {"wanted": 1, "ranks": 2, "spare": 1, "standbys": 1}
+    with started(rack, tmp_path / "lone", prefect_server.environment, 5, name="lone", nodes=nodes) as lone:
+        lone.settles()
+        host, old = lone.host_of(0), lone.chaos.ranks()[0].pid
+        lone.until(lambda: steps(lone), "a checkpoint")
+        host.strand()
+        try:
+            lone.until(lambda: [one.outcome for one in lone.incidents()] == ["recovered"], "the end of the incident")
+            begun = max(steps(lone))
+
+            def goes_on() -> int:
+                return max(one.step for one in lone.done()[0] if one.pid == old)
+
+            until = goes_on() + 20
+            lone.until(lambda: goes_on() >= until, "further steps of who was given up")
+            lone.until(lambda: max(steps(lone)) > begun + 20, "further checkpoints")
+        finally:
+            host.heal()
+        told = (host.home / "hf/jobs/lone/logs/rank-0.log").read_text()
+        assert "generation 1 is over: generation 2 has begun" in told
+        assert {lone.generation().number, *(number for step, number in steps(lone).items() if step > begun)} == {2}
+
+
+def steps(job: HostJob) -> dict[int, int]:
+    """Return the generation of each checkpoint that lies in place, by its step."""
+    found = {}
+    for path in (job.place / "checkpoints").glob("step-*/manifest.json"):
+        facts = json.loads(path.read_text())
+        found[int(facts["step"])] = int(facts["generation"])
+    return found
