@@ -38,9 +38,9 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 
 
 @contextmanager
-def started(rack: Rack, place: Path, environment: Mapping[str, str], every: int, **given: Any) -> Iterator[HostJob]:
+def started(rack: Rack, place: Path, environment: Mapping[str, str], checkpoint: dict[str, Any], **given: Any) -> Iterator[HostJob]:
     """Give a job that trains, with a checkpoint now and then."""
-    job = HostJob(rack, place, environment, checkpoint={"every": every, "directory": str(place / "checkpoints")}, **given)
+    job = HostJob(rack, place, environment, checkpoint={"directory": str(place / "checkpoints"), **checkpoint}, **given)
     try:
         job.start()
         job.until(lambda: job.step() >= 1, "the first step", 300)
@@ -52,7 +52,7 @@ def started(rack: Rack, place: Path, environment: Mapping[str, str], every: int,
 @pytest.fixture(scope="module")
 def job(rack: Rack, prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostJob]:
     """Give a job on all four hosts."""
-    with started(rack, tmp_path_factory.mktemp("j") / "job", prefect_server.environment, EVERY) as job:
+    with started(rack, tmp_path_factory.mktemp("j") / "job", prefect_server.environment, {"every": EVERY}) as job:
         yield job
 
 
@@ -153,7 +153,8 @@ def test_ranks_that_were_given_up_and_need_nobody_else_train_on_and_save_nothing
     request_stop(job.history, job.row)
     job.flows[-1].wait(120)
     nodes = {"wanted": 1, "ranks": 2, "spare": 1, "standbys": 1}
-    with started(rack, tmp_path / "lone", prefect_server.environment, 5, name="lone", nodes=nodes) as lone:
+    saves = {"every": 5, "memory": {"every": 0}}  # by the ranks themselves
+    with started(rack, tmp_path / "lone", prefect_server.environment, saves, name="lone", nodes=nodes) as lone:
         lone.settles()
         host, old = lone.host_of(0), lone.chaos.ranks()[0].pid
         lone.until(lambda: steps(lone), "a checkpoint")
