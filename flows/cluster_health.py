@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import State as FlowState
 from prefect.states import Completed
 from pydantic import PositiveFloat, PositiveInt
 
-from holdfast.log import outlive_readers
+from holdfast.prefect_output import outlive_readers
 from holdfast.spec import Cluster, LocalCluster
 from holdfast.sweeping import DEADLINE
 from tasks.checkups import checking_up

@@ -8,7 +8,7 @@ from prefect.states import Completed
 from pydantic import PositiveFloat
 
 from flows.cluster_health import THIS_MACHINE
-from holdfast.log import outlive_readers
+from holdfast.prefect_output import outlive_readers
 from holdfast.spec import Cluster
 from tasks.repair import begin, burn_in, conclude, find, publish
 from tasks.repairs import repairing

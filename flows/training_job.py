@@ -13,7 +13,7 @@ from prefect.states import Cancelled, Completed, Failed
 from holdfast.control.run import Run
 from holdfast.control.steering import steering
 from holdfast.control.wheel import Ended
-from holdfast.log import outlive_readers
+from holdfast.prefect_output import outlive_readers
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
 from policies.states import State
 from tasks.ask import Asker

@@ -7,10 +7,7 @@ import logging
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from typing import Final
 
 FORMAT: Final = "HOLDFAST_LOG"
 """Variable: ``json`` has everything that Holdfast says in its logs be one JSON object a line; ``text`` is the default."""
@@ -38,21 +35,6 @@ def set_up() -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.INFO)
-
-
-def outlive_readers() -> None:
-    """Go on when nobody reads any more what this process prints, as when the Prefect worker that started it was killed.
-
-    Prefect prints its logs by rich, which takes a broken pipe for the user's wish to end: `SystemExit` in each thread that has a line to
-    log, the one that steers a job included.
-    """
-    from rich.console import Console  # noqa: PLC0415 (nodes have none)
-
-    Console.on_broken_pipe = _fall_silent  # type: ignore[method-assign, assignment]
-
-
-def _fall_silent(console: Console) -> None:
-    console.quiet = True
 
 
 def convert() -> None:
