@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from enum import Enum
 from functools import cache
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
@@ -28,6 +28,7 @@ MANY_FAULTS: Final = 100
 TEXTS: Final = ("quote", "signature", "detail", "source")
 """What faults hold for people."""
 _PLAIN: Final = (str, int, float, bool)
+_PLAIN_TYPES: Final = frozenset({*_PLAIN, type(None)})
 
 
 class Unreadable(Exception):
@@ -155,12 +156,21 @@ def _pack(value: Any, place: Any) -> Any:  # noqa: ANN401, PLR0911 (one line a k
     if dataclasses.is_dataclass(value):
         return _pack_fields(value, place)
     if isinstance(value, Mapping):
+        if _are_plain(value) and _are_plain(value.values()):
+            return [list(item) for item in value.items()]
         return [[_pack(key, place), _pack(item, place)] for key, item in value.items()]
+    if isinstance(value, frozenset | set | tuple | list) and _are_plain(value):
+        return sorted(value) if isinstance(value, frozenset | set) else list(value)
     if isinstance(value, frozenset | set):
         return sorted(_pack(item, place) for item in value)
     if isinstance(value, tuple | list):
         return [_pack(item, place) for item in value]
     raise TypeError(f"a case cannot hold {type(value).__name__}: give it a form in policies/record.py")
+
+
+def _are_plain(values: Iterable[Any]) -> bool:
+    """Tell whether all *values* stand in JSON as they are: a job on thousands of nodes has thousands, in the middle of a recovery."""
+    return _PLAIN_TYPES.issuperset(map(type, values))
 
 
 def _unpack_fields(kind: Any, packed: Any, pool: list[Fault]) -> Any:  # noqa: ANN401 (any dataclass)

@@ -99,8 +99,11 @@ class Change:
             "joiners": {str(seat.rank): {"node": seat.node, "standby": seat.standby} for seat in seats},
         }
 
+        nodes = {*run.members, *(seat.node for seat in seats)}
+        memory = run.replicas.servers(moving.membership, nodes)
+
         def tell(node: str) -> None:
-            told = {**shared, "memory": run.replicas.servers(moving.membership, node)}
+            told = {**shared, "memory": memory[node]}
             for rank in run.board.membership.get(node, ()):
                 run.fleet.channel(node).order("tell", ranks=[rank], standbys=[], message={**told, "rank": rank})
             for seat in (seat for seat in seats if seat.node == node):
@@ -108,7 +111,7 @@ class Change:
                 own = {"rank": seat.rank, "environment": environment, "log": f"{run.fleet.logs(node)}/rank-{seat.rank}.log"}
                 run.fleet.channel(node).order("tell", ranks=[], standbys=[seat.standby], message={**told, **own})
 
-        self.all_did(run.fleet.each({*run.members, *(seat.node for seat in seats)}, tell))
+        self.all_did(run.fleet.each(nodes, tell))
         self.wait(lambda: moving.is_prepared, lambda: f"{moving.missing(moving.prepared)} did not get ready")
 
     def switch(self) -> None:

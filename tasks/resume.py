@@ -54,10 +54,10 @@ def resume(job: str) -> Turn:
 def start_workers(run: Run, *, seconds: float = START_SECONDS) -> None:
     """Order every node to start its workers, all at once; a node that does not say within *seconds* that it has is evidence."""
     environments = rank_environments(run.board.membership, generation=run.generation, lineup=run.lineup, job=run.job.name)
+    memory = run.replicas.environments(environments.keys())
     for node, workers in environments.items():
-        memory = run.replicas.environment(environments, node)
         for worker in workers:
-            worker["environment"] |= memory
+            worker["environment"] |= memory[node]
     told = told_of(run.board.membership)
     orders = {node: {"generation": run.generation, "workers": environments[node], **told[node]} for node in run.members}
     answers = run.fleet.orders(orders, "start", seconds=seconds)

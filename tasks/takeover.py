@@ -96,7 +96,7 @@ def regroup(run: Run, decision: Decision) -> None:
     facts = facts_of(run, run.lineup)
     orders = {node: [worker_of(run, node, rank, by_rank.get(rank)) for rank in ranks] for node, ranks in run.board.membership.items()}
     told = told_of(run.board.membership)
-    memory = {node: run.replicas.servers(run.board.membership, node) for node in orders}
+    memory = run.replicas.servers(run.board.membership, orders)
     given = {
         node: {"generation": run.generation, **told[node], "facts": {**facts, "memory": memory[node]}, "workers": workers}
         for node, workers in orders.items()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from detectors.evidence import MemoryTrouble
 from holdfast.control.fleet import Fleet
@@ -14,6 +14,8 @@ from holdfast.errors import WorldError
 from holdfast.spec.job import MemoryPlan
 from holdfast.wire import Message
 from policies.replicas import replica_homes
+
+N = TypeVar("N", str, str | None)
 
 KINDS: Final = {"memory.none": "memory-none", "memory.full": "memory-limit", "replica.lost": "replica-lost"}
 """What a node's event is in the catalogue."""
@@ -38,18 +40,24 @@ class Replicas:
 
     def environment(self, members: Container[str], node: str | None) -> dict[str, str]:
         """Return what workers on *node* must know to fetch snapshots from any node of the job; see `servers`."""
-        servers = self.servers(members, node)
+        (servers,) = self.servers(members, [node]).values()
         return {"HOLDFAST_MEMORY_SERVERS": json.dumps(servers)} if servers else {}
 
-    def servers(self, members: Container[str], node: str | None) -> dict[str, list[Any]]:
-        """Return host and port of the servers that can be asked now, by node: that of *node* itself, and of those that are no *members*.
+    def environments(self, members: Collection[str]) -> dict[str, dict[str, str]]:
+        """Return the same for each of *members*."""
+        found = self.servers(members, members)
+        return {node: {"HOLDFAST_MEMORY_SERVERS": json.dumps(servers)} if servers else {} for node, servers in found.items()}
+
+    def servers(self, members: Container[str], nodes: Iterable[N]) -> dict[N, dict[str, list[Any]]]:
+        """Return for each of *nodes* host and port of the servers to be asked, by node: its own, and those of nodes that are no *members*.
 
         Members tell each other of theirs when they meet. If each of thousands were told of all, that would be hundreds of megabytes in the
         middle of a recovery, and more than a process may be given as its environment.
         """
         gone = self._fleet.gone()
-        told = sorted(self._fleet.memory.items())
-        return {one: list(address) for one, address in told if one not in gone and (one == node or one not in members)}
+        live = {one: list(address) for one, address in sorted(self._fleet.memory.items()) if one not in gone}
+        beside = {one: address for one, address in live.items() if one not in members}
+        return {node: {**beside, node: live[node]} if node in live else beside for node in nodes}
 
     # -- homes --------------------------------------------------------------------------------------------------------
 

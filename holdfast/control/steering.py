@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import time
@@ -56,6 +57,7 @@ def steering(
     However the block ends, nothing is lost: a job that is over takes its processes along; one that is not goes on under its agents, to be
     adopted by the next flow. A termination of this process is a person's wish to stop the job.
     """
+    gc.freeze()  # Prefect and SQLAlchemy have many objects: with thousands of nodes each recovery had a collection look at them all
     history = open_patiently(spec.name) if standby else History.open()
     try:
         _absorb_all(history)

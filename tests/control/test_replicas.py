@@ -88,7 +88,7 @@ def test_a_node_without_any_home_is_told_once_and_gets_the_next_one(pair: Fleet)
     assert isinstance(pair.source, LocalNodes)
     pair.source.power_off("node-1")
     wait_until(pair.gone, seconds=60)
-    assert list(replicas.servers((), None)) == ["node-0"]
+    assert replicas.servers((), [None]) == {None: {"node-0": list(pair.memory["node-0"])}}
     ((evidence, words),) = replicas.keep_up(["node-0"])
     assert evidence is not None
     assert (evidence.kind, evidence.node) == ("replica-lost", "node-0")
