@@ -155,17 +155,18 @@ def _pack(value: Any, place: Any) -> Any:  # noqa: ANN401, PLR0911 (one line a k
         return value
     if dataclasses.is_dataclass(value):
         return _pack_fields(value, place)
+    return _pack_many(value, place)
+
+
+def _pack_many(value: Any, place: Any) -> list[Any]:  # noqa: ANN401 (any collection)
     if isinstance(value, Mapping):
         if _are_plain(value) and _are_plain(value.values()):
             return [list(item) for item in value.items()]
         return [[_pack(key, place), _pack(item, place)] for key, item in value.items()]
-    if isinstance(value, frozenset | set | tuple | list) and _are_plain(value):
-        return sorted(value) if isinstance(value, frozenset | set) else list(value)
-    if isinstance(value, frozenset | set):
-        return sorted(_pack(item, place) for item in value)
-    if isinstance(value, tuple | list):
-        return [_pack(item, place) for item in value]
-    raise TypeError(f"a case cannot hold {type(value).__name__}: give it a form in policies/record.py")
+    if not isinstance(value, frozenset | set | tuple | list):
+        raise TypeError(f"a case cannot hold {type(value).__name__}: give it a form in policies/record.py")
+    packed = list(value) if _are_plain(value) else [_pack(item, place) for item in value]
+    return sorted(packed) if isinstance(value, frozenset | set) else packed
 
 
 def _are_plain(values: Iterable[Any]) -> bool:
