@@ -145,7 +145,7 @@ def _pack_fields(value: Any, place: Any) -> dict[str, Any]:  # noqa: ANN401 (any
     return {name: _pack(getattr(value, name), place) for name in _types(kind)}
 
 
-def _pack(value: Any, place: Any) -> Any:  # noqa: ANN401, PLR0911 (one line a kind of value)
+def _pack(value: Any, place: Any) -> Any:  # noqa: ANN401 (one line a kind of value)
     """Return *value* as JSON."""
     if isinstance(value, Fault):
         return place(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,14 @@ from detectors.evidence import MemoryTrouble
 from holdfast.control.board import handler_of, limits_of
 from holdfast.control.nodes import NodeNews, with_growth
 from holdfast.history import models
+from holdfast.log import note
 from holdfast.report.wording import told
 from holdfast.wire import Message
 
 if TYPE_CHECKING:
     from holdfast.control.run import Run
+
+log = logging.getLogger("holdfast.control")
 
 
 class Hearing:
@@ -56,10 +60,13 @@ class Hearing:
     def _take_past(self, node: str, events: list[Message]) -> None:
         """Put on record what an agent that was killed may not have told; what is known stays as it is, and nobody acts on it."""
         for event in events:
-            if event["event"] == "steps" and event["generation"] <= self._run.generation:
-                self._record_steps(event)
-            elif event["event"] == "saved" and event["generation"] == self._run.generation:
-                self._on_saved(node, event)
+            try:
+                if event["event"] == "steps" and event["generation"] <= self._run.generation:
+                    self._record_steps(event)
+                elif event["event"] == "saved" and event["generation"] == self._run.generation:
+                    self._on_saved(node, event)
+            except (KeyError, TypeError, ValueError) as error:  # out of a file that anything may have happened to
+                note(log, "past.damaged", node=node, why=repr(error))
 
     def hear_out(self) -> None:
         """Take in what nodes that could be reached only at the end of the job have told of their past."""

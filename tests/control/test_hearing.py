@@ -112,6 +112,7 @@ def test_what_an_agent_told_nobody_before_it_was_killed_is_told_by_the_next_one(
     assert told.curve() == [(1, 1.0), (2, 2.0), (3, 3.0)]
     assert [one.step for one in queries.checkpoints(told.history, told.job.id)] == [3]
     told.begin(2)
-    told.hears("past", events=[{**first, "steps": [[step, 1.0, 0.1, float(step)] for step in (3, 4)]}, {**first, "generation": 3}])
+    late = {**first, "steps": [[step, 1.0, 0.1, float(step)] for step in (3, 4)]}
+    told.hears("past", events=[late, {**first, "generation": 3}, {"event": "steps"}])
     assert told.curve() == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
     assert told.twice() == 0
