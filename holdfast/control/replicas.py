@@ -57,7 +57,7 @@ class Replicas:
         gone = self._fleet.gone()
         live = {one: list(address) for one, address in sorted(self._fleet.memory.items()) if one not in gone}
         beside = {one: address for one, address in live.items() if one not in members}
-        return {node: {**beside, node: live[node]} if node in live else beside for node in nodes}
+        return {node: dict(sorted({**beside, node: live[node]}.items())) if node in live else beside for node in nodes}
 
     # -- homes --------------------------------------------------------------------------------------------------------
 
