@@ -54,7 +54,7 @@ def resume(job: str) -> Turn:
 def start_workers(run: Run, *, seconds: float = START_SECONDS) -> None:
     """Order every node to start its workers, all at once; a node that does not say within *seconds* that it has is evidence."""
     environments = rank_environments(run.board.membership, generation=run.generation, lineup=run.lineup, job=run.job.name)
-    memory = run.replicas.environments(environments.keys())
+    memory = run.replicas.environments(environments, environments)
     for node, workers in environments.items():
         for worker in workers:
             worker["environment"] |= memory[node]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -38,14 +38,9 @@ class Replicas:
         self._open: set[tuple[str, str]] = set()
         self._begun = time.time()
 
-    def environment(self, members: Container[str], node: str | None) -> dict[str, str]:
-        """Return what workers on *node* must know to fetch snapshots from any node of the job; see `servers`."""
-        (servers,) = self.servers(members, [node]).values()
-        return {"HOLDFAST_MEMORY_SERVERS": json.dumps(servers)} if servers else {}
-
-    def environments(self, members: Collection[str]) -> dict[str, dict[str, str]]:
-        """Return the same for each of *members*."""
-        found = self.servers(members, members)
+    def environments(self, members: Container[str], nodes: Iterable[N]) -> dict[N, dict[str, str]]:
+        """Return for each of *nodes* what workers there must know to fetch snapshots from any node of the job; see `servers`."""
+        found = self.servers(members, nodes)
         return {node: {"HOLDFAST_MEMORY_SERVERS": json.dumps(servers)} if servers else {} for node, servers in found.items()}
 
     def servers(self, members: Container[str], nodes: Iterable[N]) -> dict[N, dict[str, list[Any]]]:

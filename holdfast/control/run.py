@@ -493,7 +493,7 @@ class Run:
         """Return what a process that takes over *rank*, on *node* if that is known, must know of its place."""
         number, ranks = self.generation if generation is None else generation, self.spec.nodes.ranks
         place = seat_environment(rank, lineup or self.lineup, generation=number, ranks_per_node=ranks, job=self.job.name)
-        return {**place, **self.replicas.environment(self.board.membership, node)}
+        return {**place, **self.replicas.environments(self.board.membership, [node])[node]}
 
     @property
     def width(self) -> int:

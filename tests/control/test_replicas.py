@@ -60,11 +60,11 @@ def test_nodes_without_memory_are_all_on_record_and_one_is_remarked(fleet: Fleet
 def test_workers_are_told_where_their_own_server_is_and_those_of_nodes_without_ranks(fleet: Fleet) -> None:
     """Where there are any; the others tell of theirs. So no more is told to each of thousands than to each of two."""
     replicas, first, second = Replicas(fleet, MemoryPlan()), '"node-0": ["127.0.0.1", 1000]', '"node-1": ["127.0.0.1", 1001]'
-    assert replicas.environment({"node-0"}, "node-0") == {"HOLDFAST_MEMORY_SERVERS": f"{{{first}, {second}}}"}
-    assert replicas.environment({"node-0", "node-1"}, "node-0") == {"HOLDFAST_MEMORY_SERVERS": f"{{{first}}}"}
-    assert replicas.environment({"node-0"}, None) == {"HOLDFAST_MEMORY_SERVERS": f"{{{second}}}"}
+    assert replicas.environments({"node-0"}, ["node-0"])["node-0"] == {"HOLDFAST_MEMORY_SERVERS": f"{{{first}, {second}}}"}
+    assert replicas.environments({"node-0", "node-1"}, ["node-0"])["node-0"] == {"HOLDFAST_MEMORY_SERVERS": f"{{{first}}}"}
+    assert replicas.environments({"node-0"}, [None])[None] == {"HOLDFAST_MEMORY_SERVERS": f"{{{second}}}"}
     fleet.memory.clear()
-    assert replicas.environment({"node-0"}, "node-0") == {}
+    assert replicas.environments({"node-0"}, ["node-0"])["node-0"] == {}
 
 
 @pytest.fixture
