@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from detectors.catalogue import Level
 from detectors.diagnosis import see
 from holdfast.cluster.interface import Wish, lender_of
 from holdfast.control.board import limits_of
-from holdfast.errors import HoldfastError, WorldError
-from holdfast.log import note
+from holdfast.errors import HoldfastError
 from holdfast.report.wording import moment, told
 from policies.departures import Departure
 from policies.states import State
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast.control")
 
-AGAIN: Final = 10.0
-"""Seconds until an agent is tried again on a node that was lent to be a spare, and on which none came up."""
 STARTS: Final = 3
 """Launches that may find too few nodes with an agent before the job is given up."""
 STOP: Final = 15.0
@@ -40,11 +35,9 @@ class Borrowing:
         self._lender = lender_of(run.fleet.source)
         self._said: dict[str, tuple[str, ...]] = {}
         """Node to the kinds of faults that were told of it."""
-        self._tried: dict[str, float] = {}
         self._lost: dict[str, float] = {}
         """Nodes that were lost, and when, until they are back."""
         self._starts = 0
-        self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
         """Learn what the job has been lent already; raise `OperatorError` when nothing ever can be."""
@@ -81,8 +74,6 @@ class Borrowing:
         self._lender.wish(Wish(nodes=nodes.wanted + nodes.spare, out=out, lost=dict(self._lost), used=used, save=save))
         self._tell()
         self._take_words()
-        if run.state is State.RUNNING and run.incident is None:
-            self._man()
 
     def _tell(self) -> None:
         assert self._lender is not None
@@ -105,27 +96,11 @@ class Borrowing:
                 if run.levels.of(fault) is not Level.RECORD:
                     run.remark(f"{word.node}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
 
-    def _man(self) -> None:
-        """Have an agent on nodes that were lent to be spares, beside training."""
-        assert self._lender is not None
-        run, now = self._run, time.monotonic()
-        alive = set(run.fleet.channels) | set(run.members)
-        due = [node for node in run.wards.usable(self._lender.usable(time.time())) if node not in alive]
-        due = [node for node in due if now - self._tried.get(node, -AGAIN) >= AGAIN]
-        if due and (self._thread is None or not self._thread.is_alive()):
-            self._tried |= dict.fromkeys(due, now)
-            self._thread = threading.Thread(target=self._bring_up, args=(due,), name="borrowing", daemon=True)
-            self._thread.start()
-
-    def _bring_up(self, nodes: list[str]) -> None:
-        with suppress(RuntimeError):  # the flow ends, and its hands with it
-            for node, answer in self._run.fleet.each(nodes, self._run.fleet.bring_up).items():
-                if isinstance(answer, WorldError):
-                    note(log, "borrowing.not-manned", node=node, why=answer)
-                else:
-                    self._run.stand(node, "healthy", "it was lent, and its agent is up")
-
     # -- asking -------------------------------------------------------------------------------------------------------
+
+    def usable(self) -> list[str] | None:
+        """Return the nodes that the job has been given and may go on using; nothing where nodes are not lent."""
+        return None if self._lender is None else self._lender.usable(time.time())
 
     def are_enough(self) -> bool:
         """Tell whether the job can start on what is there."""

@@ -74,6 +74,8 @@ class Fleet:
         """When somebody last asked who is silent, and since when that has been asked without a gap (monotonic)."""
         self._begun: set[str] = set()
         """Nodes on which an agent may have been started that has no channel here (yet)."""
+        self._coming: set[str] = set()
+        """Nodes that are being brought up now: nobody else is to begin with them."""
         self.owed: set[str] = set()
         """Nodes of which the job has let go without being able to end what it had started there."""
         self._tried: dict[str, tuple[float, bool]] = {}
@@ -106,6 +108,13 @@ class Fleet:
 
     def bring_up(self, node: str) -> AgentChannel:
         """Have an agent on *node*, attached and ready to run this job's workers; raise a `WorldError` when that cannot be."""
+        self._coming.add(node)
+        try:
+            return self._bring_up(node)
+        finally:
+            self._coming.discard(node)
+
+    def _bring_up(self, node: str) -> AgentChannel:
         channel = self._reach(node)
         if channel is None:
             self.confirm()
@@ -458,7 +467,8 @@ class Fleet:
         """
         own = {None, self.plan["job"]}
         idle = [view.name for view in self.source.survey() if view.standing == "idle" or (view.standing == "up" and view.job in own)]
-        return [node for node in idle if not (node in self.leaving or node in self.channels or node in self.owed)]
+        taken = self.leaving | self.channels.keys() | self.owed | self._coming
+        return [node for node in idle if node not in taken]
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from holdfast.control.past import Past
 from holdfast.control.plan import roles_environment, seat_environment
 from holdfast.control.preflight import Preflight
 from holdfast.control.rebuilt import came_back, facts_of
+from holdfast.control.refill import Refill
 from holdfast.control.replicas import Replicas
 from holdfast.control.requests import Requests
 from holdfast.control.rulebook import Rulebook
@@ -114,6 +115,7 @@ class Run:
     rulebook: Rulebook = field(init=False)
     cluster_file: ClusterFile = field(init=False)
     growth: Growth = field(init=False)
+    refill: Refill = field(init=False)
     traffic: Traffic = field(init=False)
     sight: Sight = field(init=False)
     borrowing: Borrowing = field(init=False)
@@ -180,7 +182,7 @@ class Run:
         self.hearing, self.departures, self.slow_ranks = Hearing(self), Departures(self), SlowRanks(self)
         self.rulebook = Rulebook(self.spec, job_directory(self.spec.name))
         self.cluster_file = ClusterFile(self.cluster)
-        self.growth, self.borrowing = Growth(self), Borrowing(self)
+        self.growth, self.borrowing, self.refill = Growth(self), Borrowing(self), Refill(self)
         self.traffic = Traffic(self.fleet.source)
         self.sight = Sight(self.board)
         self.wards.lent = self.borrowing.departure
@@ -279,6 +281,7 @@ class Run:
             self.fill_pool()
             self.preflight.keep_up(self.spares())
             self.growth.look(now)
+            self.refill.look(now)
 
     def _tell_news(self) -> None:
         """Tell of what was found beside the flow's work."""

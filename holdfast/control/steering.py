@@ -145,6 +145,7 @@ def _let_go(run: Run) -> None:
     """End what has to end, and hand back the lease."""
     try:
         if run.over and run.lost is None:
+            run.refill.finish()
             _end(run)
         else:
             run.fleet.close(end=False)

@@ -78,7 +78,9 @@ class Nodes(Part):
     least: StrictInt | None = Field(
         default=None, ge=1, description="Fewest nodes the job may shrink to when nodes are lost; empty: it never shrinks."
     )
-    spare: StrictInt = Field(default=0, ge=0, description="Further nodes held ready to replace a lost one.")
+    spare: StrictInt = Field(
+        default=0, ge=0, description="Further nodes held ready to replace a lost one; filled up from free nodes while training runs."
+    )
     ranks: StrictInt = Field(default=1, ge=1, description="Ranks (workers) on each node.")
     labels: dict[FilledText, FilledText] = Field(
         default={},

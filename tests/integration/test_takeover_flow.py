@@ -66,9 +66,11 @@ def newest(play: Play) -> Generation:
 def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(stage: Stage) -> None:
     """The standby waits on the spare node; the next one is started when training runs again. Then the node of rank 0 is lost.
 
-    With each generation those that live hear where memory is served now: on their own node, and on those without a rank.
+    That leaves no spare node: a free one of the cluster is taken in, and the next standby waits there. With each generation those that
+    live hear where memory is served now: on their own node, and on those without a rank.
     """
     hears = "if order['do'] == 'regroup': print('servers', *order['memory'], flush=True)"
+    stage.widen({f"node-{number}": f"node-{number}" for number in range(4)})
     play = begun(stage, "standby", "--on", hears, nodes=SPARE)
     stands_by(play)
     before = play.pids()
@@ -93,6 +95,9 @@ def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(
     assert set(newest(play).ranks) <= {"node-1", "node-2"}
     assert told(play, "servers", "rank-0")[0] == ["node-0", "node-1"]
     assert told(play, "servers", "standby-0")[-1] == ["node-2"]
+    stands_by(play)
+    assert [place.partition("/")[0] for place in standbys(play)] == ["node-3"], play.log()
+    assert [one.text for one in queries.remarks(stage.history, play.job.id) if "to be spare" in one.text] == ["node-3 taken in to be spare"]
     play.stops()
 
 
