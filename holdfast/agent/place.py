@@ -32,6 +32,15 @@ class Seen:
     job: str | None
 
 
+OTHERS: Final = ("HOLDFAST_HISTORY", "PREFECT_")
+"""Beginnings of the names of variables that are the orchestrator's alone: they may hold the password of a database, or a key."""
+
+
+def _inherited() -> dict[str, str]:
+    """Return what an agent, and so each worker of its node, is given of this process's environment."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(OTHERS)}
+
+
 @dataclass(frozen=True, slots=True)
 class NodePlace:
     """The folder that is a node to its agent, and what carries its mark."""
@@ -62,7 +71,7 @@ class NodePlace:
             command += ["--node", self.node, "--cluster", self.cluster, "--ready-fd", str(theirs.fileno())]
             starter = subprocess.Popen(
                 command,
-                env={**os.environ, **self.environment, NODE_MARK: mark_of(self.folder)},
+                env={**_inherited(), **self.environment, NODE_MARK: mark_of(self.folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

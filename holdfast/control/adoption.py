@@ -40,7 +40,7 @@ def adopt(run: Run) -> None:
     if newest["generation"] > generation:  # the flow died between its order and its note of it
         generation, membership = newest["generation"], _membership(told.values(), newest["generation"], membership)
     _continue(run, generation, membership, row)
-    _take_standbys(run, told)
+    _take_standbys(run, told, away)
     run.replicas.adopt(told)
     for node in membership:
         if node in away:
@@ -70,7 +70,7 @@ def _membership(told: Iterable[Message], generation: int, before: dict[str, list
     return known
 
 
-def _take_standbys(run: Run, told: dict[str, Message]) -> None:
+def _take_standbys(run: Run, told: dict[str, Message], away: set[str]) -> None:
     """Learn from the agents which groups can be mended, which standbys wait, and what the job's roles are."""
     newest = next((row.facts for row in reversed(queries.generations(run.history, run.job.id)) if row.facts and row.facts.get("roles")), {})
     roles = next((one["roles"] for one in told.values() if one.get("roles")), newest) or {}
@@ -78,6 +78,10 @@ def _take_standbys(run: Run, told: dict[str, Message]) -> None:
     run.copies = tuple(tuple(ranks) for ranks in roles.get("copies") or ())
     for node, one in told.items():
         run.take_in(node, one)
+    known = [view for view in run.board.ranks.values() if view.node in told]
+    if known and all(view.grouped for view in known):  # groups are made by all ranks together: those out of reach have theirs too
+        for view in run.board.ranks.values():
+            view.grouped = view.grouped or view.node in away
 
 
 def _ours(run: Run) -> list[str]:

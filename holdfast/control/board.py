@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from typing import Any, Final
 
 from detectors.catalogue import CATALOGUE_LEVELS, Fault, Level, Levels
@@ -123,7 +123,11 @@ _PROGRESS: Final = frozenset({
 """Events that show a rank getting on."""
 
 
-@cache
+NONSENSE: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+"""What taking in an event raises that no agent of ours sends: a journal was damaged, or a node is in the wrong hands."""
+
+
+@lru_cache(maxsize=256)  # as text of others': there are some fifty
 def handler_of(event: str) -> str:
     """Return the name of the method that takes in an event."""
     return "_on_" + event.replace(".", "_")
@@ -177,10 +181,13 @@ class Board:
     def take(self, node: str, event: Message, now: float) -> None:
         """Fold one event of *node*'s agent in, which arrived at *now*; what belongs to another generation is dropped.
 
-        Ages are counted from the arrival, by one clock: those of the nodes may differ.
+        Ages are counted from the arrival, by one clock: those of the nodes may differ. Raise one of `NONSENSE` for what cannot be
+        understood, and for what *node* says of a rank that another one has.
         """
         if event.get("generation", self.generation) != self.generation and not self._ends_before_it_is_kept(event):
             return
+        if event["event"].startswith("worker.") and self.ranks[event["rank"]].node != node:
+            raise ValueError(f"rank {event['rank']} is on {self.ranks[event['rank']].node}")
         self._now = now
         if event["event"] in _PROGRESS and not event.get("beside"):
             self.ranks[event["rank"]].progress_at = now
@@ -272,10 +279,10 @@ class Board:
             self._advance(self.first, step)
         self.first.progress_at = self._now
 
-    def _on_beats(self, _node: str, event: Message) -> None:
+    def _on_beats(self, node: str, event: Message) -> None:
         for name, beat in event["ranks"].items():
             view = self.ranks.get(int(name))
-            if view is not None:
+            if view is not None and view.node == node:
                 view.beat, view.beat_at = beat, self._now
                 view.progress_at = max(view.progress_at, self._now - beat["age"])
                 view.managed = view.managed or beat["managed"]

@@ -83,7 +83,7 @@ class AgentChannel:
     def about(self) -> Message:
         """Return what the agent says of itself: its job, generation, membership and workers."""
         told = self.order("about", protocol=PROTOCOL)
-        self._agent = told["agent"]
+        self._agent = told.get("agent")
         return told
 
     def attach(self, *, since: int = LATEST) -> None:
@@ -117,10 +117,10 @@ class AgentChannel:
         """Return the answer to an order; raise `OrderRefused` when it is no, `AgentGone` when it is the agent's end."""
         if answer.get("event") == "agent.gone":
             raise AgentGone(self.node, answer["why"])
-        if not answer["ok"]:
+        if answer.get("ok") is not True:
             if self.superseded:
                 raise LeaseLost(self.job or "", f"a newer flow (epoch {self.superseded})")
-            raise OrderRefused(self.node, verb, answer["why"])
+            raise OrderRefused(self.node, verb, str(answer.get("why", "it gave no reason")))
         return answer
 
     def silence(self, verb: str, seconds: float) -> AgentGone:

@@ -15,6 +15,7 @@ from holdfast.control.channel import AgentChannel
 from holdfast.control.inbox import Inbox
 from holdfast.control.listener import LISTENER
 from holdfast.control.round import Round
+from holdfast.control.words import complaint
 from holdfast.errors import AgentGone, LeaseLost, NodeLost, NodeTrouble, OrderRefused, WorldError
 from holdfast.log import note
 from holdfast.wire import BEAT, Message
@@ -154,6 +155,8 @@ class Fleet:
             raise AgentGone(node, "no agent listens")
         try:
             told = channel.about()
+            if why := complaint(told):
+                raise OrderRefused(node, "about", f"what its agent says of itself makes no sense: {why}")
             if told["job"] != self.plan["job"]:
                 raise OrderRefused(node, "attach", "its agent does not run this job")
             channel.attach(since=max(0, told["since"] - BEFORE))
@@ -176,10 +179,11 @@ class Fleet:
                 yield self._late.get_nowait()
 
     def _adopt_late(self, node: str) -> None:
+        begun = time.monotonic()
         try:
             self._late.put((node, self.adopt(node)))
         except NodeLost:
-            return
+            self._tried[node] = begun, False
         except NodeTrouble as error:
             self.unreached[node] = str(error)
             self.unseen.pop(node, None)
@@ -307,10 +311,11 @@ class Fleet:
             if channel.heard < quiet or channel.spoke < due:
                 channel.ping()
         if self.source.remote:
-            for node in self.silent(STALE * self.beat):
-                self._beside(node, self._try)
-            for node in list(self.unseen):
+            unseen = list(self.unseen)
+            for node in unseen:
                 self._beside(node, self._adopt_late)
+            for node in self.silent(STALE * self.beat).keys() - set(unseen):
+                self._beside(node, self._try)
             for node in self.owed - self.channels.keys():
                 self._beside(node, self._settle)
 
@@ -382,7 +387,8 @@ class Fleet:
 
     def _unanswered(self, node: str) -> bool:
         begun, answered = self._tried.get(node, (0.0, True))
-        return not answered and begun > self.channels[node].heard
+        channel = self.channels.get(node)
+        return not answered and begun > (self.unseen.get(node, begun) if channel is None else channel.heard)
 
     def logs(self, node: str) -> str:
         """Return the folder on *node* with the logs of the job's ranks."""

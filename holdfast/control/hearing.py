@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from detectors.catalogue import Level
 from detectors.diagnosis import see
 from detectors.evidence import MemoryTrouble
-from holdfast.control.board import handler_of, limits_of
+from holdfast.control.board import NONSENSE, handler_of, limits_of
 from holdfast.control.nodes import NodeNews, with_growth
+from holdfast.control.words import check_event
 from holdfast.history import models
 from holdfast.log import note
 from holdfast.report.wording import told
@@ -61,18 +62,19 @@ class Hearing:
         """Put on record what an agent that was killed may not have told; what is known stays as it is, and nobody acts on it."""
         for event in events:
             try:
+                check_event(event)
                 if event["event"] == "steps" and event["generation"] <= self._run.generation:
                     self._record_steps(event)
                 elif event["event"] == "saved" and event["generation"] == self._run.generation:
                     self._on_saved(node, event)
-            except (KeyError, TypeError, ValueError) as error:  # out of a file that anything may have happened to
+            except NONSENSE as error:  # out of a file that anything may have happened to
                 note(log, "past.damaged", node=node, why=repr(error))
 
     def hear_out(self) -> None:
         """Take in what nodes that could be reached only at the end of the job have told of their past."""
         for node, event in self._run.fleet.inbox.drain(0.0):
-            if event["event"] == "past":
-                self._take_past(node, event["events"])
+            if event.get("event") == "past" and isinstance(events := event.get("events"), list):
+                self._take_past(node, events)
 
     def newest_whole(self) -> int:
         """Return the step of the newest checkpoint that this flow has heard of, or that the ranks went on from."""

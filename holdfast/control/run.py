@@ -12,7 +12,7 @@ from typing import Any, Final
 from detectors.catalogue import Fault, Levels
 from detectors.diagnosis import Before
 from detectors.progress import STANDSTILLS
-from holdfast.control.board import Board, limits_of
+from holdfast.control.board import NONSENSE, Board, limits_of
 from holdfast.control.borrowing import Borrowing
 from holdfast.control.cadence import Cadence
 from holdfast.control.cluster_file import ClusterFile
@@ -40,6 +40,7 @@ from holdfast.control.standbys import Pool, Wanted, places_for
 from holdfast.control.standings import RollCall
 from holdfast.control.traffic import Traffic
 from holdfast.control.wards import Wards
+from holdfast.control.words import check_event
 from holdfast.errors import LeaseLost
 from holdfast.history import History, LeaseKeeper, Recorder, models, queries
 from holdfast.history.figures import STEPS
@@ -161,6 +162,8 @@ class Run:
     """The generation whose cadence was changed while it ran."""
     _rows: dict[int, tuple[Fault, models.Fault]] = field(default_factory=dict)
     """The newest faults on record, by their identity, with their rows."""
+    _nonsense: set[str] = field(default_factory=set)
+    """Nodes whose agents told what makes no sense."""
     _next_ping: float = 0.0
     _next_fill: float = 0.0
     _next_roll: float = 0.0
@@ -254,8 +257,21 @@ class Run:
     def pump(self, seconds: float = TICK) -> None:
         """Take in what agents have said, waiting up to *seconds* for the first word; do what is due in between."""
         for node, event in self.fleet.inbox.drain(seconds):
-            self.hearing.take(node, event)
+            try:
+                check_event(event)
+                self.hearing.take(node, event)
+            except NONSENSE as error:
+                self._tell_nonsense(node, event, error)
         self._housekeep()
+
+    def _tell_nonsense(self, node: str, event: Message, error: Exception) -> None:
+        """Go on without an event that makes no sense; it is told once of each node, as it may speak of a bug of ours too."""
+        if node in self._nonsense:
+            return
+        self._nonsense.add(node)
+        why = f"{str(event.get('event'))[:40]}: {error!r}"[:200]
+        note(log, "event.nonsense", level=logging.WARNING, node=node, why=why, told=repr(event)[:400])
+        self.remark(f"the agent of {node} told what makes no sense ({why}): it is let pass")
 
     def _housekeep(self) -> None:
         if self.lost:

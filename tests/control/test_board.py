@@ -11,9 +11,12 @@ BEAT = {"age": 0.0, "step": None, "managed": True, "section": None, "section_lim
 
 
 def told(board: Board, name: str, now: float, **facts: Any) -> None:
-    """Have the board hear an event of generation 1."""
-    event: Message = {"event": name, "generation": 1, "at": now, **facts}
-    board.take("a", event, now)
+    """Have the board hear an event of generation 1, of all nodes that it is of."""
+    for node, here in board.membership.items():
+        own = {name: one for name, one in facts.get("ranks", {}).items() if int(name) in here}
+        event: Message = {"event": name, "generation": 1, "at": now, **facts, **({"ranks": own} if own else {})}
+        if own or facts.get("rank", 0) in here:
+            board.take(node, event, now)
 
 
 def test_steps_are_no_measure_for_a_rank_that_has_still_to_come_to_its_first() -> None:

@@ -9,6 +9,7 @@ from holdfast.control.board import Board
 from holdfast.wire import Message
 
 MEMBERSHIP = {"a": [0, 1], "b": [2]}
+HOME = {rank: node for node, ranks in MEMBERSHIP.items() for rank in ranks}
 
 
 def an_event(name: str, rank: int, generation: int, **facts: Any) -> Message:
@@ -36,9 +37,9 @@ def boards() -> tuple[Board, Board]:
     """Return a generation in which all have told of their groups, and the next one, in which rank 2 is new."""
     before = Board(1, MEMBERSHIP)
     for rank in range(3):
-        before.take("a", an_event("worker.started", rank, 1), 10.0)
-        before.take("a", an_event("worker.groups", rank, 1), 10.0)
-        before.take("a", an_event("worker.stepped", rank, 1, step=7, until=None), 10.0)
+        before.take(HOME[rank], an_event("worker.started", rank, 1), 10.0)
+        before.take(HOME[rank], an_event("worker.groups", rank, 1), 10.0)
+        before.take(HOME[rank], an_event("worker.stepped", rank, 1, step=7, until=None), 10.0)
     after = Board(2, MEMBERSHIP, since=1, kept=(0, 1))
     after.keep(before)
     return before, after
@@ -62,7 +63,7 @@ def test_a_rank_that_ended_unseen_leaves_the_others_what_they_are() -> None:
     """A flow that comes later hears from the agents which of those that live have groups that can be mended."""
     board = Board(1, MEMBERSHIP)
     for rank in range(3):
-        board.take("a", an_event("worker.started", rank, 1), 10.0)
+        board.take(HOME[rank], an_event("worker.started", rank, 1), 10.0)
     board.take("b", an_exit(2, 1), 10.0)
     assert not board.grouped()
     board.ranks[0].grouped = board.ranks[1].grouped = True

@@ -23,9 +23,10 @@ def beat(at_step: int | None, replica: int | None = None, **snapshot: Any) -> di
 
 
 def told(board: Board, now: float, ranks: dict[int, dict[str, Any]]) -> Board:
-    """Have the board hear of its ranks."""
-    event = {"event": "beats", "generation": board.generation, "at": now, "ranks": {str(rank): one for rank, one in ranks.items()}}
-    board.take("a", event, now)
+    """Have the board hear of its ranks, from the node of each."""
+    for node, here in board.membership.items():
+        own = {str(rank): one for rank, one in ranks.items() if rank in here}
+        board.take(node, {"event": "beats", "generation": board.generation, "at": now, "ranks": own}, now)
     return board
 
 

@@ -124,6 +124,10 @@ class HostJob:
         move = queries.state_of(self.history, live[0].id) if live else None
         return move.after if move else ""
 
+    def told(self, words: str) -> bool:
+        """Tell whether a remark with these *words* is on record."""
+        return any(words in one.text for one in queries.remarks(self.history, self.row.id))
+
     def incidents(self) -> list[Incident]:
         """Return the job's incidents."""
         return queries.incidents(self.history, self.row.id)

@@ -81,6 +81,62 @@ def test_a_host_that_only_the_orchestrator_misses_trains_on(job: HostJob, direct
     assert job.chaos.ranks() == before
 
 
+def test_a_flow_that_takes_over_while_a_host_is_cut_off_waits_for_it(job: HostJob) -> None:
+    """The host trains on with the others, so its silence is no fault; once the way is mended its agent is taken up."""
+    job.settles()
+    before, host, known = job.chaos.ranks(), job.host_of(0), len(job.incidents())
+    host.cut("orchestrator")
+    try:
+        job.flows[-1].kill()
+        job.flows[-1].wait()
+        flow = job.start()
+        job.until(lambda: job.told("adopted the job in state RUNNING: 2 worker(s)"), "a flow that knows of the other two ranks")
+        begun = job.step()
+        job.until(lambda: job.step() >= begun + 3 * UNHEARD, "steps meanwhile")
+        assert flow.poll() is None, job.log()
+    finally:
+        host.heal()
+    job.until(lambda: job.told(f"the agent of {host.name} could be reached again"), "the agent of the host")
+    newest = job.step()
+    job.until(lambda: {one.step for one in queries.curve(job.history, job.row.id)} >= set(range(1, newest + 1)), "all steps in the history")
+    assert len(job.incidents()) == known, job.log()
+    assert job.chaos.ranks() == before
+
+
+def test_a_flow_that_takes_over_after_a_host_was_lost_gives_its_rank_to_another(job: HostJob) -> None:
+    """Nobody has ever spoken with that host's agent: that the others stand still is what tells that it is gone."""
+    job.settles()
+    host, known = job.host_of(2), len(job.incidents())
+    job.flows[-1].kill()
+    job.flows[-1].wait()
+    host.strand()
+    try:
+        job.start()
+        job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
+        (incident,) = job.incidents()[known:]
+        told = (incident.kind, incident.rung, incident.outcome, incident.steps_lost)
+        assert told == ("node-lost", "take-over", "recovered", 0), incident.because
+        job.runs()
+    finally:
+        host.heal()
+
+
+def test_loss_and_delay_are_no_fault(job: HostJob) -> None:
+    """A fifth of what goes between a host and the orchestrator is lost, and all that it sends is held back for a while."""
+    job.settles()
+    before, host, known = job.chaos.ranks(), job.host_of(1), len(job.incidents())
+    host.lose(0.2, "orchestrator")
+    host.delay(0.01, jitter=0.005)
+    begun = job.step()
+    try:
+        job.until(lambda: job.step() >= begun + UNHEARD, "steps meanwhile")
+        assert host.lost() > 0, "nothing was lost"
+    finally:
+        host.heal()
+    assert len(job.incidents()) == known, job.log()
+    assert job.chaos.ranks() == before
+
+
 def test_a_host_that_is_given_up_and_comes_back_has_no_say_any_more(job: HostJob) -> None:
     """Another takes its rank, and no step is lost; what runs there still is ended as soon as somebody reaches it."""
     job.settles()
@@ -123,13 +179,14 @@ def test_a_network_that_heals_while_a_recovery_is_under_way_leaves_one_job(job: 
     assert {rank: one.pid for rank, one in lively.items()} == {rank: one.pid for rank, one in placed.items()}
 
 
-def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: HostJob) -> None:
+@pytest.mark.parametrize("direction", ["both", "in"])
+def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: HostJob, direction: Direction) -> None:
     """Its agent speaks all the time and its process lives; the others find by connections of their own who is cut off. No step is lost."""
     job.settles()
     before, host, known = job.chaos.ranks(), job.host_of(1), len(job.incidents())
     there = {rank for rank, one in before.items() if one.node == host.name}  # earlier tests may have left it two
     old = [host.pid_here(before[rank].pid) for rank in there]
-    host.cut("peers")
+    host.cut("peers", direction)
     try:
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         assert host.lost() > 0, "the cut took nothing"

@@ -42,13 +42,16 @@ def modes(*folders: Path) -> dict[str, int]:
 
 def test_a_job_opens_no_port_of_the_orchestrator_and_shows_its_secrets_to_nobody(stage: Stage) -> None:
     """Looked at while it trains and once it has ended: sockets, command lines, modes, and every byte that it left."""
-    stage.environment["PREFECT_API_KEY"] = API_KEY
+    history = f"sqlite:///{stage.home / 'history.db'}"
+    stage.environment |= {"PREFECT_API_KEY": API_KEY, "HOLDFAST_HISTORY": history}
     play = stage.play("secretive", args=["--steps", "300"], nodes={"wanted": 2, "ranks": 1}, environment={"SCRIPT_SECRET": OWN})
     play.steps_to(3)
     folder = stage.home / "jobs" / "secretive"
     token = (folder / "token").read_text().split()[1]
     workers = set(play.pids().values())
-    assert token.encode() in b"".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in workers)  # it is in use
+    given = b"".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in workers)
+    assert token.encode() in given  # it is in use
+    assert not [one for one in (API_KEY, history) if one.encode() in given], "what is the orchestrator's alone reached the workers"
     assert listening(play.process.pid) == set()
     ours = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in stage.left()}
     memory = {where for pid, words in ours.items() if b"memory_server" in words for where in listening(pid)}

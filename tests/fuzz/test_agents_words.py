@@ -1,0 +1,140 @@
+"""What agents tell a flow: whatever it is, the flow goes on, and no node speaks for the ranks of another."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as some
+
+from holdfast.cluster import open_cluster
+from holdfast.control.board import Board
+from holdfast.control.fleet import Fleet
+from holdfast.control.hearing import Hearing
+from holdfast.control.lineup import Lineup
+from holdfast.control.plan import how_to_run
+from holdfast.control.requests import Requests
+from holdfast.control.run import Run
+from holdfast.control.words import complaint
+from holdfast.history import History, Recorder, models, queries
+from holdfast.spec import LocalCluster, TrainingJob
+from tests.fuzz.examples import ANYTHING, SOCKETS
+
+Message = dict[str, Any]
+MEMBERSHIP: Final = {"a": [0], "b": [1]}
+NAMES: Final = sorted(
+    name.removeprefix("_on_").replace("_", ".", 1) for kind in (Board, Hearing) for name in vars(kind) if name.startswith("_on_")
+)
+BEAT: Final[Message] = {
+    "step": 5, "age": 0.1, "section": None, "section_limit": None, "managed": True, "process": "S", "wait": "", "output_age": 0.3,
+    "snapshot": {"step": 4}, "paces": [[1, 0.1, 0.1, 0.0]], "checks": [{"step": 5, "digest": "d", "piece": "p"}], "replica": None,
+}  # fmt: skip
+FACTS: Final[Message] = {
+    "at": 5.0, "generation": 1, "rank": 0, "id": 0, "pid": 7, "step": 5, "until": 9, "code": None, "signal": 9, "ended": 5.0,
+    "seconds": 0.5, "size": 10, "why": "w", "path": "/p", "name": "n", "kind": "checkpoint-damaged", "group": "g", "output": "",
+    "oom": None, "oom_blind": None, "finished": False, "ordered": False, "raised": None, "errno": 5, "loss": 0.5,
+    "steps": [[5, 5.0, 0.1, 0.5]], "ranks": {"0": BEAT}, "said": {}, "events": [], "roles": [[0, 1]], "copies": [],
+    "seen_at": 5.0, "part": "p", "quote": "q", "source": "s", "over": 1, "grew": {},
+}  # fmt: skip
+"""All that any event carries, as an agent may say it."""
+ABOUT: Final[Message] = {
+    "agent": "x", "job": None, "generation": 1, "since": 0, "membership": MEMBERSHIP, "workers": {"0": 7}, "grouped": [0],
+    "standbys": {"3": {"role": 0, "ready": True}}, "roles": {"roles": [[0, 1]]}, "memory": {"port": 9, "to": [["h", 9]]},
+}  # fmt: skip
+
+
+@some.composite
+def spoiled(draw: some.DrawFn, whole: Message) -> Message:
+    """Draw *whole* with some of its fields missing, or holding something else, at any depth."""
+    told = dict(whole)
+    for name in draw(some.lists(some.sampled_from(sorted(told)), max_size=3)):
+        match draw(some.sampled_from(("out", "other", "within"))):
+            case "out":
+                told.pop(name, None)
+            case "within" if isinstance(told.get(name), dict) and told[name]:
+                told[name] = draw(spoiled(told[name]))
+            case _:
+                told[name] = draw(ANYTHING)
+    return told
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Give a job of two ranks on two nodes, in its first generation; nothing of it runs."""
+    place = tmp_path_factory.mktemp("run")
+    history = History.open(f"sqlite:///{place / 'history.db'}")
+    recorder = Recorder(history, place / "spill")
+    spec = TrainingJob.model_validate({"name": "fuzzed", "command": [sys.executable], "directory": str(place), "nodes": {"wanted": 2}})
+    cluster = LocalCluster(name="c", nodes=2, directory=str(place))
+    job = models.Job(name="fuzzed", spec={}, cluster={}, directory=str(place), at=0.0)
+    recorder.add(job)
+    made = Run(
+        job=job,
+        spec=spec,
+        cluster=cluster,
+        history=history,
+        recorder=recorder,
+        fleet=Fleet(open_cluster(cluster), how_to_run(spec, cluster, job), epoch=1),
+    )
+    made.requests = Requests(history, recorder, job.id)
+    made.enter_generation(1, dict(MEMBERSHIP), lineup=Lineup.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), because="launch")
+    yield made
+    made.requests.close()
+    made.fleet.close(end=False)
+    recorder.close()
+    history.close()
+
+
+def hears(run: Run, *told: tuple[str, Message]) -> None:
+    """Have agents say something, and the flow take it in."""
+    for one in told:
+        run.fleet.inbox.put(one)
+    run.pump(0.0)
+
+
+@SOCKETS
+@given(name=some.sampled_from([*NAMES, "beats", "steps", "past"]), facts=spoiled(FACTS))
+@example(name="worker.hello", facts={"rank": 999, "at": 1.0})
+@example(name="worker.exited", facts={**FACTS, "signal": "nine"})
+@example(name="steps", facts={"generation": 1, "steps": [[5]]})
+@example(name="worker.stepped", facts={**FACTS, "step": 2**70})
+def test_whatever_an_agent_tells_the_flow_goes_on_and_can_judge(run: Run, name: str, facts: Message) -> None:
+    """What was believed can be explained, and goes into the history."""
+    hears(run, ("a", {"event": name, **facts}))
+    run.seen()
+    run.snapshots.look(run.board, 5.0, training=True)
+    run.begin_generation(1, dict(MEMBERSHIP), lineup=run.lineup)
+
+
+@SOCKETS
+@given(name=some.sampled_from(NAMES), facts=spoiled(FACTS))
+def test_no_node_speaks_for_the_ranks_of_another(run: Run, name: str, facts: Message) -> None:
+    """Beats, ends and exceptions of a rank are believed from its own agent alone."""
+    before = repr(run.board.ranks[1]), list(run.board.evidence)
+    if name.startswith("worker."):
+        hears(run, ("a", {"event": name, **facts, "rank": 1}), ("a", {"event": "beats", "generation": 1, "ranks": {"1": BEAT}}))
+        assert (repr(run.board.ranks[1]), run.board.evidence) == before
+        run.begin_generation(1, dict(MEMBERSHIP), lineup=run.lineup)
+
+
+def test_nonsense_is_told_once_and_sense_is_heard_after_it(run: Run) -> None:
+    """A remark names the node; the history took in all that was believed."""
+    hears(run, ("b", {"event": "worker.hello"}), ("b", {"event": "worker.hello", "rank": "1"}), ("b", {"event": "worker.hello", "rank": 1}))
+    assert run.board.ranks[1].hello
+    assert run.recorder.flush(10.0)
+    assert len([one for one in queries.remarks(run.history, run.job.id) if "the agent of b told what makes no sense" in one.text]) == 1
+
+
+@SOCKETS
+@given(told=spoiled(ABOUT))
+def test_what_an_agent_says_of_itself_is_used_only_if_it_can_be(told: Message) -> None:
+    """A flow that adopts a job reads these fields, of all agents together."""
+    assert complaint(ABOUT) == ""
+    if not complaint(told):
+        assert max(told["generation"], told["since"]) >= 0
+        assert all(int(number) >= 0 and one.get("role") is not str for number, one in told["standbys"].items())
+        assert sum(rank for ranks in told["membership"].values() for rank in ranks) >= 0
+        assert all(len(tuple(address)) == 2 for address in (told.get("memory") or {}).get("to") or ())
