@@ -92,7 +92,7 @@ def test_a_flow_that_takes_over_while_a_host_is_cut_off_waits_for_it(job: HostJo
         flow = job.start()
         job.until(lambda: job.told("adopted the job in state RUNNING: 2 worker(s)"), "a flow that knows of the other two ranks")
         begun = job.step()
-        job.until(lambda: job.step() >= begun + 3 * UNHEARD, "steps meanwhile")
+        job.until(lambda: job.step() >= begun + 2 * UNHEARD, "steps meanwhile")
         assert flow.poll() is None, job.log()
     finally:
         host.heal()
