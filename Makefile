@@ -30,6 +30,7 @@ demo: $(VENV)/.all  ## Train, break the training three times, and prove that not
 
 test: $(VENV)/.dev  ## Run all tests (installs the system packages that they need)
 	@scripts/system_packages.sh
+	@$(BIN)/python -m compileall -q holdfast flows tasks policies detectors benchmarks  # once, and not in each of a thousand processes
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, formatting, types, spelling
