@@ -111,6 +111,14 @@ class HostJob:
                         with suppress(RuntimeError):
                             subprocess.run(["kill", "-KILL", str(pid)], check=False, capture_output=True)
 
+    def person(self, *words: str) -> None:
+        """Do what a person does at the command line of the flow's machine."""
+        cluster = self.place / "cluster.yaml"
+        cluster.write_text(json.dumps(json.loads(self.spec.read_text())["cluster"]))
+        subprocess.run(
+            [sys.executable, "-m", "holdfast", *words], env=self.environment, cwd=self.place, check=True, stdout=subprocess.DEVNULL
+        )
+
     # -- looking ------------------------------------------------------------------------------------------------------
 
     @property

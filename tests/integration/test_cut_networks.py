@@ -57,8 +57,8 @@ def job(rack: Rack, prefect_server: PrefectServer, tmp_path_factory: pytest.Temp
 
 
 def told_after(job: HostJob, step: int) -> list[int]:
-    """Return the checkpoints after *step* that the history knows of."""
-    return [one.step for one in queries.checkpoints(job.history, job.row.id) if one.step is not None and one.step > step]
+    """Return the checkpoints after *step* that the history knows of: those that were written, as any rank may tell of a trouble."""
+    return [one.step for one in queries.checkpoints(job.history, job.row.id) if not one.trouble and (one.step or 0) > step]
 
 
 @pytest.mark.parametrize("direction", ["both", "in", "out"])
@@ -201,6 +201,8 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
         job.until(lambda: not host.processes().keys() & set(old), f"the end of {old} on {host.name}, which can be asked for")
     finally:
         host.heal()
+    job.person("nodes", "readmit", host.name, "--because", "its cable was plugged in again", "--cluster", "cluster.yaml")
+    job.until(lambda: job.told(f"{host.name} taken in to be spare"), "a spare node again")
 
 
 def test_ranks_that_were_given_up_and_need_nobody_else_train_on_and_save_nothing(
