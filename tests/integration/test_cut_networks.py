@@ -58,7 +58,9 @@ def job(rack: Rack, prefect_server: PrefectServer, tmp_path_factory: pytest.Temp
 
 def told_after(job: HostJob, step: int) -> list[int]:
     """Return the checkpoints after *step* that the history knows of: those that were written, as any rank may tell of a trouble."""
-    return [one.step for one in queries.checkpoints(job.history, job.row.id) if not one.trouble and (one.step or 0) > step]
+    return [
+        one.step for one in queries.checkpoints(job.history, job.row.id) if one.step is not None and one.step > step and not one.trouble
+    ]
 
 
 @pytest.mark.parametrize("direction", ["both", "in", "out"])
