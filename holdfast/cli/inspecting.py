@@ -26,7 +26,7 @@ def inspect(cluster_file: Path, job_file: Path | None, only: Sequence[str], *, a
     wanted = Wanted.of(load_job(job_file)[0]) if job_file is not None else Wanted()
     with progress(nodes, quiet=as_json) as shown, Inspection(cluster, wanted, shown) as inspection:
         facts = inspection.look(nodes)
-    found = judge(facts, snapshots=wanted.snapshots)
+    found = judge(facts, gpus=cluster.gpus_of, snapshots=wanted.snapshots)
     if as_json:
         rows = [{"node": node, "ready": _worst(found, node) is not State.MISSING, "checks": _records(found, node)} for node in nodes]
         say_json({"cluster": cluster.name, "nodes": rows})

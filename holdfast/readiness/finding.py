@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 
 class State(StrEnum):
@@ -30,6 +31,10 @@ class Finding:
     cure: str = ""
 
 
+Found: TypeAlias = Iterator[tuple[State, str, str]]
+"""What one check finds: how a node stands, in words, and the cure."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Facts:
     """What one node told of itself; each answer is JSON, `{"blind": why}` where there is none. None: it was not asked."""
@@ -48,7 +53,7 @@ class Facts:
     gate: dict[str, Any] | None = None
     paths: dict[str, Any] = field(default_factory=dict)
     shared: dict[str, Any] | None = None
-    """What came of the file that another node left in the folder of the checkpoints."""
+    """What came of the folder that one node made among the checkpoints: its `place`, `by` whom, whether it is `seen`, and what failed."""
     link: dict[str, Any] | None = None
     """What came of a connection to the next node: `to`, and `bytes` a second."""
 

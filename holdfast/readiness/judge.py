@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from holdfast.readiness.finding import Facts, Finding, State, blind
+from holdfast.readiness.accelerators import gpus_work, torch_fits
+from holdfast.readiness.finding import Facts, Finding, Found, State, blind
+from holdfast.readiness.usual import Usual, minor
 
 MB, GB = 10**6, 10**9
 DISK_LEAST, DISK_ENOUGH = 50 * MB, 1 * GB
@@ -19,14 +20,15 @@ CLOCK_ENOUGH, CLOCK_WRONG = 0.5, 10.0
 """Seconds that two clocks may be apart before times of faults can hardly be compared, and before they are nonsense."""
 MEMORY: Final = "/dev/shm"  # noqa: S108 (the file system in memory itself)
 UNLIMITED: Final = -1
+ONE_USER: Final = (
+    "Mount it for writing, and have the same user (by number: `id -u`) log in on all nodes: each writes its part of a save there"
+)
 BOOTSTRAP: Final = "`holdfast nodes bootstrap CLUSTER_FILE` puts it there"
 
-Found = Iterator[tuple[State, str, str]]
 
-
-def judge(facts: Sequence[Facts], *, snapshots: bool = False) -> list[Finding]:
-    """Return what is to be said of each node, check by check, in the order of *facts*."""
-    usual = Usual(facts)
+def judge(facts: Sequence[Facts], *, gpus: Mapping[str, int] | None = None, snapshots: bool = False) -> list[Finding]:
+    """Return what is to be said of each node, check by check, in the order of *facts*; *gpus* are what the cluster file says each has."""
+    usual = Usual(facts, gpus or {})
     found = []
     for one in facts:
         if one.away:
@@ -40,32 +42,6 @@ def judge(facts: Sequence[Facts], *, snapshots: bool = False) -> list[Finding]:
     return found
 
 
-class Usual:
-    """What most nodes have: where one has something else, it is that one that is to be mended."""
-
-    def __init__(self, facts: Sequence[Facts]) -> None:
-        inside = [one for one in facts if not one.away]
-        self.torch = _most([(one.torch or {}).get("version") for one in inside])
-        self.python = _most([_minor((one.probe or {}).get("python")) for one in inside])
-        self.gpus = max([len(gpus_of(one) or ()) for one in inside], default=0)
-        self.driver = _most([(one.gpus or {}).get("driver_version") for one in inside if gpus_of(one)])
-
-
-def _most(values: Sequence[Any]) -> Any:  # noqa: ANN401 (whatever is counted)
-    counted = Counter(value for value in values if isinstance(value, str))
-    return counted.most_common(1)[0][0] if counted else None
-
-
-def _minor(version: object) -> str | None:
-    return ".".join(version.split(".")[:2]) if isinstance(version, str) else None
-
-
-def gpus_of(one: Facts) -> list[dict[str, Any]] | None:
-    """Return a node's GPUs as NVML told them; None where it did not."""
-    gpus = (one.gpus or {}).get("gpus")
-    return gpus if isinstance(gpus, list) else None
-
-
 def _python(one: Facts, usual: Usual) -> Found:
     if why := blind(one.probe):
         yield State.UNSEEN, why, ""
@@ -74,7 +50,7 @@ def _python(one: Facts, usual: Usual) -> Found:
     version = str(one.probe["python"])
     if tuple(int(part) for part in version.split(".")[:2]) < (3, 11):
         yield State.MISSING, f"Python {version}, jobs need 3.11 or newer", "Name a newer one in `python` of the cluster file"
-    elif _minor(version) != usual.python:
+    elif minor(version) != usual.python:
         yield State.DOUBTFUL, f"Python {version}, most nodes have {usual.python}", "Have one version on all nodes"
     else:
         yield State.OK, f"Python {version}", ""
@@ -97,58 +73,6 @@ def _holdfast(one: Facts, _usual: Usual) -> Found:
         yield State.MISSING, f"its gate does not answer: {why}", ""
     else:
         yield State.OK, f"Holdfast {str(environment['in_use']).split('-')[0]}", ""
-
-
-def _torch(one: Facts, usual: Usual) -> Found:
-    told = one.torch
-    if (why := blind(told)) or (told is not None and "failed" in told):
-        words = why or str((told or {})["failed"])
-        yield (
-            State.MISSING,
-            f"torch cannot be imported: {words}",
-            "Install it for the interpreter that `python` of the cluster or the job names",
-        )
-        return
-    assert told is not None
-    if told["version"] != usual.torch:
-        yield State.MISSING, f"torch {told['version']}, most nodes have {usual.torch}", "Install one version on all nodes"
-    else:
-        yield State.OK, f"torch {told['version']}", ""
-
-
-def _gpus(one: Facts, usual: Usual) -> Found:
-    if why := blind(one.gpus):
-        yield State.UNSEEN, why, ""
-        return
-    assert one.gpus is not None
-    gpus, on_bus = gpus_of(one), one.gpus.get("on_bus")
-    if gpus is None:
-        seen = len(on_bus) if isinstance(on_bus, list) else 0
-        why = blind(one.gpus.get("gpus")) if isinstance(one.gpus.get("gpus"), dict) else ""
-        if seen or usual.gpus:
-            what = f"{seen} on the bus" if seen else f"{usual.gpus} on other nodes"
-            yield State.MISSING, f"no GPU can be used, {what}: {why}", "Install the NVIDIA driver, or load its module (`modprobe nvidia`)"
-        else:
-            yield State.OK, "no GPU", ""
-        return
-    yield from _each_gpu(gpus)
-    if len(gpus) < usual.gpus:
-        yield (
-            State.MISSING,
-            f"{len(gpus)} GPUs, other nodes have {usual.gpus}",
-            "See `holdfast health CLUSTER_FILE`: one may have fallen off",
-        )
-    driver = one.gpus.get("driver_version")
-    if gpus and driver != usual.driver:
-        yield State.DOUBTFUL, f"driver {driver}, most nodes have {usual.driver}", "Install one driver on all nodes"
-    elif gpus:
-        yield State.OK, f"{len(gpus)} GPUs, driver {driver}", ""
-
-
-def _each_gpu(gpus: Sequence[Mapping[str, Any]]) -> Found:
-    for gpu in gpus:
-        if gpu.get("failed"):
-            yield State.MISSING, f"GPU {gpu.get('index')} fails (NVML code {gpu['failed']})", "See `holdfast health CLUSTER_FILE`"
 
 
 def _clock(one: Facts, _usual: Usual) -> Found:
@@ -261,12 +185,17 @@ def _paths(one: Facts, _usual: Usual) -> Found:
 def _shared(one: Facts, _usual: Usual) -> Found:
     if one.shared is None:
         return
-    cure = "Mount one file system there on all nodes, or name another folder in `checkpoint.directory` of the job"
-    if why := blind(one.shared):
-        yield State.MISSING, f"the folder of the checkpoints cannot be used: {why}", cure
-    elif not one.shared["seen"]:
-        place = str(one.shared["place"]).rpartition("/")[0]
-        yield State.MISSING, f"it does not see what {one.shared['by']} wrote in {place}: the folder of the checkpoints is not shared", cure
+    told, cure = one.shared, "Mount one file system there on all nodes, or name another folder in `checkpoint.directory` of the job"
+    if why := blind(told):
+        yield State.MISSING, f"the folder of the checkpoints cannot be used: {why}", f"{cure}. {ONE_USER}"
+        return
+    place = str(told["place"]).rpartition("/")[0]
+    if not told["seen"]:
+        yield State.MISSING, f"it does not see what {told['by']} wrote in {place}: the folder of the checkpoints is not shared", cure
+    elif "unread" in told:
+        yield State.MISSING, f"it may not read what {told['by']} wrote in {place}: {told['unread']}", ONE_USER
+    elif "unwritten" in told:
+        yield State.MISSING, f"it reads what {told['by']} wrote in {place}, and cannot write there: {told['unwritten']}", ONE_USER
     else:
         yield State.OK, "checkpoints are shared", ""
 
@@ -274,8 +203,8 @@ def _shared(one: Facts, _usual: Usual) -> Found:
 CHECKS: Final[Mapping[str, Callable[[Facts, Usual], Found]]] = {
     "python": _python,
     "holdfast": _holdfast,
-    "torch": _torch,
-    "gpus": _gpus,
+    "torch": torch_fits,
+    "gpus": gpus_work,
     "clock": _clock,
     "disk": _disk,
     "limits": _limits,

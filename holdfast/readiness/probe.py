@@ -20,11 +20,20 @@ from holdfast.readers.collect import gathered
 from holdfast.readers.gpus import read_gpus
 
 IDLE: Final = 300
+MARK: Final = ".holdfast-check-"
+"""What begins the names of folders that are made to see whether they can be, and removed at once."""
 TORCH_SECONDS: Final = 90.0
-TORCH: Final = (
-    "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, 'path': torch.__file__, "
-    "'gloo': torch.distributed.is_available() and torch.distributed.is_gloo_available()}))"
-)
+TORCH: Final = """
+import json, warnings, torch
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+built = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "gloo": gloo}
+why = str(said[-1].message).strip().splitlines()[0] if said and not devices else ""
+print(json.dumps({**built, "devices": devices, "why": why, "path": torch.__file__}))
+"""
+"""What the job's interpreter runs: what its torch is built for, and how many GPUs it can use, which an old driver makes none."""
 LIMITS: Final = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "nproc": resource.RLIMIT_NPROC}
 MEMORY: Final = "/dev/shm"  # noqa: S108 (the file system in memory itself)
 
@@ -107,30 +116,56 @@ def _paths(asked: Question) -> dict[str, Any]:
 
 
 def _leave(asked: Question) -> dict[str, Any]:
-    """Leave a file in a folder, or in the nearest one above that is there; say where."""
-    place = _there(Path(asked["folder"])) / f".holdfast-check-{asked['token']}"
-    with place.open("x") as file:
-        file.write(asked["token"])
-        file.flush()
-        os.fsync(file.fileno())
+    """Make a folder in a folder, or in the nearest one above that is there, as a save does, and a file in it; say where."""
+    place = _there(Path(asked["folder"])) / f"{MARK}{asked['token']}"
+    place.mkdir()
+    _write(place / asked["name"], asked["token"])
     return {"place": str(place)}
 
 
-def _find(asked: Question) -> dict[str, Any]:
-    """Tell whether a file of another node's is there, and holds what it should: within a second or so, as network file systems remember."""
+def _write(path: Path, text: str) -> None:
+    with path.open("x") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _join(asked: Question) -> dict[str, Any]:
+    """Look for the file of another node's, and write one beside it as each rank of a save does; tell what came of both."""
     place = Path(asked["place"])
-    deadline = time.monotonic() + asked["patience"]
-    while True:
-        with suppress(OSError):
-            os.listdir(place.parent)  # noqa: PTH208 (what a network file system remembers of the folder is asked for anew)
-            return {"seen": place.read_text() == asked["token"]}
-        if time.monotonic() > deadline:
+    try:
+        if not _sees(place / asked["by"], asked["token"], asked["patience"]):
             return {"seen": False}
+    except PermissionError as error:
+        return {"seen": True, "unread": error.strerror}
+    own = place / asked["name"]
+    try:
+        _write(own, asked["token"])
+        own.unlink()
+    except OSError as error:
+        return {"seen": True, "unwritten": error.strerror}
+    return {"seen": True}
+
+
+def _sees(file: Path, text: str, patience: float) -> bool:
+    """Tell whether a file is there, and holds what it should: within a second or so, as network file systems remember.
+
+    Raise ``PermissionError`` where it is there and may not be read.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.listdir(file.parent)  # noqa: PTH208 (what a network file system remembers of the folder is asked for anew)
+            return file.read_text() == text
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.1)
 
 
 def _remove(asked: Question) -> dict[str, Any]:
-    Path(asked["place"]).unlink(missing_ok=True)
+    place = Path(asked["place"])
+    if place.name.startswith(MARK):
+        shutil.rmtree(place)
     return {}
 
 
@@ -140,6 +175,6 @@ VERBS: Final[Mapping[str, Callable[[Question], Any]]] = {
     "torch": _torch,
     "paths": _paths,
     "leave": _leave,
-    "find": _find,
+    "join": _join,
     "remove": _remove,
 }

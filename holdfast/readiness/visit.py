@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -116,16 +116,16 @@ class Inspection:
 
     def _ask(self, facts: Facts, connection: Connection) -> None:
         visit = Visit(connection, Errand(connection, self._cluster.python, probe(), time.monotonic() + LOOK))
-        facts.probe = _asked(visit, "facts", directory=self._cluster.directory)
+        facts.probe = _asked(visit, "facts", {"directory": self._cluster.directory})
         self._visits[facts.node] = visit
         facts.clock = _offset(visit)
         facts.gpus = _asked(visit, "gpus")
-        facts.paths = _asked(visit, "paths", paths=list(self._wanted.paths)) if self._wanted.paths else {}
+        facts.paths = _asked(visit, "paths", {"paths": list(self._wanted.paths)}) if self._wanted.paths else {}
         self._tell(facts.node, "looking at its environment")
         facts.environment = self._environment(connection)
         python = self._wanted.python or self._interpreter(facts)
         self._tell(facts.node, "importing torch")
-        facts.torch = _asked(visit, "torch", seconds=TORCH, python=python)
+        facts.torch = _asked(visit, "torch", {"python": python}, seconds=TORCH)
         if facts.environment.get("in_use"):
             facts.gate = self._gate(facts.node)
 
@@ -163,28 +163,36 @@ class Inspection:
             one.link = {"to": to.node, "address": str((to.gate or {}).get("address")), "why": str(error)}
 
     def _try_sharing(self, inside: Sequence[Facts], hands: ThreadPoolExecutor) -> None:
-        """Have one node leave a file in the folder of the checkpoints, and each other one look for it."""
+        """Have each node make a folder among the checkpoints, then look for that of the first and write there: so do ranks that save."""
         if self._wanted.checkpoints is None or not inside:
             return
         token = secrets.token_hex(8)
-        first, *others = inside
-        left = _asked(self._visits[first.node], "leave", folder=self._wanted.checkpoints, token=token)
-        first.shared = left if blind(left) else {"seen": True, "by": first.node, **left}
-        if blind(left):
+
+        def leave(facts: Facts) -> None:
+            asked = {"folder": self._wanted.checkpoints, "name": facts.node, "token": f"{token}-{facts.node}"}
+            facts.shared = _asked(self._visits[facts.node], "leave", asked)
+
+        list(hands.map(leave, inside))
+        able = [facts for facts in inside if facts.shared is not None and not blind(facts.shared)]
+        if not able:
             return
+        places = {facts.node: dict(facts.shared or {}) for facts in able}
+        first = able[0].node
 
-        def find(facts: Facts) -> None:
-            found = _asked(self._visits[facts.node], "find", place=left["place"], token=token, patience=PATIENCE)
-            facts.shared = {"by": first.node, **left, **found} if not blind(found) else found
+        def join(facts: Facts) -> None:
+            self._tell(facts.node, "writing where the checkpoints are")
+            asked = {"by": first, "name": f"{facts.node}.own", "token": f"{token}-{first}", "patience": PATIENCE, **places[first]}
+            told = _asked(self._visits[facts.node], "join", asked)
+            facts.shared = told if blind(told) else {"by": first, **places[first], **told}
 
-        list(hands.map(find, others))
-        _asked(self._visits[first.node], "remove", place=left["place"])
+        list(hands.map(join, able))
+        list(hands.map(lambda facts: _asked(self._visits[facts.node], "remove", places[facts.node]), able))
 
 
-def _asked(visit: Visit, verb: str, *, seconds: float = LOOK, **question: object) -> dict[str, Any]:
+def _asked(visit: Visit, verb: str, question: Mapping[str, object] | None = None, *, seconds: float = LOOK) -> dict[str, Any]:
     """Return what a node answers, or why it does not."""
     try:
-        told = json.loads(visit.errand.ask(time.monotonic() + seconds + 5, do=verb, seconds=seconds, **question))
+        told = json.loads(visit.errand.ask(time.monotonic() + seconds + 5, do=verb, seconds=seconds, **(question or {})))
         return dict(told)
     except (Unanswered, Unasked) as error:
         if verb == "facts":

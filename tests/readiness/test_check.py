@@ -58,7 +58,7 @@ def test_hosts_without_holdfast_are_told_how_to_get_it(rack: Rack, holdfast: Com
 
 
 def test_each_fault_is_named_on_its_host(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
-    """A clock, a folder that is not shared, a full disk, low limits, ports that are blocked, an unknown host key, all at once."""
+    """A clock, a folder that is not shared or not to be written, a full disk, low limits, blocked ports, an unknown host key, at once."""
     library = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
     if library is None or shutil.which("prlimit") is None:
         pytest.skip("needs faketime and prlimit (scripts/system_packages.sh)")
@@ -69,6 +69,8 @@ def test_each_fault_is_named_on_its_host(rack: Rack, holdfast: Command, tmp_path
     assert holdfast("nodes", "bootstrap", cluster).returncode == 0
     blocked.cut([spoilt], "out")
     spoilt.run("mount", "-t", "tmpfs", "tmpfs", str(tmp_path / "ckpt"))
+    blocked.run("mount", "--bind", str(tmp_path / "ckpt"), str(tmp_path / "ckpt"))
+    blocked.run("mount", "-o", "remount,bind,ro", str(tmp_path / "ckpt"))
     spoilt.server.stop()
     spoilt.server.more += (PAST.format(library),)
     spoilt.server.within += ("prlimit", "--nofile=512:512")
@@ -84,26 +86,30 @@ def test_each_fault_is_named_on_its_host(rack: Rack, holdfast: Command, tmp_path
     found = wrong(done)
     assert {node: set(checks) for node, checks in found.items()} == {
         "n0": set(),
-        "n1": {"ports"},
+        "n1": {"ports", "checkpoints"},
         "n2": {"clock", "disk", "limits", "checkpoints"},
         "n3": {"login"},
     }, done.stdout
     assert "3600" in found["n2"]["clock"]["words"]
     assert "n0 wrote" in found["n2"]["checkpoints"]["words"]
+    assert "Read-only file system" in found["n1"]["checkpoints"]["words"]
     assert "nofile is 512" in found["n2"]["limits"]["words"]
     assert spoilt.address in found["n1"]["ports"]["words"]
     assert "holdfast nodes trust" in found["n3"]["login"]["words"]
     assert all(one["cure"] for node in ("n1", "n2") for one in found[node].values())
+    assert list((tmp_path / "ckpt").iterdir()) == [], "nothing is left there"
 
 
 def test_a_job_whose_interpreter_has_no_torch_is_not_ready(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
-    """It is the job's own interpreter that is asked, and its files are looked for."""
+    """It is the job's own interpreter that is asked, its files are looked for, and so are the GPUs that the cluster file says there are."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     python = str(tmp_path / "bare/bin/python")
     cluster, job = described(rack, tmp_path, python=python, script="missing.py")
+    (tmp_path / cluster).write_text(yaml.safe_dump(rack.cluster(directory="hf", gpus=64)))
     done = holdfast("nodes", "check", cluster, job, "--nodes", "n0", "--json")
     found = wrong(done)["n0"]
     assert "No module named 'torch'" in found["torch"]["words"]
+    assert "the cluster file says 64" in found["gpus"]["words"]
     assert str(tmp_path / "missing.py") in found["files"]["words"]
     assert done.returncode == 1
 
@@ -119,7 +125,7 @@ def _node(name: str, **told: Any) -> Facts:
     }
     facts = Facts(node=name, probe={**probe, **told.pop("probe", {})}, gpus={**gpu, **told.pop("gpus", {})}, clock=(0.0, 0.1))
     facts.environment = {"in_use": "0.1.0-a-b", "whole": True, "path": "/x/env"}
-    facts.torch = {"version": told.pop("torch", "2.13.0")}
+    facts.torch = {"version": "2.13.0", "cuda": "13.0", "hip": None, "gloo": True, "devices": 2, "why": "", **told.pop("torch", {})}
     facts.gate = {"interface": "eth0", "address": "10.0.0.1"}
     return facts
 
@@ -127,7 +133,11 @@ def _node(name: str, **told: Any) -> Facts:
 @pytest.mark.parametrize(
     ("told", "check", "state"),
     [
-        ({"torch": "2.12.0"}, "torch", State.MISSING),
+        ({"torch": {"version": "2.12.0"}}, "torch", State.MISSING),
+        ({"torch": {"cuda": None, "devices": 0}}, "torch", State.MISSING),
+        ({"torch": {"cuda": None, "hip": "6.4"}}, "torch", State.MISSING),
+        ({"torch": {"devices": 0, "why": "The NVIDIA driver on your system is too old"}}, "torch", State.MISSING),
+        ({"torch": {"gloo": False}}, "torch", State.MISSING),
         ({"probe": {"python": "3.11.2"}}, "python", State.DOUBTFUL),
         ({"gpus": {"gpus": [{"index": 0}]}}, "gpus", State.MISSING),
         ({"gpus": {"gpus": {"blind": "no NVML"}}}, "gpus", State.MISSING),
@@ -143,3 +153,35 @@ def test_who_has_something_else_than_most_is_told(told: dict[str, Any], check: s
     found = [one for one in judge([_node("a"), _node("b"), _node("c", **told)]) if one.state is not State.OK]
     assert [(one.node, one.check, one.state) for one in found] == [("c", check, state)]
     assert all(one.cure for one in found)
+
+
+EIGHT = {"gpus": [{"index": index} for index in range(8)]}
+NONE: dict[str, Any] = {"on_bus": [], "gpus": {"blind": "no NVML"}}
+CPU = {"cuda": None, "devices": 0}
+ROCM = {"cuda": None, "hip": "6.4", "devices": 8}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "declared", "wrong"),
+    [
+        ([{}, {}], {"a": 8, "b": 8}, [("a", "gpus", "2 GPUs, the cluster file says 8"), ("b", "gpus", "2 GPUs, the cluster file says 8")]),
+        ([{"gpus": EIGHT}, {}], {"a": 8, "b": 2}, []),
+        ([{"gpus": EIGHT}, {}, {}], {"a": 8}, []),
+        ([{"gpus": EIGHT}, {"gpus": EIGHT}, {}], {"a": 8}, [("c", "gpus", "2 GPUs, other nodes have 8")]),
+        ([{"gpus": EIGHT}, {}], {"a": 2, "b": 2}, [("a", "gpus", "8 GPUs, the cluster file says 2")]),
+        ([{"gpus": NONE, "torch": ROCM}, {"gpus": NONE, "torch": ROCM}], {"a": 8, "b": 8}, []),
+        ([{"gpus": NONE, "torch": CPU}, {}], {"a": 0, "b": 2}, []),
+        ([{"gpus": NONE, "torch": CPU}, {"gpus": NONE, "torch": CPU}], {}, []),
+        ([{"torch": CPU}, {"torch": CPU}], {"a": 2}, [("a", "torch", "built without CUDA"), ("b", "torch", "2 GPUs of NVIDIA")]),
+    ],
+)
+def test_a_node_is_held_against_what_the_cluster_file_says_of_it(
+    nodes: list[dict[str, Any]], declared: dict[str, int], wrong: list[tuple[str, str, str]]
+) -> None:
+    """Only those of which it says nothing are compared with each other; a torch that all have alike may be none for their GPUs."""
+    facts = [_node(name, **told) for name, told in zip("abc", nodes, strict=False)]
+    found = [one for one in judge(facts, gpus=declared) if one.state is not State.OK]
+    assert [(one.node, one.check) for one in found] == [(node, check) for node, check, _ in wrong]
+    for one, (_, _, words) in zip(found, wrong, strict=True):
+        assert words in one.words
+        assert one.cure
