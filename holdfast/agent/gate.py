@@ -24,7 +24,7 @@ from typing import Final
 
 from holdfast.agent import fields
 from holdfast.agent.interfaces import bandwidth_to, interfaces, listening, meet
-from holdfast.agent.log_files import AGENT, folder_of, listed, piece
+from holdfast.agent.log_files import AGENT, folder_of, listed, piece, place_of
 from holdfast.agent.place import NodePlace, NotStarted
 from holdfast.process import fresh_signals
 from holdfast.wire import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, connect, decode, encode, numbered, whole_lines
@@ -52,7 +52,7 @@ class Gate:
             "fence": self._fence,
             "wipe": self._wipe,
             "past": lambda order: {"events": self._there.past(fields.text(order, "job"))},
-            "logs": lambda order: {"logs": listed(self._logs(order))},
+            "logs": lambda order: {"logs": listed(self._logs(order)), "place": place_of(self._logs(order))},
             "log": self._log,
             "listen": lambda _order: listening(),
             "measure": self._measure,

@@ -12,6 +12,10 @@ AGENT: Final = "agent.log"
 NAME: Final = re.compile(r"(?:rank|standby)-\d{1,9}\.log")
 """The files that are given away: nothing else that may lie beside them."""
 JOB: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,127}")
+SHARED: Final = frozenset(
+    {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph-fuse", "cifs", "smb3", "glusterfs", "fuse.glusterfs", "wekafs", "panfs"}
+)
+"""File systems that machines share, which all number their files alike."""
 MOST: Final = 1 << 20
 """Bytes of one piece."""
 
@@ -30,6 +34,30 @@ def listed(folder: Path) -> dict[str, int]:
         return {path.name: path.stat().st_size for path in sorted(found)}
     except FileNotFoundError:
         return {}
+
+
+def place_of(folder: Path) -> str:
+    """Return what tells *folder* from those of other machines, and is the same for one that several share; empty where there is none.
+
+    Where nobody can tell whether a file system is shared it is taken for one that is not.
+    """
+    try:
+        seen, mounts = folder.stat(), Path("/proc/self/mountinfo").read_text(errors="replace")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+    device = f"{os.major(seen.st_dev)}:{os.minor(seen.st_dev)}"
+    return f"{shared_source(mounts, device) or f'{boot} {device}'} {seen.st_ino}"
+
+
+def shared_source(mounts: str, device: str) -> str:
+    """Return what the file system *device* is mounted from, as /proc/self/mountinfo tells, where its files are the same on all machines."""
+    for line in mounts.splitlines():
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2:3] == [device]:
+            name, source = (*kind.split(), "", "")[:2]
+            return source if name in SHARED else ""
+    return ""
 
 
 def piece(folder: Path, name: str, at: int | None, most: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from holdfast.cli.outlook import find_job
 from holdfast.cli.output import hint, say, say_json
-from holdfast.cluster import NodeSource, open_cluster
+from holdfast.cluster import Logs, NodeSource, open_cluster
 from holdfast.errors import UnknownNode, WorldError
 from holdfast.history import queries
 from holdfast.history.models import Job
@@ -68,13 +68,15 @@ class Reader:
     which: Which
     away: dict[str, str] = field(default_factory=dict)
     """Nodes that could not be asked, and why."""
+    _held: tuple[int | None, dict[str, set[int]]] | None = None
+    """The newest generation that was seen, and which ranks each node has held up to it."""
 
     def find(self, history: History) -> list[Log]:
         """Return the logs of the ranks where they are now, or all that lie on the node that was asked for."""
         if self.which.node is not None:
             if self.which.node not in self.source.names():
                 raise UnknownNode(self.which.node, self.source.name, tuple(self.source.names()[:4]))
-            return [log for log in self._on(self.which.node) if self._wanted(log)]
+            return [log for log in self._on(self.which.node, history) if self._wanted(log)]
         row = queries.newest_generation(history, self.job.id)
         places = {rank: node for node, held in (row.ranks if row is not None else {}).items() for rank in held}
         return [
@@ -84,18 +86,39 @@ class Reader:
     def _wanted(self, log: Log) -> bool:
         return not self.which.ranks or log.name in {f"rank-{rank}.log" for rank in self.which.ranks}
 
-    def _on(self, node: str) -> Iterator[Log]:
+    def _on(self, node: str, history: History) -> Iterator[Log]:
+        """Yield what *node* has written: where nodes share a folder, the logs of all lie there."""
+        if (found := self.listed(node)) is not None:
+            yield from (Log(node=node, name=name) for name in found.of(node, self._held_now(history)))
+
+    def _held_now(self, history: History) -> dict[str, set[int]]:
+        newest = queries.newest_generation(history, self.job.id)
+        number = None if newest is None else newest.number
+        if self._held is None or self._held[0] != number:
+            self._held = number, queries.held(history, self.job.id)
+        return self._held[1]
+
+    def listed(self, node: str) -> Logs | None:
+        """Return the logs where *node* writes its own; nothing when it cannot be asked."""
         try:
-            yield from (Log(node=node, name=name) for name in self.source.logs(node, self.job.name))
+            return self.source.logs(node, self.job.name)
         except (WorldError, OSError) as error:
             self.away[node] = _words(error)
+            return None
 
-    def last(self, log: Log, lines: int) -> list[str]:
+    def ends(self, found: list[Log], lines: int) -> list[list[str]]:
+        """Return the last *lines* of each log; a node is asked once how long its logs are."""
+        nodes = list(dict.fromkeys(log.node for log in found))
+        with ThreadPoolExecutor(HANDS, thread_name_prefix="logs") as hands:
+            sizes = dict(zip(nodes, hands.map(self.listed, nodes), strict=True))
+            return list(hands.map(lambda log: self.last(log, sizes[log.node], lines), found))
+
+    def last(self, log: Log, listed: Logs | None, lines: int) -> list[str]:
         """Return the last *lines* of a log."""
+        size = listed.sizes.get(log.name) if listed is not None else None
+        if size is None:
+            return []
         try:
-            size = self.source.logs(log.node, self.job.name).get(log.name)
-            if size is None:
-                return []
             log.at = max(0, size - BACK)
             begun = log.at
             found = log.taken(self.source.log(log.node, self.job.name, log.name, log.at, BACK))
@@ -124,8 +147,7 @@ def logs(reference: str | None, which: Which, *, lines: int, follow: bool, as_js
         with closing(open_cluster(cluster_of(job.cluster))) as source:
             reader = Reader(job, source, which)
             found = reader.find(history)
-            with ThreadPoolExecutor(HANDS, thread_name_prefix="logs") as hands:
-                ends = list(hands.map(lambda log: reader.last(log, lines), found))
+            ends = reader.ends(found, lines)
             if as_json:
                 say_json({"job": job.name, "logs": [_record(log, end) for log, end in zip(found, ends, strict=True)], "away": reader.away})
                 return 1 if reader.away else 0

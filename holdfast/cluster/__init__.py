@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.cluster.interface import NodeSource, NodeView
+from holdfast.cluster.interface import Logs, NodeSource, NodeView
 
 if TYPE_CHECKING:
     from holdfast.spec import Cluster
 
-__all__ = ["NodeSource", "NodeView", "names_of", "open_cluster"]
+__all__ = ["Logs", "NodeSource", "NodeView", "names_of", "open_cluster"]
 
 
 def open_cluster(cluster: Cluster) -> NodeSource:

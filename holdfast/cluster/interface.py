@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,6 +54,22 @@ class Leaving:
     """When this was known (seconds since 1970)."""
     by: float | None = None
     """When it will be gone; empty: nobody has set a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logs:
+    """The logs in one folder, of ranks and standbys."""
+
+    place: str = ""
+    """What tells the folder from all others, on whatever machine it is seen; empty: nobody knows."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """File to its size in bytes."""
+
+    def of(self, node: str, held: Mapping[str, Collection[int]]) -> list[str]:
+        """Return the files that *node* may have written, by the ranks that each node has *held*: those of a folder may be shared."""
+        mine = held.get(node, ())
+        others = {f"rank-{rank}.log" for ranks in held.values() for rank in ranks if rank not in mine}
+        return [name for name in self.sizes if name not in others]
 
 
 class Lender(Protocol):
@@ -168,8 +184,11 @@ class NodeSource(Protocol):
         """Return the address under which workers reach *node*."""
         ...
 
-    def logs(self, node: str, job: str) -> dict[str, int]:
-        """Return the logs of the ranks of *job* (its name) on *node*: file to size in bytes. Raise a `NodeTrouble` or ``OSError``."""
+    def logs(self, node: str, job: str) -> Logs:
+        """Return the logs of the ranks of *job* (its name) in the folder where *node* writes its own, which nodes may share.
+
+        Raise a `NodeTrouble` or ``OSError``.
+        """
         ...
 
     def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from holdfast import vault
 from holdfast.agent import log_files
 from holdfast.agent.place import NodePlace, NotStarted
-from holdfast.cluster.interface import NodeView
+from holdfast.cluster.interface import Logs, NodeView
 from holdfast.errors import NodeLost, NotAskable
 from holdfast.places import cluster_directory, job_directory
 from holdfast.process import kill, mark_of
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from holdfast.spec import LocalCluster
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def logs_here(job: str) -> Logs:
+    """Return the logs in the folder of *job* (its name), in which all nodes write that see this machine's files."""
+    folder = job_directory(job) / "logs"
+    return Logs(place=log_files.place_of(folder), sizes=log_files.listed(folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +75,9 @@ class LocalNodes:
         """Return nothing: what holds here holds on each node."""
         return {}
 
-    def logs(self, node: str, job: str) -> dict[str, int]:  # noqa: ARG002 (the nodes of this machine share a job's folder)
-        """Return the logs of the ranks of *job*, wherever they ran: file to size in bytes."""
-        return log_files.listed(job_directory(job) / "logs")
+    def logs(self, node: str, job: str) -> Logs:  # noqa: ARG002 (the nodes of this machine share a job's folder)
+        """Return the logs of the ranks of *job*, wherever they ran."""
+        return logs_here(job)
 
     def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:
         """Return up to *most* bytes of such a log, or of the agent's, from byte *at* on or the last ones."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from holdfast.cluster.gate import Gate, Pipe
-from holdfast.cluster.interface import NodeView
+from holdfast.cluster.interface import Logs, NodeView
 from holdfast.errors import NodeLost, NodeTrouble, NotAskable
 from holdfast.wire import Message
 
@@ -241,9 +241,10 @@ class RemoteNodes:
             return NodeView(name=node, standing="idle")
         return NodeView(name=node, standing="up", job=agent["job"], agent="up", pid=agent["pid"])
 
-    def logs(self, node: str, job: str) -> dict[str, int]:
-        """Return the logs of the ranks of *job* on *node*: file to size in bytes."""
-        return {str(name): int(size) for name, size in self.order(node, "logs", job=job)["logs"].items()}
+    def logs(self, node: str, job: str) -> Logs:
+        """Return the logs of the ranks of *job* in the folder where *node* writes its own."""
+        told = self.order(node, "logs", job=job)
+        return Logs(place=str(told.get("place", "")), sizes={str(name): int(size) for name, size in told["logs"].items()})
 
     def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:
         """Return up to *most* bytes of such a log, or of the agent's, from byte *at* on or the last ones."""

@@ -31,6 +31,8 @@ from holdfast.history.models import (
 )
 from holdfast.history.store import History
 
+HELD: Final = 500
+"""Generations, the newest, in which it is looked up who held which ranks."""
 TERMINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 """States that a job does not leave; any other word, known or not, is a live job."""
 
@@ -108,6 +110,25 @@ def newest_generation(history: History, job_id: str) -> Generation | None:
     """Return the job's generation with the greatest number."""
     found = _rows(history, Generation, col(Generation.job_id) == job_id, order=col(Generation.number), newest_first=True, limit=1)
     return found[0] if found else None
+
+
+def held(history: History, job_id: str) -> dict[str, set[int]]:
+    """Return the ranks that each node has held in the newest generations of a job; who held some last comes first."""
+    found: dict[str, set[int]] = {}
+    query = select(Generation.ranks).where(Generation.job_id == job_id).order_by(col(Generation.number).desc()).limit(HELD)
+    with history.session() as session:
+        for ranks in session.exec(query.execution_options(yield_per=16)):  # of thousands of nodes each is large
+            for node, some in ranks.items():
+                found.setdefault(node, set()).update(some)
+    return found
+
+
+def faulty(history: History, job_id: str, *, most: int) -> list[str]:
+    """Return up to *most* nodes that faults of a job were seen on, the newest first."""
+    newest = func.max(col(Fault.id))
+    query = select(Fault.node).where(Fault.job_id == job_id, col(Fault.node).is_not(None)).group_by(col(Fault.node)).order_by(newest.desc())
+    with history.session() as session:
+        return [node for node in session.exec(query.limit(most)) if node is not None]
 
 
 def incidents(history: History, job_id: str) -> list[Incident]:

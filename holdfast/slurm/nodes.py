@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from holdfast.agent import log_files
-from holdfast.cluster.interface import NodeView
+from holdfast.cluster.interface import Logs, NodeView
+from holdfast.cluster.local import logs_here
 from holdfast.cluster.remote import HANDS, RemoteNodes
 from holdfast.errors import HoldfastError, NodeLost
 from holdfast.places import job_directory
@@ -126,13 +129,24 @@ class SlurmNodes(RemoteNodes):
         """Return what of a job's plan is this node's own. Logs go where the job's are: the nodes of a Slurm cluster share homes."""
         return {name: value for name, value in super().outfit(node, job).items() if name != "log_directory"}
 
-    def logs(self, node: str, job: str) -> dict[str, int]:  # noqa: ARG002 (as above)
-        """Return the logs of the ranks of *job*, wherever they ran: file to size in bytes."""
-        return log_files.listed(job_directory(job) / "logs")
+    def logs(self, node: str, job: str) -> Logs:  # noqa: ARG002 (as above)
+        """Return the logs of the ranks of *job*, wherever they ran."""
+        return logs_here(job)
 
-    def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:  # noqa: ARG002 (as above)
-        """Return up to *most* bytes of such a log from byte *at* on."""
+    def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:
+        """Return up to *most* bytes of such a log, or of the agent's, from byte *at* on or the last ones."""
+        if name == log_files.AGENT:
+            return self._log_of_agent(node, job, at, most)
         return log_files.piece(job_directory(job) / "logs", name, at, most)
+
+    def _log_of_agent(self, node: str, job: str, at: int | None, most: int) -> bytes:
+        """Return a piece of what agents of *node* wrote on its own disk; when its allocation is over, only where that is shared."""
+        if self._allocation_of(node) is not None:
+            return super().log(node, job, log_files.AGENT, at, most)
+        folder = Path(directory_of(self._spec)).expanduser().absolute() / "nodes" / node
+        if folder.is_dir() and folder.stat().st_uid == os.geteuid():  # /tmp is everybody's
+            return log_files.piece(folder, log_files.AGENT, at, most)
+        raise NodeLost(node, f"it is in no allocation of this job any more: what its agents wrote is there, in {folder.parent}")
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import stat
 import tarfile
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -17,23 +15,23 @@ from typing import Any, Final
 from sqlmodel import SQLModel, col, select
 
 from holdfast import places
-from holdfast.agent.log_files import AGENT
-from holdfast.cluster import NodeSource, open_cluster
+from holdfast.agent.log_files import place_of
+from holdfast.cluster import open_cluster
 from holdfast.errors import HoldfastError, NotWritable
-from holdfast.history import models
+from holdfast.history import models, queries
 from holdfast.history.store import History
-from holdfast.spec import cluster_of
+from holdfast.report.wording import plural
+from holdfast.spec import LocalCluster, cluster_of
 from holdfast.support import facts
+from holdfast.support.archive import Bundle
+from holdfast.support.elsewhere import Gathering
 from holdfast.support.redacting import Redactor
 
-TAIL: Final = 1024 * 1024
-"""Bytes of the end of each log; of a journal as well."""
 MOST_ROWS: Final = 5000
 """Of each table, the newest; a job has millions of steps."""
 MOST_FILES: Final = 400
-MOST_NODES: Final = 128
-"""Of another machine's logs; who has thousands knows by the history which ones matter, and reads them by `holdfast logs`."""
-HANDS: Final = 16
+FAULTY: Final = 32
+"""Nodes with the newest faults, whose logs come first."""
 LOGS: Final = ("*.log", "*.jsonl", "*.old", "*.before", "agent.json", "policy*.yaml", "*.refused")
 OF_JOB: Final = (
     models.Move, models.Generation, models.Incident, models.Fault, models.Verdict, models.Decision, models.Phase, models.Step,
@@ -50,51 +48,12 @@ history:  {history}
 
 versions.json, machine.json, environment.json, health.json, processes.json: this installation and this machine
 history/  rows about the job and its cluster, one JSON object a line, the newest {rows} of each table
-job/      the folder of the job: description, log of the flow, what could not be written to the history
-nodes/    ends of the logs of the job's ranks and of agents, and of what else lies on this machine
+job/      the folder of the job: description, log of the flow, what could not be written to the history, logs of ranks that write here
+nodes/    ends of logs of ranks and agents from the nodes that held ranks (each file once), and of what else lies on this machine
 
 Secrets are replaced by ***: tokens, keys, passwords, addresses of webhooks, values of the job's environment.
 What a script printed into its logs is searched for what looks like a secret; have a look before you send it to somebody.
 {problems}"""
-
-
-class Bundle:
-    """A tar file in the making."""
-
-    def __init__(self, tar: tarfile.TarFile, top: str, redactor: Redactor) -> None:
-        self._tar, self._top, self._redactor = tar, top, redactor
-        self.problems: list[str] = []
-
-    def part(self, name: str, make: Callable[[], Any]) -> None:
-        """Add what *make* returns as JSON; or the reason why there is none."""
-        try:
-            self.add(f"{name}.json", json.dumps(self._redactor.value(make()), indent=1, default=str) + "\n")
-        except Exception as error:  # noqa: BLE001 (a bundle is wanted most where much is broken)
-            self.fail(name, error)
-
-    def add(self, name: str, text: str, *, at: float | None = None) -> None:
-        """Add a text, without its secrets."""
-        data = self._redactor.text(text).encode("utf-8", "backslashreplace")
-        entry = tarfile.TarInfo(f"{self._top}/{name}")
-        entry.size, entry.mode, entry.mtime = len(data), 0o600, int(at if at is not None else time.time())
-        self._tar.addfile(entry, io.BytesIO(data))
-
-    def fail(self, name: str, error: Exception) -> None:
-        """Note that a part is missing."""
-        self.problems.append(self._redactor.text(f"{name}: {type(error).__name__}: {error}"))
-
-    def tail(self, name: str, path: Path) -> None:
-        """Add the end of a file."""
-        try:
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            with os.fdopen(os.open(path, flags), "rb") as file:
-                facts_of = os.fstat(file.fileno())
-                if not stat.S_ISREG(facts_of.st_mode):
-                    return
-                file.seek(max(0, facts_of.st_size - TAIL))
-                self.add(name, file.read(TAIL).decode(errors="replace"), at=facts_of.st_mtime)
-        except OSError as error:
-            self.fail(name, error)
 
 
 def write(output: Path, job: str | None) -> list[str]:
@@ -127,17 +86,19 @@ def _fill(bundle: Bundle, redactor: Redactor, name: str | None) -> None:
     bundle.part("environment", lambda: facts.variables(os.environ))
     bundle.part("health", facts.health)
     bundle.part("processes", facts.processes)
-    if rows is not None:
-        if found is not None:
-            _history(bundle, redactor, rows, found)
-        rows.close()
+    if rows is not None and found is not None:
+        _history(bundle, redactor, rows, found)
+    taken: set[tuple[str, str]] = set()
     if folder is not None:
-        _folder(bundle, "job", folder)
+        logs = place_of(folder / "logs")
+        taken = {(logs, path.name) for path in _folder(bundle, "job", folder) if path.parent == folder / "logs"}
         bundle.part("job/spec", lambda: _spec(redactor, json.loads((folder / "spec.json").read_text())))
-    for node in _nodes(told["cluster"]):
+    for node in _nodes(found, told["cluster"]):
         _folder(bundle, f"nodes/{node.name}", node)
-    if found is not None and found.cluster.get("kind", "local") != "local":
-        _elsewhere(bundle, found)
+    if rows is not None:
+        if found is not None and found.cluster.get("kind", "local") != "local":
+            _elsewhere(bundle, rows, found, taken)
+        rows.close()
     problems = "\n".join(["", "Not in it, and why:", *bundle.problems, ""]) if bundle.problems else ""
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     shown = {"job": told["name"] or "none", "home": places.home(), "history": places.history_url(), "rows": MOST_ROWS, "problems": problems}
@@ -209,9 +170,12 @@ def _table(bundle: Bundle, redactor: Redactor, history: History, model: type[SQL
         bundle.fail(f"history/{name}", error)
 
 
-def _nodes(cluster: str | None) -> Iterator[Path]:
+def _nodes(job: models.Job | None, cluster: str | None) -> Iterator[Path]:
     """Yield the folders of nodes that lie on this machine: of one cluster, or of all where nobody knows which."""
     clusters = [places.cluster_directory(cluster)] if cluster else []
+    with suppress(ValueError):  # what nobody can read any more
+        described = cluster_of(job.cluster) if job is not None else None
+        clusters = [described.home] if isinstance(described, LocalCluster) else clusters
     with suppress(OSError):
         clusters = clusters or sorted(places.cluster_directory("x").parent.iterdir())
     for one in clusters:
@@ -219,41 +183,23 @@ def _nodes(cluster: str | None) -> Iterator[Path]:
             yield from sorted(node for node in one.iterdir() if node.is_dir() and not node.is_symlink())
 
 
-def _elsewhere(bundle: Bundle, job: models.Job) -> None:
-    """Add the ends of the logs that lie on other machines; one that cannot be asked costs its own alone."""
+def _elsewhere(bundle: Bundle, history: History, job: models.Job, taken: set[tuple[str, str]]) -> None:
+    """Add the ends of the logs that lie on other machines, save those that were *taken* out of a folder that they share with this one."""
     try:
+        held, faulty = queries.held(history, job.id), queries.faulty(history, job.id, most=FAULTY)
         source = open_cluster(cluster_of(job.cluster))
     except Exception as error:  # noqa: BLE001 (as above)
         bundle.fail("nodes", error)
         return
-    with closing(source), ThreadPoolExecutor(HANDS, thread_name_prefix="support") as hands:
-        nodes = source.names()[:MOST_NODES]
-        for node, found in zip(nodes, hands.map(lambda node: _ends_on(source, node, job.name), nodes), strict=True):
-            for name, text in found.items():
-                if isinstance(text, Exception):
-                    bundle.fail(f"nodes/{node}/{name}", text)
-                else:
-                    bundle.add(f"nodes/{node}/{name}", text.decode(errors="replace"))
+    with closing(source):
+        Gathering(bundle, source, job.name, held).run(faulty, taken)
 
 
-def _ends_on(source: NodeSource, node: str, job: str) -> dict[str, bytes | Exception]:
-    """Return the ends of the logs on a node, or why there is none."""
-    found: dict[str, bytes | Exception] = {}
-    try:
-        for name in [*source.logs(node, job), AGENT]:
-            try:
-                found[name] = source.log(node, job, name, None, TAIL)
-            except OSError as error:
-                found[name] = error
-    except Exception as error:  # noqa: BLE001 (a node that is away, or of another version)
-        found["logs"] = error
-    return found
-
-
-def _folder(bundle: Bundle, name: str, folder: Path) -> None:
-    """Add the ends of a folder's logs and journals, and a list of all that lies there."""
+def _folder(bundle: Bundle, name: str, folder: Path) -> list[Path]:
+    """Add the ends of a folder's logs and journals, and a list of all that lies there; return the files whose ends were added."""
     listed: list[str] = []
-    taken = 0
+    taken: list[Path] = []
+    left = 0
     try:
         for path in sorted(folder.rglob("*")):
             if len(listed) >= MOST_FILES * 10:
@@ -262,9 +208,16 @@ def _folder(bundle: Bundle, name: str, folder: Path) -> None:
                 facts_of = path.lstat()
                 when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(facts_of.st_mtime))
                 listed.append(f"{stat.filemode(facts_of.st_mode)} {facts_of.st_size:>12} {when} {path.relative_to(folder)}")
-                if taken < MOST_FILES and stat.S_ISREG(facts_of.st_mode) and any(path.match(one) for one in LOGS):
-                    taken += 1
+                if not stat.S_ISREG(facts_of.st_mode) or not any(path.match(one) for one in LOGS):
+                    continue
+                if len(taken) < MOST_FILES:
+                    taken.append(path)
                     bundle.tail(f"{name}/{path.relative_to(folder)}", path)
+                else:
+                    left += 1
     except OSError as error:
         bundle.fail(name, error)
+    if left:
+        bundle.lacks(name, f"{plural(left, 'file')} beyond the first {MOST_FILES}: files.txt names them")
     bundle.add(f"{name}/files.txt", "\n".join(listed) + "\n")
+    return taken

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.log_files import place_of, shared_source
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.history import models
 from holdfast.history.store import History
@@ -74,17 +75,31 @@ def reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildReac
 
 
 def test_logs_of_other_machines_come_through_their_gates(here: Command, running: Author, reach: ChildReach, tmp_path: Path) -> None:
-    """Of one node all that lies there, and nothing else that lies beside it."""
-    folder = write(tmp_path / "hf/jobs/gpt-small/logs", rank_0="far away\n", rank_7="went elsewhere\n")
+    """Of one node all that it may have written, of ranks that went elsewhere too, and nothing of others with whom it shares a folder."""
+    folder = write(tmp_path / "hf/jobs/gpt-small/logs", rank_0="far away\n", rank_2="went elsewhere\n", rank_7="of an earlier job\n")
     (folder / "secret.txt").write_text("hunter2")
     assert here("logs", "--rank", "0").stdout == "far away\n"
-    assert here("logs", "--node", "n1").stdout.splitlines() == ["== rank 0 on n1", "far away", "== rank 7 on n1", "went elsewhere"]
+    assert here("logs", "--node", "n1").stdout.splitlines() == ["== rank 2 on n1", "went elsewhere", "== rank 7 on n1", "of an earlier job"]
     done = here("logs", "--node", "n9")
     assert (done.returncode, "has no node 'n9'" in done.stderr) == (2, True)
     reach.down = True
     done = here("logs", "--rank", "0")
     assert done.returncode == 1
     assert "n0 could not be asked: no route to host" in done.stderr
+
+
+def test_a_folder_that_machines_share_is_known_as_one(tmp_path: Path) -> None:
+    """By what it is mounted from; other folders are told apart, and one that is not there is nobody's."""
+    (tmp_path / "other").mkdir()
+    assert place_of(tmp_path) == place_of(tmp_path / "other" / "..") != place_of(tmp_path / "other")
+    assert not place_of(tmp_path / "missing")
+    mounts = """\
+25 1 259:2 / / rw,relatime shared:1 - ext4 /dev/root rw
+40 25 0:52 / /home rw,relatime shared:9 - nfs4 filer.example.org:/home rw,vers=4.2
+41 25 0:53 / /x rw - tmpfs tmpfs rw
+broken
+"""
+    assert [shared_source(mounts, device) for device in ("259:2", "0:52", "0:53", "9:9")] == ["", "filer.example.org:/home", "", ""]
 
 
 @pytest.mark.parametrize(

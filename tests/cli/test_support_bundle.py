@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from sqlmodel import SQLModel
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.history.models import Fault, Remark
 from holdfast.history.store import History
-from holdfast.support.bundle import TAIL
+from holdfast.support.archive import TAIL
+from holdfast.support.elsewhere import AHEAD, in_turn
 from holdfast.support.redacting import Redactor
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
@@ -133,34 +135,56 @@ def test_a_bundle_has_what_helps_and_no_secret(  # noqa: PLR0917 (fixtures)
     assert " token" in texts["job/files.txt"]
 
 
-def test_logs_of_other_machines_are_in_it_without_their_secrets(  # noqa: PLR0917 (fixtures)
+def test_logs_of_other_machines_are_in_it_once_and_without_their_secrets(  # noqa: PLR0917 (fixtures)
     here: Command, holdfast_home: Path, book: History, running: Author, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Read through real gates; a machine that does not answer is named, and costs nothing else."""
+    """Read through real gates, of nodes that share one home; a machine that does not answer is named, and costs nothing else."""
     plant(holdfast_home, book, running, monkeypatch)
     job, reach = running.job, ChildReach()
-    job.cluster = {"kind": "ssh", "name": "far", "hosts": ["n0", "n1"]}
+    job.cluster = {"kind": "ssh", "name": "far", "hosts": ["n[0-3]"]}
     with book.session() as session:
         session.merge(job)
-    boxes = Boxes(str(tmp_path / "hf"), names=["n0", "n1"])
+    boxes = Boxes(str(tmp_path / "hf"), names=["n0", "n1", "n2", "n3"])
     logs, node = tmp_path / "hf" / "jobs" / "gpt-small" / "logs", tmp_path / "hf" / "nodes" / "n0"
     for folder in (logs, node):
         folder.mkdir(parents=True)
     (logs / "rank-0.log").write_text("x" * 2 * TAIL + SAID)
+    for name in ("rank-2.log", "rank-9.log", "standby-0.log"):
+        (logs / name).write_text(SAID)
     (node / "agent.log").write_text(SAID)
     monkeypatch.setattr("holdfast.support.bundle.open_cluster", lambda _cluster: RemoteNodes(boxes, reach))
     done = here("support-bundle", "gpt-small", "-o", "b.tar.gz", "--json")
     texts = contents(tmp_path / "b.tar.gz")
     assert leaks(texts) == []
-    for name in ("nodes/n0/rank-0.log", "nodes/n0/agent.log", "nodes/n1/rank-0.log"):
-        assert "step 17 took 0.25 s on node-1" in texts[name]
-        assert len(texts[name]) <= TAIL
-    assert ["agent.log" in one and "n1" in one for one in json.loads(done.stdout)["missing"]] == [True], "nothing was written there"
+    found = {name.removeprefix("nodes/") for name in texts if name.startswith("nodes/n")}
+    assert found == {"n0/rank-0.log", "n0/agent.log", "n2/rank-2.log", "n0/rank-9.log", "n0/standby-0.log"} | {
+        name.removeprefix("nodes/") for name in texts if name.startswith("nodes/node-1/")
+    }
+    assert all("step 17 took 0.25 s on node-1" in texts[f"nodes/{name}"] for name in found if "files.txt" not in name)
+    assert max(len(texts[f"nodes/{name}"]) for name in found) <= TAIL
+    (missing,) = json.loads(done.stdout)["missing"]
+    assert missing.startswith("nodes/n2/agent.log, nodes/n1/agent.log: "), "n3 never held a rank: no agent need have been there"
     reach.bury()
     reach.down = True
     done = here("support-bundle", "gpt-small", "-o", "c.tar.gz", "--json")
-    assert [one.partition(":")[0] for one in json.loads(done.stdout)["missing"]] == ["nodes/n0/logs", "nodes/n1/logs"]
+    away = ", ".join(f"nodes/n{number}/logs" for number in (0, 2, 1, 3))
+    assert [one.partition(":")[0] for one in json.loads(done.stdout)["missing"]] == [away]
     assert "no route to host" in contents(tmp_path / "c.tar.gz")["README.txt"]
+
+
+def test_only_so_many_logs_are_in_memory_as_are_soon_written() -> None:
+    """However many there are; each comes with what was asked for, in order."""
+    begun: list[int] = []
+
+    def act(number: int) -> int:
+        begun.append(number)
+        return number * number
+
+    with ThreadPoolExecutor(4) as hands:
+        ends = in_turn(hands, act, range(10 * AHEAD))
+        assert next(ends) == (0, 0)
+        assert len(begun) <= AHEAD
+        assert list(ends) == [(number, number**2) for number in range(1, 10 * AHEAD)]
 
 
 @pytest.mark.parametrize("damage", ["history", "spec", "folder", "all"])

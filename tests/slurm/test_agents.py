@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.interface import Wish
+from holdfast.history.models import Generation, Job
+from holdfast.history.store import History
+from holdfast.places import job_directory
 from holdfast.process import marked
 from holdfast.slurm.nodes import SlurmNodes
 from holdfast.spec import SlurmCluster
+from holdfast.support.bundle import write
+from tests.cli.test_support_bundle import contents
 from tests.slurm.slurm_server import SlurmServer
 from tests.waiting import wait_until
 
@@ -44,6 +49,31 @@ def test_agents_outlive_who_asked_for_them_know_no_secrets_and_end_with_their_al
     assert words["LAB_FOLDER"] == "/shared"
     assert not words.keys() & {"LAB_TOKEN", "SLURM_NTASKS", "SLURM_PROCID"}
     second.close()
+    in_a_bundle(second, node, tmp_path)
     second.lender.close(end=True)
     wait_until(lambda: not list(marked("HOLDFAST_NODE_MARK", str(tmp_path / "n" / "nodes" / node))), seconds=60, explain=slurm.logs)
     assert slurm.run("squeue", "--noheader", "--states=RUNNING,PENDING") == ""
+
+
+def in_a_bundle(nodes: SlurmNodes, node: str, place: Path) -> None:
+    """See that what the agent wrote is in a bundle, and what the ranks wrote once: nodes share the folder of the job."""
+    other = next(name for name in nodes.names() if name != node)
+    (nodes.folder(node) / "agent.log").write_text("the agent was here\n")
+    logs = job_directory("agents") / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    for rank in range(2):
+        (logs / f"rank-{rank}.log").write_text(f"rank {rank} was here\n")
+    described = {"kind": "slurm", "allocation": "new", "directory": str(place / "n")}
+    history = History.open()
+    with history.session() as session:
+        session.add(Job(id="j1", name="agents", cluster=described, directory="/", at=1.0))
+        session.add(Generation(job_id="j1", number=1, at=1.0, world_size=2, ranks={node: [0], other: [1]}))
+        session.commit()
+    history.close()
+    missing = [line for line in write(place / "b.tar.gz", "agents") if line.startswith("nodes/")]
+    texts = contents(place / "b.tar.gz")
+    assert [name for name in texts if "rank-" in name] == ["job/logs/rank-0.log", "job/logs/rank-1.log"]
+    assert texts[f"nodes/{node}/agent.log"] == "the agent was here\n"
+    (line,) = missing
+    assert line.startswith(f"nodes/{other}/agent.log: NodeLost: it is in no allocation of this job any more")
+    assert f"{place}/n/nodes" in line
