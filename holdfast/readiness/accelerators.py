@@ -41,8 +41,10 @@ def _unfit(one: Facts, usual: Usual, told: Mapping[str, Any]) -> Found:
     if count and cuda is None and (nvidia or rocm is None):
         what = "is built without CUDA" if rocm is None else "is built for ROCm"
         kind = "for CUDA" if nvidia else "for CUDA or ROCm"
-        there = plural(count, "GPU of NVIDIA", "GPUs of NVIDIA") if nvidia else plural(count, "GPU")
-        words = f"{name} {what}, and the node has {there}: training would run on its CPU"
+        there = (
+            f"the node has {plural(count, 'GPU')} of NVIDIA's" if nvidia else f"the cluster file says that it has {plural(count, 'GPU')}"
+        )
+        words = f"{name} {what}, and {there}: training would run on its CPU"
         yield State.MISSING, words, f"Install a build {kind} for {INTERPRETER}, see https://pytorch.org/get-started/locally"
     elif cuda is not None and gpus_of(one) and not told["devices"]:
         words = f"{name} can use none of {plural(count, 'GPU')}: {told['why'] or 'CUDA does not say why'}"

@@ -187,7 +187,7 @@ def _shared(one: Facts, _usual: Usual) -> Found:
         return
     told, cure = one.shared, "Mount one file system there on all nodes, or name another folder in `checkpoint.directory` of the job"
     if why := blind(told):
-        yield State.MISSING, f"the folder of the checkpoints cannot be used: {why}", f"{cure}. {ONE_USER}"
+        yield State.MISSING, f"the folder of the checkpoints cannot be used: {why}", f"{ONE_USER}; or name another `checkpoint.directory`"
         return
     place = str(told["place"]).rpartition("/")[0]
     if not told["seen"]:

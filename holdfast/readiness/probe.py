@@ -117,9 +117,13 @@ def _paths(asked: Question) -> dict[str, Any]:
 
 def _leave(asked: Question) -> dict[str, Any]:
     """Make a folder in a folder, or in the nearest one above that is there, as a save does, and a file in it; say where."""
-    place = _there(Path(asked["folder"])) / f"{MARK}{asked['token']}"
-    place.mkdir()
-    _write(place / asked["name"], asked["token"])
+    folder = _there(Path(asked["folder"]))
+    place = folder / f"{MARK}{asked['token']}"
+    try:
+        place.mkdir()
+        _write(place / asked["name"], asked["token"])
+    except OSError as error:
+        return {"blind": f"nothing can be written in {folder}: {error.strerror}"}
     return {"place": str(place)}
 
 

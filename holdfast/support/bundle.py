@@ -25,7 +25,7 @@ from holdfast.spec import LocalCluster, cluster_of
 from holdfast.support import facts
 from holdfast.support.archive import Bundle
 from holdfast.support.elsewhere import Gathering
-from holdfast.support.redacting import Redactor
+from holdfast.support.redacting import HIDDEN, Redactor, is_distinct, is_secret
 
 MOST_ROWS: Final = 5000
 """Of each table, the newest; a job has millions of steps."""
@@ -141,7 +141,8 @@ def _spec(redactor: Redactor, told: Any) -> Any:  # noqa: ANN401 (any JSON)
     for name, value in told.items():
         if name == "environment" and isinstance(value, dict):
             found[name] = redactor.environment({str(key): str(one) for key, one in value.items()}, facts.SHOWN)
-            redactor.learn(*(str(one) for key, one in value.items() if found[name][str(key)] == "***"))
+            hidden = [(str(key), str(one)) for key, one in value.items() if found[name][str(key)] == HIDDEN]
+            redactor.learn(*(one for key, one in hidden if is_secret(key) or is_distinct(one)))
         else:
             found[name] = _spec(redactor, value)
     return found

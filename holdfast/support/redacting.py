@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 HIDDEN: Final = "***"
 SHORTEST: Final = 5
 """Characters of a known secret that is looked for anywhere; what is shorter stands in many a harmless word."""
+
+WORD: Final = 8
+"""Characters of what may be a harmless word or number, where no name says that it is a secret."""
+CURRENT: Final = "PWD"
+"""What shells call the folder that one is in: no password, although others call theirs so."""
 
 _WORD: Final = (
     r"(?:token|secret|passw(?:or)?d|passphrase|credential|webhook|cookie|dsn"
@@ -41,7 +47,16 @@ _PATTERNS: Final = tuple(
 
 def is_secret(name: str) -> bool:
     """Tell whether what has this *name* is a secret."""
-    return bool(_NAMED.search(name))
+    return name != CURRENT and bool(_NAMED.search(name))
+
+
+def is_distinct(value: str) -> bool:
+    """Tell whether *value*, which may be a secret or a setting, is to be hidden wherever it stands.
+
+    A short word or number (`false`, `disabled`, `12355`) stands in many a line that has nothing to do with it, and a path that is there
+    is in half of them.
+    """
+    return not (len(value) <= WORD and (value.isalpha() or value.isdigit())) and not (value.startswith("/") and Path(value).exists())
 
 
 class Redactor:

@@ -62,6 +62,7 @@ step 17 took 0.25 s on node-1
 def plant(home: Path, book: History, author: Author, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put secrets wherever some could come to lie."""
     monkeypatch.setenv("PREFECT_API_KEY", SECRETS["api key"])
+    monkeypatch.setenv("PWD", str(home))
     monkeypatch.setenv("PREFECT_API_URL", f"https://someone:{SECRETS['database']}@prefect.example.org/api")
     folder = home / "jobs" / "gpt-small"
     node = home / "clusters" / "local" / "node-1"
@@ -71,7 +72,7 @@ def plant(home: Path, book: History, author: Author, monkeypatch: pytest.MonkeyP
     spec = {
         "name": "gpt-small",
         "args": ["--api-token", SECRETS["argument"], "--lr", "0.1"],
-        "environment": {"WANDB": SECRETS["job"], "NCCL_DEBUG": "INFO"},
+        "environment": {"WANDB": SECRETS["job"], "NCCL_DEBUG": "INFO", "WANDB_OFFLINE": "false", "DATA": str(home)},
     }
     (folder / "spec.json").write_text(json.dumps({"job": spec, "cluster": {"kind": "local"}}))
     for path in (folder / "flow.log", folder / "logs" / "rank-0.log", node / "agent.log", folder / "history.spill.jsonl.refused"):
@@ -127,7 +128,13 @@ def test_a_bundle_has_what_helps_and_no_secret(  # noqa: PLR0917 (fixtures)
     assert "step 17 took 0.25 s on node-1" in texts["nodes/node-1/agent.log"]
     assert "postgresql://***@db.example.org/holdfast" in texts["job/flow.log"]
     spec = json.loads(texts["job/spec.json"])["job"]
-    assert (spec["args"], spec["environment"]) == (["--api-token", "***", "--lr", "0.1"], {"NCCL_DEBUG": "INFO", "WANDB": "***"})
+    assert (spec["args"], spec["environment"]) == (
+        ["--api-token", "***", "--lr", "0.1"],
+        dict.fromkeys(("DATA", "WANDB", "WANDB_OFFLINE"), "***") | {"NCCL_DEBUG": "INFO"},
+    )
+    assert f"home:     {holdfast_home}" in texts["README.txt"], "the folder that one is in, or data lie in, is no secret"
+    roots = [json.loads(line)["root"] for line in texts["history/fault.jsonl"].splitlines()]
+    assert set(roots) == {False, True}, "a word of a setting is not hidden everywhere"
     incidents = [json.loads(line) for line in texts["history/incident.jsonl"].splitlines()]
     assert {one["number"] for one in incidents} == {1, 2, 3}
     assert json.loads(texts["versions.json"])["protocol"] == 1

@@ -172,7 +172,7 @@ ROCM = {"cuda": None, "hip": "6.4", "devices": 8}
         ([{"gpus": NONE, "torch": ROCM}, {"gpus": NONE, "torch": ROCM}], {"a": 8, "b": 8}, []),
         ([{"gpus": NONE, "torch": CPU}, {}], {"a": 0, "b": 2}, []),
         ([{"gpus": NONE, "torch": CPU}, {"gpus": NONE, "torch": CPU}], {}, []),
-        ([{"torch": CPU}, {"torch": CPU}], {"a": 2}, [("a", "torch", "built without CUDA"), ("b", "torch", "2 GPUs of NVIDIA")]),
+        ([{"torch": CPU}, {"torch": CPU}], {"a": 2}, [("a", "torch", "built without CUDA"), ("b", "torch", "has 2 GPUs of NVIDIA")]),
     ],
 )
 def test_a_node_is_held_against_what_the_cluster_file_says_of_it(
