@@ -197,7 +197,7 @@ def _shared(one: Facts, _usual: Usual) -> Found:
     elif "unwritten" in told:
         yield State.MISSING, f"it reads what {told['by']} wrote in {place}, and cannot write there: {told['unwritten']}", ONE_USER
     else:
-        yield State.OK, "checkpoints are shared", ""
+        yield State.OK, "checkpoints can be written" if told["alone"] else "checkpoints are shared", ""
 
 
 CHECKS: Final[Mapping[str, Callable[[Facts, Usual], Found]]] = {

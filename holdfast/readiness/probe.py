@@ -103,7 +103,7 @@ def _torch(asked: Question) -> dict[str, Any]:
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=TORCH_SECONDS, check=False, cwd="/")
     except subprocess.TimeoutExpired:
-        return {"failed": f"`import torch` took more than {TORCH_SECONDS:g} s"}
+        return {"failed": f"importing it and counting its GPUs took more than {TORCH_SECONDS:g} s"}
     with suppress(ValueError, IndexError):
         return dict(json.loads(done.stdout.decode().strip().splitlines()[-1]))
     said = done.stderr.decode("utf-8", "replace").strip().splitlines()

@@ -183,7 +183,7 @@ class Inspection:
             self._tell(facts.node, "writing where the checkpoints are")
             asked = {"by": first, "name": f"{facts.node}.own", "token": f"{token}-{first}", "patience": PATIENCE, **places[first]}
             told = _asked(self._visits[facts.node], "join", asked)
-            facts.shared = told if blind(told) else {"by": first, **places[first], **told}
+            facts.shared = told if blind(told) else {"by": first, "alone": len(able) == 1, **places[first], **told}
 
         list(hands.map(join, able))
         list(hands.map(lambda facts: _asked(self._visits[facts.node], "remove", places[facts.node]), able))

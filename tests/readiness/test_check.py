@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from holdfast.readers.bundle import BOOT
 from holdfast.readiness.finding import Facts, State
 from holdfast.readiness.judge import judge
+from holdfast.readiness.visit import probe
 from tests.cli.conftest import Command, holdfast  # noqa: F401 (a fixture)
 from tests.hosts.fixture import rack_of
 from tests.hosts.rack import Rack
@@ -54,6 +58,7 @@ def test_hosts_without_holdfast_are_told_how_to_get_it(rack: Rack, holdfast: Com
     assert holdfast("nodes", "bootstrap", cluster).returncode == 0
     done = holdfast("nodes", "check", cluster, job, "--nodes", "n[0-1]", "--json")
     assert wrong(done) == {"n0": {}, "n1": {}}
+    assert done.stdout.count("checkpoints are shared") == 2
     assert done.returncode == 0
 
 
@@ -109,9 +114,49 @@ def test_a_job_whose_interpreter_has_no_torch_is_not_ready(rack: Rack, holdfast:
     done = holdfast("nodes", "check", cluster, job, "--nodes", "n0", "--json")
     found = wrong(done)["n0"]
     assert "No module named 'torch'" in found["torch"]["words"]
+    assert "checkpoints can be written" in done.stdout, "no other host has looked"
     assert "the cluster file says 64" in found["gpus"]["words"]
     assert str(tmp_path / "missing.py") in found["files"]["words"]
     assert done.returncode == 1
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Give a folder that everybody may write in, as the one above that of checkpoints often is."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own are closed to other users
+    folder.chmod(0o1777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_host_whose_user_is_another_one_cannot_save_with_the_others(open_folder: Path) -> None:
+    """It may make folders of its own there; what counts is whether it may write into those of the others, and read."""
+    python, change = shutil.which("python3", path="/usr/bin"), shutil.which("setpriv")
+    if python is None or change is None or os.geteuid() != 0:
+        pytest.skip("needs root, setpriv and an interpreter that everybody may use")
+
+    def told(*other: str, **question: Any) -> dict[str, Any]:
+        source = probe()
+        text = f"{len(source.encode())}\n{source}{json.dumps({'mark': 'm', 'seconds': 20, 'token': 't', **question})}\n"
+        done = subprocess.run([*other, python, "-I", "-c", BOOT], input=text, capture_output=True, text=True, check=True)
+        return dict(json.loads(done.stdout.partition(" ")[2]))
+
+    nobody = (change, "--reuid=65534", "--regid=65534", "--clear-groups")
+    left = told(do="leave", folder=str(open_folder / "ckpt"), name="n0")
+    asked = {"do": "join", "by": "n0", "name": "n1.own", "patience": 3, **left}
+    assert told(**asked) == {"seen": True}
+    assert told(*nobody, **asked) == {"seen": True, "unwritten": "Permission denied"}
+    Path(left["place"]).chmod(0o700)
+    assert told(*nobody, **asked) == {"seen": True, "unread": "Permission denied"}
+    assert told(do="remove", **left) == {}
+    assert list(open_folder.iterdir()) == []
+    for why in ("unwritten", "unread"):
+        one = _node("n1")
+        one.shared = {"seen": True, "alone": False, "by": "n0", **left, why: "Permission denied"}
+        (found,) = [found for found in judge([one]) if found.check == "checkpoints"]
+        assert found.state is State.MISSING
+        assert "Permission denied" in found.words
+        assert "`id -u`" in found.cure
 
 
 def _node(name: str, **told: Any) -> Facts:
