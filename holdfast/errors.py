@@ -33,6 +33,7 @@ HoldfastError
     ├── NodeTrouble          something is the matter with one node
     │   ├── NodeLost         a node gives no sign of life
     │   ├── NotAskable       nobody could look whether a node lives
+    │   │   └── OtherProtocol  what leads to a node speaks another version of the protocol
     │   ├── AgentGone        the agent's connection ended
     │   └── OrderRefused     an agent understood an order and said no
     ├── SlurmAway            Slurm does not answer now
@@ -414,6 +415,13 @@ class NotAskable(NodeTrouble):
 
     def __str__(self) -> str:
         return f"node {self.node} cannot be used: {self.why}"
+
+
+class OtherProtocol(NotAskable):
+    """What leads to a node speaks another version of the protocol; *why* has both."""
+
+    def __str__(self) -> str:
+        return f"node {self.node} cannot be used: {self.why}: `holdfast nodes bootstrap CLUSTER_FILE` puts this version there"
 
 
 class AgentGone(NodeTrouble):

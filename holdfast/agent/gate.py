@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.agent import fields
+from holdfast.agent.environments import interpreter_for
 from holdfast.agent.interfaces import bandwidth_to, interfaces, listening, meet
 from holdfast.agent.log_files import AGENT, folder_of, listed, piece, place_of
 from holdfast.agent.place import NodePlace, NotStarted
@@ -33,6 +34,8 @@ IDLE: Final = 90.0
 """Seconds without a word after which the gate ends: a connection that was cut silently is never told to be closed."""
 CHUNK: Final = 256 * 1024
 MOST_DIGITS: Final = 9
+OPTION: Final = "--protocol"
+"""Before the version of the protocol that the caller speaks. Gates of all versions have to know it."""
 
 
 class Gate:
@@ -220,9 +223,20 @@ def reached_at() -> str | None:
     return words[2] if len(words) == 4 else None  # noqa: PLR2004 (address and port of both ends)
 
 
+def hand_over(words: list[str]) -> None:
+    """Become the gate of another version where *words* name its protocol, and it is there: a job's flow is of the version that began it."""
+    spoken = words[1] if words[:1] == [OPTION] and len(words) > 1 else ""
+    if spoken.isdecimal() and len(spoken) <= MOST_DIGITS:
+        with suppress(OSError):  # then this one greets, and is refused with both versions
+            python = interpreter_for(int(spoken), Path(sys.prefix))
+            if python is not None:
+                os.execv(python, [str(python), "-I", "-m", "holdfast.agent.gate"])  # noqa: S606 (an environment of ours; no shell)
+
+
 def main() -> int:
-    """Serve on standard input and output."""
+    """Serve on standard input and output; hand these over to a gate that speaks what the caller does, where this one does not."""
     fresh_signals()
+    hand_over(sys.argv[1:])
     source, sink = os.dup(0), os.dup(1)
     with Path(os.devnull).open("r+b", buffering=0) as nothing:  # nobody but the gate talks there
         os.dup2(nothing.fileno(), 0)

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from holdfast import __version__
+from holdfast.agent.environments import SPOKEN
 from holdfast.errors import NotReadable
 from holdfast.readers.bundle import ROOT
+from holdfast.wire import PROTOCOL
 
 NAME: Final = "holdfast_node"
 ENTRIES: Final = ("holdfast.agent", "holdfast.runtime")
@@ -93,7 +95,8 @@ def _about(info: str) -> dict[str, bytes]:
     metadata = f"Metadata-Version: 2.1\nName: {NAME.replace('_', '-')}\nVersion: {__version__}\nRequires-Python: >=3.11\n"
     summary = "Summary: The part of Holdfast that runs on nodes: agent and runtime.\nLicense: Apache-2.0\n"
     wheel = "Wheel-Version: 1.0\nGenerator: holdfast\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    return {f"{info}/METADATA": (metadata + summary).encode(), f"{info}/WHEEL": wheel.encode(), f"{info}/INSTALLER": b"holdfast\n"}
+    own = {f"{info}/INSTALLER": b"holdfast\n", f"{info}/{SPOKEN}": b"%d\n" % PROTOCOL}
+    return {f"{info}/METADATA": (metadata + summary).encode(), f"{info}/WHEEL": wheel.encode(), **own}
 
 
 def _digest(data: bytes) -> str:

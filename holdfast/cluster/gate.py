@@ -10,13 +10,12 @@ import time
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
-from holdfast.errors import NodeLost, NodeTrouble, NotAskable
+from holdfast.errors import NodeLost, NodeTrouble, NotAskable, OtherProtocol
 from holdfast.wire import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, decode, encode, numbered, whole_lines
 
 NOISE: Final = 64 * 1024
 """Bytes that a login shell may print before the gate speaks."""
 CHUNK: Final = 256 * 1024
-SAME: Final = "`holdfast nodes bootstrap CLUSTER_FILE` puts this version there"
 
 
 class Pipe(Protocol):
@@ -91,7 +90,7 @@ class Gate:
         except BadLine:
             spoken = None
         if spoken != PROTOCOL:
-            raise NotAskable(self.node, f"the Holdfast there speaks protocol {str(spoken)[:20]}, this one {PROTOCOL}: {SAME}")
+            raise OtherProtocol(self.node, f"the Holdfast there speaks protocol {str(spoken)[:20]}, this one {PROTOCOL}")
 
     # -- orders -------------------------------------------------------------------------------------------------------
 

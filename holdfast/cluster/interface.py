@@ -145,7 +145,8 @@ class NodeSource(Protocol):
     def connect(self, node: str) -> socket.socket:
         """Return a connection to the agent of *node*.
 
-        Raise ``TimeoutError`` when *node* does not answer, another ``OSError`` when it does and nobody listens there.
+        Raise ``TimeoutError`` when *node* does not answer, another ``OSError`` when it does and nobody listens there, `OtherProtocol`
+        when nobody there speaks ours.
         """
         ...
 

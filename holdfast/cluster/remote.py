@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from holdfast.cluster.gate import Gate, Pipe
 from holdfast.cluster.interface import Logs, NodeView
-from holdfast.errors import NodeLost, NodeTrouble, NotAskable
+from holdfast.errors import NodeLost, NodeTrouble, NotAskable, OtherProtocol
 from holdfast.wire import Message
 
 REACH_SECONDS: Final = 10.0
@@ -171,11 +171,16 @@ class RemoteNodes:
             raise NodeLost(node, error.strerror or str(error)) from error
 
     def connect(self, node: str) -> socket.socket:
-        """Return a connection to the agent of *node*; raise ``ConnectionRefusedError`` when none serves, ``OSError`` when it is away."""
+        """Return a connection to the agent of *node*; raise ``ConnectionRefusedError`` when none serves, ``OSError`` when it is away.
+
+        Raise `OtherProtocol` when its gate is of another version.
+        """
         try:
             known = self._of(node)  # one that has been reached before is soon reached again, if it is there: on a busy node not so soon
             seconds = min(REACH_SECONDS, DOUBT_SECONDS * 2**known.failures) if known.facts else REACH_SECONDS
             return self.gate(node, seconds=seconds).stream(seconds=REACH_SECONDS)
+        except OtherProtocol:
+            raise
         except NodeTrouble as error:
             raise TimeoutError(str(error)) from error
         except OSError as error:  # the gate looked: nobody listens there

@@ -15,7 +15,7 @@ from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
 from holdfast.control.plan import keep_token
 from holdfast.control.run import Attempt, Run
-from holdfast.errors import NodeLost, OrderRefused, OtherVersion, WorldError
+from holdfast.errors import NodeLost, OrderRefused, OtherProtocol, OtherVersion, WorldError
 from holdfast.history import models, queries
 from holdfast.log import note
 from holdfast.places import spill_file
@@ -124,7 +124,7 @@ def _reach(run: Run, nodes: list[str]) -> tuple[dict[str, Message], set[str]]:
 def refuse_another_version(job: str, answers: Mapping[str, Message | WorldError]) -> None:
     """Raise `OtherVersion` where agents live with whom this flow cannot speak: to take their nodes for lost would end what they run."""
     for node, answer in answers.items():
-        if isinstance(answer, OrderRefused) and "speaks protocol" in answer.why:
+        if isinstance(answer, OtherProtocol) or (isinstance(answer, OrderRefused) and "speaks protocol" in answer.why):
             raise OtherVersion(job, node, answer.why)
 
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from holdfast.control.inbox import Inbox
 from holdfast.control.listener import LISTENER
-from holdfast.errors import AgentGone, LeaseLost, NodeLost, OrderRefused
+from holdfast.errors import AgentGone, LeaseLost, NodeLost, OrderRefused, OtherProtocol
 from holdfast.log import note
 from holdfast.wire import PROTOCOL, BadLine, LineBuffer, Message, encode
 
@@ -43,7 +43,8 @@ class Away(OSError):
 class AgentChannel:
     """One agent. Its events go to *inbox* with the node's name; its end is an event too.
 
-    Raise `AgentGone` when none listens on the node, `NodeLost` when the node does not answer in time.
+    Raise `AgentGone` when none listens on the node, `NodeLost` when the node does not answer in time, `OtherProtocol` when nobody there
+    speaks ours.
     """
 
     def __init__(self, node: str, connect: Callable[[], socket.socket], inbox: Inbox, *, epoch: int, job: str | None = None) -> None:
@@ -233,7 +234,9 @@ class AgentChannel:
                 raise OSError
             try:
                 sock = self._connect()
-            except TimeoutError:
+            except (TimeoutError, OtherProtocol) as error:
+                if not self.missed:
+                    note(log, "agent.away", node=self.node, why=error)
                 self.missed += 1
                 continue
             except OSError as error:

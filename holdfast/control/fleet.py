@@ -16,7 +16,7 @@ from holdfast.control.inbox import Inbox
 from holdfast.control.listener import LISTENER
 from holdfast.control.round import Round
 from holdfast.control.words import complaint
-from holdfast.errors import AgentGone, LeaseLost, NodeLost, NodeTrouble, OrderRefused, WorldError
+from holdfast.errors import AgentGone, LeaseLost, NodeLost, NodeTrouble, OrderRefused, OtherProtocol, WorldError
 from holdfast.log import note
 from holdfast.wire import BEAT, Message
 
@@ -182,7 +182,7 @@ class Fleet:
         begun = time.monotonic()
         try:
             self._late.put((node, self.adopt(node)))
-        except NodeLost:
+        except (NodeLost, OtherProtocol):
             self._tried[node] = begun, False
         except NodeTrouble as error:
             self.unreached[node] = str(error)

@@ -14,6 +14,7 @@ from holdfast.spec import SshCluster
 from holdfast.ssh.connection import Connection
 from holdfast.ssh.trouble import Unanswered, Unasked, printable
 from holdfast.ssh.ways import Ways
+from holdfast.wire import PROTOCOL
 
 NOT_FOUND: Final = (126, 127)
 """A shell's exit statuses for a program that cannot be run, or is not there."""
@@ -80,7 +81,8 @@ class SshReach:
             with self._ways.watchdog.over(then, connection.cut):
                 channel = connection.transport.open_session(timeout=max(0.01, then - time.monotonic()))
                 # A shell of the node's own reads this line: the path is of letters that no shell takes for its own (`Program`).
-                channel.exec_command(f"exec {self._python} -I -m holdfast.agent.gate")
+                # The version is for a node that was given a newer Holdfast while this flow runs: the older one is there still.
+                channel.exec_command(f"exec {self._python} -I -m holdfast.agent.gate --protocol {PROTOCOL:d}")
         except (paramiko.SSHException, EOFError, OSError) as error:
             connection.cut()
             raise NodeLost(node, f"it let us in, and opened no session: {str(error) or type(error).__name__}") from error

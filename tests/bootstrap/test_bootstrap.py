@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast.bootstrap import Hosts, Wheel, node_wheel, wheel
+from holdfast.bootstrap import Hosts, Wheel, node_wheel
 from holdfast.spec import SshCluster, cluster_of
+from tests.bootstrap.wheels import newer
 from tests.cli.conftest import Command, holdfast  # noqa: F401 (a fixture)
 from tests.hosts.fixture import rack_of
 from tests.hosts.host import Host
@@ -57,15 +58,6 @@ def files(host: Host) -> dict[str, tuple[int, int]]:
 def in_env(host: Host, code: str) -> str:
     """Run code in the environment on a host."""
     return host.run(str(host.home / "hf/env/bin/python"), "-I", "-c", code).strip()
-
-
-def newer() -> Wheel:
-    """Return a wheel of another version."""
-    files = {name: data.replace(b'"0.1.0"', b'"9.9"') for name, data in wheel._sources().items()}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wheel, "__version__", "9.9")
-        patch.setattr(wheel, "_sources", lambda: files)
-        return node_wheel.__wrapped__()
 
 
 def test_the_wheel_is_small_whole_and_the_same_each_time(tmp_path: Path) -> None:

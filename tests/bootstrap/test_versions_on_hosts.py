@@ -1,0 +1,115 @@
+"""Hosts that are given another Holdfast while a job runs on them: its flow goes on, one of the other version is told why it cannot."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.bootstrap import Hosts, Wheel, node_wheel
+from holdfast.cluster import gate, open_cluster
+from holdfast.cluster.remote import RemoteNodes
+from holdfast.control import channel
+from holdfast.control.adoption import refuse_another_version
+from holdfast.control.fleet import Fleet
+from holdfast.errors import OtherProtocol, OtherVersion
+from holdfast.spec import SshCluster, cluster_of
+from holdfast.ssh import reach
+from holdfast.wire import PROTOCOL
+from tests.bootstrap.wheels import newer
+from tests.hosts.fixture import rack_of
+from tests.hosts.host import Host
+from tests.hosts.rack import Rack
+from tests.waiting import wait_until
+
+OTHER = PROTOCOL + 1
+NAP = [sys.executable, "-c", "import time; time.sleep(600)"]
+HOW = {"warm": False, "python": "", "preload": [], "argv": NAP, "directory": "/", "log_directory": "", "environment": {}}
+
+
+@pytest.fixture(scope="module")
+def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
+    """Give two hosts."""
+    with rack_of(2, tmp_path_factory) as rack:
+        yield rack
+
+
+@pytest.fixture
+def cluster(rack: Rack, tmp_path: Path) -> SshCluster:
+    """Give a cluster of both hosts, with this Holdfast on them in a folder that nobody has used."""
+    made = cluster_of(rack.cluster(directory=f"hf-{tmp_path.name}"))
+    assert isinstance(made, SshCluster)
+    put(made, node_wheel())
+    return made
+
+
+def put(cluster: SshCluster, wheel: Wheel) -> None:
+    """Put a Holdfast on both hosts, as `holdfast nodes bootstrap` does."""
+    with Hosts(cluster, wheel) as hosts:
+        assert [one.done for one in hosts.set_up(cluster.names)] == ["installed", "installed"]
+
+
+def fleet_of(cluster: SshCluster, epoch: int) -> Fleet:
+    """Return what a flow steers."""
+    plan: dict[str, Any] = {"job": "job", "name": "named", "lease": 60.0, **HOW}
+    return Fleet(open_cluster(cluster), plan, epoch=epoch)
+
+
+def version_of(host: Host, cluster: SshCluster) -> str:
+    """Return the version of the agent that runs on *host*."""
+    sign = f"/{cluster.directory}/envs/"
+    command = next(command for command in host.processes().values() if sign in command and "-m holdfast.agent --detach" in command)
+    return command.partition(sign)[2].partition("-")[0]
+
+
+def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rack, cluster: SshCluster) -> None:
+    """It fences, reconnects, takes nodes that it had never reached, and another flow of its version adopts them."""
+    fleet = fleet_of(cluster, 1)
+    source = fleet.source
+    assert isinstance(source, RemoteNodes)
+    talk = fleet.bring_up("n0")
+    put(cluster, newer(OTHER))
+    assert (rack[0].home / cluster.directory / "env").readlink().name.startswith("9.9-"), "the other one is in use"
+    before = source.gate("n0")
+    before.close()
+    wait_until(
+        lambda: source.gate("n0") is not before and talk.away_since is None and not talk.gone, seconds=60, explain=lambda: f"{talk.gone}"
+    )
+    assert talk.order("about", protocol=PROTOCOL)["job"] == "job", "the connection came back"
+    assert source.answers("n0"), "a second look"
+    fleet.bring_up("n1")
+    assert [version_of(host, cluster) for host in rack] == ["0.1.0", "0.1.0"]
+    heir = fleet_of(cluster, 2)
+    try:
+        assert heir.adopt("n0")["job"] == "job"
+        assert heir.source.fence("n1", "job"), "its agent was ended"
+    finally:
+        heir.close(end=True)
+        fleet.close(end=False)
+
+
+def test_a_flow_of_another_version_is_refused_with_both_and_takes_no_node_for_lost(
+    rack: Rack, cluster: SshCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hosts were not given its version. The job trains on; nodes without a job are told with the other cure."""
+    fleet = fleet_of(cluster, 1)
+    fleet.bring_up("n0")
+    for module in (gate, channel, reach):
+        monkeypatch.setattr(module, "PROTOCOL", OTHER)
+    other = fleet_of(cluster, 2)
+    try:
+        answers = other.each(["n0"], other.adopt)
+        with pytest.raises(OtherVersion) as refused:
+            refuse_another_version("gpt", answers)
+        for words in (f"speaks protocol {PROTOCOL}, this one {OTHER}", "on n0", "It trains on", "holdfast stop gpt"):
+            assert words in str(refused.value)
+        with pytest.raises(OtherProtocol, match="holdfast nodes bootstrap"):
+            other.source.fence("n1")
+        assert version_of(rack[0], cluster) == "0.1.0"
+    finally:
+        other.close(end=False)
+        monkeypatch.undo()
+        fleet.close(end=True)
