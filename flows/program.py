@@ -18,8 +18,9 @@ from prefect.exceptions import CancelledRun, FailedRun
 
 from holdfast import prefect_server
 from holdfast.control import runs
-from holdfast.errors import HoldfastError, LeaseLost, OperatorError
+from holdfast.errors import HistoryTrouble, HoldfastError, LeaseLost, OperatorError
 from holdfast.history import History, queries
+from holdfast.history.trouble import may_pass
 from holdfast.log import convert, line
 from holdfast.spec import TrainingJob, cluster_of
 
@@ -58,6 +59,9 @@ def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) ->
     try:
         steer()
     except OperatorError as error:
+        if again is not None and isinstance(error, HistoryTrouble) and may_pass(error):  # between two questions: who starts it again helps
+            print(line("flow.failed", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
+            return UNFINISHED
         return _refuse(str(error))
     except (FailedRun, CancelledRun):
         pass  # the verdict on the job, told below

@@ -10,6 +10,7 @@ HoldfastError
 │   ├── NotWritable          a directory that must be written cannot be
 │   ├── NotReadable          a directory or a file that must be read cannot be
 │   ├── UnusableFile         a key, or a file of keys, with which nobody can log in
+│   │   └── SecretAway       who keeps a secret does not answer now
 │   ├── NoKeysThere          nodes that nobody logs in to
 │   ├── NoLoginThere         nodes on which nothing has to be set up, as nobody logs in to them
 │   ├── UnknownNode          no node of that name in the cluster
@@ -170,6 +171,10 @@ class UnusableFile(OperatorError):
 
     def __str__(self) -> str:
         return f"{self.what} {self.path} cannot be used: {self.reason}. {self.cure}."
+
+
+class SecretAway(UnusableFile):
+    """Who keeps a secret does not answer now: later it may be had."""
 
 
 class NoKeysThere(OperatorError):

@@ -38,6 +38,9 @@ SLOW: Final = 60.0
 ATTEMPTS: Final = 3
 """Ports that are tried: it takes seconds until a server listens on the one that was free."""
 
+STANDS_IN: Final = "HOLDFAST_PREFECT_STANDS_IN"
+"""Variable: the server that was named and is away, or nothing where none was, for which one of our own stands in."""
+
 QUIET: Final = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
 """A server of ours sends nothing anywhere."""
 
@@ -60,13 +63,23 @@ def is_configured() -> bool:
 
 def configured() -> str:
     """Return the address of the server that Prefect knows: by the environment, or by its active profile; empty when it knows none."""
-    if url := os.environ.get("PREFECT_API_URL"):
-        return url
+    return setting("PREFECT_API_URL")
+
+
+def named() -> str | None:
+    """Return the address of the server that the operator names, also while one of our own stands in; None where that is all there is."""
+    return (os.environ[STANDS_IN] or None) if STANDS_IN in os.environ else configured()
+
+
+def setting(name: str) -> str:
+    """Return what Prefect is told by the environment, or by its active profile; empty when it is told nothing."""
+    if value := os.environ.get(name):
+        return value
     folder = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
     with suppress(OSError, ValueError, KeyError, AttributeError):
         profiles = tomllib.loads((folder / "profiles.toml").read_text())
         active = os.environ.get("PREFECT_PROFILE") or profiles["active"]
-        return str(profiles["profiles"][active].get("PREFECT_API_URL") or "")
+        return str(profiles["profiles"][active].get(name) or "")
     return ""
 
 
@@ -155,7 +168,7 @@ def main(arguments: list[str]) -> int:
         except (OSError, OperatorError) as error:
             print(line("refused", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
             return 2
-        environment = server.environment
+        environment = {**server.environment, STANDS_IN: known}
         print(line("prefect.ui", f"Prefect UI while this job runs: {server.address}/runs"), flush=True)  # noqa: T201
     command = [sys.executable, "-P", "-m", *arguments]
     return os.execve(sys.executable, command, environment)  # noqa: S606 (the same process: the server dies with it)

@@ -11,15 +11,24 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
+from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any, Final
 
-from holdfast.errors import UnusableFile
+from holdfast import prefect_server
+from holdfast.errors import SecretAway, UnusableFile
 
 VARIABLE: Final = "env:"
 BLOCK: Final = "block:"
 SECONDS: Final = 10.0
 WHERE: Final = "block_types/slug/secret/block_documents/name"
 """Under the API's address: where Prefect's server has its blocks of the type `Secret`."""
+NAME_ONE: Final = "Set PREFECT_API_URL to the server that has it, or name that in Prefect's profile (`prefect config set`)"
+NO_SUCH: Final = "the Prefect server has no block of the type Secret by this name"
+NONE_NAMED: Final = "no Prefect server is named, and the temporary one that stands in has no block of the type Secret by this name"
+
+_read: Final[dict[tuple[str, str], str]] = {}
+"""What blocks hold, by server and name."""
 
 
 def is_elsewhere(name: str) -> bool:
@@ -39,9 +48,17 @@ def secret(name: str, what: str) -> str:
 
 
 def _of_block(name: str, what: str) -> str:
-    server, block = os.environ.get("PREFECT_API_URL"), name.removeprefix(BLOCK)
+    """Return what a block holds: read once, as a server that is away must hold up nobody who has it already."""
+    named = prefect_server.named()
+    server, block = named or prefect_server.configured(), name.removeprefix(BLOCK)
     if not server:
-        raise UnusableFile(what, name, "it is a Prefect block, and no server is named", "Set PREFECT_API_URL")
+        raise UnusableFile(what, name, "it is a Prefect block, and no server is named", NAME_ONE)
+    if (server, block) not in _read:
+        _read[server, block] = _asked(server, block, name, what, NO_SUCH if named else NONE_NAMED)
+    return _read[server, block]
+
+
+def _asked(server: str, block: str, name: str, what: str, missing: str) -> str:
     request = urllib.request.Request(  # noqa: S310 (the address of the user's own server)
         f"{server.rstrip('/')}/{WHERE}/{urllib.parse.quote(block, safe='')}?include_secrets=true", headers=_proof()
     )
@@ -49,20 +66,28 @@ def _of_block(name: str, what: str) -> str:
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:  # noqa: S310
             return _value(json.load(answer), name, what)
     except urllib.error.HTTPError as error:
-        if error.code == 404:  # noqa: PLR2004 (as HTTP has it)
+        if error.code == HTTPStatus.NOT_FOUND:
             cure = f'Save it: `Secret(value=...).save("{block}")`, or in the Prefect UI under Blocks'
-            raise UnusableFile(what, name, "the Prefect server has no block of the type Secret by this name", cure) from error
-        raise UnusableFile(what, name, f"the Prefect server answers {error.code}", "Mend PREFECT_API_KEY, or the server") from error
-    except (OSError, ValueError) as error:
-        reason = f"the Prefect server at {_shown(server)} does not give it: {error}"
-        raise UnusableFile(what, name, reason, "Start it, or mend PREFECT_API_URL") from error
+            raise UnusableFile(
+                what, name, missing, cure if missing == NO_SUCH else f"{NAME_ONE}. Where it is in none yet: {cure}"
+            ) from error
+        kind = SecretAway if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else UnusableFile
+        raise kind(what, name, f"the Prefect server answers {error.code}", "Mend PREFECT_API_KEY, or the server") from error
+    except (OSError, HTTPException) as error:
+        raise SecretAway(what, name, _silent(server, error), "Start it, or mend PREFECT_API_URL") from error
+    except ValueError as error:
+        raise UnusableFile(what, name, _silent(server, error), "Mend PREFECT_API_URL") from error
+
+
+def _silent(server: str, error: Exception) -> str:
+    return f"the Prefect server at {_shown(server)} does not give it: {error}"
 
 
 def _proof() -> dict[str, str]:
     """Return who we are to the server, as Prefect's own client says it."""
-    if key := os.environ.get("PREFECT_API_KEY"):
+    if key := prefect_server.setting("PREFECT_API_KEY"):
         return {"Authorization": f"Bearer {key}"}
-    if pair := os.environ.get("PREFECT_API_AUTH_STRING"):
+    if pair := prefect_server.setting("PREFECT_API_AUTH_STRING"):
         return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
     return {}
 

@@ -5,30 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.cli.flow_process import FlowProcess, Turn, write_spec
-from holdfast.cli.output import say, say_json
+from holdfast.cli.output import hint, say, say_json
 from holdfast.cli.screens import screen_for
 from holdfast.cli.validating import checked, in_words
 from holdfast.cli.watching import Taps, Watch, counted_taps
-from holdfast.errors import JobAlreadyRunning
+from holdfast.errors import HistoryTrouble, JobAlreadyRunning
 from holdfast.history import queries
+from holdfast.history.asking import patiently
 from holdfast.history.lease import holder_of
 from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
-from holdfast.spec import TrainingJob
 
 
 def run(job_file: Path, cluster_file: Path | None, *, detach: bool, standby: bool, as_json: bool) -> int:
     """Run the job in *job_file* and watch it; as a *standby*, also while another flow steers it."""
     job, cluster = checked(job_file, cluster_file)
-    history = History.open()
+    history = patiently(History.open, _waits) if standby else History.open()
     try:
         with Turn(job.name) as turn:
-            adopted = queries.live_job(history, job.name) if standby else _present(history, job)
-            steered = holder_of(history, adopted.id) if adopted else None
+            adopted, steered, known = patiently(lambda: _looked(history, job.name), _waits) if standby else _looked(history, job.name)
+            if not standby and adopted is not None and steered is not None:
+                raise JobAlreadyRunning(job.name, steered.holder)
             fresh = {"job": job.model_dump(mode="json"), "cluster": cluster.model_dump(mode="json")}
             spec = {"job": adopted.spec, "cluster": adopted.cluster} if adopted else fresh
             name = "standby" if standby else "flow"
-            known = frozenset(old.id for old in queries.jobs(history, job.name, limit=None))
             with counted_taps() as taps:  # from before there is a flow: no Ctrl-C may leave one behind that nobody watches
                 flow = FlowProcess(job.name, write_spec(job.name, {**spec, "standby": standby}, name), turn, known, name)
                 screen = screen_for(as_json=as_json, hint=f"Ctrl-C stops the job · closing the terminal does not · {flow.log}")
@@ -43,12 +43,14 @@ def run(job_file: Path, cluster_file: Path | None, *, detach: bool, standby: boo
         history.close()
 
 
-def _present(history: History, job: TrainingJob) -> Job | None:
-    """Return the live job of this name that no flow steers; refuse one that is steered."""
-    live = queries.live_job(history, job.name)
-    if live is not None and (holder := holder_of(history, live.id)):
-        raise JobAlreadyRunning(job.name, holder.holder)
-    return live
+def _looked(history: History, name: str) -> tuple[Job | None, Lease | None, frozenset[str]]:
+    """Return the live job of this name, who steers it, and the ids of all there were."""
+    live = queries.live_job(history, name)
+    return live, holder_of(history, live.id) if live else None, frozenset(old.id for old in queries.jobs(history, name, limit=None))
+
+
+def _waits(error: HistoryTrouble) -> None:
+    hint(f"{error} This standby waits for it.")
 
 
 def _detached(watch: Watch, taps: Taps, *, as_json: bool) -> int:

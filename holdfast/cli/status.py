@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from holdfast.cli.outlook import Outlook, find_job, live_jobs, look, placed
 from holdfast.cli.output import clock, heading, hint, say_facts, say_json, say_rows
 from holdfast.history.looks import verdicts
+from holdfast.history.models import StandbyFlow
 from holdfast.history.queries import losses
+from holdfast.history.standing_by import FRESH, standing_by
 from holdfast.history.store import History
 from holdfast.report import memory
 from holdfast.report.wording import NOTHING, count, duration, in_ranks, plural, share
@@ -78,12 +81,13 @@ def _row(outlook: Outlook) -> list[str]:
 
 
 def _one(history: History, outlook: Outlook, *, as_json: bool) -> None:
+    present = [] if outlook.ended else standing_by(history, outlook.job)
     if as_json:
-        say_json(outlook.as_record())
+        say_json({**outlook.as_record(), "standbys": [one.model_dump(exclude={"job"}) for one in present]})
         return
     since = outlook.move.at if outlook.move else outlook.job.at
     heading(f"{outlook.job.name}  {outlook.state} since {clock(since)}: {outlook.because}")
-    say_facts([*_facts(outlook), *_troubles(history, outlook), *_health(history, outlook), *_places(outlook)])
+    say_facts([*_facts(outlook), *_troubles(history, outlook), *_health(history, outlook), *_places(outlook), *_standbys(outlook, present)])
 
 
 def _facts(outlook: Outlook) -> list[tuple[str, str]]:
@@ -135,6 +139,18 @@ def _health(history: History, outlook: Outlook) -> list[tuple[str, str]]:
     told = verdicts(history, str(outlook.job.cluster.get("name")))
     bad = [told[node] for node in outlook.members if node in told and told[node].is_bad and told[node].is_fresh(outlook.at)]
     return [("health", f"{one.node} {one.standing} since {clock(one.since)}: {'; '.join(one.evidence[:2])}") for one in bad]
+
+
+def _standbys(outlook: Outlook, present: Sequence[StandbyFlow]) -> list[tuple[str, str]]:
+    """Say who would steer the job if its flow died, and who would not."""
+    return [("standby", f"{one.host} {_standing(one, outlook.at)}") for one in present]
+
+
+def _standing(one: StandbyFlow, now: float) -> str:
+    gone = now - one.at > FRESH
+    if one.trouble:
+        return f"{f'ended {duration(now - one.at)} ago' if gone else 'cannot steer'}: {one.trouble}"
+    return f"was last heard of {duration(now - one.at)} ago" if gone else "ready to steer"
 
 
 def _places(outlook: Outlook) -> list[tuple[str, str]]:

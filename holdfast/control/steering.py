@@ -8,13 +8,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from detectors.catalogue import Fault
 from holdfast import places
-from holdfast.cluster import open_cluster
+from holdfast.cluster import NodeSource, open_cluster
 from holdfast.control import runs
 from holdfast.control.adoption import adopt
+from holdfast.control.ahead import Ahead
 from holdfast.control.cadence import Cadence
 from holdfast.control.deposit import Deposit
 from holdfast.control.farewell import save_what_lives
@@ -22,10 +23,11 @@ from holdfast.control.fleet import Fleet
 from holdfast.control.plan import how_to_run, log_directory
 from holdfast.control.requests import Requests
 from holdfast.control.run import Run
-from holdfast.control.wheel import Ended, Wheel, open_patiently, stand_by, take_wheel
+from holdfast.control.wheel import Ended, Wheel, stand_by, take_wheel
 from holdfast.descriptors import make_room
 from holdfast.errors import HoldfastError, LeaseLost, WorldError
 from holdfast.history import History, LeaseKeeper, Recorder, absorb, queries, this_host
+from holdfast.history.asking import patiently
 from holdfast.history.fence import Fence
 from holdfast.history.figures import fleet, work
 from holdfast.log import note
@@ -37,6 +39,7 @@ from policies.states import Event, State
 
 log = logging.getLogger("holdfast.control")
 
+T = TypeVar("T")
 Tell = Callable[[str, dict[str, Any]], None]
 
 SOON: Final = 10.0
@@ -58,26 +61,36 @@ def steering(
     adopted by the next flow. A termination of this process is a person's wish to stop the job.
     """
     gc.freeze()  # Prefect and SQLAlchemy have many objects: with thousands of nodes each recovery had a collection look at them all
-    history = open_patiently(spec.name) if standby else History.open()
+    history, ahead = (_when_there(History.open, spec.name) if standby else History.open()), Ahead()
     try:
-        _absorb_all(history)
-        wheel = stand_by(history, spec, cluster) if standby else take_wheel(history, spec, cluster)
+        if standby:
+            _when_there(lambda: _absorb_all(history), spec.name)
+            wheel = stand_by(history, spec, cluster, ahead)
+        else:
+            _absorb_all(history)
+            wheel = take_wheel(history, spec, cluster)
         if isinstance(wheel, Ended):
             yield wheel
         else:
-            with _steered(wheel, history, tell) as run:
+            with _steered(wheel, history, tell, ahead.take if standby else open_cluster) as run:
                 yield run
     finally:
+        ahead.close()
         history.close()
 
 
+def _when_there(act: Callable[[], T], job: str) -> T:
+    """Return what *act* does with the history, however long that is away."""
+    return patiently(act, lambda error: note(log, "standby.history-away", level=logging.WARNING, job=job, error=error))
+
+
 @contextmanager
-def _steered(wheel: Wheel, history: History, tell: Tell) -> Iterator[Run]:
+def _steered(wheel: Wheel, history: History, tell: Tell, reach: Callable[[Cluster], NodeSource]) -> Iterator[Run]:
     """Have the job, whose lease was taken, steered while the block runs."""
     make_private(places.job_directory(wheel.job.name))
     recorder = Recorder(history, spill_file(wheel.job.name), Fence(wheel.job.id, wheel.lease.epoch))
     try:
-        run = _begin(wheel, history, recorder)
+        run = _begin(wheel, history, recorder, reach)
         run.tell = tell
         runs.enter(run)
         try:
@@ -105,7 +118,7 @@ def _absorb_all(history: History) -> None:
         absorb(history, spill)
 
 
-def _begin(wheel: Wheel, history: History, recorder: Recorder) -> Run:
+def _begin(wheel: Wheel, history: History, recorder: Recorder, reach: Callable[[Cluster], NodeSource]) -> Run:
     job, spec, cluster = wheel.job, wheel.spec, wheel.cluster
     make_room(f"job '{spec.name}'", spec.nodes.wanted + spec.nodes.spare)
     run = Run(
@@ -114,7 +127,7 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder) -> Run:
         cluster=cluster,
         history=history,
         recorder=recorder,
-        fleet=Fleet(open_cluster(cluster), how_to_run(spec, cluster, job), epoch=wheel.lease.epoch),
+        fleet=Fleet(reach(cluster), how_to_run(spec, cluster, job), epoch=wheel.lease.epoch),
     )
     keeper = run.keeper = LeaseKeeper(history, wheel.lease, run.lose)
     run.fleet.lease_is_good = lambda: keeper.is_good

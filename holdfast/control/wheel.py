@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from holdfast.errors import HistoryTrouble, JobAlreadyRunning
+from holdfast.control.ahead import Ahead
+from holdfast.errors import JobAlreadyRunning, OperatorError
 from holdfast.history import LEASE_SECONDS, History, Lease, holder_of, lease, models, queries, take, this_host, wait_take
 from holdfast.history.asking import Asking
+from holdfast.history.standing_by import EVERY, attend, leave
 from holdfast.log import note
 from holdfast.places import job_directory
 from holdfast.spec import Cluster, TrainingJob, cluster_of
@@ -58,22 +61,21 @@ def take_wheel(history: History, spec: TrainingJob, cluster: Cluster) -> Wheel:
     return _wheel(job, _lease(history, job), adopted=live is not None)
 
 
-def stand_by(history: History, spec: TrainingJob, cluster: Cluster) -> Wheel | Ended:
-    """Wait until nobody steers the job, and take its lease; begin a job that nobody has begun. Return the end that another flow came to."""
-    standby, found = Standby(history, spec, cluster), list[Wheel | Ended]()
+def stand_by(history: History, spec: TrainingJob, cluster: Cluster, ahead: Ahead) -> Wheel | Ended:
+    """Wait until nobody steers the job, and take its lease; begin a job that nobody has begun. Return the end that another flow came to.
 
-    def look() -> None:
-        if (answer := standby.look()) is not None:
-            found.append(answer)
-
-    asking = Asking("standby", {"job": spec.name})
-    while not found:
-        asking(look)
-        if asking.is_away:
-            standby.waits_until = time.monotonic() + GRACE
-        if not found:
+    Raise `OperatorError` as soon as it is known that the job could not be steered from here.
+    """
+    standby, last_words = Standby(history, spec, ahead, wanted=cluster), partial(leave, history, spec.name)
+    try:
+        while (found := standby.turn()) is None:
             time.sleep(LOOK)
-    return found[0]
+    except OperatorError as error:
+        last_words = partial(attend, history, spec.name, str(error))
+        raise
+    finally:
+        standby.telling(last_words)
+    return found
 
 
 @dataclass(slots=True)
@@ -82,11 +84,33 @@ class Standby:
 
     history: History
     spec: TrainingJob
-    cluster: Cluster
+    ahead: Ahead
+    wanted: Cluster
+    """Where the job runs: what it takes to get there has to be here before the job is taken."""
     watched: str = ""
     """Id of the job that another flow was seen to steer."""
+    _attended: tuple[float, str] = (-EVERY, "")
+    """When it was last said that this flow stands by (monotonic), and with what trouble."""
     waits_until: float = 0.0
     """Until when nothing is taken (monotonic): with the database away nobody could renew a lease."""
+    asking: Asking = field(init=False)
+    telling: Asking = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.asking, self.telling = (Asking(who, {"job": self.spec.name}) for who in ("standby", "standby-words"))
+
+    def turn(self) -> Wheel | Ended | None:
+        """Look once; have what it takes to steer, and say how that stands, while there is nothing to do."""
+        found = list[Wheel | Ended | None]()
+        self.asking(lambda: found.append(self.look()))
+        if found and found[0] is not None:
+            return found[0]
+        if self.asking.is_away:
+            self.waits_until = time.monotonic() + GRACE
+        self.ahead.prepare(self.wanted)
+        if not self.asking.is_away:
+            self.telling(self.attend)
+        return None
 
     def look(self) -> Wheel | Ended | None:
         """Return the wheel, or the job's end; nothing while another flow steers it."""
@@ -96,10 +120,18 @@ class Standby:
             return _end(self.history, self.watched) if self.watched else self._take(None)
         if live.id != self.watched:
             note(log, "standby.waits", level=logging.WARNING, job=self.spec.name, id=live.id)  # that anybody who looks may see it
+            self.wanted = settled(live)[1]
         self.watched = live.id
         if time.monotonic() < self.waits_until or holder_of(self.history, live.id) is not None:
             return None
         return self._take(live)
+
+    def attend(self) -> None:
+        """Say now and then that this flow stands by, and at once when something else is to be said of it."""
+        at, trouble = self._attended
+        if trouble != self.ahead.trouble or time.monotonic() - at > EVERY:
+            self._attended = time.monotonic(), self.ahead.trouble
+            attend(self.history, self.spec.name, self.ahead.trouble)
 
     def _ended(self) -> str:
         """Return the id of the newest job of that name if it was this very one and has ended: who comes late begins nothing anew."""
@@ -108,7 +140,9 @@ class Standby:
         return newest.id if newest is not None and same and queries.has_ended(self.history, newest.id) else ""
 
     def _take(self, live: models.Job | None) -> Wheel | None:
-        job = live or _submission(self.spec, self.cluster)
+        if not self.ahead.is_ready(self.wanted):
+            return None
+        job = live or _submission(self.spec, self.wanted)
         try:
             taken = take(self.history, job, holder=HOLDER)
         except JobAlreadyRunning:  # another one was first, or the flow of a job that has ended closes its books
@@ -118,19 +152,6 @@ class Standby:
             lease.give_back(self.history, taken)
             return None
         return _wheel(job, taken, adopted=live is not None, stood_by=True)
-
-
-def open_patiently(name: str) -> History:
-    """Open the history, however long its database is away."""
-    said = False
-    while True:
-        try:
-            return History.open()
-        except HistoryTrouble as error:
-            if not said:
-                note(log, "standby.history-away", level=logging.WARNING, job=name, error=error)
-            said = True
-        time.sleep(1.0)
 
 
 def settled(job: models.Job) -> tuple[TrainingJob, Cluster]:

@@ -1,14 +1,38 @@
-"""Talk to the history from a thread that outlives its being away."""
+"""Talk to the history from who outlives its being away."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final, TypeVar
 
+from holdfast.errors import HistoryTrouble
+from holdfast.history.trouble import may_pass
 from holdfast.log import note
 
+T = TypeVar("T")
+
 log = logging.getLogger("holdfast.history")
+
+
+AGAIN: Final = 1.0
+"""Seconds between two attempts."""
+
+
+def patiently(act: Callable[[], T], waits: Callable[[HistoryTrouble], None]) -> T:
+    """Return what *act* does, however long the database is away: then *waits* is called, once. Raise `HistoryTrouble` for anything else."""
+    said = False
+    while True:
+        try:
+            return act()
+        except HistoryTrouble as error:
+            if not may_pass(error):
+                raise
+            if not said:
+                waits(error)
+            said = True
+        time.sleep(AGAIN)
 
 
 class Asking:

@@ -83,6 +83,18 @@ class Lease(SQLModel, table=True):
     expires_at: float
 
 
+class StandbyFlow(SQLModel, table=True):
+    """A flow that stands by for the job of that name, as it last said of itself: one a host."""
+
+    __tablename__: ClassVar[Any] = "standby_flow"
+    job: str = Field(primary_key=True)
+    host: str = Field(primary_key=True)
+    pid: int
+    at: float
+    trouble: str = ""
+    """What keeps it from steering now."""
+
+
 class Move(SQLModel, table=True):
     """One move of a job's state machine; the newest row is the state."""
 
@@ -471,7 +483,7 @@ class Remark(SQLModel, table=True):
 
 _MODELS: Final = (
     Job, Lease, Move, Generation, NodeMove, NodeVerdict, NodeHold, ServiceMove, LastLook, Incident, Fault, Verdict, Decision, DecidedCase,
-    Phase, Step, Checkpoint, Snapshots, Request, Weighing, Question, Remark,
+    Phase, Step, Checkpoint, Snapshots, Request, Weighing, Question, Remark, StandbyFlow,
 )  # fmt: skip
 TABLES: Final = [SQLModel.metadata.tables[str(model.__tablename__)] for model in _MODELS]
 """Every table of the history; a program around us may have SQLModel tables of its own."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError, StatementError
 
-from holdfast.errors import HistoryCorrupt, HistoryLocked, HistoryUnreachable, NotWritable, OperatorError
+from holdfast.errors import HistoryCorrupt, HistoryLocked, HistoryTrouble, HistoryUnreachable, NotWritable, OperatorError
 
 _SQLITE: Final[tuple[tuple[tuple[str, ...], type[OperatorError]], ...]] = (
     (("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL"), HistoryLocked),
@@ -58,6 +58,13 @@ def refuses_the_row(error: Exception) -> bool:
         code = getattr(error.orig, "sqlite_errorname", None) or getattr(error.orig, "sqlstate", None)
         return code is None and not isinstance(error, OperationalError) and not error.connection_invalidated
     return isinstance(error, (StatementError, TypeError, ValueError, OverflowError))
+
+
+def may_pass(error: HistoryTrouble) -> bool:
+    """Tell whether *error* may be over by itself: the database is away or busy, and not misnamed, damaged or of another version."""
+    return isinstance(error, HistoryLocked) or (
+        isinstance(error, HistoryUnreachable) and isinstance(error.__cause__, (DBAPIError, sqlite3.Error))
+    )
 
 
 @contextmanager

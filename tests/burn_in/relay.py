@@ -49,12 +49,14 @@ class Relay:
     """Takes one connection after another, and carries each on to the port behind it, spoilt on its way there."""
 
     port: int
-    spoil: Spoil
+    spoil: Spoil = lambda data, _before: data
+    at: int = 0
+    """Port to listen on; 0: any that is free."""
     threads: list[threading.Thread] = field(default_factory=list)
     ends: list[socket.socket] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.server = socket.create_server(("127.0.0.1", 0))
+        self.server = socket.create_server(("127.0.0.1", self.at))
         self._begin(self._serve)
 
     @property

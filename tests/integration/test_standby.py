@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,9 +17,11 @@ from holdfast.history import History, queries
 from holdfast.ports import free_port
 from tests.history.conftest import postgres  # noqa: F401 (a fixture)
 from tests.history.postgres_server import PostgresServer
+from tests.integration.conftest import PrefectServer
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
+ROOT = Path(__file__).parents[2]
 TWO = {"wanted": 2, "ranks": 1, "spare": 1}
 ENDLESS = ["--steps", "100000"]
 
@@ -134,3 +138,29 @@ def test_a_flow_whose_prefect_server_is_away_says_so(stage: Stage) -> None:
     assert play.process.wait(60) == 2
     assert "cannot be used: [Errno 111] Connection refused. Start it" in play.log()
     assert "Traceback" not in play.log()
+
+
+def test_a_standby_waits_for_a_database_that_is_not_up_yet(
+    tmp_path: Path,
+    holdfast_home: Path,
+    prefect_server: PrefectServer,
+    postgres: PostgresServer,  # noqa: F811 (the fixture)
+) -> None:
+    """As after a power cut: it says so, and goes on once the database is there."""
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    (tmp_path / "job.yaml").write_text("name: late\nscript: train.py\ncluster: {nodes: 1}\n")
+    environment = {**prefect_server.environment, "HOLDFAST_HOME": str(holdfast_home), "HOLDFAST_HISTORY": postgres.fresh_url()}
+    postgres.stop()
+    try:
+        command = [sys.executable, "-m", "holdfast", "run", "job.yaml", "--standby"]
+        said = tmp_path / "said"
+        with said.open("w") as out:
+            standby = subprocess.Popen(
+                command, cwd=tmp_path, env={**environment, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+        wait_until(lambda: "This standby waits for it" in said.read_text() or standby.poll() is not None, seconds=60)
+        assert standby.poll() is None, said.read_text()
+    finally:
+        postgres.start()
+    assert standby.wait(100) == 0, said.read_text()
+    assert "'late' COMPLETED" in said.read_text()
