@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
 from holdfast.cluster import NodeSource, open_cluster
-from holdfast.errors import OperatorError, SecretAway
+from holdfast.errors import HoldfastError, NotAskable, OperatorError, SecretAway
 from holdfast.log import note
 from holdfast.spec import Cluster
 
@@ -17,6 +18,10 @@ log = logging.getLogger("holdfast.control")
 
 AGAIN: Final = 2.0
 """Seconds between two attempts to get a secret from where it is kept."""
+TRY_EVERY: Final = 60.0
+"""Seconds between two attempts to reach a node: keys are taken from hosts, and hosts are given other versions."""
+TRIED: Final = 3
+"""Nodes that are tried, until one answers."""
 
 
 @dataclass(slots=True)
@@ -24,10 +29,12 @@ class Ahead:
     """The way to the nodes of one cluster: keys, known hosts, secrets."""
 
     trouble: str = ""
-    """Why nothing can be steered now."""
+    """Why nothing can be steered now, as far as is known."""
     _cluster: Cluster | None = None
     _source: NodeSource | None = None
     _next: float = 0.0
+    _next_try: float = 0.0
+    _thread: threading.Thread | None = None
 
     def is_ready(self, cluster: Cluster) -> bool:
         """Tell whether all is here that it takes to steer a job on *cluster*."""
@@ -35,19 +42,41 @@ class Ahead:
 
     def prepare(self, cluster: Cluster) -> None:
         """Have what it takes for *cluster*, or try again later where that is with somebody who is away; raise `OperatorError`."""
-        if self.is_ready(cluster) or time.monotonic() < self._next:
-            return
+        if self.is_ready(cluster):
+            self._try_out(cluster)
+        elif time.monotonic() >= self._next:
+            self._get(cluster)
+
+    def _get(self, cluster: Cluster) -> None:
         self.close()
         try:
             self._source = open_cluster(cluster)
         except SecretAway as error:
-            if not self.trouble:
-                note(log, "standby.cannot-steer", level=logging.WARNING, cluster=cluster.name, why=error)
-            self.trouble, self._next = str(error), time.monotonic() + AGAIN
+            self._judge(cluster, str(error))
+            self._next = time.monotonic() + AGAIN
             return
-        if self.trouble:
+        self._cluster, self._next_try = cluster, 0.0
+        self._judge(cluster, "")
+
+    def _try_out(self, cluster: Cluster) -> None:
+        """Log in to a node now and then, beside the waiting: keys may be unknown there, and what is there may be of another version."""
+        if time.monotonic() >= self._next_try and (self._thread is None or not self._thread.is_alive()):
+            self._next_try = time.monotonic() + TRY_EVERY
+            self._thread = threading.Thread(target=self._log_in, args=(cluster,), name="standby tries", daemon=True)
+            self._thread.start()
+
+    def _log_in(self, cluster: Cluster) -> None:
+        trouble = _why_not(cluster)
+        if self.is_ready(cluster):  # it is another one that counts now, or none any more
+            self._judge(cluster, trouble)
+
+    def _judge(self, cluster: Cluster, trouble: str) -> None:
+        """Remember what keeps this flow from steering, and say so when that changes."""
+        if trouble and trouble != self.trouble:
+            note(log, "standby.cannot-steer", level=logging.WARNING, cluster=cluster.name, why=trouble)
+        elif self.trouble and not trouble:
             note(log, "standby.can-steer", level=logging.WARNING, cluster=cluster.name)
-        self._cluster, self.trouble = cluster, ""
+        self.trouble = trouble
 
     def take(self, cluster: Cluster) -> NodeSource:
         """Return the way to the nodes of *cluster* as it is now: keys may have changed since. What was had before is for the need."""
@@ -68,3 +97,19 @@ class Ahead:
             with closing(self._source):
                 self._source = None
         self._cluster = None
+
+
+def _why_not(cluster: Cluster) -> str:
+    """Return why no job could be steered on *cluster* from here; empty where it could, or where nobody answers, which is another matter."""
+    why = ""
+    try:
+        with closing(open_cluster(cluster)) as source:
+            for node in source.names()[:TRIED]:
+                try:
+                    if source.answers(node):
+                        return ""
+                except NotAskable as error:
+                    why = str(error)
+    except HoldfastError as error:
+        return str(error)
+    return why

@@ -14,6 +14,7 @@ from holdfast.cluster import gate, open_cluster
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.control import channel
 from holdfast.control.adoption import refuse_another_version
+from holdfast.control.ahead import Ahead
 from holdfast.control.fleet import Fleet
 from holdfast.errors import OtherProtocol, OtherVersion
 from holdfast.spec import SshCluster, cluster_of
@@ -65,6 +66,17 @@ def version_of(host: Host, cluster: SshCluster) -> str:
     return command.partition(sign)[2].partition("-")[0]
 
 
+def told_by_a_standby(cluster: SshCluster) -> str:
+    """Return what keeps a standby from steering a job there, once it has tried."""
+    standby = Ahead()
+    for _ in range(2):
+        standby.prepare(cluster)
+    assert standby._thread is not None
+    standby._thread.join(60)
+    standby.close()
+    return standby.trouble
+
+
 def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rack, cluster: SshCluster) -> None:
     """It fences, reconnects, takes nodes that it had never reached, and another flow of its version adopts them."""
     fleet = fleet_of(cluster, 1)
@@ -79,7 +91,7 @@ def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rac
         lambda: source.gate("n0") is not before and talk.away_since is None and not talk.gone, seconds=60, explain=lambda: f"{talk.gone}"
     )
     assert talk.order("about", protocol=PROTOCOL)["job"] == "job", "the connection came back"
-    assert source.answers("n0"), "a second look"
+    wait_until(lambda: source.answers("n0"), seconds=60)  # a second look
     fleet.bring_up("n1")
     assert [version_of(host, cluster) for host in rack] == ["0.1.0", "0.1.0"]
     heir = fleet_of(cluster, 2)
@@ -92,11 +104,12 @@ def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rac
 
 
 def test_a_flow_of_another_version_is_refused_with_both_and_takes_no_node_for_lost(
-    rack: Rack, cluster: SshCluster, monkeypatch: pytest.MonkeyPatch
+    rack: Rack, cluster: SshCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its hosts were not given its version. The job trains on; nodes without a job are told with the other cure."""
     fleet = fleet_of(cluster, 1)
     fleet.bring_up("n0")
+    assert told_by_a_standby(cluster) == ""
     for module in (gate, channel, reach):
         monkeypatch.setattr(module, "PROTOCOL", OTHER)
     other = fleet_of(cluster, 2)
@@ -109,6 +122,10 @@ def test_a_flow_of_another_version_is_refused_with_both_and_takes_no_node_for_lo
         with pytest.raises(OtherProtocol, match="holdfast nodes bootstrap"):
             other.source.fence("n1")
         assert version_of(rack[0], cluster) == "0.1.0"
+        wait_until(lambda: f"speaks protocol {PROTOCOL}, this one {OTHER}" in told_by_a_standby(cluster), seconds=60)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        keyless = cluster.model_copy(update={"key": None})
+        wait_until(lambda: "there is no key to log in" in told_by_a_standby(keyless), seconds=60)
     finally:
         other.close(end=False)
         monkeypatch.undo()
