@@ -16,7 +16,7 @@ from typing import Final
 from prefect.client.schemas.objects import State as FlowState
 from prefect.exceptions import CancelledRun, FailedRun
 
-from holdfast import prefect_server
+from holdfast import exits, prefect_server
 from holdfast.control import runs
 from holdfast.errors import HistoryTrouble, HoldfastError, LeaseLost, OperatorError
 from holdfast.history import History, queries
@@ -24,9 +24,6 @@ from holdfast.history.trouble import may_pass
 from holdfast.log import convert, line
 from holdfast.spec import TrainingJob, cluster_of
 
-EXITS: Final = {"COMPLETED": 0, "FAILED": 1, "CANCELLED": 3}
-REFUSED: Final = 2
-UNFINISHED: Final = 4
 FAREWELL_SECONDS: Final = 15.0
 """How long Prefect may take to note the end of a flow run: for a server that is away it would wait minutes, and the history has all."""
 
@@ -78,18 +75,20 @@ def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) ->
 
 def _refuse(why: str) -> int:
     print(line("refused", f"holdfast: {why}", level="error"), file=sys.stderr)  # noqa: T201
-    return REFUSED
+    return exits.REFUSED
 
 
 def _verdict(job: str) -> int:
-    """Return the exit status that the history's last word on the job asks for."""
+    """Return the exit status that the history's last word on the job asks for, unless this flow was told to let go of it."""
+    if runs.was_handed_over(job):
+        return exits.HANDED_OVER
     try:
         with closing(History.open()) as history:
-            state = queries.state_of(history, queries.newest_job(history, job).id)
+            move = queries.state_of(history, queries.newest_job(history, job).id)
     except OperatorError as error:
         print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
-        return UNFINISHED
-    return EXITS.get(state.after if state else "", UNFINISHED)
+        return exits.FLOW_DIED
+    return exits.status_of(move)
 
 
 def _leave_in_time(job: str) -> None:

@@ -12,7 +12,7 @@ from prefect.states import Cancelled, Completed, Failed
 
 from holdfast.control.run import Run
 from holdfast.control.steering import steering
-from holdfast.control.wheel import Ended
+from holdfast.control.wheel import Aside, Ended
 from holdfast.prefect_output import outlive_readers
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
 from policies.states import State
@@ -57,8 +57,9 @@ def training_job(job: TrainingJob, cluster: Cluster = THIS_MACHINE, standby: boo
     outlive_readers()
     publisher = Publisher(job.name)
     with Asker() as asker, steering(job, cluster, publisher.tell, standby=standby) as run:
-        asker.follow(run.job.id)
-        while isinstance(run, Run) and not run.over:
+        if isinstance(run, Run):
+            asker.follow(run.job.id)
+        while isinstance(run, Run) and not (run.over or run.handed_over):
             turn = TURNS[run.state](job.name)
             if turn is not None:
                 run.move(*turn)
@@ -66,8 +67,12 @@ def training_job(job: TrainingJob, cluster: Cluster = THIS_MACHINE, standby: boo
     return verdict(run)
 
 
-def verdict(run: Run | Ended) -> FlowState:
-    """Return the job's end as Prefect's: with the words that moved it there."""
+def verdict(run: Run | Ended | Aside) -> FlowState:
+    """Return the job's end as Prefect's, with the words that moved it there; a flow that let go of its job was cancelled."""
+    if isinstance(run, Aside):
+        return Cancelled(message=run.moved)
+    if isinstance(run, Run) and run.handed_over:
+        return Cancelled(message=f"handed over, the job trains on: {run.handover.why}")
     if run.state is State.COMPLETED:
         return Completed(message=run.moved)
     return Cancelled(message=run.moved) if run.state is State.CANCELLED else Failed(message=run.moved)

@@ -1,6 +1,7 @@
 """Everything Holdfast raises on purpose, named for what the caller can do about it.
 
 HoldfastError
+├── HandedOver               this flow was told to let go of its job, which trains on
 ├── OperatorError            a person can mend it: says what is wrong, where, and the cure
 │   ├── BadFile              a job, cluster or policy file that cannot be used as it is
 │   ├── JobAlreadyRunning    another flow holds the lease of this job
@@ -50,6 +51,17 @@ from dataclasses import dataclass
 
 class HoldfastError(Exception):
     """Anything Holdfast raises on purpose."""
+
+
+class HandedOver(HoldfastError):
+    """This flow was told to let go of its job, which trains on: what it was doing for the job ends here."""
+
+    def __init__(self, job: str, why: str) -> None:
+        super().__init__(job, why)
+        self.job, self.why = job, why
+
+    def __str__(self) -> str:
+        return f"this flow lets go of job '{self.job}': {self.why}"
 
 
 class OperatorError(HoldfastError):

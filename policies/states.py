@@ -56,7 +56,9 @@ class Event(StrEnum):
     MOVE_FAILED = "move-failed"
     """The move was given up before it changed anything."""
     STOP_ASKED = "stop-asked"
-    """A person asked the job to stop, its walltime is nearly over, or all its nodes are about to go."""
+    """A person asked the job to stop."""
+    TIME_OVER = "time-over"
+    """The walltime of the job or of its allocation is nearly over, or all its nodes are about to go: saved, it can be run again."""
 
 
 MOVES: Final[dict[tuple[State, Event], State]] = {
@@ -65,15 +67,18 @@ MOVES: Final[dict[tuple[State, Event], State]] = {
     (State.LAUNCHING, Event.FINISHED): State.COMPLETED,
     (State.LAUNCHING, Event.GAVE_UP): State.FAILED,
     (State.LAUNCHING, Event.STOP_ASKED): State.CANCELLED,
+    (State.LAUNCHING, Event.TIME_OVER): State.CANCELLED,
     (State.RUNNING, Event.FAULTED): State.DIAGNOSING,
     (State.RUNNING, Event.FINISHED): State.COMPLETED,
     (State.RUNNING, Event.STOP_ASKED): State.CANCELLED,
+    (State.RUNNING, Event.TIME_OVER): State.CANCELLED,
     (State.RUNNING, Event.MOVE_ASKED): State.MIGRATING,
     (State.MIGRATING, Event.MOVED): State.RUNNING,
     (State.MIGRATING, Event.MOVE_FAILED): State.RUNNING,
     (State.MIGRATING, Event.FAULTED): State.DIAGNOSING,
     (State.MIGRATING, Event.FINISHED): State.COMPLETED,
     (State.MIGRATING, Event.STOP_ASKED): State.CANCELLED,
+    (State.MIGRATING, Event.TIME_OVER): State.CANCELLED,
     (State.DIAGNOSING, Event.DISMISSED): State.RUNNING,
     (State.DIAGNOSING, Event.DECIDED): State.ISOLATING,
     (State.DIAGNOSING, Event.ASKED): State.WAITING,
@@ -90,11 +95,13 @@ MOVES: Final[dict[tuple[State, Event], State]] = {
     (State.RESUMING, Event.FINISHED): State.COMPLETED,
     (State.RESUMING, Event.FAULTED): State.DIAGNOSING,
     (State.RESUMING, Event.STOP_ASKED): State.CANCELLED,
+    (State.RESUMING, Event.TIME_OVER): State.CANCELLED,
     (State.WAITING, Event.GAINED): State.RESCHEDULING,
     (State.WAITING, Event.ANSWERED): State.DIAGNOSING,
     (State.WAITING, Event.FINISHED): State.COMPLETED,
     (State.WAITING, Event.FAULTED): State.DIAGNOSING,
     (State.WAITING, Event.STOP_ASKED): State.CANCELLED,
+    (State.WAITING, Event.TIME_OVER): State.CANCELLED,
 }
 
 TERMINAL: Final = frozenset(State) - {state for state, _ in MOVES}

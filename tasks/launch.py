@@ -14,7 +14,7 @@ from holdfast.errors import NodeTrouble, NotEnoughNodes, OperatorError, WorldErr
 from holdfast.report.wording import plural
 from policies.placement import place
 from policies.states import Event
-from tasks.monitor import SLICE, watch
+from tasks.monitor import SLICE, ending, watch
 from tasks.reschedule import agree
 from tasks.resume import start_workers
 from tasks.turn import Turn
@@ -52,8 +52,8 @@ def borrow(run: Run) -> Turn | None:
     until, told = time.monotonic() + SLICE, ""
     while not run.borrowing.are_enough() and time.monotonic() < until:
         run.pump()
-        if run.stop_asked:
-            return Turn(Event.STOP_ASKED, "a person asked the job to stop")
+        if (turn := ending(run)) is not None:
+            return turn
         if isinstance(run.borrowing.refused, OperatorError):
             raise run.borrowing.refused
         if (words := run.borrowing.in_words()) != told and not run.borrowing.are_enough():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from prefect import task
@@ -11,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 
 from holdfast.control import runs
 from holdfast.control.run import TICK, Run
+from holdfast.errors import HandedOver
 from policies.states import Event, State
 from tasks.turn import Turn
 
@@ -20,9 +22,11 @@ SLICE: Final = 300.0
 
 @task(task_run_name="monitor {job}", cache_policy=NO_CACHE)
 def monitor(job: str) -> Turn | None:
-    """Watch the job until something has to be answered; None when a quiet slice is over."""
+    """Watch the job until something has to be answered; None when a quiet slice is over, or the flow is to let go of the job."""
     run = runs.of(job)
-    return watch(run, seconds=SLICE)
+    with suppress(HandedOver):  # no trouble: what watched goes
+        return watch(run, seconds=SLICE)
+    return None
 
 
 def watch(run: Run, *, seconds: float, until: Callable[[], bool] | None = None) -> Turn | None:
@@ -43,14 +47,21 @@ def watch(run: Run, *, seconds: float, until: Callable[[], bool] | None = None) 
 def look(run: Run) -> Turn | None:
     """Return what the flow has to turn for now, if anything."""
     if end := run.departures.end:
-        return Turn(Event.STOP_ASKED, end)
+        return Turn(Event.TIME_OVER, end)
     symptom = run.symptom()
     if symptom:
         return Turn(Event.FAULTED, symptom)
     if run.board.ranks and run.board.all_well():
         return Turn(Event.FINISHED, f"all {len(run.board.ranks)} rank(s) ended with status 0")
-    if run.stop_asked:
-        return Turn(Event.STOP_ASKED, "a person asked the job to stop")
+    if (turn := ending(run)) is not None:
+        return turn
     if run.state is State.RUNNING and (run.requests.moves or run.growth.due):
         return Turn(Event.MOVE_ASKED, run.requests.moves[0].in_words() if run.requests.moves else run.growth.in_words())
     return None
+
+
+def ending(run: Run) -> Turn | None:
+    """Return the turn that ends the job, if a person asked for that or its time is over."""
+    if run.stop_asked:
+        return Turn(Event.STOP_ASKED, "a person asked the job to stop")
+    return Turn(Event.TIME_OVER, end) if (end := run.departures.end) else None

@@ -21,6 +21,7 @@ from policies.case import Rung
 from policies.offences import Offence, takes_out
 from policies.placement import members_after
 from policies.states import Event
+from tasks.monitor import ending
 from tasks.turn import Turn
 
 KNOCK: Final = 1.0
@@ -54,19 +55,14 @@ def wait_for_approval(job: str) -> Turn | None:
                 return _answered(run, incident, answer)
         if run.board.ranks and run.board.all_well():
             return Turn(Event.FINISHED, f"all {len(run.board.ranks)} rank(s) ended with status 0")
-        if why := _why_stop(run):
-            return Turn(Event.STOP_ASKED, why)
+        if (turn := ending(run)) is not None:
+            return turn
         if lost := run.missing().keys() - missing:
             return Turn(Event.FAULTED, f"{', '.join(sorted(lost))} is gone while a person is asked")
         if came := set(run.spares()) - spares:
             return Turn(Event.ANSWERED, f"nobody need be asked any more: {', '.join(sorted(came))} is there")
         knock(run, missing=len(decision.drop))
     return None
-
-
-def _why_stop(run: Run) -> str:
-    """Say why the job is to end instead of waiting on; empty when it is not."""
-    return "a person asked the job to stop" if run.stop_asked else run.departures.end
 
 
 def _against(run: Run, incident: IncidentInWork, node: str) -> Offence:
@@ -111,8 +107,8 @@ def wait_for_capacity(job: str) -> Turn | None:
             incident.decision = replace(incident.decision, drop=gone, add=tuple(n for n in ready if n not in held) + tuple(more))
             incident.lap("wait", time.time())
             return Turn(Event.GAINED, f"{', '.join(found) or 'enough nodes'} came back")
-        if why := _why_stop(run):
-            return Turn(Event.STOP_ASKED, why)
+        if (turn := ending(run)) is not None:
+            return turn
         if time.time() - incident.rung_at > limit:
             incident.tried.append(Rung.WAIT_FOR_CAPACITY)
             incident.lap("wait", time.time())

@@ -12,6 +12,6 @@
 
 holdfast run job.yaml --cluster cluster.yaml
 status=$?
-# 3: the allocation ended before the job. What it has is saved: back into the queue, to go on from there.
-if [ "$status" -eq 3 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+# 5: the allocation ended before the job, which is saved: back into the queue, to go on from there. A job that a person stopped ends with 3.
+if [ "$status" -eq 5 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$status"

@@ -94,6 +94,11 @@ class FlowProcess:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
+    def hand_over(self) -> None:
+        """Have the flow let go of its job, which goes on."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR1)
+
     def wait(self, seconds: float) -> int | None:
         """Wait so long for the end; return the exit status, or nothing when it still runs."""
         try:

@@ -102,7 +102,8 @@ def app() -> None:
     """Keep distributed PyTorch training running through faults.
 
     Exit status: 0 fine, 1 the job failed, 2 something to mend (the message says what), 3 the job was stopped,
-    4 the flow died and training goes on, 130 interrupted.
+    4 the flow died and training goes on, 5 the job is saved as its time is over: the same command goes on from there,
+    6 the flow has let go of the job, which trains on, 130 interrupted.
     """
 
 
@@ -329,6 +330,28 @@ def stop(job: str, timeout: float | None, as_json: bool) -> int:
     from holdfast.cli.stopping import stop
 
     return stop(job, timeout=timeout, as_json=as_json)
+
+
+@app.command("hand-over", epilog=example("holdfast hand-over gpt-small"))
+@click.argument("job")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Wait no longer than this for the flow to let go.",
+)
+@as_json
+def hand_over(job: str, timeout: float, as_json: bool) -> int:
+    """End the flow of a JOB, and not the job.
+
+    The flow lets go of the job, and no rank notices: a standby takes over at once; without one, the same `holdfast run` adopts
+    the job. For upgrades, or before the host of the flow goes down. SIGUSR1 to the flow, or to its `holdfast run`, does the same.
+    """
+    from holdfast.cli.handing_over import hand_over
+
+    return hand_over(job, timeout=timeout, as_json=as_json)
 
 
 @app.command(epilog=example("holdfast migrate gpt-small --from node-1", "holdfast migrate gpt-small --rank 3 --to node-4"))

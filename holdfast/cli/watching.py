@@ -17,6 +17,7 @@ from holdfast.cli.output import say
 from holdfast.cli.person import signature
 from holdfast.cli.screens import Screen, screen_for
 from holdfast.errors import HistoryTrouble, UnknownJob
+from holdfast.exits import FLOW_DIED, HANDED_OVER, INTERRUPTED, REFUSED, status_of
 from holdfast.history import queries
 from holdfast.history.lease import this_host
 from holdfast.history.models import Job, Request
@@ -27,21 +28,22 @@ POLL: Final = 0.2
 CLOSING: Final = 20.0
 """Seconds that a flow gets to close its books once the job's processes have ended."""
 
-STATUS: Final = {"COMPLETED": 0, "FAILED": 1, "CANCELLED": 3}
-FLOW_DIED: Final = 4
-INTERRUPTED: Final = 130
-
 
 class Taps:
-    """How often Ctrl-C was pressed."""
+    """How often Ctrl-C was pressed, and whether SIGUSR1 came: the order to let go of the job."""
 
     def __init__(self) -> None:
         self.count = 0
         self.answered = 0
+        self.is_told_to_let_go = False
 
     def tap(self, *_: object) -> None:
         """Count one."""
         self.count += 1
+
+    def let_go(self, *_: object) -> None:
+        """Remember the order."""
+        self.is_told_to_let_go = True
 
     def next(self) -> int:
         """Return the number of the oldest tap that is not answered yet, or 0."""
@@ -53,9 +55,10 @@ class Taps:
 
 @contextmanager
 def counted_taps() -> Iterator[Taps]:
-    """Count Ctrl-C instead of ending; end tidily on SIGTERM."""
+    """Count Ctrl-C instead of ending; pass SIGUSR1 on to the flow; end tidily on SIGTERM."""
     taps = Taps()
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, taps.tap), signal.SIGTERM: signal.signal(signal.SIGTERM, _leave)}
+    heeded = {signal.SIGINT: taps.tap, signal.SIGUSR1: taps.let_go, signal.SIGTERM: _leave}
+    before = {number: signal.signal(number, handler) for number, handler in heeded.items()}
     try:
         yield taps
     finally:
@@ -104,6 +107,9 @@ class Watch:
             self._blind = True
         if number := taps.next():
             self._answer(number)
+        if taps.is_told_to_let_go and self.flow is not None:
+            taps.is_told_to_let_go = False
+            self.flow.hand_over()
         return status is not None or (self.outlook is not None and (self._is_over(self.outlook) or self.enough(self.outlook)))
 
     def _is_over(self, outlook: Outlook) -> bool:
@@ -170,15 +176,18 @@ class Watch:
         self.screen.tell(of_end(self.history, outlook))
         if self.flow is not None and self.flow.status() is None:
             self.say("notice", f"the flow (pid {self.flow.pid}) is still closing its books; nothing waits for it")
-        return INTERRUPTED if self.stopping and outlook.state == "CANCELLED" else STATUS[outlook.state]
+        return INTERRUPTED if self.stopping and outlook.state == "CANCELLED" else status_of(outlook.move)
 
     def _flow_gone(self) -> int:
         """Tell what the end of the flow means while the history shows no end of the job."""
         assert self.flow is not None
         status, name = self.flow.wait(0), self.flow.job
-        if status == 2 and (refusal := self.flow.refusal()):  # noqa: PLR2004 (the flow's word for "refused")
+        if status == REFUSED and (refusal := self.flow.refusal()):
             self.say("refused", refusal)
-            return 2
+            return REFUSED
+        if status == HANDED_OVER:
+            self.say("handed-over", f"this flow has let go of job '{name}', as it was told to. {whose_it_is(name)}")
+            return HANDED_OVER
         if self.stopping and self.outlook is None:
             self.say("notice", f"stopped before job '{name}' began")
             return INTERRUPTED
@@ -207,6 +216,11 @@ def follow(reference: str | None, *, as_json: bool) -> int:
             return Watch(history, screen, job=job).until_the_end(taps)
     finally:
         history.close()
+
+
+def whose_it_is(name: str) -> str:
+    """Say who goes on with a job whose flow has gone."""
+    return f"It goes on: a standby steers it, or its agents keep it until the same `holdfast run` adopts it; `holdfast stop {name}` ends it"
 
 
 def request_stop(history: History, job: Job) -> None:

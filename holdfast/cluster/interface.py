@@ -75,8 +75,11 @@ class Logs:
 class Lender(Protocol):
     """What lends nodes to a job for a while, as Slurm does. Asking never waits: what is known is what was last seen."""
 
-    def begin(self, job: str, name: str) -> None:
-        """Keep as many nodes for *job* (its id), called *name*, as it wishes for; raise `OperatorError` when that can never be."""
+    def begin(self, job: str, name: str, directory: Path) -> None:
+        """Keep as many nodes as it wishes for *job* (its id), called *name*, which works in *directory*.
+
+        Raise `OperatorError` when that can never be.
+        """
         ...
 
     def wish(self, wish: Wish) -> None:

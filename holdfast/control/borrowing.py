@@ -42,7 +42,7 @@ class Borrowing:
     def begin(self) -> None:
         """Learn what the job has been lent already; raise `OperatorError` when nothing ever can be."""
         if self._lender is not None:
-            self._lender.begin(self._run.job.id, self._run.job.name)
+            self._lender.begin(self._run.job.id, self._run.job.name, self._run.spec.inside("."))
 
     def close(self, *, end: bool) -> None:
         """Ask for no more; with *end*, give everything back."""

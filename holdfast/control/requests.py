@@ -9,11 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
+from holdfast.control.handover import Handover
 from holdfast.history import History, Recorder, models, queries
 from holdfast.history.asking import Asking
 
 EVERY: Final = 0.5
 """Seconds between two looks."""
+HAND_OVER: Final = "hand-over"
+"""Asks the flow that holds the lease of the epoch in its facts to let go of the job; no other flow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +61,20 @@ class MoveAsked:
 
 
 class Requests:
-    """Whether somebody asked the job to stop, or ranks of it to move."""
+    """Whether somebody asked the job to stop, ranks of it to move, or its flow to let go of it."""
 
-    def __init__(self, history: History, recorder: Recorder, job_id: str) -> None:
+    def __init__(self, history: History, recorder: Recorder, lease: models.Lease, handover: Handover) -> None:
         self.stop_asked = False
         self.moves: deque[MoveAsked] = deque()
         """Moves that are still to be carried out; their rows stay open until then."""
         self.outcomes: dict[str, str] = {}
         """Node to why the last planned move of ranks of it came to nothing; empty where it did not."""
         self._seen: set[str] = set()
-        self._history, self._recorder, self._job_id = history, recorder, job_id
+        self._history, self._recorder, self._job_id = history, recorder, lease.job_id
+        self._epoch, self._handover = lease.epoch, handover
         self._over = threading.Event()
         self._try = Asking("requests")
-        self._thread = threading.Thread(target=self._follow, name=f"requests of {job_id}", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name=f"requests of {self._job_id}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -111,4 +115,9 @@ class Requests:
                     self.moves.append(MoveAsked.of(request))
                 continue
             self.stop_asked = self.stop_asked or request.kind == "stop"
-            self._recorder.amend(models.Request, request.id, handled_at=time.time())
+            meant = request.kind == HAND_OVER and (request.facts or {}).get("epoch") == self._epoch  # else of a flow that is gone
+            self._recorder.amend(
+                models.Request, request.id, handled_at=time.time(), **({"done": meant} if request.kind == HAND_OVER else {})
+            )
+            if meant:
+                self._handover.ask(f"{request.by} asked it to")

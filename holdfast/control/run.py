@@ -21,6 +21,7 @@ from holdfast.control.consent import Consent
 from holdfast.control.departures import Departures
 from holdfast.control.fleet import Fleet
 from holdfast.control.growth import Growth
+from holdfast.control.handover import Handover
 from holdfast.control.hearing import Hearing
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
@@ -41,7 +42,7 @@ from holdfast.control.standings import RollCall
 from holdfast.control.traffic import Traffic
 from holdfast.control.wards import Wards
 from holdfast.control.words import check_event
-from holdfast.errors import LeaseLost
+from holdfast.errors import HandedOver, LeaseLost
 from holdfast.history import History, LeaseKeeper, Recorder, models, queries
 from holdfast.history.figures import STEPS
 from holdfast.log import note
@@ -156,6 +157,8 @@ class Run:
     """Because of the last move."""
     lost: str | None = None
     """Who took the lease away, if somebody did."""
+    handover: Handover = field(default_factory=Handover)
+    """Whether this flow is to let go of the job."""
     tell: Callable[[str, dict[str, Any]], None] = lambda _event, _facts: None
     """Where news for the Prefect UI go."""
     _paced: int = 0
@@ -225,6 +228,11 @@ class Run:
         """Tell whether the job has ended."""
         return self.state in TERMINAL
 
+    @property
+    def handed_over(self) -> bool:
+        """Tell whether this flow lets go of the job, which goes on."""
+        return bool(self.handover.why) and not self.over
+
     def submit(self) -> None:
         """Record that the job begins its life."""
         self.recorder.add(
@@ -276,6 +284,8 @@ class Run:
     def _housekeep(self) -> None:
         if self.lost:
             raise LeaseLost(self.job.name, self.lost)
+        if self.handed_over:
+            raise HandedOver(self.job.name, self.handover.why)
         now = time.monotonic()
         if now >= self._next_ping:
             self._next_ping = now + PING

@@ -5,24 +5,30 @@ from __future__ import annotations
 from holdfast.control.run import Run
 
 _RUNS: dict[str, Run] = {}
-_LET_GO: set[str] = set()
+_LET_GO: dict[str, bool] = {}
+"""Jobs that this process steers no more, and whether it handed them over."""
 
 
 def enter(run: Run) -> None:
     """Make *run* known to the tasks of this process."""
     _RUNS[run.job.name] = run
-    _LET_GO.discard(run.job.name)
+    _LET_GO.pop(run.job.name, None)
 
 
-def leave(job: str) -> None:
+def leave(job: str, *, handed_over: bool = False) -> None:
     """Forget the run of *job*."""
     _RUNS.pop(job, None)
-    _LET_GO.add(job)
+    _LET_GO[job] = handed_over
 
 
 def was_let_go(job: str) -> bool:
     """Tell whether this process steered *job* once and does no more."""
     return job in _LET_GO
+
+
+def was_handed_over(job: str) -> bool:
+    """Tell whether this process was told to let go of *job*, which goes on."""
+    return _LET_GO.get(job, False)
 
 
 def of(job: str) -> Run:

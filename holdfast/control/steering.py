@@ -20,12 +20,13 @@ from holdfast.control.cadence import Cadence
 from holdfast.control.deposit import Deposit
 from holdfast.control.farewell import save_what_lives
 from holdfast.control.fleet import Fleet
+from holdfast.control.handover import Handover, heeding_the_signal, machine_goes_down
 from holdfast.control.plan import how_to_run, log_directory
 from holdfast.control.requests import Requests
 from holdfast.control.run import Run
-from holdfast.control.wheel import Ended, Wheel, stand_by, take_wheel
+from holdfast.control.wheel import Aside, Ended, Wheel, stand_by, take_wheel
 from holdfast.descriptors import make_room
-from holdfast.errors import HoldfastError, LeaseLost, WorldError
+from holdfast.errors import HandedOver, HoldfastError, LeaseLost, WorldError
 from holdfast.history import History, LeaseKeeper, Recorder, absorb, queries, this_host
 from holdfast.history.asking import patiently
 from holdfast.history.fence import Fence
@@ -54,26 +55,30 @@ AWAY_SECONDS: Final = 600.0
 @contextmanager
 def steering(
     spec: TrainingJob, cluster: Cluster, tell: Tell = lambda _event, _facts: None, *, standby: bool = False
-) -> Iterator[Run | Ended]:
+) -> Iterator[Run | Ended | Aside]:
     """Steer the job while the block runs: launch it, or adopt it when it runs already; as a *standby*, once no other flow steers it.
 
     However the block ends, nothing is lost: a job that is over takes its processes along; one that is not goes on under its agents, to be
-    adopted by the next flow. A termination of this process is a person's wish to stop the job.
+    adopted by the next flow. A termination of this process is a person's wish to stop the job, unless the machine goes down and the job
+    is elsewhere; SIGUSR1 has the flow let go of the job, as does a request to hand it over.
     """
     gc.freeze()  # Prefect and SQLAlchemy have many objects: with thousands of nodes each recovery had a collection look at them all
     history, ahead = (_when_there(History.open, spec.name) if standby else History.open()), Ahead()
     try:
-        if standby:
-            _when_there(lambda: _absorb_all(history), spec.name)
-            wheel = stand_by(history, spec, cluster, ahead)
-        else:
-            _absorb_all(history)
-            wheel = take_wheel(history, spec, cluster)
-        if isinstance(wheel, Ended):
-            yield wheel
-        else:
-            with _steered(wheel, history, tell, ahead.take if standby else open_cluster) as run:
-                yield run
+        with heeding_the_signal() as handover:
+            if standby:
+                _when_there(lambda: _absorb_all(history), spec.name)
+                wheel = stand_by(history, spec, cluster, ahead, handover)
+            else:
+                _absorb_all(history)
+                wheel = take_wheel(history, spec, cluster)
+            if isinstance(wheel, Wheel):
+                with _steered(wheel, history, tell, handover, ahead.take if standby else open_cluster) as run:
+                    yield run
+            else:
+                if isinstance(wheel, Aside):
+                    runs.leave(spec.name, handed_over=True)
+                yield wheel
     finally:
         ahead.close()
         history.close()
@@ -85,16 +90,19 @@ def _when_there(act: Callable[[], T], job: str) -> T:
 
 
 @contextmanager
-def _steered(wheel: Wheel, history: History, tell: Tell, reach: Callable[[Cluster], NodeSource]) -> Iterator[Run]:
-    """Have the job, whose lease was taken, steered while the block runs."""
+def _steered(wheel: Wheel, history: History, tell: Tell, handover: Handover, reach: Callable[[Cluster], NodeSource]) -> Iterator[Run]:
+    """Have the job, whose lease was taken, steered while the block runs; that it is handed over is no error of the block."""
     make_private(places.job_directory(wheel.job.name))
     recorder = Recorder(history, spill_file(wheel.job.name), Fence(wheel.job.id, wheel.lease.epoch))
+    run = None
     try:
-        run = _begin(wheel, history, recorder, reach)
+        run = _begin(wheel, history, recorder, handover, reach)
         run.tell = tell
         runs.enter(run)
         try:
             yield run
+        except HandedOver as error:
+            note(log, "job.handed-over", job=run.job.name, why=error.why)
         except (LeaseLost, GeneratorExit):
             raise
         except HoldfastError:
@@ -103,13 +111,13 @@ def _steered(wheel: Wheel, history: History, tell: Tell, reach: Callable[[Cluste
             run.remark("the flow failed; training goes on under its agents. Run the same command again to adopt the job")
             raise
         except BaseException as error:  # a signal to this process, as Prefect or Python turn it into an exception
-            _stop(run, f"the flow was told to end ({type(error).__name__})")
+            _told_to_end(run, type(error).__name__)
             raise
         finally:
             _let_go(run)
     finally:
         recorder.close(END_SECONDS)
-        runs.leave(wheel.job.name)
+        runs.leave(wheel.job.name, handed_over=run is not None and run.handed_over)
 
 
 def _absorb_all(history: History) -> None:
@@ -118,7 +126,7 @@ def _absorb_all(history: History) -> None:
         absorb(history, spill)
 
 
-def _begin(wheel: Wheel, history: History, recorder: Recorder, reach: Callable[[Cluster], NodeSource]) -> Run:
+def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handover, reach: Callable[[Cluster], NodeSource]) -> Run:
     job, spec, cluster = wheel.job, wheel.spec, wheel.cluster
     make_room(f"job '{spec.name}'", spec.nodes.wanted + spec.nodes.spare)
     run = Run(
@@ -128,11 +136,12 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder, reach: Callable[[
         history=history,
         recorder=recorder,
         fleet=Fleet(reach(cluster), how_to_run(spec, cluster, job), epoch=wheel.lease.epoch),
+        handover=handover,
     )
     keeper = run.keeper = LeaseKeeper(history, wheel.lease, run.lose)
     run.fleet.lease_is_good = lambda: keeper.is_good
     recorder.elsewhere = Deposit(run.fleet)
-    run.requests = Requests(history, recorder, job.id)
+    run.requests = Requests(history, recorder, wheel.lease, handover)
     run.consent.begin()
     run.wards.begin()
     run.borrowing.begin()
@@ -149,14 +158,21 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder, reach: Callable[[
     return run
 
 
-def _stop(run: Run, because: str) -> None:
-    if not run.over:
-        run.move(Event.STOP_ASKED, because)
+def _told_to_end(run: Run, how: str) -> None:
+    """Stop the job, as whoever ends its flow wants that; but not for a machine that goes down and holds no part of it."""
+    if run.over:
+        return
+    if run.fleet.source.remote and machine_goes_down():
+        run.handover.ask("the machine of the flow goes down")
+    else:
+        run.move(Event.STOP_ASKED, f"the flow was told to end ({how})")
 
 
 def _let_go(run: Run) -> None:
     """End what has to end, and hand back the lease."""
     try:
+        if run.handed_over and run.lost is None:
+            run.remark(f"the flow on {this_host().partition('/')[0]} lets go of the job, which trains on: {run.handover.why}")
         if run.over and run.lost is None:
             run.refill.finish()
             _end(run)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.control.ahead import Ahead
+from holdfast.control.handover import Handover
 from holdfast.errors import JobAlreadyRunning, OperatorError
 from holdfast.history import LEASE_SECONDS, History, Lease, holder_of, lease, models, queries, take, this_host, wait_take
 from holdfast.history.asking import Asking
@@ -52,6 +53,13 @@ class Ended:
     over: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A standby that was told to stand by no more."""
+
+    moved: str
+
+
 def take_wheel(history: History, spec: TrainingJob, cluster: Cluster) -> Wheel:
     """Take the lease of the job of that name, which is begun if none of that name lives; raise `JobAlreadyRunning` while it is steered."""
     live = queries.live_job(history, spec.name)
@@ -61,14 +69,17 @@ def take_wheel(history: History, spec: TrainingJob, cluster: Cluster) -> Wheel:
     return _wheel(job, _lease(history, job), adopted=live is not None)
 
 
-def stand_by(history: History, spec: TrainingJob, cluster: Cluster, ahead: Ahead) -> Wheel | Ended:
+def stand_by(history: History, spec: TrainingJob, cluster: Cluster, ahead: Ahead, handover: Handover) -> Wheel | Ended | Aside:
     """Wait until nobody steers the job, and take its lease; begin a job that nobody has begun. Return the end that another flow came to.
 
-    Raise `OperatorError` as soon as it is known that the job could not be steered from here.
+    Who is told meanwhile to let go has nothing to let go of, and waits no longer. Raise `OperatorError` as soon as it is known that the job
+    could not be steered from here.
     """
     standby, last_words = Standby(history, spec, ahead, wanted=cluster), partial(leave, history, spec.name)
     try:
         while (found := standby.turn()) is None:
+            if handover.why:
+                return Aside(f"the standby ends: {handover.why}")
             time.sleep(LOOK)
     except OperatorError as error:
         last_words = partial(attend, history, spec.name, str(error))

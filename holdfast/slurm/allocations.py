@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from detectors.evidence import SchedulerWord
@@ -22,7 +23,7 @@ from holdfast.slurm.commands import asked
 from holdfast.slurm.drains import Drains
 from holdfast.slurm.queue import in_queue
 from holdfast.slurm.reading import Allocation, NodeState, node_states
-from holdfast.slurm.requests import IDLE, Request, log_of, submit
+from holdfast.slurm.requests import IDLE, Request, logs_of, submit
 from holdfast.spec import SlurmCluster
 
 log = logging.getLogger("holdfast.slurm")
@@ -50,7 +51,7 @@ class Allocations:
     """What Slurm has given, or will give, to one job of ours; without a job, what it has given to all of this user's."""
 
     def __init__(self, cluster: SlurmCluster, job: str = "", name: str = "") -> None:
-        self._cluster, self._job, self._name = cluster, job, name
+        self._cluster, self._job, self._name, self._directory = cluster, job, name, Path("/")
         self._outer = self._found_outer()
         self._seen: tuple[Allocation, ...] = ()
         self._places: dict[str, Allocation] = {}
@@ -188,9 +189,9 @@ class Allocations:
 
     # -- following ----------------------------------------------------------------------------------------------------
 
-    def begin(self, job: str, name: str) -> None:
+    def begin(self, job: str, name: str, directory: Path) -> None:
         """Follow the allocations of *job* (its id) from now on, and keep as many nodes as it wishes for."""
-        self._job, self._name = job, name
+        self._job, self._name, self._directory = job, name, directory
         try:
             self.look()
         except SlurmAway as error:
@@ -278,7 +279,8 @@ class Allocations:
         self._failures += 1
         pause = min(LONGEST, AGAIN * 2 ** (self._failures - 1))
         self._again = time.monotonic() + pause
-        where = log_of(self._name, number)
+        logs = logs_of(self._name, self._directory, number)
+        where = next((str(log) for log in logs if log.exists()), f"{logs[0]} or {logs[1]} on its first node, if that has either folder")
         self._tell(f"Slurm job {number} ended as soon as it had begun: see {where}. It is asked again in {pause:.0f} s")
 
     def _note(self, one: Allocation) -> None:
@@ -340,7 +342,7 @@ class Allocations:
         self._again = 0.0 if not self._failures else self._again
 
     def _submit(self, count: int) -> None:
-        number = submit(Request(self._cluster, self._job, self._name), count, self._wish.out.keys() & self._states.keys())
+        number = submit(Request(self._cluster, self._job, self._name, self._directory), count, self._wish.out.keys() & self._states.keys())
         with self._lock:
             self._asked[number] = time.time(), count
         self._tell(f"asked Slurm for {plural(count, 'node')}: job {number}")

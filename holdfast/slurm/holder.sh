@@ -1,3 +1,12 @@
 #!/bin/sh
-# What an allocation runs: the program that is named, once on each node, until all of them have ended.
+# What an allocation runs: the program that is named, once on each node, until all of them have ended. Before it stand two files for what it
+# prints: the first whose folder this node sees is taken. Slurm itself would fail an allocation whose log cannot be made.
+for log in "$1" "$2"; do
+    log="${log%\%j.log}${SLURM_JOB_ID}.log"
+    if touch "$log" 2>/dev/null; then
+        exec >>"$log" 2>&1
+        break
+    fi
+done
+shift 2
 exec srun --quiet --no-kill --kill-on-bad-exit=0 --wait=0 --overlap --mem=0 --cpu-bind=none --ntasks-per-node=1 --input=none "$@"

@@ -244,6 +244,25 @@ def test_a_killed_flow_is_told_adopted_and_stopped(place: Place) -> None:
     gone(place)
 
 
+def test_a_command_that_is_told_to_let_go_passes_it_on_and_ends_without_its_job(place: Place) -> None:
+    """Status 6, said in a sentence; the same command adopts the very worker."""
+    name = place.job("let", NAP)
+    first = place.start("run", name)
+    worker = place.worker()
+    running(place, "let")
+    first.send_signal(signal.SIGUSR1)
+    said, _ = first.communicate(timeout=SECONDS)
+    assert first.returncode == 6, said
+    assert "this flow has let go of job 'let', as it was told to. It goes on" in said
+    assert "Traceback" not in place.log()
+    assert place.flow("let") == 0
+    assert place.done("run", name, "--detach")[0] == 0, place.log()
+    assert int(place.pid()) == worker
+    assert Path(f"/proc/{worker}").exists()
+    assert place.done("stop", "let")[0] == 0
+    gone(place)
+
+
 def test_a_job_without_a_flow_is_stopped_all_the_same(place: Place) -> None:
     """`stop` takes the lease, ends the agents and records it."""
     child = place.start("run", place.job("orphan", NAP))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import NodeLost
-from holdfast.history import History, queries
+from holdfast.history import History, Lease, queries
 from holdfast.ports import free_port
 from tests.history.conftest import postgres  # noqa: F401 (a fixture)
 from tests.history.postgres_server import PostgresServer
@@ -74,6 +74,47 @@ def test_a_standby_takes_over_from_a_flow_that_dies_with_all_it_had(stage: Stage
     wait_until(lambda: [one for one in standby.incidents() if one.closed_at], seconds=60, explain=standby.log)
     assert [(one.kind, one.outcome) for one in standby.incidents()] == [("worker-sigkill", "recovered")]
     standby.stops()
+
+
+def test_a_flow_that_is_told_to_let_go_hands_its_job_over_and_no_rank_notices(stage: Stage, elsewhere: Stage) -> None:
+    """By a request it has a standby steer; by the signal, in the middle of a recovery, it leaves the rest of that to the flow to come."""
+    play = stage.play("handed", args=ENDLESS, nodes=TWO)
+    play.steps_to(5)
+    before = pids(play)
+    standby = stands_by(elsewhere, play)
+    said = handed_over(play)
+    assert play.process.wait(60) == 6, play.log()
+    wait_until(lambda: has_taken_over(play), seconds=60, explain=standby.log)
+    assert "the flow has let go of job 'handed'" in said
+    assert any("asked it to" in one.text for one in queries.remarks(stage.history, play.job.id))
+    standby.steps_to(standby.chaos.step() + 5)
+    assert (pids(play), standby.incidents(), len(queries.generations(stage.history, play.job.id))) == (before, [], 1)
+
+    second = stands_by(stage, play)
+    second.process.send_signal(signal.SIGUSR1)
+    assert second.process.wait(60) == 6, second.log()
+    moves = len(queries.moves(stage.history, play.job.id))
+    standby.chaos.kill(1)
+    wait_until(lambda: len(queries.moves(stage.history, play.job.id)) > moves, seconds=60, explain=standby.log)
+    standby.process.send_signal(signal.SIGUSR1)
+    assert standby.process.wait(60) == 6, standby.log()
+    with stage.history.session() as session:
+        lease = session.get(Lease, play.job.id)
+        assert lease is not None
+        assert lease.expires_at == 0.0, "it was left to lapse, for which a standby on another host would have to wait"
+    assert "no flow steers job 'handed'" in handed_over(play)
+    third = stage.again("handed", play.spec)
+    wait_until(lambda: [one for one in third.incidents() if one.closed_at], seconds=60, explain=third.log)
+    assert [(one.kind, one.outcome) for one in third.incidents()] == [("worker-sigkill", "recovered")]
+    third.stops()
+
+
+def handed_over(play: Play) -> str:
+    """Ask the flow of *play* to let go, as a person does, and return what the command says."""
+    words = [sys.executable, "-m", "holdfast", "hand-over", play.name]
+    done = subprocess.run(words, env=play.stage.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + play.log()
+    return done.stdout
 
 
 def test_a_flow_that_stood_still_gives_no_order_once_a_standby_steers(stage: Stage, elsewhere: Stage) -> None:

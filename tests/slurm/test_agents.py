@@ -29,7 +29,7 @@ def test_agents_outlive_who_asked_for_them_know_no_secrets_and_end_with_their_al
         monkeypatch.setenv(name, value)
     cluster = SlurmCluster(kind="slurm", allocation="new", directory=str(tmp_path / "n"))
     first = SlurmNodes(cluster)
-    first.lender.begin("j1", "agents")
+    first.lender.begin("j1", "agents", tmp_path)
     first.lender.wish(Wish(nodes=1))
     (node,) = wait_until(lambda: first.lender.usable(time.time()), seconds=60, explain=first.lender.in_words)
     first.start_agent(node)
@@ -39,7 +39,7 @@ def test_agents_outlive_who_asked_for_them_know_no_secrets_and_end_with_their_al
     first.close()
 
     second = SlurmNodes(cluster)
-    second.lender.begin("j1", "agents")
+    second.lender.begin("j1", "agents", tmp_path)
     assert second.lender.usable(time.time()) == [node]
     views = {view.name: (view.standing, view.allocation) for view in second.survey()}
     assert views == {name: ("up", number) if name == node else ("away", None) for name in slurm.names}

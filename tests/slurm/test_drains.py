@@ -47,7 +47,7 @@ def test_only_what_we_drained_is_ours_and_given_back(slurm: SlurmServer) -> None
     ours, theirs = slurm.names
     slurm.run("scontrol", "update", f"nodename={theirs}", "state=drain", "reason=holdfast is not to have it")
     allocations = Allocations(CLUSTER)
-    allocations.begin("j1", "drained")
+    allocations.begin("j1", "drained", Path("/"))
     try:
         allocations.wish(Wish(out={ours: "gpu-off-bus: it fell off the bus", theirs: "ecc"}))
         wait_until(lambda: slurm.state(ours).startswith("drain"), seconds=60, explain=allocations.in_words)
@@ -69,4 +69,4 @@ def test_where_draining_is_not_permitted_the_node_is_excluded_from_what_is_asked
     (said,) = Drains(CLUSTER).keep_up({node: "gpu-off-bus"}, states)
     assert said.startswith(f"{node} is excluded from what Slurm is asked for: Slurm does not let this user drain nodes"), said
     assert slurm.state(node) == "idle"
-    assert f"--exclude={node}" in Request(CLUSTER, "j2", "excluded").words(1, {node})
+    assert f"--exclude={node}" in Request(CLUSTER, "j2", "excluded", Path("/")).words(1, {node})

@@ -1,0 +1,58 @@
+"""Let go of a job without ending it: its flow is told by SIGUSR1, by a request in the history, or because this machine goes down."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+SIGNAL: Final = signal.SIGUSR1
+SECONDS: Final = 2.0
+"""How long systemd may take to say whether it stops: a flow that is told to end has few seconds itself."""
+LAST: Final = "systemd-shutdow"
+"""What the first process is called once systemd has ended all units and ends what is left (the kernel keeps 15 letters)."""
+
+
+class Handover:
+    """Whether this flow is to let go of its job, and why."""
+
+    def __init__(self) -> None:
+        self.why = ""
+
+    def ask(self, why: str) -> None:
+        """Have the flow let go as soon as it looks; the first reason counts."""
+        self.why = self.why or why
+
+
+@contextmanager
+def heeding_the_signal() -> Iterator[Handover]:
+    """Take SIGUSR1 for the order to let go while the block runs; beside the main thread, which alone hears signals, only requests count."""
+    handover = Handover()
+    if threading.current_thread() is not threading.main_thread():
+        yield handover
+        return
+    before = signal.signal(SIGNAL, lambda *_: handover.ask("it was told to by SIGUSR1"))
+    try:
+        yield handover
+    finally:
+        signal.signal(SIGNAL, signal.SIG_DFL if before is None else before)
+
+
+def machine_goes_down(first: Path = Path("/proc/1/comm")) -> bool:
+    """Tell whether systemd is taking this machine down; where there is no systemd nobody knows."""
+    with suppress(OSError):
+        if first.read_text(encoding="utf-8").strip() == LAST:
+            return True
+    program = shutil.which("systemctl")
+    if program is None:
+        return False
+    try:
+        done = subprocess.run([program, "is-system-running"], capture_output=True, text=True, timeout=SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.stdout.strip() == "stopping"
