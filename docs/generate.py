@@ -33,6 +33,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_HOME": "Folder of everything that Holdfast keeps: jobs, local clusters, the history. Default: `~/.holdfast`.",
     "HOLDFAST_HISTORY": "Database URL of the history, `sqlite:///...` or `postgresql://...`. Default: `history.db` in the folder above.",
     "HOLDFAST_LOG": "`json` has the command line, flows and agents log one JSON object a line. Default: `text`.",
+    "HOLDFAST_SIGTERM": "What SIGTERM to a flow means: `stop` stops the job, `hand-over` ends the flow and not the job. Default: `stop`.",
     "HOLDFAST_VAULTS": "Folder on a memory file system below which nodes keep training state. Default: `/dev/shm`.",
     "HOLDFAST_KERNEL_LOG": "Where an agent follows the kernel's log: the host's, or a syslog daemon's file. Default: `/dev/kmsg`.",
     "HOLDFAST_NODE_ROOT": "Where an agent finds the `/proc` and `/sys` of its node, if the host's are mounted elsewhere. Default: `/`.",

@@ -58,7 +58,7 @@ def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) ->
     except OperatorError as error:
         if again is not None and isinstance(error, HistoryTrouble) and may_pass(error):  # between two questions: who starts it again helps
             print(line("flow.failed", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
-            return UNFINISHED
+            return exits.FLOW_DIED
         return _refuse(str(error))
     except (FailedRun, CancelledRun):
         pass  # the verdict on the job, told below

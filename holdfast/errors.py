@@ -21,6 +21,7 @@ HoldfastError
 │   ├── UnknownIncident      no incident of that number or id in the history
 │   ├── UnknownFault         no kind of that name in the fault catalogue
 │   ├── UnknownPolicy        no policy of that name, and no such file
+│   ├── BadSetting           an environment variable that says what it cannot
 │   ├── UnknownWord          an option was given a word that it does not know
 │   ├── NoProfile            no rank of the job has told how its steps pass
 │   ├── NoSlurm              a cluster of Slurm, and no commands of Slurm's here
@@ -293,6 +294,17 @@ class UnknownPolicy(OperatorError):
     def __str__(self) -> str:
         near = f" Did you mean {self.near[0]!r}?" if self.near else ""
         return f"no policy is called {self.name!r}, and no file.{near} Name {', '.join(self.known)}, or the path of a policy file (.yaml)."
+
+
+class BadSetting(OperatorError):
+    """An environment variable says what it cannot."""
+
+    def __init__(self, name: str, given: str, known: tuple[str, ...]) -> None:
+        super().__init__(name, given, known)
+        self.name, self.given, self.known = name, given, known
+
+    def __str__(self) -> str:
+        return f"{self.name} is '{self.given}'; it must be {' or '.join(self.known)}"
 
 
 class UnknownWord(OperatorError):

@@ -7,7 +7,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,48 @@ def test_systemd_takes_every_unit(unit: Path, tmp_path: Path) -> None:
     assert (done.returncode, [line for line in done.stderr.splitlines() if unit.stem.rstrip("@") in line]) == (0, [])
 
 
+@pytest.fixture
+def prefect() -> Iterator[str]:
+    """Give the address of something that answers as a healthy server of Prefect does, on an address that is not the usual one."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/api/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.2", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"127.0.0.2:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_check_asks_where_the_server_listens_and_restarts_only_what_does_not_answer(prefect: str, tmp_path: Path) -> None:
+    """By the setting that the server's unit leaves to the site's file; with no program but systemctl and the environment's python."""
+    listens, _, port = prefect.partition(":")
+    (tmp_path / "systemctl").write_text(f'#!/bin/sh\n[ "$1" = restart ] || exit 0\necho "$2" >>{tmp_path}/restarted\n')
+    (tmp_path / "systemctl").chmod(0o755)
+    (command,) = [words for words in starts(SYSTEMD / "holdfast-check.service") if "prefect-server" in words[-1]]
+    words = [command[0], "-c", command[-1].replace(BIN, f"{Path(sys.executable).parent}/")]
+    assert "curl" not in command[-1]
+
+    def restarted(**settings: str) -> list[str]:
+        environment = {"PATH": str(tmp_path), "PYTHONPATH": str(ROOT), "PREFECT_SERVER_API_PORT": port, **settings}
+        subprocess.run(words, env=environment, check=True, capture_output=True)
+        log = tmp_path / "restarted"
+        return log.read_text().split() if log.exists() else []
+
+    assert restarted(PREFECT_SERVER_API_HOST=listens) == []
+    assert restarted(PREFECT_SERVER_API_HOST="not an address") == [], "nobody could look"
+    assert restarted(PYTHONPATH="", PREFECT_SERVER_API_HOST="127.0.0.3", PYTHONHOME="/nowhere") == [], "nobody could look"
+    assert restarted(PREFECT_SERVER_API_HOST="127.0.0.3") == ["prefect-server"]
+    server = (SYSTEMD / "prefect-server.service").read_text()
+    assert "PREFECT_SERVER_API_HOST=127.0.0.1" in server
+    assert not [words for words in starts(SYSTEMD / "prefect-server.service") if "--host" in words or "--port" in words]
+
+
 def test_the_compose_file_fits_together() -> None:
     """What depends on a service, a volume or a variable finds it."""
     services, volumes = COMPOSE["services"], COMPOSE["volumes"]
@@ -101,4 +145,4 @@ def test_the_script_for_slurm_is_one() -> None:
     """Bash takes it, and what it asks of sbatch stands in its head."""
     script = ROOT / "deployments" / "slurm" / "orchestrator.sbatch"
     subprocess.run(["bash", "-n", str(script)], check=True)
-    assert "#SBATCH --requeue" in script.read_text()
+    assert {"#SBATCH --requeue", "#SBATCH --signal=B:USR1@60"} <= set(script.read_text().splitlines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from holdfast.errors import BadSetting
+
 SIGNAL: Final = signal.SIGUSR1
+SETTING: Final = "HOLDFAST_SIGTERM"
+"""What SIGTERM to a flow means: `STOP`, or `HAND_OVER` where whoever sends it, such as a batch system, ends the process and not the job."""
+STOP: Final = "stop"
+HAND_OVER: Final = "hand-over"
 SECONDS: Final = 2.0
 """How long systemd may take to say whether it stops: a flow that is told to end has few seconds itself."""
 LAST: Final = "systemd-shutdow"
@@ -33,6 +40,7 @@ class Handover:
 def heeding_the_signal() -> Iterator[Handover]:
     """Take SIGUSR1 for the order to let go while the block runs; beside the main thread, which alone hears signals, only requests count."""
     handover = Handover()
+    termination_lets_go()
     if threading.current_thread() is not threading.main_thread():
         yield handover
         return
@@ -41,6 +49,14 @@ def heeding_the_signal() -> Iterator[Handover]:
         yield handover
     finally:
         signal.signal(SIGNAL, signal.SIG_DFL if before is None else before)
+
+
+def termination_lets_go() -> bool:
+    """Tell whether SIGTERM means to let go of the job; raise `BadSetting` where nobody knows."""
+    said = os.environ.get(SETTING) or STOP
+    if said not in {STOP, HAND_OVER}:
+        raise BadSetting(SETTING, said, (STOP, HAND_OVER))
+    return said == HAND_OVER
 
 
 def machine_goes_down(first: Path = Path("/proc/1/comm")) -> bool:

@@ -20,7 +20,7 @@ from holdfast.control.cadence import Cadence
 from holdfast.control.deposit import Deposit
 from holdfast.control.farewell import save_what_lives
 from holdfast.control.fleet import Fleet
-from holdfast.control.handover import Handover, heeding_the_signal, machine_goes_down
+from holdfast.control.handover import Handover, heeding_the_signal, machine_goes_down, termination_lets_go
 from holdfast.control.plan import how_to_run, log_directory
 from holdfast.control.requests import Requests
 from holdfast.control.run import Run
@@ -59,8 +59,8 @@ def steering(
     """Steer the job while the block runs: launch it, or adopt it when it runs already; as a *standby*, once no other flow steers it.
 
     However the block ends, nothing is lost: a job that is over takes its processes along; one that is not goes on under its agents, to be
-    adopted by the next flow. A termination of this process is a person's wish to stop the job, unless the machine goes down and the job
-    is elsewhere; SIGUSR1 has the flow let go of the job, as does a request to hand it over.
+    adopted by the next flow. A termination of this process is a person's wish to stop the job, unless HOLDFAST_SIGTERM says otherwise or
+    the machine goes down and the job is elsewhere; SIGUSR1 has the flow let go of the job, as does a request to hand it over.
     """
     gc.freeze()  # Prefect and SQLAlchemy have many objects: with thousands of nodes each recovery had a collection look at them all
     history, ahead = (_when_there(History.open, spec.name) if standby else History.open()), Ahead()
@@ -159,10 +159,12 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handove
 
 
 def _told_to_end(run: Run, how: str) -> None:
-    """Stop the job, as whoever ends its flow wants that; but not for a machine that goes down and holds no part of it."""
+    """Stop the job, as whoever ends its flow wants that; unless they said otherwise, or the machine goes down and holds no part of it."""
     if run.over:
         return
-    if run.fleet.source.remote and machine_goes_down():
+    if termination_lets_go():
+        run.handover.ask(f"it was told to end ({how})")
+    elif run.fleet.source.remote and machine_goes_down():
         run.handover.ask("the machine of the flow goes down")
     else:
         run.move(Event.STOP_ASKED, f"the flow was told to end ({how})")

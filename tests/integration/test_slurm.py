@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -12,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.history import holds
+from holdfast.chaos import Chaos
+from holdfast.history import holder_of, holds, queries
 from holdfast.history.holds import Place
 from holdfast.spec import SlurmCluster
 from policies.holds import Answer, Changed, Node, Owner, Word
 from policies.quarantine import hold, release
 from tests.integration.conftest import PrefectServer
 from tests.integration.flow_server import Flows
-from tests.integration.stage import Play
+from tests.integration.stage import PACED, Play
 from tests.integration.test_takeover_flow import goes_on, newest
 from tests.slurm.slurm_server import MISSING, SlurmServer, is_installed
 from tests.slurm.slurm_stage import SlurmStage, remarks
@@ -189,20 +191,112 @@ def test_what_an_allocation_leaves_undone_is_done_in_the_next_one_to_the_bit(
     assert json.loads(results.read_text()) == json.loads((tmp_path / "alone.json").read_text())
 
 
-def test_a_job_that_is_run_inside_of_an_allocation_uses_it_and_a_flow_that_dies_leaves_it(stage: SlurmStage) -> None:
-    """Who made the allocation ends it; the flow that comes next adopts the ranks that run there."""
+def test_a_job_that_is_run_inside_of_an_allocation_uses_it_and_ends_saved_before_it(stage: SlurmStage) -> None:
+    """Who made the allocation ends it, and learns by a status of its own that the job is to go on. A machine that goes down leaves all."""
     sleep = ["--parsable", "--nodes=2", "--exclusive", "--job-name=mine", "--output=/dev/null", "--wrap", "sleep 1000"]
     number = stage.slurm.run("sbatch", *sleep)
     wait_until(lambda: stage.slurm.run("squeue", "-h", "-j", number, "-o", "%T") == "RUNNING", seconds=60, explain=stage.slurm.logs)
+    program(stage, "systemctl", "echo stopping")
     stage.environment["SLURM_JOB_ID"] = number
-    play = stage.play("inside", args=["--steps", "100000"], nodes=TWO)
+    play = stage.play("inside", args=["--steps", "100000"], nodes=TWO, limits={"last_save": "5s", "stop_grace": "2s"})
     play.steps_to(5)
     before = play.pids()
-    play.dies()
+    play.process.send_signal(signal.SIGTERM)
+    assert play.process.wait(60) == -signal.SIGTERM, play.log()
+    assert "which trains on: the machine of the flow goes down" in remarks(play)
     again = stage.again("inside", play.spec)
     wait_until(lambda: "a new flow adopted the job" in remarks(again), seconds=60, explain=again.log)
     goes_on(again)
     assert again.pids() == before
     assert stage.allocations("inside") == []
-    again.stops()
-    assert stage.slurm.run("squeue", "-h", "-j", number, "-o", "%T") == "RUNNING"
+    ends(stage, number, within=30)
+    assert again.ends() == 5, again.log()
+    assert (again.state(), again.kinds()) == ("CANCELLED", [])
+    assert "the allocation that this runs in ends at" in again.because()
+    assert "JobState=CANCELLED" not in stage.slurm.run("scontrol", "show", "job", number)
+
+
+def program(stage: SlurmStage, name: str, does: str) -> None:
+    """Have *stage* find a program of that name first, which does what a shell is told so."""
+    programs = stage.home / "bin"
+    programs.mkdir(exist_ok=True)
+    (programs / name).write_text(f"#!/bin/sh\n{does}\n")
+    (programs / name).chmod(0o755)
+    stage.environment["PATH"] = f"{programs}:{stage.environment['PATH'].removeprefix(f'{programs}:')}"
+
+
+def submitted(stage: SlurmStage, *words: str) -> str:
+    """Submit a batch script with what *stage* has set, and return the number of its Slurm job."""
+    done = subprocess.run(["sbatch", "--parsable", *words], env=stage.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().partition(";")[0]
+
+
+def ends(stage: SlurmStage, number: str, *, within: int) -> None:
+    """Have the time of a Slurm job end in so many seconds."""
+    end = datetime.now() + timedelta(seconds=within)  # noqa: DTZ005 (Slurm's own is the local one)
+    stage.slurm.run("scontrol", "update", f"JobId={number}", f"EndTime={end:%Y-%m-%dT%H:%M:%S}")
+
+
+def shown(stage: SlurmStage, number: str) -> str:
+    """Return all that Slurm says of a Slurm job."""
+    return stage.slurm.run("scontrol", "show", "job", number)
+
+
+@pytest.mark.parametrize(("status", "restarts"), [(5, 1), (3, 0)])
+def test_a_script_queues_itself_again_after_the_end_of_its_time_and_not_after_a_stop(status: int, restarts: int, stage: SlurmStage) -> None:
+    """As the status of `holdfast run` tells it; what gives which is seen above."""
+    text = (ROOT / "deployments" / "slurm" / "inside.sh").read_text()
+    script = stage.home / "inside.sh"
+    script.write_text(text.replace("#SBATCH --gpus-per-node=8\n", ""))
+    program(stage, "holdfast", f"exit {status}")
+    number = submitted(stage, "--nodes=1", f"--output={stage.home}/inside.log", str(script))
+    over = "JobState=PENDING" if restarts else f"ExitCode={status}:0"
+    wait_until(
+        lambda: over in shown(stage, number) and f"Restarts={restarts} " in shown(stage, number), seconds=60, explain=stage.slurm.logs
+    )
+    assert restarts or "JobState=FAILED" in shown(stage, number)
+
+
+def test_an_orchestrator_that_is_a_batch_job_hands_over_before_its_time_ends_and_no_rank_notices(stage: SlurmStage) -> None:
+    """Its own node is none to train on; a second one goes on, and the first is queued again. Slurm's SIGTERM is no wish to stop the job."""
+    program(stage, "holdfast", f'exec {sys.executable} -P -m holdfast "$@"')
+    settings = stage.home / "orchestrator.env"
+    settings.write_text(f"HOLDFAST_HOME={stage.home}/$SLURMD_NODENAME\nHOLDFAST_HISTORY=sqlite:///{stage.home}/history.db\n")
+    stage.environment["HOLDFAST_SETTINGS"] = str(settings)
+    job = {"name": "led", "script": str(PACED), "args": ["--steps", "100000"], "nodes": TWO, "directory": str(stage.home)}
+    checkpoint = {"directory": str(stage.home / "checkpoints")}
+    (stage.home / "led.yaml").write_text(json.dumps({**job, "checkpoint": checkpoint, "cluster": stage.described()}))
+    script = str(ROOT / "deployments" / "slurm" / "orchestrator.sbatch")
+    words = ["--mem=100", "--time=60", f"--output={stage.home}/led-%j.log", script, str(stage.home / "led.yaml")]
+    chaos = Chaos(stage.nodes, stage.history, "led")
+
+    def logs() -> str:
+        return "\n".join(path.read_text()[-3000:] for path in [*stage.home.glob("led-*.log"), *stage.home.glob("*/jobs/led/*.log")])
+
+    first = submitted(stage, *words)
+    wait_until(lambda: queries.jobs(stage.history, "led") and chaos.step() >= 5 and chaos.complete(), seconds=150, explain=logs)
+    job_id = queries.newest_job(stage.history, "led").id
+    before = {rank: placed.pid for rank, placed in chaos.ranks().items()}
+    (allocation,) = stage.allocations("led")
+    assert allocation != first
+    second = submitted(stage, *words)
+    wait_until(lambda: "standby.waits" in logs(), seconds=100, explain=logs)
+
+    stage.slurm.run("scancel", "--batch", "--signal=USR1", first)  # as Slurm does before its time ends, of which it thinks twice a minute
+    wait_until(lambda: "Restarts=1 " in shown(stage, first), seconds=60, explain=logs)
+    wait_until(
+        lambda: any(one.text.startswith("the standby on") for one in queries.remarks(stage.history, job_id)), seconds=60, explain=logs
+    )
+    assert any("which trains on: it was told to by SIGUSR1" in one.text for one in queries.remarks(stage.history, job_id))
+    step = chaos.step()
+    wait_until(lambda: chaos.step() > step + 5, seconds=60, explain=logs)
+
+    stage.slurm.run("scancel", first, second)
+    wait_until(lambda: holder_of(stage.history, job_id) is None, seconds=60, explain=logs)
+    assert {rank: placed.pid for rank, placed in chaos.ranks().items()} == before
+    assert [move.after for move in queries.moves(stage.history, job_id)] == ["LAUNCHING", "RUNNING"]
+    assert queries.incidents(stage.history, job_id) == []
+    assert stage.allocations("led") == [allocation]
+    assert "ended: CANCELLED" in holdfast(stage, "stop", "led")
+    assert stage.allocations("led") == []
