@@ -102,7 +102,8 @@ class JobAlreadyRunning(OperatorError):
     def __str__(self) -> str:
         return (
             f"job '{self.job}' is already running, held by {self.holder}. "
-            f"Watch it with `holdfast status {self.job}`, stop it with `holdfast stop {self.job}`, or give this one another name."
+            f"Watch it with `holdfast status {self.job}`, stop it with `holdfast stop {self.job}`, have its flow let go of it with "
+            f"`holdfast hand-over {self.job}`, or give this one another name."
         )
 
 
