@@ -57,7 +57,7 @@ def training_job(job: TrainingJob, cluster: Cluster = THIS_MACHINE, standby: boo
     outlive_readers()
     publisher = Publisher(job.name)
     with Asker() as asker, steering(job, cluster, publisher.tell, standby=standby) as run:
-        if isinstance(run, Run):
+        if not isinstance(run, Aside):
             asker.follow(run.job.id)
         while isinstance(run, Run) and not (run.over or run.handed_over):
             turn = TURNS[run.state](job.name)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.handover import machine_goes_down
+from holdfast.control.handover import heeding_the_signal, machine_goes_down, termination_lets_go
+from holdfast.errors import BadSetting
 
 
 @pytest.mark.parametrize(
@@ -27,3 +28,13 @@ def test_a_machine_goes_down_when_systemd_has_ended_all_its_units(tmp_path: Path
     for name, goes_down in (("systemd-shutdow\n", True), ("systemd\n", False)):
         (tmp_path / "comm").write_text(name)
         assert machine_goes_down(tmp_path / "comm") is goes_down
+
+
+def test_what_a_termination_means_is_refused_where_nobody_knows_before_a_flow_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slip of the hand would else be noticed by a job that was stopped."""
+    for said, lets_go in (("", False), ("stop", False), ("hand-over", True)):
+        monkeypatch.setenv("HOLDFAST_SIGTERM", said)
+        assert termination_lets_go() is lets_go
+    monkeypatch.setenv("HOLDFAST_SIGTERM", "handover")
+    with pytest.raises(BadSetting, match="HOLDFAST_SIGTERM is 'handover'; it must be stop or hand-over"), heeding_the_signal():
+        pass
