@@ -39,6 +39,8 @@ class Refill:
         """Since when none is missing (monotonic)."""
         self._told = True
         """It is known that some are missing and none can be had: who launches tells of it."""
+        self._barred: frozenset[str] = frozenset()
+        """Nodes that were out of service when this was looked at last."""
         self._thread: threading.Thread | None = None
 
     def look(self, now: float) -> None:
@@ -49,6 +51,10 @@ class Refill:
                 self._pause = PAUSE
             return
         self._full = 0.0
+        barred = frozenset(self._run.wards.isolated())
+        if self._barred - barred:  # somebody took a node back
+            self._next, self._pause = 0.0, PAUSE
+        self._barred = barred
         if now >= self._next and (self._thread is None or not self._thread.is_alive()):
             self._next, self._pause = now + self._pause, min(LONGEST_PAUSE, 2 * self._pause)
             self._thread = threading.Thread(target=self._fill, name="refill", daemon=True)
