@@ -103,7 +103,7 @@ class SimulatedNodes:
     def wipe_memory(self, node: str, job: str) -> None:
         """Do nothing: simulated nodes keep nothing in memory."""
 
-    def survey(self) -> list[NodeView]:
+    def survey(self, seconds: float | None = None) -> list[NodeView]:  # noqa: ARG002 (as the interface has it)
         """Look at every node."""
         nodes = self.ask(do="survey")["nodes"]
         return [

@@ -217,8 +217,8 @@ class NodeSource(Protocol):
         """
         ...
 
-    def survey(self) -> list[NodeView]:
-        """Look at every node."""
+    def survey(self, seconds: float | None = None) -> list[NodeView]:
+        """Look at every node; one that takes longer than *seconds*, where that is given and nodes are other machines, counts as off."""
         ...
 
     def folder(self, node: str) -> Path:

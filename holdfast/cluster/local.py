@@ -162,7 +162,7 @@ class LocalNodes:
         """Let the node answer again. It comes back empty: no agent, no worker."""
         (self.folder(node) / "off").unlink(missing_ok=True)
 
-    def survey(self) -> list[NodeView]:
+    def survey(self, seconds: float | None = None) -> list[NodeView]:  # noqa: ARG002 (as the interface has it)
         """Look at every node's folder and at the process its agent left its name of."""
         return [self._view(node) for node in self.names()]
 

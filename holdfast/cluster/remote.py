@@ -226,18 +226,18 @@ class RemoteNodes:
         except OSError as error:
             raise NodeLost(node, f"its memory could not be given back: {error.strerror or error}") from error
 
-    def survey(self) -> list[NodeView]:
+    def survey(self, seconds: float | None = None) -> list[NodeView]:
         """Look at every node, all at once."""
-        names = self.names()
+        names, limit = self.names(), seconds or REACH_SECONDS
         with ThreadPoolExecutor(min(HANDS, max(1, len(names))), thread_name_prefix="survey") as hands:
-            return list(hands.map(self._view, names))
+            return list(hands.map(lambda node: self._view(node, limit), names))
 
-    def _view(self, node: str) -> NodeView:
+    def _view(self, node: str, seconds: float) -> NodeView:
         failed = self._of(node).failed
         if failed is not None and time.monotonic() - failed[0] < AGAIN:
             return NodeView(name=node, standing="off", why=str(failed[1]))
         try:
-            agent = self.order(node, "look", seconds=REACH_SECONDS)["agent"]
+            agent = self.gate(node, seconds=seconds).order("look", seconds=seconds)["agent"]
         except NodeTrouble as error:
             return NodeView(name=node, standing="off", why=str(error))
         except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import Before
@@ -24,6 +24,9 @@ from policies.case import IN_PROCESS, Decision, Rung, Seat
 from policies.states import Event, State
 
 log = logging.getLogger("holdfast.control")
+
+LOOK: Final = 3.0
+"""Seconds that a node may take to say whether it is a spare one of the job: what runs there is found later too, when spares are missing."""
 
 
 def adopt(run: Run) -> None:
@@ -85,12 +88,14 @@ def _take_standbys(run: Run, told: dict[str, Message], away: set[str]) -> None:
 
 
 def _ours(run: Run) -> list[str]:
-    return [view.name for view in run.fleet.source.survey() if view.job == run.job.id]
+    return [view.name for view in run.fleet.source.survey(LOOK) if view.job == run.job.id]
 
 
 def _reach_all(run: Run) -> tuple[dict[str, Message], set[str]]:
     """Attach to the agents of the job, which take no orders of the flow before from then on, and take in what that has left with them."""
-    told, away = _reach(run, sorted({*_members(run), *_ours(run)}))
+    told, away = _reach(run, sorted(_members(run)))
+    others, _ = _reach(run, sorted({*_ours(run)} - told.keys() - away))
+    told |= others
     if collect(run.fleet, told, run.history, spill_file(run.job.name)):
         more, silent = _reach(run, sorted(_members(run) - told.keys() - away))
         told, away = {**told, **more}, away | silent
@@ -112,7 +117,7 @@ def _take_token(run: Run, told: dict[str, Message]) -> None:
 
 def _reach(run: Run, nodes: list[str]) -> tuple[dict[str, Message], set[str]]:
     """Attach to the agents of *nodes*; return what they say of themselves, and the nodes that did not answer."""
-    answers = run.fleet.each(nodes, run.fleet.adopt)
+    answers = run.fleet.adopt_all(nodes)
     refuse_another_version(run.job.name, answers)
     for node, answer in answers.items():
         if isinstance(answer, WorldError):

@@ -6,8 +6,9 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from holdfast.cluster import NodeSource
@@ -26,6 +27,9 @@ BEFORE: Final = 500
 """Events before the current generation that an adopting flow hears again: the flow before may have died with their rows unwritten."""
 
 HANDS: Final = 32
+IMPATIENT: Final = 3.0
+"""Seconds without any answer after which the rest of the agents are not waited for when a job is adopted: a dead host says nothing for
+ten, and it may be the one that the flow before ran on."""
 """Threads that reach nodes at once: more only fight for the interpreter."""
 
 STALE: Final = 4
@@ -81,7 +85,7 @@ class Fleet:
         """Nodes of which the job has let go without being able to end what it had started there."""
         self._tried: dict[str, tuple[float, bool]] = {}
         """When a silent node was last tried by a connection of its own (monotonic), and whether it answered."""
-        self._trying: dict[str, Future[object]] = {}
+        self._trying: dict[str, Future[Any]] = {}
         self._hands = ThreadPoolExecutor(HANDS, thread_name_prefix="fleet")
 
     def each(self, nodes: Iterable[str], act: Callable[[str], T]) -> dict[str, T | WorldError]:
@@ -168,9 +172,41 @@ class Fleet:
         self._note_memory(node, told)
         return told
 
+    def adopt_all(self, nodes: Iterable[str]) -> dict[str, Message | WorldError]:
+        """Adopt the agents of all *nodes* at once; return what they say of themselves, or why they do not.
+
+        When none has answered for `IMPATIENT` seconds the rest are left to themselves: the job needs who steers it, and one that answers
+        after all is told of by `reached_late`.
+        """
+        begun = time.monotonic()
+        left = {self._hands.submit(self.adopt, node): node for node in nodes}
+        answers: dict[str, Message | WorldError] = {}
+        while left:
+            done, _ = wait(left, timeout=IMPATIENT, return_when=FIRST_COMPLETED)
+            for one in done:
+                node = left.pop(one)
+                try:
+                    answers[node] = one.result()
+                except LeaseLost:  # no node's trouble
+                    raise
+                except WorldError as error:
+                    answers[node] = error
+            if not done:
+                break
+        for one, node in left.items():
+            answers[node] = NodeLost(node, f"no answer within {time.monotonic() - begun:.0f} s")
+            self._trying[node], self._tried[node] = one, (begun, False)
+            one.add_done_callback(partial(self._came_late, node))
+        return answers
+
+    def _came_late(self, node: str, answer: Future[Message]) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            self._late.put((node, answer.result()))
+
     def wait_for(self, node: str) -> None:
         """Adopt the agent of *node* as soon as it can be reached: it is cut off from here, which says nothing of its ranks."""
-        self.unseen.setdefault(node, time.monotonic())
+        if node not in self.channels:
+            self.unseen.setdefault(node, time.monotonic())
 
     def reached_late(self) -> Iterator[tuple[str, Message]]:
         """Yield the nodes whose agents were reached since this was last asked, with what they say of themselves."""
@@ -429,7 +465,7 @@ class Fleet:
         What the old agent left is killed first, so that no two agents serve one node. None: it was the connection alone, and the agent
         speaks over another one.
         """
-        if node in self.unseen:
+        if node in self.unseen and self._tried.get(node, (0.0, True))[1]:  # nobody has tried in vain yet
             with suppress(WorldError):
                 self._late.put((node, self.adopt(node)))
                 return None

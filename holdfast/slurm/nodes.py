@@ -154,7 +154,7 @@ class SlurmNodes(RemoteNodes):
         """Tell whether *node* answers now, by a step of its own."""
         return self.lender.has(node) and super().answers(node)
 
-    def survey(self) -> list[NodeView]:
+    def survey(self, seconds: float | None = None) -> list[NodeView]:  # noqa: ARG002 (as the interface has it)
         """Look at all nodes that we have; of the others say what Slurm says."""
         names, ours = self.names(), self.lender.nodes()
         with ThreadPoolExecutor(min(HANDS, max(1, len(ours))), thread_name_prefix="survey") as hands:
