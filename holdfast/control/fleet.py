@@ -175,14 +175,14 @@ class Fleet:
     def adopt_all(self, nodes: Iterable[str]) -> dict[str, Message | WorldError]:
         """Adopt the agents of all *nodes* at once; return what they say of themselves, or why they do not.
 
-        When none has answered for `IMPATIENT` seconds the rest are left to themselves: the job needs who steers it, and one that answers
-        after all is told of by `reached_late`.
+        Once some have answered and no other has for `IMPATIENT` seconds, the rest are left to themselves: the job needs who steers it, and
+        one that answers after all is told of by `reached_late`.
         """
         begun = time.monotonic()
         left = {self._hands.submit(self.adopt, node): node for node in nodes}
         answers: dict[str, Message | WorldError] = {}
         while left:
-            done, _ = wait(left, timeout=IMPATIENT, return_when=FIRST_COMPLETED)
+            done, _ = wait(left, timeout=IMPATIENT if answers else None, return_when=FIRST_COMPLETED)
             for one in done:
                 node = left.pop(one)
                 try:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from holdfast.agent import log_files
 from holdfast.cluster.interface import Logs, NodeView
 from holdfast.cluster.local import logs_here
-from holdfast.cluster.remote import HANDS, RemoteNodes
+from holdfast.cluster.remote import HANDS, REACH_SECONDS, RemoteNodes
 from holdfast.errors import HoldfastError, NodeLost
 from holdfast.places import job_directory
 from holdfast.slurm.allocations import Allocations
@@ -155,10 +155,10 @@ class SlurmNodes(RemoteNodes):
         return self.lender.has(node) and super().answers(node)
 
     def survey(self, seconds: float | None = None) -> list[NodeView]:  # noqa: ARG002 (as the interface has it)
-        """Look at all nodes that we have; of the others say what Slurm says."""
+        """Look at all nodes that we have; of the others say what Slurm says. What Slurm begins there takes its time, dead nodes it knows."""
         names, ours = self.names(), self.lender.nodes()
         with ThreadPoolExecutor(min(HANDS, max(1, len(ours))), thread_name_prefix="survey") as hands:
-            views = dict(zip(ours, hands.map(self._view, ours), strict=True))
+            views = dict(zip(ours, hands.map(lambda node: self._view(node, REACH_SECONDS), ours), strict=True))
         return [self._placed(views[name]) if name in views else self._elsewhere(name) for name in names]
 
     def _placed(self, view: NodeView) -> NodeView:
