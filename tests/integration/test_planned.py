@@ -17,6 +17,7 @@ import pytest
 from holdfast import exits
 from holdfast.cli.watching import request_stop
 from holdfast.history import queries
+from holdfast.history.models import Move
 from holdfast.runtime import manifest
 from tests.integration.stage import Play, Stage
 from tests.integration.test_takeover_flow import begun, goes_on, newest, recovered
@@ -32,6 +33,11 @@ def drain(play: Play, *words: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     return told
+
+
+def moves(play: Play, event: str) -> list[Move]:
+    """Return the moves of the job's state that *event* brought about."""
+    return [one for one in queries.moves(play.stage.history, play.job.id) if one.event == event]
 
 
 def remarks(play: Play) -> str:
