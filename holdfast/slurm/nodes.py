@@ -155,7 +155,7 @@ class SlurmNodes(RemoteNodes):
         return self.lender.has(node) and super().answers(node)
 
     def survey(self, seconds: float | None = None) -> list[NodeView]:  # noqa: ARG002 (as the interface has it)
-        """Look at all nodes that we have; of the others say what Slurm says. A step takes its time to begin, and Slurm knows what is dead."""
+        """Look at all nodes that we have; of the others say what Slurm says. Steps take their time to begin; Slurm knows the dead."""
         names, ours = self.names(), self.lender.nodes()
         with ThreadPoolExecutor(min(HANDS, max(1, len(ours))), thread_name_prefix="survey") as hands:
             views = dict(zip(ours, hands.map(lambda node: self._view(node, REACH_SECONDS), ours), strict=True))
