@@ -264,3 +264,14 @@ def test_a_rank_known_to_be_gone_does_not_keep_light_states_from_the_other_buddy
 
     wait_until(known, seconds=60)
     assert sitting.all(lambda one: vote(one, {}), ranks=left) == [{"ok": False}] * 7
+
+
+def test_a_desk_that_closes_hangs_up_on_those_that_nobody_fetched() -> None:
+    """Also on one that is let in only then: its thread would be the last to know of it."""
+    desk = Desk(TOKEN)
+    callers = [council.call(("127.0.0.1", desk.port), TOKEN, rank, 1) for rank in (0, 1)]
+    desk.close()
+    for caller in callers:
+        caller.settimeout(20)
+        assert caller.recv(1) == b""
+        caller.close()

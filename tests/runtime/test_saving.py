@@ -176,14 +176,17 @@ def test_a_peer_lost_in_a_save_is_no_trouble_of_the_disk(ranks: Ranks, agent: Ag
 
 
 def test_after_a_kill_at_any_moment_the_newest_checkpoint_is_whole(ranks: Ranks, tmp_path: Path) -> None:
-    """Two ranks that do nothing but save are killed 16 times, each at another moment: every restart finds all it needs."""
-    newest = partials = 0
-    for turn in range(16):
+    """Two ranks that do nothing but save are killed 16 times or more, each at another moment: every restart finds all it needs.
+
+    How much of the time a save takes depends on the machine, so this goes on until enough of the kills have hit one.
+    """
+    newest = partials = turn = 0
+    while turn < 16 or partials < 5:
         run = ranks.start("save_for_ever", 2, directory=tmp_path)
         begin = time.monotonic()
         wait_until(lambda: any(int(name[5:13]) > newest for name in names(tmp_path) if name.startswith("step-")), seconds=60)  # noqa: B023
         a_save = time.monotonic() - begin
-        wait_until(lambda: time.monotonic() - begin > a_save + 0.007 * turn, seconds=60)  # noqa: B023 (moments spread over a whole save)
+        wait_until(lambda: time.monotonic() - begin > a_save + 0.007 * (turn % 16), seconds=60)  # noqa: B023 (moments spread over a whole save)
         for pid in run.pids:
             os.kill(pid, 9)
         assert [one.status for one in run.wait()] == [-9, -9]
@@ -192,5 +195,4 @@ def test_after_a_kill_at_any_moment_the_newest_checkpoint_is_whole(ranks: Ranks,
         assert all(one["fits"] for one in told), told
         assert told[0]["step"] == told[1]["step"] > newest
         assert not [name for name in told[0]["left"] if name.startswith(".")], told
-        newest = told[0]["step"]
-    assert partials > 4, "hardly any kill hit a save"
+        newest, turn = told[0]["step"], turn + 1

@@ -122,6 +122,7 @@ class Desk:
         self._waiting: dict[tuple[int, int], socket.socket] = {}
         self._strangers: dict[socket.socket, None] = {}
         """The oldest first."""
+        self._closed = False
         self._lock = threading.Condition()
         threading.Thread(target=self._serve, name="holdfast-desk", daemon=True).start()
 
@@ -172,8 +173,10 @@ class Desk:
         finally:
             self._forget(caller)
         with self._lock:
-            old = self._waiting.pop(key, None)
-            self._waiting[key] = caller
+            old: socket.socket | None = caller
+            if not self._closed:  # else nobody would ever fetch it, nor close it
+                old = self._waiting.pop(key, None)
+                self._waiting[key] = caller
         if old is not None:
             old.close()
 
@@ -184,8 +187,13 @@ class Desk:
         return int(told["rank"]), int(told["incarnation"])
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Let nobody in any more, and hang up on those that nobody has fetched."""
         self._server.close()
+        with self._lock:
+            self._closed, left = True, list(self._waiting.values())
+            self._waiting.clear()
+        for caller in left:
+            caller.close()
 
 
 def _read(line: socket.socket, size: int, until: float) -> bytes:
