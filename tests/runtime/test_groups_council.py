@@ -6,6 +6,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -273,5 +274,6 @@ def test_a_desk_that_closes_hangs_up_on_those_that_nobody_fetched() -> None:
     desk.close()
     for caller in callers:
         caller.settimeout(20)
-        assert caller.recv(1) == b""
+        with suppress(ConnectionResetError):  # who was never let in is told so
+            assert caller.recv(1) == b""
         caller.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from datetime import timedelta
 
@@ -30,7 +31,7 @@ def test_every_operation_gives_what_stock_gloo_gives(workers: Workers, tmp_path_
     flow.close()
 
 
-@pytest.mark.parametrize(("what", "left"), [("message", 0.0), ("part", 1.0), ("whole", 1.0), ("future", 1.0)])
+@pytest.mark.parametrize(("what", "left"), [("message", 0.0), ("part", 1.0), ("whole", 1.0), ("future", 1.0), ("scattered", 1.0)])
 def test_an_order_ends_a_wait_that_would_never_end(job: Job, what: str, left: float) -> None:
     """Rank 0 waits for a rank that lives and is stopped, which may have taken in a part of what it is sent: the order alone ends that.
 
@@ -45,6 +46,16 @@ def test_an_order_ends_a_wait_that_would_never_end(job: Job, what: str, left: fl
     flow.kill(1)
     told = flow.finish().told[0]
     assert told == {"told": [left] * 3, "lost": True, "why": "the flow has ended generation 1"}
+
+
+def test_a_reduction_whose_shares_are_scattered_notes_by_itself_that_a_peer_died(job: Job) -> None:
+    """No order comes: gloo's error is enough, though the work that torch gives for such an operation never counts as completed."""
+    flow = job("dead", script="waiting", ranks=2)
+    flow.until_dead(1)
+    flow.until(lambda: flow.pids[0] in flow.workers.ended(), "the end of rank 0")
+    told = json.loads((flow.folder / "told-0.json").read_text())
+    assert (told["told"], told["lost"]) == ([1.0] * 3, True)
+    assert "Connection closed" in told["why"] or "reset by peer" in told["why"], told
 
 
 def test_receiving_from_anybody_tells_who_sent() -> None:

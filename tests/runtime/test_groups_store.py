@@ -13,7 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from holdfast.runtime.failure import is_peer_loss
-from holdfast.runtime.groups.store import Server, Store
+from holdfast.runtime.groups.council import Desk, call
+from holdfast.runtime.groups.store import Server, Store, native
 from tests.waiting import wait_until
 
 TOKEN = "ab" * 16
@@ -65,6 +66,23 @@ def test_it_does_what_torch_asks_of_a_store(connect: Callable[..., Store]) -> No
     assert theirs.has_extended_api()
     keys = mine.num_keys()
     assert (mine.delete_key("one"), mine.delete_key("one"), mine.num_keys()) == (True, False, keys - 1)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_stores_and_desks_are_reached_by_ipv6_too(server: Server, connect: Callable[..., Store]) -> None:
+    """A rank tells others the address by which it came; that is theirs to call, and torch's own store takes it as well."""
+    store, desk = Store("::1", server.port, TOKEN, LONG), Desk(TOKEN)
+    store.set("desk", f"{store.host} {desk.port}")
+    host, port = connect().get("desk").decode().split()
+    assert host == "::1"
+    caller = call((host, int(port)), TOKEN, 3, 1)
+    let_in = wait_until(lambda: desk.fetch(3, 1), seconds=60)
+    assert let_in is not None
+    made = native(store, LONG, host=host, serving=True)
+    made.set("word", "said")
+    assert native(connect(), LONG, host="", serving=False).get("word") == b"said"
+    for one in (caller, let_in, desk, store):
+        one.close()
 
 
 def test_what_is_not_there_yet_is_waited_for(connect: Callable[..., Store]) -> None:

@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from holdfast.callers import open_port
 from holdfast.runtime.groups.inner import Abandoned
 
 T = TypeVar("T")
@@ -117,7 +118,7 @@ class Desk:
 
     def __init__(self, token: str) -> None:
         self._token = token
-        self._server = socket.create_server(("", 0), backlog=256)
+        self._server = open_port(0, backlog=256)
         self.port = int(self._server.getsockname()[1])
         self._waiting: dict[tuple[int, int], socket.socket] = {}
         self._strangers: dict[socket.socket, None] = {}

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.runtime.groups.store import native
-from holdfast.runtime.groups.waits import Waits
+from holdfast.runtime.groups.waits import Waits, sleeps
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ class Inner:
         while quiet < 2:  # noqa: PLR2004 (two looks with the same answer)
             time.sleep(LOOK_SECONDS)
             at_rest = time.monotonic() > patient or not _are_shared(self.sockets)
-            quiet = quiet + 1 if at_rest and all(_sleeps(one) for one in self.workers) else 0
+            quiet = quiet + 1 if at_rest and all(sleeps(one) for one in self.workers) and self.waits.are_asleep() else 0
         self.waits.end()
 
 
@@ -192,14 +192,6 @@ def _workers() -> frozenset[int]:
             if (task / "comm").read_text().strip() == WORKER:
                 found.add(int(task.name))
     return frozenset(found)
-
-
-def _sleeps(thread: int) -> bool:
-    """Tell whether a thread of this process waits for something, or is no more."""
-    try:
-        return Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "S"
-    except OSError:
-        return True
 
 
 def _are_shared(sockets: list[socket.socket]) -> bool:

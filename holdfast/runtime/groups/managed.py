@@ -86,9 +86,7 @@ class ManagedWork(dist.Work):
         if self._call.device != "cpu":
             self._work.wait(timeout) if timeout else self._work.wait()
             return True
-        if self._call.name.startswith(("send", "recv")):
-            return self._inner.waits.message(self._work, timeout)
-        return self._inner.waits.collective(self._work, timeout)
+        return self._inner.waits.wait(self._call.name, self._work, timeout)
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the outputs that is fulfilled in any case."""

@@ -24,6 +24,8 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from holdfast.callers import open_port
+
 _HEAD: Final = struct.Struct("!IBI")
 """Length of the parts, verb, number of the question."""
 _PART: Final = struct.Struct("!I")
@@ -123,7 +125,7 @@ class Server:
         """Listen on *port* (0: any). Raise ``DistNetworkError`` when that cannot be."""
         self._token = token.encode()
         try:
-            self._listener = socket.create_server(("", port), backlog=4096)
+            self._listener = open_port(port, backlog=4096)
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, "?")
             raise dist.DistNetworkError(

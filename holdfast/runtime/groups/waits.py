@@ -3,6 +3,8 @@
 gloo wakes who waits when a connection breaks, but forgets two: whose message was sent in part and whose message was received in part
 (``Pair::signalException`` in gloo/transport/tcp/pair.cc goes through the operations that have not begun and leaves out those in work).
 They would wait until the group's time-out, half an hour as torch sets it. So nobody waits in gloo itself here.
+
+A wait for a collective looks up now and then. Where that cannot be (`ASIDE`) it is done by a thread that can be left behind.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -20,6 +23,18 @@ Future: TypeAlias = torch.futures.Future[Any]
 
 SLICE: Final = timedelta(seconds=0.1)
 """How long a wait for a collective goes without a look at whether its group was cut. A wait that ends by this has no other effect."""
+
+ASIDE: Final = ("send", "recv", "reduce_scatter")
+"""How the names of operations begin that are waited for in a thread of their own. To gloo's group the last are an operation of another kind
+and what to do after it (``LambdaWork`` in torch's ProcessGroupGloo.cpp), whose ``wait`` takes no time-out and which never is completed."""
+
+
+def sleeps(thread: int) -> bool:
+    """Tell whether a thread of this process (its number in the kernel) waits for something, or is no more."""
+    try:
+        return Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    except OSError:
+        return True
 
 
 class Waits:
@@ -31,6 +46,8 @@ class Waits:
         self.left = False
         """Something was given up that gloo still waits for."""
         self._open: set[Callable[[], None]] = set()
+        self._aside: set[_Task] = set()
+        """What other threads wait for."""
         self._lock = threading.Lock()
 
     def open(self, end: Callable[[], None]) -> None:
@@ -55,8 +72,15 @@ class Waits:
         for end in ends:
             end()
 
-    def collective(self, work: Any, timeout: timedelta) -> bool:  # noqa: ANN401 (torch's work)
-        """Wait for a collective as its own ``wait`` does; tell whether it came to an end."""
+    def are_asleep(self) -> bool:
+        """Tell whether every thread that waits for another does nothing but that: one that has woken up may still write what has come."""
+        return all(one.thread is not None and sleeps(one.thread) for one in list(self._aside))
+
+    def wait(self, name: str, work: Any, timeout: timedelta) -> bool:  # noqa: ANN401 (torch's work)
+        """Wait for the operation *name* as its own ``wait`` does; tell whether it came to an end."""
+        return self._aside_for(work, timeout) if name.startswith(ASIDE) else self._in_slices(work, timeout)
+
+    def _in_slices(self, work: Any, timeout: timedelta) -> bool:  # noqa: ANN401
         deadline = time.monotonic() + timeout.total_seconds() if timeout else None
         while True:
             try:
@@ -74,16 +98,15 @@ class Waits:
             work.wait()  # it ended in this very moment, or raises what it ended with
             return True
 
-    def message(self, work: Any, timeout: timedelta) -> bool:  # noqa: ANN401 (torch's work)
-        """Wait for a message to a peer or from one as its own ``wait`` does; tell whether it came to an end.
-
-        Such a wait cannot be had in slices: the first that ran out would break all connections.
-        """
+    def _aside_for(self, work: Any, timeout: timedelta) -> bool:  # noqa: ANN401
+        """Have another thread wait. A wait for a message that ran out of time would break all connections, so it is not had in slices."""
         task = _Task(lambda: work.wait(timeout) if timeout else work.wait())
+        self._aside.add(task)
         self.open(task.given_up)
         _Waiter.take(task)
         task.done.wait()
         self.close(task.given_up)
+        self._aside.discard(task)
         if task.error is not None:
             raise task.error
         return task.ended
@@ -121,12 +144,15 @@ class _Task:
     def __init__(self, call: Callable[[], object]) -> None:
         self.call = call
         self.done = threading.Event()
+        self.thread: int | None = None
+        """The number of the thread that does it, once one has begun."""
         self.ended = False
         self.error: BaseException | None = None
         self.given_up = self.done.set  # one and the same object each time, as `Waits` knows it by
 
     def carry_out(self) -> None:
         """Wait, and say how it ended."""
+        self.thread = threading.get_native_id()
         try:
             self.call()
             self.ended = True

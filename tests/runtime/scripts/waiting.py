@@ -1,6 +1,7 @@
 """Rank 0 waits for rank 1, which is stopped: before it sends anything (``message``), or when it has taken in the beginning of a long one.
 
-The long one is a message (``part``) or a broadcast (``whole``), or a broadcast whose future is waited for, as DDP does (``future``).
+The long one is a message (``part``) or a broadcast (``whole``), or a broadcast whose future is waited for, as DDP does (``future``), or
+what a reduction is made of whose shares are scattered, as FSDP does (``scattered``). Or rank 1 has died before such a reduction (``dead``).
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import struct
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -20,26 +24,60 @@ from holdfast.runtime.link import link
 
 LONG = 64 << 20
 """Numbers in the long message: 256 MiB, more than any socket buffers."""
+RECEIVED = 128
+"""Where a connection's count of bytes received lies in the kernel's ``struct tcp_info``."""
+
+
+def connections() -> list[socket.socket]:
+    """Return the connections of this rank's group."""
+    ours = assembly()
+    assert ours is not None
+    (group,) = ours.groups
+    assert group.inner is not None
+    return group.inner.sockets
+
+
+def received() -> int:
+    """Return how many bytes have come over them."""
+    facts = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256) for one in connections()]
+    return sum(struct.unpack_from("Q", one, RECEIVED)[0] for one in facts)
+
+
+def scatter(told: torch.Tensor) -> dist.Work:
+    """Begin to reduce numbers of which each rank is to have a share; gloo sends them by the MiB, so little of one may be on its way."""
+    for one in connections():
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    work = dist.reduce_scatter_tensor(told, torch.ones(2 * len(told)), async_op=True)
+    assert isinstance(work, dist.Work)
+    return work
+
 
 folder, what = Path(sys.argv[1]), sys.argv[3]
 holdfast.join()
 rank = int(os.environ["RANK"])
 group = dist.group.WORLD
 dist.barrier()
-told = torch.full((3 if what == "message" else LONG,), 1.0 - rank)
+told = torch.full((LONG if what in ("part", "whole", "future") else LONG // 2 if what == "scattered" else 3,), 1.0 - rank)
 if rank == 1:
     if what == "part":
         taken = dist.irecv(told, 0)
-    elif what != "message":
+    elif what in ("whole", "future"):
         taken = dist.broadcast(told, 0, async_op=True)
-    while what != "message" and not told[0]:
+    elif what == "scattered":
+        taken, begun = scatter(told), received()
+        while received() < begun + (3 << 19):
+            time.sleep(0.001)
+    while what in ("part", "whole", "future") and not told[0]:
         pass
-    os.kill(os.getpid(), signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGKILL if what == "dead" else signal.SIGSTOP)
 link().report("waits")
 if what == "message":
     dist.recv(told, 1)
 elif what == "part":
     dist.send(told, 1)
+elif what in ("scattered", "dead"):
+    scatter(told).wait()
 else:
     work = dist.broadcast(told, 0, async_op=True)
     assert work is not None
