@@ -7,6 +7,7 @@ not tensors are read back with ``weights_only=False``. So a checkpoint here hold
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import os
 import pickle
@@ -246,7 +247,16 @@ class _Unpickler(pickle.Unpickler):
         }  # fmt: skip
         if torch_value or name in known.get(module, ()):
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint's metadata")
+
+
+def _member(kind: object, name: object) -> object:
+    """Return the member *name* of the enumeration *kind*: Python 3.11.0 to 3.11.3 pickle a member as ``getattr(kind, name)``."""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and isinstance(name, str) and name in kind.__members__:
+        return kind.__members__[name]
+    raise pickle.UnpicklingError("builtins.getattr does not belong into a checkpoint's metadata")
 
 
 class Reader(FileSystemReader):

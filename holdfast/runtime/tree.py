@@ -99,17 +99,32 @@ class _Reader(pickle.Unpickler):
     """Reads what `_Writer` writes, and refuses any code."""
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 (a callable)
-        if (module, name) != (__name__, _tensor.__name__):
+        if (module, name) != (__name__, "_tensor"):
             raise pickle.UnpicklingError(f"{module}.{name} is not expected here")
         return _tensor
 
 
-def _tensor(raw: bytes, kind: str, shape: tuple[int, ...]) -> Tensor:
-    """Return the tensor of these bytes."""
-    dtype = getattr(torch, kind)
-    if not isinstance(dtype, torch.dtype):
-        raise pickle.UnpicklingError(f"{kind!r} is no type of a tensor's elements")
-    return (torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)).view(shape)
+class _Tensor:
+    """The one thing that a tree of bytes may call: to it the bytes of a tensor are given. Nothing that is read can change it."""
+
+    __slots__ = ()
+
+    def __call__(self, raw: bytes, kind: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the tensor of these bytes."""
+        dtype = getattr(torch, kind)
+        if not isinstance(dtype, torch.dtype):
+            raise pickle.UnpicklingError(f"{kind!r} is no type of a tensor's elements")
+        return (torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)).view(shape)
+
+    def __reduce__(self) -> str:
+        """Be written by name."""
+        return "_tensor"
+
+    def __setstate__(self, state: object) -> None:
+        raise pickle.UnpicklingError("a state is not expected here")
+
+
+_tensor: Final = _Tensor()
 
 
 def pickled(tree: object) -> bytes:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
-from holdfast.process import die_with_parent
+from holdfast.process import die_with_parent, let_termination_pass
 from holdfast.runtime import leaving
 from holdfast.runtime.promoted import Again
 from holdfast.wire import LineBuffer, Message, encode
@@ -37,11 +37,14 @@ def main() -> None:
     channel.set_inheritable(False)
     begin = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    let_termination_pass()
+    gc.disable()  # a fifth of the time that imports take goes into collections, and they find next to nothing
     done = _preload(sys.argv[2:])
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # or every fork would print what is left in it
     gc.collect()
     gc.freeze()  # what is imported stays: collections in workers need not look at it, and leave its memory shared
+    gc.enable()
     channel.sendall(encode({"ready": True, "preloaded": done, "seconds": time.monotonic() - begin}))
     worker = _serve(channel)
     if worker is None:
@@ -126,6 +129,7 @@ def _become(order: Message, middle: int, begin: float) -> None:
     die_with_parent(order["agent"])
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for target in (1, 2):
         os.dup2(log, target)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 import holdfast
 from holdfast.runtime import manifest
@@ -173,6 +174,27 @@ def test_code_in_the_metadata_is_refused(tmp_path: Path) -> None:
     with pytest.raises(pickle.UnpicklingError, match="does not belong"):
         Reader(tmp_path)
     assert not (tmp_path / "harmed").exists()
+
+
+class Attribute:
+    """What Python before 3.11.4 makes of a member of an enumeration, and could make of anything else."""
+
+    def __init__(self, of: object, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.of, self.name)
+
+
+def test_metadata_that_an_early_python_3_11_wrote_is_read(tmp_path: Path) -> None:
+    """It pickles members of enumerations in a way of its own; the same way to anything else is refused."""
+    layout = _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
+    (tmp_path / METADATA).write_bytes(pickle.dumps(Metadata({}, planner_data=Attribute(_MEM_FORMAT_ENCODING, layout.name))))
+    assert Reader(tmp_path).read_metadata().planner_data is layout
+    for of, name in ((_MEM_FORMAT_ENCODING, "__subclasses__"), (_MEM_FORMAT_ENCODING, "mro"), (torch.Size, "numel")):
+        (tmp_path / METADATA).write_bytes(pickle.dumps(Attribute(of, name)))
+        with pytest.raises(pickle.UnpicklingError, match="does not belong"):
+            Reader(tmp_path)
 
 
 def test_a_state_that_only_code_could_load_is_refused_before_training(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from holdfast.runtime.planner import Fetch
 from holdfast.runtime.snapshots.bubbles import Terms
 from holdfast.runtime.snapshots.setting import Config, Place, Wish
 from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled
-from holdfast.runtime.snapshots.taker import SLOTS, Taker
+from holdfast.runtime.snapshots.taker import HELD, SLOTS, Taker
 from holdfast.runtime.state import Training
 from holdfast.vault import Snapshot, labels
 from tests.runtime.trainer import FIRST, Trainer, opened, restore, same, stored
@@ -209,6 +209,23 @@ def test_whatever_an_optimizer_keeps_comes_back_to_its_parameter(tmp_path: Path)
     trainers[0].end()
     restore(trainers[1], tmp_path, FIRST + 2)
     assert same(trainers[1].state()["optimizer"], wanted["optimizer"])
+
+
+def test_only_who_is_waited_for_tells_that_replicas_are_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Snapshots are left out by all ranks, for the sake of those whose own are not on the other node; once is enough."""
+    trainer, sender = Trainer(tmp_path), Sender(tmp_path, 0)
+    trainer.to(FIRST + 2)
+    sender.whole(FIRST, 1)
+    trainer.taker.held = True  # for another rank's sake
+    trainer.to(FIRST + 2 + HELD)
+    assert trainer.taker.counts.held >= HELD
+    assert "replica-behind" not in caplog.text
+    trainer.taker.held = False
+    trainer.to(FIRST + 4 + HELD)
+    assert trainer.taker.behind()
+    trainer.taker.held = True
+    trainer.to(FIRST + 7 + HELD)
+    assert caplog.text.count("replica-behind") == 1
 
 
 def test_no_snapshot_takes_the_place_of_the_last_one_that_is_replicated(tmp_path: Path) -> None:

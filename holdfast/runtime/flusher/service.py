@@ -10,6 +10,7 @@ from typing import Final
 
 from holdfast import flush
 from holdfast.flush import FlushOrder
+from holdfast.process import let_termination_pass
 from holdfast.runtime.flusher.job import Job
 from holdfast.runtime.link import Link
 from holdfast.runtime.storage import Pace
@@ -68,6 +69,7 @@ def main() -> None:
     """Be the flusher that the environment describes."""
     import torch  # noqa: PLC0415 (after the environment is set: no GPU is touched)
 
+    let_termination_pass()
     Path("/proc/self/comm").write_text(NAME)
     os.nice(NICE)
     torch.set_num_threads(1)

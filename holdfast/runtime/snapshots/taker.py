@@ -87,6 +87,7 @@ class Taker:
         self._teller = Teller()
         self._not_before = 0
         self._wish: Wish | None = None
+        self._lag_told = False
         self.held = False
         """Some rank's replicas are behind: the snapshot that they have is not to be overwritten, so no other one is begun."""
         self.planning = Planning(replace(config.terms, beside=device.type == "cuda"))
@@ -176,8 +177,10 @@ class Taker:
 
     def _hold(self, step: int) -> None:
         self.counts.held += 1
-        if self.counts.held == HELD:
-            why = f"{HELD} snapshots were left out by step {step}: replicas do not reach the other node as fast as snapshots are taken"
+        if self.counts.held >= HELD and not self._lag_told and self.behind():  # all ranks wait; those that are waited for tell of it
+            self._lag_told = True
+            slow = "replicas do not reach the other node as fast as snapshots are taken"
+            why = f"{self.counts.held} snapshots were left out by step {step}: {slow}"
             self._teller.tell(Trouble("replica-behind", why), step, self._config.vault)
 
     def behind(self) -> bool:
