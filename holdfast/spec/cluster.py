@@ -7,9 +7,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, StrictInt, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    StrictInt,
+    Tag,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from holdfast import places
+from holdfast.secret import is_elsewhere
 from holdfast.spec.burn_in import BurnInSettings
 from holdfast.spec.job import NAME, FilledText, Part
 from holdfast.spec.planned import Maintenance, Notice, check_plan
@@ -19,6 +32,15 @@ from holdfast.spec.slurm import SlurmCluster
 from holdfast.spec.spelling import PLAIN_NAME, Inner, NodeNames, Program, contradiction, spelled
 from policies.windows import Window
 
+
+def _says_where_it_is(text: str) -> str:
+    """Refuse what may be a passphrase itself, and do not show it."""
+    if not is_elsewhere(text) and "/" not in text:
+        cure = "Write `env:VARIABLE`, `block:NAME`, or a file with its folder (`./passphrase`); never the passphrase itself"
+        raise PydanticCustomError("spelling", "it does not say where the passphrase is", {"cure": cure})
+    return text
+
+
 MOST_LOCAL_NODES = 256
 """Each is a process on this machine; a larger number is a slip of the hand."""
 
@@ -27,11 +49,12 @@ Address = Annotated[str, spelled(r"[A-Za-z0-9:][A-Za-z0-9:._%-]{0,253}", "Write 
 Addresses = Annotated[
     str,
     spelled(
-        r"[A-Za-z0-9:][A-Za-z0-9:._%-]{0,253}|[A-Za-z0-9:][A-Za-z0-9:._%-]{0,200}\[[0-9,-]{1,200}\][A-Za-z0-9:._%-]{0,200}",
+        r"[A-Za-z0-9:][A-Za-z0-9:._%-]{0,253}|[A-Za-z0-9:][A-Za-z0-9:._%-]{0,200}(\[[0-9,-]{1,200}\][A-Za-z0-9:._%-]{0,200}){1,4}",
         "Write the name or the address of a machine, or a range such as '10.0.3.[1-16]', and nothing else",
     ),
 ]
 Login = Annotated[str, spelled(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,254}[$]?", "Write the name of an account")]
+Passphrase = Annotated[FilledText, AfterValidator(_says_where_it_is)]
 Gpus = Annotated[StrictInt, Field(ge=0, le=1024)]
 Label = Annotated[str, spelled(PLAIN_NAME, "Use letters, digits, dots and dashes")]
 Port = Annotated[StrictInt, Field(ge=1, le=65535)]
@@ -125,6 +148,7 @@ class SshHop(Part):
     port: Port = Field(default=22, description="Port that its SSH server listens on.")
     user: Login | None = Field(default=None, description="Who logs in; empty: as on the nodes.")
     key: FilledText | None = Field(default=None, description="File of the private key; empty: as for the nodes.")
+    passphrase: Passphrase | None = Field(default=None, description="Where the passphrase of the key is; empty: as for the nodes.")
 
 
 Way = Annotated[list[Annotated[SshHop, BeforeValidator(_of_hop)]], BeforeValidator(_of_way)]
@@ -140,7 +164,15 @@ class SshHost(Part):
     port: Port | None = Field(default=None, description="Port that its SSH server listens on; empty: the cluster's.")
     user: Login | None = Field(default=None, description="Who logs in; empty: the cluster's.")
     key: FilledText | None = Field(default=None, description="File of the private key; empty: the cluster's.")
+    passphrase: Passphrase | None = Field(default=None, description="Where the passphrase of the key is; empty: the cluster's.")
     jump: Way | None = Field(default=None, description="Machines to go through, first to last; empty: the cluster's; `[]`: none.")
+    python: Program | None = Field(default=None, description="Interpreter on it; empty: the cluster's.")
+    directory: Program | None = Field(
+        default=None,
+        description="Folder on it for what is ours; empty: the cluster's. Hosts with different interpreters that share one home need "
+        "folders of their own.",
+    )
+    interface: Inner | None = Field(default=None, description="Its interface for training traffic; empty: the cluster's.")
     domain: FilledText | None = Field(default=None, description="Its failure domain, e.g. `rack-a`: what `maintenance` may name.")
     gpus: Gpus | None = Field(default=None, description="GPUs that it has; empty: the cluster's.")
     labels: dict[Label, FilledText] = Field(
@@ -154,6 +186,11 @@ class SshHost(Part):
             cure = "Write a range of as many, or one address and each host by itself with a port of its own"
             raise contradiction("address", f"{len(addresses)} addresses for {len(names)} names", cure)
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_it_was_said(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not said of it: of thousands of nodes that is nearly all, and Prefect takes half a megabyte of parameters."""
+        return {name: value for name, value in whole(self).items() if value is not None and value != {}}
 
     def each(self) -> list[Self]:
         """Return the nodes that it stands for."""
@@ -177,16 +214,24 @@ class SshCluster(Part):
     user: Login | None = Field(default=None, description="Who logs in; empty: who runs Holdfast.")
     key: FilledText | None = Field(
         default=None,
-        description="File of the private key, without a passphrase; `env:VARIABLE` and `block:NAME` take it from the environment or from a "
-        "Prefect block of the type Secret; empty: keys of the SSH agent, then `~/.ssh/id_*`.",
+        description="File of the private key, or the `.pub` file of one that the SSH agent has; `env:VARIABLE` and `block:NAME` take it "
+        "from the environment or from a Prefect block of the type Secret; empty: all keys of the SSH agent, then `~/.ssh/id_*`.",
+    )
+    passphrase: Passphrase | None = Field(
+        default=None,
+        description="Where the passphrase of the key is, or of `~/.ssh/id_*`: `env:VARIABLE`, `block:NAME`, or a file. Empty: keys that "
+        "have one are those of the SSH agent.",
     )
     known_hosts: FilledText | None = Field(
         default=None,
-        description="File of the nodes' and jump hosts' keys, as OpenSSH writes it; empty: `~/.ssh/known_hosts`. Only "
-        "`holdfast nodes trust` writes to it.",
+        description="File of the nodes' and jump hosts' keys, or of authorities (`@cert-authority`) that sign them, as OpenSSH writes it; "
+        "empty: `~/.ssh/known_hosts`. Only `holdfast nodes trust` writes to it. `/etc/ssh/ssh_known_hosts` is read as well.",
     )
     jump: Way = Field(default=[], description="Machines to go through, first to last: `user@host:port`, or fields.")
-    python: Program = Field(default="python3", description="Interpreter on the nodes, 3.10 or newer: a name or a path.")
+    python: Program = Field(
+        default="python3",
+        description="Interpreter on the nodes, 3.10 or newer: a name, or a path, whole or from the home of who logs in on.",
+    )
     directory: Program = Field(
         default=".holdfast",
         description="Folder on each node for what `holdfast nodes bootstrap` puts there (`env`), its agent's files (`nodes/NAME`) and the "
@@ -238,6 +283,16 @@ class SshCluster(Part):
         return {host.name: host.domain for host in self.machines if host.domain is not None}
 
     @property
+    def directories(self) -> dict[str, str]:
+        """Return the folder for what is ours of each node that has its own."""
+        return {host.name: host.directory for host in self.machines if host.directory is not None}
+
+    @property
+    def interfaces(self) -> dict[str, str]:
+        """Return the interface for training traffic of each node that has its own."""
+        return {host.name: host.interface for host in self.machines if host.interface is not None}
+
+    @property
     def windows(self) -> tuple[Window, ...]:
         """Return the maintenance windows, each with its nodes."""
         return tuple(one.window(self.names, self.domains) for one in self.maintenance)
@@ -251,7 +306,11 @@ class SshCluster(Part):
     def _names_each_node_once(self) -> Self:
         for name, times in Counter(self.names).items():
             if times > 1:
-                raise contradiction("hosts", f"{times} hosts are called '{name}'", "Give each a name of its own")
+                ranges = [f"'{host.name}'" for host in self.hosts if host.name != name and name in names_in(host.name)]
+                cure = "Give each a name of its own"
+                if ranges:
+                    cure += f". To say something of it alone, take it out of {ranges[0]}: a range may have gaps, as 'n[1-4,6-9]'"
+                raise contradiction("hosts", f"{times} hosts are called '{name}'", cure)
         return self
 
     @model_validator(mode="after")

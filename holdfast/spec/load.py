@@ -22,6 +22,10 @@ from holdfast.spec.slurm import SlurmCluster
 from holdfast.spec.yaml_text import MOST_BYTES, Document, Unreadable
 
 YAML: Final = frozenset({".yaml", ".yml", ".json"})
+LOGIN: Final = ("key", "passphrase")
+"""Fields of a machine that name files."""
+PROGRAMS: Final = frozenset({"script", "command"})
+"""Fields of which every job has one, and no cluster."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -58,7 +62,7 @@ def reread_cluster(path: str | os.PathLike[str]) -> Cluster:
         fields, under = mapping_of(document), ""
         if "cluster" in fields:
             fields, under = fields["cluster"], "cluster"
-        elif fields.keys() & {"script", "command"}:
+        elif fields.keys() & PROGRAMS:
             fields = {}
         draft.cluster = _cluster(fields, draft.problems, document, under)
     except Unreadable as error:
@@ -92,6 +96,7 @@ def _job_draft(path: Path) -> Draft:
         else:
             lines = document_of(path)
             fields = mapping_of(lines)
+            _expect_a_job(fields, path)
             if "cluster" in fields:
                 draft.cluster = _cluster(fields.pop("cluster"), draft.problems, lines, "cluster")
             draft.job = made_of(TrainingJob, fields, draft.problems, lines)
@@ -111,12 +116,26 @@ def _cluster_draft(path: Path) -> Draft:
             draft.cluster = found["cluster"]
         else:
             document = document_of(path)
-            draft.cluster = _cluster(mapping_of(document), draft.problems, document)
+            fields = mapping_of(document)
+            _expect_a_cluster(fields)
+            draft.cluster = _cluster(fields, draft.problems, document)
     except Unreadable as error:
         draft.problems.append(error.problem)
     except ValidationError as error:
         draft.problems += _raised_in_python(error)
     return _at_home(draft, path)
+
+
+def _expect_a_job(fields: Mapping[str, Any], path: Path) -> None:
+    if fields.keys() & {"kind", "hosts"} and not fields.keys() & PROGRAMS:
+        cure = f"Name a job's file, with `name:` and `script:`, and this one by `--cluster {shown(path.name)}`"
+        raise Unreadable(Problem(field="file", reason="describes a cluster, not a job", cure=cure))
+
+
+def _expect_a_cluster(fields: Mapping[str, Any]) -> None:
+    if fields.keys() & PROGRAMS:
+        cure = "Name a cluster's file, with `kind:` and its nodes: what stands under `cluster:` of a job may be a file of its own"
+        raise Unreadable(Problem(field="file", reason="describes a job, not a cluster", cure=cure))
 
 
 def _at_home(draft: Draft, path: Path) -> Draft:
@@ -143,13 +162,13 @@ def _cluster_at_home(cluster: Cluster, home: Path) -> Cluster:
         return cluster.model_copy(update=_absolute(cluster, home, "directory", "plan"))
     if isinstance(cluster, SlurmCluster):  # its folder lies on the nodes
         return cluster.model_copy(update=_absolute(cluster, home, "plan"))
-    hosts = [host.model_copy(update={**_absolute(host, home, "key"), "jump": _way_at_home(host.jump, home)}) for host in cluster.hosts]
-    files = _absolute(cluster, home, "key", "known_hosts", "plan")
+    hosts = [host.model_copy(update={**_absolute(host, home, *LOGIN), "jump": _way_at_home(host.jump, home)}) for host in cluster.hosts]
+    files = _absolute(cluster, home, *LOGIN, "known_hosts", "plan")
     return cluster.model_copy(update={**files, "hosts": hosts, "jump": _way_at_home(cluster.jump, home)})
 
 
 def _way_at_home(way: list[SshHop] | None, home: Path) -> list[SshHop] | None:
-    return None if way is None else [hop.model_copy(update=_absolute(hop, home, "key")) for hop in way]
+    return None if way is None else [hop.model_copy(update=_absolute(hop, home, *LOGIN)) for hop in way]
 
 
 def _absolute(model: BaseModel, home: Path, *names: str) -> dict[str, str]:
@@ -162,6 +181,10 @@ def _absolute(model: BaseModel, home: Path, *names: str) -> dict[str, str]:
 def _cluster(fields: object, problems: list[Problem], document: Document, under: str = "") -> Cluster | None:
     """Return *fields* as the kind of cluster that they name."""
     kind = kind_of(fields)
+    if isinstance(fields, str) and under:
+        cure = f"Write the cluster's fields under it, or leave it out and name their file on the command line: `--cluster {shown(fields)}`"
+        problems.append(placed_in(document, Problem(field="", reason=f"{shown(repr(fields))} holds no fields", cure=cure), under))
+        return None
     if isinstance(fields, Mapping) and "hosts" in fields and "kind" not in fields:
         without = Problem(field="kind", reason="is missing, and a cluster without it is of this machine alone", cure="Add `kind: ssh`")
         problems.append(placed_in(document, without, under))

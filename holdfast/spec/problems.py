@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import typing
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,6 @@ CURES: Final[dict[str, str]] = {
     "int_parsing": "Write a whole number",
     "float_type": "Write a number, without quotes",
     "float_parsing": "Write a number",
-    "list_type": 'Write a list, e.g. ["python", "train.py"]',
     "dict_type": "Write fields under it, one `name: value` a line",
     "model_type": "Write fields under it, one `name: value` a line",
     "model_attributes_type": "Write fields under it, one `name: value` a line",
@@ -81,7 +81,7 @@ def _problem(details: ErrorDetails, model: type[BaseModel]) -> Problem:
         return Problem(field=field, reason=context["reason"], cure=context["cure"])
     if kind == "extra_forbidden":
         return _unknown_field(path, model)
-    return Problem(field=dotted(path), reason=_reason(details), cure=_cure(path, kind, context))
+    return Problem(field=dotted(path), reason=_reason(details), cure=_cure(path, kind, context, details["input"]))
 
 
 def _unknown_field(path: Path, model: type[BaseModel]) -> Problem:
@@ -121,13 +121,16 @@ def _reason(details: ErrorDetails) -> str:
         "literal_error": f"{value} is not one of {details.get('ctx', {}).get('expected')}",
     }
     said = _LENGTH.sub(lambda found: text_of(timedelta(**{unit: int(number) for unit, number in _UNIT.findall(found[0])})), said)
-    wanted = said.removeprefix("Input should be ").replace("a valid integer", "a whole number").replace("a valid ", "")
+    wanted = said.removeprefix("Input should be ").replace("a valid integer", "a whole number").replace("a valid list", "a list")
+    wanted = wanted.replace("a valid ", "")
     return reasons.get(details["type"]) or (said if wanted == said else f"{value} is not {wanted}")
 
 
-def _cure(path: Path, kind: str, context: Mapping[str, Any]) -> str:
+def _cure(path: Path, kind: str, context: Mapping[str, Any], value: object) -> str:
     if cure := context.get("cure"):
         return str(cure)
+    if kind == "list_type":
+        return _cure_of_list(path, value)
     if kind == "string_pattern_mismatch":
         return "Start and end with a letter or digit; at most 63 characters, e.g. 'gpt-small'"
     if kind == "literal_error":
@@ -135,3 +138,9 @@ def _cure(path: Path, kind: str, context: Mapping[str, Any]) -> str:
     if kind == "missing" and path == ("name",):
         return "Add it, e.g. `name: gpt-small`"
     return CURES.get(kind, "Mend it")
+
+
+def _cure_of_list(path: Path, value: object) -> str:
+    if path[-1:] in {("command",), ("args",)}:
+        return 'Write a list, e.g. ["python", "train.py"]'
+    return shown(f"Write a list: {json.dumps([value])}") if isinstance(value, str) else "Write a list: one item a line, each after a dash"

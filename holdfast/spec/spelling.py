@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated, Final
 
@@ -30,20 +31,41 @@ def _of_names(text: str) -> str:
     return text
 
 
+def _of_network(text: str) -> str:
+    """Return a network by its first address, whichever of it is written."""
+    if "/" not in text:
+        return text
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError:
+        raise PydanticCustomError("spelling", "{shown} is no network", {"shown": repr(text)[:80], "cure": INNER}) from None
+
+
+def _without_home(text: str) -> str:
+    if text.startswith("~"):
+        cure = "Leave `~/` out where nodes are reached by SSH: there a path begins at the home of who logs in. Else write it from `/` on"
+        context = {"shown": repr(text)[:80], "cure": cure}
+        raise PydanticCustomError("spelling", "{shown} cannot stand here: nothing puts a home in place of `~`", context)
+    return text
+
+
 PLAIN_NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?"
 NodeNames = Annotated[
     str,
     spelled(
-        PLAIN_NAME + r"|[A-Za-z0-9._-]{0,200}\[[0-9,-]{1,200}\][A-Za-z0-9._-]{0,200}",
+        PLAIN_NAME + r"|[A-Za-z0-9._-]{0,200}(\[[0-9,-]{1,200}\][A-Za-z0-9._-]{0,200}){1,4}",
         "Use letters, digits, dots and dashes, e.g. 'gpu-17.example.org', or a range such as 'gpu[001-128]'",
     ),
     AfterValidator(_of_names),
 ]
 Program = Annotated[
-    str, spelled(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]{0,254}", "Write a name or a path of letters, digits and `_ . / + -`: a shell reads it")
+    str,
+    AfterValidator(_without_home),
+    spelled(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]{0,254}", "Write a name or a path of letters, digits and `_ . / + -`: a shell reads it"),
 ]
 
-Inner = Annotated[str, spelled(r"[A-Za-z0-9][A-Za-z0-9:._/-]{0,63}", "Write an interface's name (`ib0`) or a network (`10.1.0.0/16`)")]
+INNER: Final = "Write an interface's name (`ib0`) or a network (`10.1.0.0/16`)"
+Inner = Annotated[str, spelled(r"[A-Za-z0-9][A-Za-z0-9:._/-]{0,63}", INNER), AfterValidator(_of_network)]
 
 
 def contradiction(field: str, reason: str, cure: str) -> PydanticCustomError:

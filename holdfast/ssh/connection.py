@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final
 
 import paramiko
 from paramiko import PKey, Transport
 
+from holdfast.ssh.certificates import SUFFIX
 from holdfast.ssh.known_hosts import KnownHosts
 from holdfast.ssh.login import Keys, log_in
 from holdfast.ssh.targets import Door
@@ -97,7 +98,8 @@ class Opener:
         transport = self._greeted(door, sock, until)
         try:
             self._known.check(door.known_as, transport.get_remote_server_key())
-            log_in(transport, door.user, self._keys.of(door.key), str(door))
+            with closing(self._keys.of(door.key, door.passphrase)) as keys:
+                log_in(transport, door.user, keys, str(door))
         except (paramiko.SSHException, EOFError, OSError) as error:
             _end(transport)
             raise of_handshake(error, str(door)) from error
@@ -115,7 +117,7 @@ class Opener:
             transport.set_log_channel(LOG)
             left = max(0.01, until - time.monotonic())
             transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = left
-            _ask_for_known_keys(transport, self._known.types_of(door.known_as))
+            _ask_for_known_keys(transport, self._known.types_of(door.known_as), vouched=self._known.has_authority(door.known_as))
             transport.start_client(timeout=left)
             if not transport.initial_kex_done:
                 raise EOFError  # noqa: TRY301 (as paramiko does where it notices by itself)
@@ -131,11 +133,13 @@ def _end(transport: Transport | None) -> None:
         transport.close()
 
 
-def _ask_for_known_keys(transport: Transport, types: list[str]) -> None:
-    """Prefer the types of keys that are known, as OpenSSH does: of a server's several keys the file may hold one."""
+def _ask_for_known_keys(transport: Transport, types: list[str], *, vouched: bool) -> None:
+    """Prefer certificates where somebody may vouch, then the types of keys that are known: of a server's several the files may hold one."""
     options = transport.get_security_options()
+    certificates = [f"{kind}{SUFFIX}" for kind in options.key_types] if vouched else []
     wanted = [kind for name in types for kind in (("rsa-sha2-512", "rsa-sha2-256") if name == "ssh-rsa" else (name,))]
-    options.key_types = tuple(dict.fromkeys([*(kind for kind in wanted if kind in options.key_types), *options.key_types]))
+    known = [kind for kind in wanted if kind in options.key_types]
+    options.key_types = tuple(dict.fromkeys([*certificates, *known, *options.key_types]))
 
 
 def _direct(door: Door, until: float) -> socket.socket:

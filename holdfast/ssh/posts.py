@@ -27,7 +27,7 @@ class SshPosts:
 
     def __init__(self, cluster: SshCluster) -> None:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
-        self._ways, self._python, self._folder = Ways(cluster), cluster.python, cluster.burn_in.folder or FOLDER
+        self._ways, self._folder = Ways(cluster), cluster.burn_in.folder or FOLDER
         self._nice = cluster.burn_in.nice
         self._targets = {target.node: target for target in self._ways.targets}
 
@@ -65,14 +65,15 @@ class SshPosts:
         return self._started(node, connection)
 
     def _started(self, node: str, connection: Connection) -> Post:
+        python = self._targets[node].python
         try:
             with self._ways.watchdog.over(time.monotonic() + DEADLINE, connection.cut):
                 channel = connection.transport.open_session(timeout=DEADLINE)
                 # A shell of the node's own reads this line: the interpreter's name has no letters that shells take for theirs (`Program`).
-                channel.exec_command(f"exec {self._python} -I -c '{BOOT}'")
+                channel.exec_command(f"exec {python} -I -c '{BOOT}'")
         except (paramiko.SSHException, EOFError, OSError) as error:
             connection.cut()
-            raise Silent(f"it let us in, and did not start {self._python}: {error}") from error
+            raise Silent(f"it let us in, and did not start {python}: {error}") from error
 
         def ended() -> str:
             return channel.recv_stderr(ENOUGH).decode("utf-8", "replace") if channel.recv_stderr_ready() else ""

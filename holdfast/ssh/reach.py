@@ -65,11 +65,11 @@ class SshReach:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
         self._ways = Ways(cluster)
         self._targets = {target.node: target for target in self._ways.targets}
-        self._python = f"{cluster.directory}/env/bin/python"
 
     def open(self, node: str, until: float, then: float) -> SshPipe:
         """Log in to *node* and start its gate; raise `NodeLost` when it does not answer, `NotAskable` when the look could not be made."""
         target = self._targets[node]
+        python = f"{target.directory}/env/bin/python"
         try:
             connection = self._ways.open(target, until, then=then)
         except Unanswered as error:
@@ -82,11 +82,11 @@ class SshReach:
                 channel = connection.transport.open_session(timeout=max(0.01, then - time.monotonic()))
                 # A shell of the node's own reads this line: the path is of letters that no shell takes for its own (`Program`).
                 # The version is for a node that was given a newer Holdfast while this flow runs: the older one is there still.
-                channel.exec_command(f"exec {self._python} -I -m holdfast.agent.gate --protocol {PROTOCOL:d}")
+                channel.exec_command(f"exec {python} -I -m holdfast.agent.gate --protocol {PROTOCOL:d}")
         except (paramiko.SSHException, EOFError, OSError) as error:
             connection.cut()
             raise NodeLost(node, f"it let us in, and opened no session: {str(error) or type(error).__name__}") from error
-        return SshPipe(connection, channel, self._python)
+        return SshPipe(connection, channel, python)
 
     def address(self, node: str) -> str:
         """Return the address by which the node is reached."""

@@ -134,7 +134,7 @@ class SshSweeper:
     def _asked(self, line: Line, connection: Connection, until: float) -> NodeReading | Blind:
         with self._ways.watchdog.over(until + 0.5, connection.cut):  # for the calls that know no deadline; the others end by themselves
             if line.collector is None or not line.collector.lives:
-                line.collector = Collector(connection, self.cluster.python, until)
+                line.collector = Collector(connection, line.target.python, until)
             seconds = max(0.2, SHARE * (until - time.monotonic()))
             found = told(line.collector.ask(line.target.node, seconds, until))
         return dataclasses.replace(found, node=line.target.node) if isinstance(found, NodeReading) else found

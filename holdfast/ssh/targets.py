@@ -17,6 +17,8 @@ class Door:
     port: int
     user: str
     key: str | None
+    passphrase: str | None = None
+    """Where it is to be had."""
 
     @property
     def known_as(self) -> str:
@@ -33,6 +35,10 @@ class Target:
 
     node: str
     door: Door
+    python: str
+    """Its interpreter."""
+    directory: str
+    """Its folder for what is ours."""
     way: tuple[Door, ...] = ()
     """Jump hosts, first to last."""
 
@@ -41,12 +47,20 @@ def targets_of(cluster: SshCluster, own_name: Callable[[], str]) -> list[Target]
     """Return the nodes of *cluster* in its order; *own_name* is asked for who logs in where nobody is named."""
     found = []
     for host in cluster.machines:
-        user, key = host.user or cluster.user or own_name(), host.key or cluster.key
-        door = Door(address=host.address or host.name, port=host.port or cluster.port, user=user, key=key)
+        user, key, phrase = host.user or cluster.user or own_name(), host.key or cluster.key, host.passphrase or cluster.passphrase
+        door = Door(address=host.address or host.name, port=host.port or cluster.port, user=user, key=key, passphrase=phrase)
         hops = cluster.jump if host.jump is None else host.jump
-        found.append(Target(node=host.name, door=door, way=tuple(_door(hop, user, key) for hop in hops)))
+        ours = {"python": host.python or cluster.python, "directory": host.directory or cluster.directory}
+        found.append(Target(node=host.name, door=door, **ours, way=tuple(_door(hop, door) for hop in hops)))
     return found
 
 
-def _door(hop: SshHop, user: str, key: str | None) -> Door:
-    return Door(address=hop.address, port=hop.port, user=hop.user or user, key=hop.key or key)
+def _door(hop: SshHop, last: Door) -> Door:
+    """Return the door of a jump host; what is not said of it is as at the *last* one."""
+    return Door(
+        address=hop.address,
+        port=hop.port,
+        user=hop.user or last.user,
+        key=hop.key or last.key,
+        passphrase=hop.passphrase or last.passphrase,
+    )

@@ -21,8 +21,7 @@ class Ways:
         self.known, keys = known or KnownHosts.read(cluster.known_hosts), Keys()
         self.targets = targets_of(cluster, own_name)
         for door in (door for target in self.targets for door in (target.door, *target.way)):
-            if door.key is not None:
-                keys.load(door.key)
+            keys.load(door.key, door.passphrase)
         self.watchdog = Watchdog()
         self._opener = Opener(self.known, keys, self.watchdog)
         self.jumps = Jumps(self._opener)

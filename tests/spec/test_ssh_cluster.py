@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from prefect.settings import get_current_settings
 
 from holdfast.errors import BadFile
 from holdfast.spec import LocalCluster, SshCluster, SshHop, cluster_of, load_cluster, load_job
@@ -59,6 +61,11 @@ def test_a_jump_host_may_be_written_short(tmp_path: Path, short: str, hop: dict[
         ("hosts: [{name: a, adress: b}]\n", "hosts[0].adress", "Did you mean 'address'?"),
         ("hosts: ['gpu[9-1]']\n", "hosts[0].name", "is no range of nodes"),
         ("hosts: ['gpu[1-3]', gpu2]\n", "hosts", "2 hosts are called 'gpu2'"),
+        ("hosts: ['gpu[1-3]', gpu2]\n", "hosts", "take it out of 'gpu[1-3]': a range may have gaps, as 'n[1-4,6-9]'"),
+        ("hosts: 'gpu[1-2]'\n", "hosts", """'gpu[1-2]' is not a list. Write a list: ["gpu[1-2]"]"""),
+        ("hosts: ['r[1-101]-g[1-100]']\n", "hosts[0].name", "is no range of nodes"),
+        ("hosts: [a]\npython: ~/venv/bin/python\n", "python", "Leave `~/` out where nodes are reached by SSH"),
+        ("hosts: [a]\ninterface: 10.1.0.5/33\n", "interface", "is no network. Write an interface's name (`ib0`) or a network"),
         ("hosts: ['-gpu[1-3]']\n", "hosts[0].name", "'-gpu1', which is no name"),
         ("hosts: [{name: 'gpu[1-3]', address: '10.0.0.[1-2]'}]\n", "hosts[0].address", "2 addresses for 3 names"),
         ("hosts: [{name: 'gpu[1-3]', address: gate}]\n", "hosts", "are one machine, gate port 22"),
@@ -98,6 +105,19 @@ maintenance: [{domains: [rack-b], begins: 2026-12-01 22:00}, {nodes: ["gpu[008-0
     assert cluster_of(made.model_dump(mode="json")) == made
 
 
+def test_ranges_in_one_name_stand_for_each_with_each(tmp_path: Path) -> None:
+    """As racks with hosts, and their addresses; the last range is gone through first."""
+    made = cluster(tmp_path, "hosts: [{name: 'rack[1-2]-gpu[08-10].lab', address: '10.0.[1-2].[8-10]'}]\n")
+    assert made.names == [f"rack{rack}-gpu{gpu}.lab" for rack in "12" for gpu in ("08", "09", "10")]
+    assert [one.door.address for one in targets_of(made, lambda: "me")] == [f"10.0.{rack}.{gpu}" for rack in (1, 2) for gpu in (8, 9, 10)]
+
+
+def test_a_network_may_be_written_by_any_address_in_it(tmp_path: Path) -> None:
+    """As `ip addr` shows it; a name stays a name."""
+    made = cluster(tmp_path, "hosts: [a, {name: b, interface: eth0}, {name: c, interface: 'fd00::7/64'}]\ninterface: 10.1.2.5/16\n")
+    assert (made.interface, made.interfaces) == ("10.1.0.0/16", {"b": "eth0", "c": "fd00::/64"})
+
+
 def test_kinds_are_told_apart(tmp_path: Path) -> None:
     """In files, in a job's file, and as the history has them; without a word of it a cluster is local."""
     assert isinstance(cluster_of({"nodes": 2}), LocalCluster)
@@ -123,3 +143,13 @@ def test_one_address_behind_two_gates_is_two_machines(tmp_path: Path) -> None:
         "hosts: [{name: a, address: 10.0.0.1, jump: g1}, {name: b, address: 10.0.0.1, jump: g2}, {name: c, address: 10.0.0.1, port: 23}]\n"
     )
     assert [host.name for host in cluster(tmp_path, text).hosts] == ["a", "b", "c"]
+
+
+def test_a_large_cluster_fits_into_the_parameters_of_a_flow() -> None:
+    """Prefect takes half a megabyte: of each host only what is said is handed over, and what is said to be nothing."""
+    said = [{"name": f"gpu{n:04}", "address": f"n{n:04}.example.org", "domain": "rack-a", "jump": []} for n in range(4096)]
+    made = cluster_of({"kind": "ssh", "hosts": said})
+    told = made.model_dump(mode="json")
+    assert told["hosts"] == said
+    assert len(json.dumps(told)) < get_current_settings().server.api.max_parameter_size
+    assert cluster_of(told) == made

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 from paramiko import PKey
 
+from detectors.evidence import Blind
+from detectors.readings import NodeReading
 from holdfast.errors import UnusableFile
+from holdfast.ssh import known_hosts
 from holdfast.ssh.known_hosts import KnownHosts, name_in_file
 from holdfast.ssh.trouble import Unasked
+from tests.ssh.conftest import Site
 from tests.ssh.sshd import key_at
 
 
@@ -84,7 +88,7 @@ def test_a_revoked_key_is_never_trusted(tmp_path: Path, keys: tuple[PKey, PKey])
 
 def test_what_is_no_line_is_left_out(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
     """Comments, blanks, half lines, authorities, garbage: the others hold."""
-    garbage = "# a comment\n\na\na ssh-ed25519\na ssh-ed25519 ???\n|1|x ssh-ed25519 AAAA\n\x00\xff\n"
+    garbage = f"@new {line('c', keys[1])}# a comment\n\na\na ssh-ed25519\na ssh-ed25519 ???\n|1|x ssh-ed25519 AAAA\n\x00\xff\n"
     found = known(tmp_path, garbage + "@cert-authority " + line("*", keys[1]) + line("b", keys[0]))
     found.check("b", keys[0])
     with pytest.raises(Unasked, match="unknown host key"):
@@ -99,3 +103,83 @@ def test_only_a_file_that_is_named_has_to_be_there(tmp_path: Path, monkeypatch: 
         KnownHosts.read(str(tmp_path / "gone"))
     with pytest.raises(UnusableFile, match="Is a directory"):
         KnownHosts.read(str(tmp_path))
+
+
+def test_names_are_the_same_in_capitals(tmp_path: Path, keys: tuple[PKey, PKey]) -> None:
+    """On both sides, as with OpenSSH: in names, patterns and hashes."""
+    (tmp_path / "known").write_text(line("a.Example.org,[b]:2222,*.LAB", keys[0]))
+    KnownHosts.read(str(tmp_path / "known")).check("X.lab", keys[0])
+    (tmp_path / "known").write_text(line("a.example.org", keys[0]) + line("[b]:2222", keys[0]))
+    for _ in range(2):
+        found = KnownHosts.read(str(tmp_path / "known"))
+        found.check(name_in_file("A.example.ORG", 22), keys[0])
+        found.check(name_in_file("B", 2222), keys[0])
+        subprocess.run(["ssh-keygen", "-q", "-H", "-f", tmp_path / "known"], check=True, capture_output=True)
+
+
+def test_the_sites_own_file_counts_as_well(tmp_path: Path, keys: tuple[PKey, PKey], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says of a machine is told apart from what the user's says; only the user's is written to."""
+    site = tmp_path / "ssh_known_hosts"
+    monkeypatch.setattr(known_hosts, "SITE", (site, tmp_path / "gone"))
+    site.write_text(line("gpu-01", keys[0]) + "@revoked " + line("*", keys[1]))
+    found = known(tmp_path, line("mine", keys[0]))
+    found.check("gpu-01", keys[0])
+    found.check("mine", keys[0])
+    with pytest.raises(Unasked, match=f"{site} says is revoked"):
+        found.check("mine", keys[1])
+    site.write_text(line("gpu-01", keys[0]))
+    found = known(tmp_path, "")
+    with pytest.raises(Unasked, match=f"changed host key.*stands in {site}.*have whoever keeps {site} mend it"):
+        found.check("gpu-01", keys[1])
+    with pytest.raises(Unasked, match=f"unknown host key: in {tmp_path}/known and {site} is no key of gpu-02"):
+        found.check("gpu-02", keys[1])
+    before = site.read_text()
+    found.add([("gpu-02", keys[1])])
+    KnownHosts.read(str(tmp_path / "known")).check("gpu-02", keys[1])
+    assert site.read_text() == before
+
+
+def signed(key: Path, authority: Path, *options: str) -> PKey:
+    """Have an authority sign a host's key; return that with its certificate."""
+    command: list[str | Path] = ["ssh-keygen", "-q", "-s", authority, "-I", "host-id", *options, key.with_suffix(".pub")]
+    subprocess.run(command, check=True, capture_output=True)
+    return PKey.from_path(key)
+
+
+def test_an_authority_vouches_for_the_hosts_that_it_names(tmp_path: Path) -> None:
+    """And for no others, not for ever, and not by a signature that is not its own."""
+    key, authority, other = (key_at(tmp_path / name) for name in ("host", "authority", "other"))
+    trusted = "@cert-authority " + line("*.lab,[10.0.0.*]:2222", PKey.from_path(authority))
+    found = known(tmp_path, trusted)
+    for names, name in (("a.LAB,b.lab", "[a.lab]:2222"), ("?.lab", "A.lab"), ("10.0.0.7", "[10.0.0.7]:2222")):
+        found.check(name, signed(key, authority, "-h", "-n", names))
+    found.check("a.lab", signed(key, authority, "-h"))
+    tampered = signed(key, authority, "-h", "-n", "a.lab")
+    blob = tampered.public_blob
+    assert blob is not None
+    blob.key_blob = blob.key_blob.replace(b"host-id", b"HOST-ID")
+    for shown, name, why in (
+        (tampered, "a.lab", "its signature is wrong"),
+        (signed(key, authority, "-h", "-n", "b.lab"), "a.lab", "it is for b.lab"),
+        (signed(key, authority, "-h", "-n", "a.lab", "-V", "20200101Z:20200102Z"), "a.lab", "it is good 2020-01-01 00:00Z to 2020-01-02"),
+        (signed(key, authority, "-n", "a.lab"), "a.lab", "it is a user's"),
+        (signed(key, other, "-h", "-n", "a.lab"), "a.lab", "no @cert-authority of a.lab has signed it"),
+        (signed(key, authority, "-h", "-n", "a.org"), "a.org", "no @cert-authority of a.org has signed it"),
+    ):
+        with pytest.raises(Unasked, match=f"unknown host key.*does not count: {why}"):
+            found.check(name, shown)
+    with pytest.raises(Unasked, match="revoked"):
+        known(tmp_path, trusted + "@revoked " + line("*", PKey.from_path(authority))).check("a.lab", signed(key, authority, "-h"))
+
+
+def test_a_server_with_a_certificate_is_asked_for_it(site: Site) -> None:
+    """Where an authority may vouch for it, though its plain key is unknown."""
+    node = site.node("a", known=False)
+    signed(node.key, authority := key_at(site.place / "authority"), "-h", "-n", node.address)
+    site.known_hosts.write_text("@cert-authority " + line("127.0.0.*", PKey.from_path(authority)))
+    assert isinstance(unasked := site.sweeper().sweep()["a"].found, Blind)
+    assert "unknown host key" in unasked.why
+    node.stop()
+    node.more = (f"HostCertificate {node.key}-cert.pub",)
+    node.start()
+    assert isinstance(site.sweeper().sweep()["a"].found, NodeReading)

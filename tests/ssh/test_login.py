@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import subprocess
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from detectors.evidence import Blind
 from detectors.readings import NodeReading
-from holdfast.errors import UnusableFile
-from holdfast.spec import load_cluster
+from holdfast import prefect_server
+from holdfast.errors import BadFile, UnusableFile
+from holdfast.spec import SshCluster, load_cluster
 from holdfast.ssh.login import Keys
+from holdfast.ssh.targets import targets_of
 from tests.ssh.conftest import Site
+from tests.ssh.sshd import key_at
+from tests.waiting import wait_until
+
+PHRASE = "correct-horse-battery"
+
+
+def cluster_in(path: Path) -> SshCluster:
+    """Return the cluster that a file describes."""
+    made = load_cluster(path)
+    assert isinstance(made, SshCluster)
+    return made
 
 
 def test_a_key_out_of_the_environment_lets_us_in(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +73,8 @@ def test_a_key_that_cannot_be_had_is_named_and_never_shown(
 def test_a_server_that_is_away_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address may hold one."""
     monkeypatch.setenv("PREFECT_API_URL", "http://ann:hunter2@127.0.0.1:9/api")
-    with pytest.raises(UnusableFile, match=r"the Prefect server at http://127\.0\.0\.1:9/api does not give it") as raised:
+    assert prefect_server.why_away("http://ann:hunter2@127.0.0.1/api", 0.0) == "nonnumeric port: '***@127.0.0.1'"
+    with pytest.raises(UnusableFile, match=r"the Prefect server at http://ann:\*\*\*@127\.0\.0\.1:9/api does not give it") as raised:
         Keys().load("block:site")
     assert "hunter2" not in str(raised.value)
 
@@ -66,3 +85,77 @@ def test_a_name_of_a_secret_is_no_path(tmp_path: Path) -> None:
     made = load_cluster(tmp_path / "c.yaml")
     assert made.kind == "ssh"
     assert (made.key, made.hosts[1].key) == ("env:SITE_KEY", "block:other")
+
+
+@contextmanager
+def agent_with(keys: list[Path], socket: Path) -> Iterator[None]:
+    """Run an SSH agent with keys, for as long as it is needed."""
+    with subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL) as agent:
+        try:
+            wait_until(socket.exists, seconds=30)
+            subprocess.run(["ssh-add", "-q", *keys], env={"SSH_AUTH_SOCK": str(socket)}, check=True)
+            yield
+        finally:
+            agent.terminate()
+
+
+def test_of_an_agents_many_keys_one_may_be_named(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has refused too many is not to blame; the public half, or the locked private one, says which it takes."""
+    node = site.node("a", "MaxAuthTries 3")
+    with agent_with([*(key_at(tmp_path / f"other-{number}") for number in range(3)), site.key], tmp_path / "agent"):
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        found = site.sweeper(key=None).sweep()["a"].found
+        assert isinstance(found, Blind), "it speaks against no node"
+        assert "after 3 keys: too many in the SSH agent" in found.why
+        assert "Name the one that it takes in `key`" in found.why
+        wait_until(lambda: "oo many authentication failures" in node.log, seconds=30, explain=lambda: node.log)
+        public = str(site.key.with_suffix(".pub"))
+        assert isinstance(site.sweeper(key=public).sweep()["a"].found, NodeReading)
+        subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "hunter2", "-f", site.key], check=True, stdout=subprocess.DEVNULL)
+        sweeper = site.sweeper()
+        assert isinstance(sweeper.sweep()["a"].found, NodeReading)
+        with pytest.raises(UnusableFile, match=r"the SSH agent does not have it\. `ssh-add` it"):
+            Keys().load(str(key_at(tmp_path / "another").with_suffix(".pub")))
+        (tmp_path / "garbage.pub").write_text("ssh-ed25519 oops\n")
+        with pytest.raises(UnusableFile, match=r"garbage\.pub is no public key\. Name"):
+            Keys().load(str(tmp_path / "garbage.pub"))
+    node.stop()
+    node.start()
+    gone = sweeper.sweep()["a"].found
+    assert isinstance(gone, Blind)
+    assert "no more. `ssh-add` it" in gone.why
+    with pytest.raises(UnusableFile, match="it has a passphrase, and the SSH agent does not have it"):
+        site.sweeper()
+
+
+def test_a_passphrase_is_had_from_where_the_cluster_says(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the environment or a file, for a key in a file or in the environment; nothing that is said or logged shows it."""
+    caplog.set_level(0)
+    node = site.node("a")
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", PHRASE, "-f", site.key], check=True, stdout=subprocess.DEVNULL)
+    (tmp_path / "phrase").write_text(PHRASE + "\n")
+    monkeypatch.setenv("SITE_PHRASE", PHRASE)
+    monkeypatch.setenv("SITE_KEY", site.key.read_text())
+    monkeypatch.setenv("WRONG", "not-" + PHRASE)
+    for key, passphrase in ((str(site.key), "env:SITE_PHRASE"), ("env:SITE_KEY", str(tmp_path / "phrase"))):
+        assert isinstance(site.sweeper(key=key, passphrase=passphrase).sweep()["a"].found, NodeReading)
+    assert node.logins() == 2
+    refusals: tuple[tuple[str | None, str], ...] = (
+        (None, r"it has a passphrase, and there is no SSH agent for its private half\. Say in `passphrase` where that is"),
+        ("env:WRONG", r"the passphrase env:WRONG cannot be used: it does not open the private key .*\. Mend `passphrase`"),
+        ("env:GONE", r"the passphrase env:GONE cannot be used: there is no such variable"),
+        (str(tmp_path / "gone"), r"gone cannot be used: No such file"),
+    )
+    for named, words in refusals:
+        with pytest.raises(UnusableFile, match=words) as refused:
+            site.sweeper(passphrase=named)
+        assert PHRASE not in "".join(traceback.format_exception(refused.value))
+    (tmp_path / "c.yaml").write_text(f"kind: ssh\nhosts: [a]\npassphrase: {PHRASE}\n")
+    with pytest.raises(BadFile, match="never the passphrase itself") as slip:
+        load_cluster(tmp_path / "c.yaml")
+    assert PHRASE not in "".join(traceback.format_exception(slip.value)) + caplog.text
+    (tmp_path / "c.yaml").write_text("kind: ssh\nhosts: [{name: a, passphrase: ./own}, b]\npassphrase: env:SITE_PHRASE\n")
+    doors = [one.door.passphrase for one in targets_of(cluster_in(tmp_path / "c.yaml"), lambda: "me")]
+    assert doors == [str(tmp_path / "own"), "env:SITE_PHRASE"]

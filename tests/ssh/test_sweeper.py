@@ -368,14 +368,6 @@ def test_a_key_file_that_cannot_be_used_is_refused_at_once(site: Site, text: str
     assert str(path) in str(refused.value)
 
 
-def test_a_key_with_a_passphrase_belongs_to_an_agent(site: Site) -> None:
-    """Nobody is there to be asked for it."""
-    site.node("a")
-    key_at(site.place / "locked", "-N", "secret")
-    with pytest.raises(UnusableFile, match="passphrase"):
-        site.sweeper(key=str(site.place / "locked"))
-
-
 def test_a_known_hosts_file_that_is_named_has_to_be_there(site: Site) -> None:
     """A slip in its name must not look like strange hosts."""
     site.node("a")
