@@ -75,7 +75,7 @@ class Hosts:
 
     def __init__(self, cluster: SshCluster, wheel: Wheel) -> None:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
-        self._cluster, self._wheel, self._ways = cluster, wheel, Ways(cluster)
+        self._wheel, self._ways = wheel, Ways(cluster)
 
     def __enter__(self) -> Self:
         return self
@@ -107,11 +107,11 @@ class Hosts:
         try:
             with self._ways.watchdog.over(time.monotonic() + LOGIN + WORK, connection.cut):
                 until = time.monotonic() + LOGIN
-                errand = Errand(connection, self._cluster.python, source(), until)
+                errand = Errand(connection, target.python, source(), until)
                 asked = {
                     "digest": self._wheel.digest,
                     "version": self._wheel.version,
-                    "directory": self._cluster.directory,
+                    "directory": target.directory,
                     "oldest": OLDEST,
                 }
                 tell(target.node, "looking")

@@ -33,6 +33,7 @@ KEPT = 2
 """Older environments that stay although nobody on this node runs in them: a node that shares the folder may."""
 IDLE = 900
 PROBE_SECONDS = 60.0
+LENT = "holdfast_node_lent.pth"
 
 
 def serve() -> None:
@@ -111,12 +112,13 @@ class Place:
 
     def install(self, wheel: bytes) -> None:
         """Make the environment, or mend what is wrong with it."""
-        if not self._is_built():
+        if not self._is_made():
             if self.environment.exists():
-                shutil.rmtree(str(self.environment))  # nobody was ever given it: one that is given is built
+                shutil.rmtree(str(self.environment))  # nobody was ever given it: one that is given is made
             venv.EnvBuilder(system_site_packages=True, symlinks=True, with_pip=False).create(str(self.environment))
-            self._lend_packages()
             self._write_interpreter()
+        if self._lent():
+            put(self.packages / LENT, self._lent())
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
             names = archive.namelist()
             for name in sorted(names, key=lambda name: name.endswith("/RECORD")):  # the list last: it says that all is there
@@ -134,7 +136,7 @@ class Place:
 
     def switch(self) -> None:
         """Give the environment to whoever comes from now on."""
-        part = self.directory / f".env.{os.getpid()}"
+        part = self.directory / ".env.part"  # one name: who died of it leaves nothing that stays, and the lock keeps all others away
         if part.is_symlink():
             part.unlink()
         part.symlink_to(Path("envs") / self.environment.name)
@@ -148,9 +150,19 @@ class Place:
             if not runs_in(path):
                 shutil.rmtree(str(path), ignore_errors=True)
 
+    def _is_made(self) -> bool:
+        """Tell whether an environment was made to its end: our own `bin/python` comes last."""
+        try:
+            config = (self.environment / "pyvenv.cfg").read_text(encoding="utf-8")
+        except OSError:
+            return False
+        if "include-system-site-packages = true" not in config:  # `venv` writes "false" first
+            return False
+        folder = self.environment / "bin"
+        return self.packages.is_dir() and (folder / "python3").exists() and digest_of(folder / "python") == encoded(self._interpreter())
+
     def _is_built(self) -> bool:
-        names = ("pyvenv.cfg", "bin/python", "bin/python3")
-        return all((self.environment / name).exists() for name in names) and self.packages.is_dir()
+        return self._is_made() and (not self._lent() or digest_of(self.packages / LENT) == encoded(self._lent()))
 
     def _wrong(self) -> list[str]:
         """Return the files that are not as the list says; the list itself, where it is another one."""
@@ -163,21 +175,23 @@ class Place:
         rows = [line.split(",") for line in listed.decode().splitlines()]
         return [name for name, digest, _ in rows if digest and digest != digest_of(self.packages / name)]
 
-    def _lend_packages(self) -> None:
-        """Let what is installed for an interpreter that is in an environment itself be found too: torch may be nowhere else."""
-        if sys.prefix != sys.base_prefix:
-            lines = [f"import site; site.addsitedir({folder!r})" for folder in site.getsitepackages()]
-            put(self.packages / "holdfast_node_lent.pth", ("\n".join(lines) + "\n").encode())
+    def _lent(self) -> bytes:
+        """Return what lets packages of an interpreter that is in an environment itself be found too: torch may be nowhere else."""
+        if sys.prefix == sys.base_prefix:
+            return b""
+        return "".join(f"import site; site.addsitedir({folder!r})\n" for folder in site.getsitepackages()).encode()
+
+    def _interpreter(self) -> bytes:
+        """Return what starts the interpreter by its own path: else who comes through the link would change environments with it."""
+        return f'#!/bin/sh\nexec {shlex.quote(str(self.environment / "bin" / "python3"))} "$@"\n'.encode()
 
     def _write_interpreter(self) -> None:
-        """Have `bin/python` start the interpreter by its own path: else who comes through the link would change environments with it."""
+        """Have `bin/python` be ours."""
         folder = self.environment / "bin"
-        real = folder / "python3"
-        base = getattr(sys, "_base_executable", "") or sys.executable
         for path in folder.glob("python*"):
             path.unlink()
-        real.symlink_to(base)
-        put(folder / "python", f'#!/bin/sh\nexec {shlex.quote(str(real))} "$@"\n'.encode(), 0o755)
+        (folder / "python3").symlink_to(getattr(sys, "_base_executable", "") or sys.executable)
+        put(folder / "python", self._interpreter(), 0o755)
 
 
 class Lock:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
+import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast.bootstrap import Hosts, Wheel, node_wheel
+from holdfast.bootstrap import Hosts, Wheel, installer, node_wheel
+from holdfast.cluster import open_cluster
+from holdfast.errors import NotAskable
 from holdfast.spec import SshCluster, cluster_of
 from tests.bootstrap.wheels import newer
 from tests.cli.conftest import Command, holdfast  # noqa: F401 (a fixture)
@@ -117,6 +121,30 @@ def test_a_look_at_hosts_says_what_runs_there_now(rack: Rack, holdfast: Command,
 
 
 @pytest.mark.usefixtures("holdfast_home")
+def test_a_host_may_have_its_own_interpreter_folder_and_interface(rack: Rack) -> None:
+    """What is said of it goes before what is said of all, to which the others are held."""
+    fields = rack.cluster(directory="hf", python="/no/python3", interface="10.99.0.0/16")
+    for host in fields["hosts"][:2]:
+        host |= {"python": sys.executable, "directory": "own"}
+    fields["hosts"][0]["interface"] = "eth0"
+    cluster = cluster_of(fields)
+    assert isinstance(cluster, SshCluster)
+    with Hosts(cluster, node_wheel()) as hosts:
+        own, other, wrong = hosts.set_up(["n0", "n1", "n2"])
+    assert (own.done, other.done, wrong.done) == ("installed", "installed", "failed")
+    assert own.path == str(rack[0].home / "own/env")
+    assert "/no/python3" in wrong.why
+    nodes = open_cluster(cluster)
+    try:
+        assert (nodes.interface("n0"), nodes.address("n0")) == ("eth0", rack[0].address)
+        assert nodes.folder("n0") == rack[0].home / "own/nodes/n0"
+        with pytest.raises(NotAskable, match=r"no interface 10\.99\.0\.0/16"):
+            nodes.interface("n1")
+    finally:
+        nodes.close()
+
+
+@pytest.mark.usefixtures("holdfast_home")
 def test_who_runs_in_an_older_environment_keeps_it(rack: Rack) -> None:
     """Modules that it imports late are of the version that it began with; whoever comes after gets the new one."""
     cluster = cluster_of(rack.cluster(directory="hf"))
@@ -184,3 +212,28 @@ def test_a_wheel_is_put_into_one_home_while_another_reader_looks(rack: Rack) -> 
         assert reader.returncode == 0
         assert int(told) > 0
     assert in_env(rack[0], "import holdfast; print(holdfast.__version__)") == "0.1.0"
+
+
+def test_an_installation_that_dies_anywhere_is_healed_by_the_next(tmp_path: Path) -> None:
+    """Cut off before each file, link and folder that it makes; the interpreter is in an environment of its own, and lends what it has."""
+    lender = tmp_path / "lender"
+    venv.create(lender, symlinks=True)
+    next((lender / "lib").glob("*/site-packages")).joinpath("lent_alone.py").write_text("")
+    record = b"of_ours.py,,\nholdfast_node-1.dist-info/RECORD,,\n"
+    listed = "holdfast_node-1.dist-info/RECORD"
+    with zipfile.ZipFile(tmp_path / "small.whl", "w") as archive:
+        archive.writestr("of_ours.py", "")
+        archive.writestr(listed, record)
+    words = [str(tmp_path / "small.whl"), "1", hashlib.sha256(record).hexdigest(), "lent_alone, of_ours"]
+    command = [str(lender / "bin/python"), str(Path(__file__).with_name("cut_off.py")), installer.__file__, str(tmp_path / "hf"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *cut, ended = json.loads(done.stdout)
+    assert len(cut) > 20, "it was cut off"
+    assert {row["status"] for row in cut} == {9}
+    assert (ended["status"], ended["healed"]["done"]) == (0, "kept")
+    wrong = [(number, row) for number, row in enumerate(cut) if row["wrong"] or "failed" in row["healed"]]
+    assert not wrong, wrong
+    assert {row["healed"]["done"] for row in cut if not row["whole"]} == {"installed", "mended"}
+    proof = [str(tmp_path / "hf/env/bin/python"), "-I", "-c", "import lent_alone, of_ours"]
+    assert subprocess.run(proof, check=False).returncode == 0

@@ -20,6 +20,7 @@ from holdfast.errors import OtherProtocol, OtherVersion
 from holdfast.spec import SshCluster, cluster_of
 from holdfast.ssh import reach
 from holdfast.wire import PROTOCOL
+from tasks.launch import reasons
 from tests.bootstrap.wheels import newer
 from tests.hosts.fixture import rack_of
 from tests.hosts.host import Host
@@ -75,6 +76,20 @@ def told_by_a_standby(cluster: SshCluster) -> str:
     standby._thread.join(60)
     standby.close()
     return standby.trouble
+
+
+def test_hosts_without_holdfast_are_told_of_once_with_the_cure(rack: Rack) -> None:
+    """Where a launch finds no free node, the reason is not that the job wants too many."""
+    raw = cluster_of(rack.cluster(directory="hf-never-set-up"))
+    assert isinstance(raw, SshCluster)
+    fleet = fleet_of(raw, 1)
+    try:
+        assert fleet.free() == []
+        (told,) = reasons(fleet.of_no_use)
+    finally:
+        fleet.close(end=False)
+    assert told.startswith("n0, n1: there is no Holdfast in hf-never-set-up/env")
+    assert "`holdfast nodes bootstrap CLUSTER_FILE` puts" in told
 
 
 def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rack, cluster: SshCluster) -> None:
