@@ -27,6 +27,8 @@ class Crew:
 
     def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], memory: OutOfMemory) -> None:
         self.workers: dict[int, Worker] = {}
+        self.ended_at = float("-inf")
+        """When one of them, or a standby, ended last (monotonic)."""
         self.standbys: dict[int, Worker] = {}
         self.leavers: list[Worker] = []
         """Workers of earlier generations whose ranks have been given to others."""
@@ -295,6 +297,7 @@ class Crew:
         at = time.time()
         self.last_words(worker)
         worker.gone = True
+        self.ended_at = time.monotonic()
         by_signal = found.si_code != os.CLD_EXITED
         killed = by_signal and found.si_status == signal.SIGKILL
         facts: dict[str, Any] = {

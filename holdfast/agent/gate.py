@@ -27,7 +27,7 @@ from holdfast.agent.environments import interpreter_for
 from holdfast.agent.interfaces import bandwidth_to, interfaces, listening, meet
 from holdfast.agent.log_files import AGENT, folder_of, listed, piece, place_of
 from holdfast.agent.place import NodePlace, NotStarted
-from holdfast.process import fresh_signals
+from holdfast.process import fresh_signals, let_termination_pass
 from holdfast.wire import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, connect, decode, encode, numbered, whole_lines
 
 IDLE: Final = 90.0
@@ -161,7 +161,8 @@ class Gate:
 
     def _measure(self, order: Message) -> Message:
         source = fields.maybe(fields.text, order, "source")
-        return bandwidth_to(fields.text(order, "host"), fields.whole(order, "port"), fields.seconds(order, "during"), source)
+        host, port, token = fields.text(order, "host"), fields.whole(order, "port"), fields.text(order, "token")
+        return bandwidth_to(host, port, token, fields.seconds(order, "during"), source)
 
     def _meet(self, order: Message) -> Message:
         source = fields.maybe(fields.text, order, "source")
@@ -237,6 +238,7 @@ def main() -> int:
     """Serve on standard input and output; hand these over to a gate that speaks what the caller does, where this one does not."""
     fresh_signals()
     hand_over(sys.argv[1:])
+    let_termination_pass()
     source, sink = os.dup(0), os.dup(1)
     with Path(os.devnull).open("r+b", buffering=0) as nothing:  # nobody but the gate talks there
         os.dup2(nothing.fileno(), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
+import secrets
 import socket
 import struct
 import threading
@@ -12,6 +13,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from holdfast.callers import admitted, open_port, taken
 
 SIOCGIFADDR: Final = 0x8915
 SIOCGIFNETMASK: Final = 0x891B
@@ -23,6 +26,8 @@ CONNECTS: Final = 10.0
 """Seconds that a connection to another node may take: who asks waits longer, and hears that it was this that failed."""
 LISTENS: Final = 30.0
 """Seconds that a node waits to be measured."""
+SIZE: Final = 8
+"""Bytes of the number that ends a measurement."""
 MOST_MEASURED: Final = 4 << 30
 """Bytes after which a measurement is over, however long it was to take."""
 
@@ -73,11 +78,10 @@ def _interface(name: str, address: str, mask: str) -> Interface:
 
 
 def listening() -> dict[str, Any]:
-    """Wait for one measurement, in a thread of its own; return the port."""
-    server = socket.create_server(("", 0), backlog=1)
-    server.settimeout(LISTENS)
-    threading.Thread(target=_swallow, args=(server,), name="bandwidth", daemon=True).start()
-    return {"port": server.getsockname()[1]}
+    """Wait for one measurement, in a thread of its own; return the port, and the token that whoever measures shows first."""
+    server, token = open_port(), secrets.token_hex(16)
+    threading.Thread(target=_swallow, args=(server, token), name="bandwidth", daemon=True).start()
+    return {"port": server.getsockname()[1], "token": token}
 
 
 def meet(host: str, port: int, seconds: float, source: str | None = None) -> dict[str, Any]:
@@ -89,28 +93,27 @@ def meet(host: str, port: int, seconds: float, source: str | None = None) -> dic
     return {"why": ""}
 
 
-def _swallow(server: socket.socket) -> None:
-    with server, suppress(OSError):
-        sock, _ = server.accept()
-        with sock:
-            sock.settimeout(LISTENS)
-            buffer, taken = bytearray(BLOCK), 0
-            while (got := sock.recv_into(buffer)) and taken < MOST_MEASURED:
-                taken += got
-            sock.sendall(taken.to_bytes(8, "big"))
+def _swallow(server: socket.socket, token: str) -> None:
+    with server, suppress(OSError), admitted(server, token, time.monotonic() + LISTENS) as sock:
+        sock.settimeout(LISTENS)
+        buffer, arrived = bytearray(BLOCK), 0
+        while (got := sock.recv_into(buffer)) and arrived < MOST_MEASURED:
+            arrived += got
+        sock.sendall(arrived.to_bytes(SIZE, "big"))
 
 
-def bandwidth_to(host: str, port: int, seconds: float, source: str | None = None) -> dict[str, Any]:
-    """Send to who listens at *host* and *port* for so many seconds; return the bytes that arrived, and the seconds that it took.
+def bandwidth_to(host: str, port: int, token: str, seconds: float, source: str | None = None) -> dict[str, Any]:
+    """Show *token* to who listens at *host* and *port*, and send for so many seconds; return the bytes that arrived, and the seconds.
 
     Raise ``OSError`` when the way is closed.
     """
     block = bytes(BLOCK)
     with socket.create_connection((host, port), timeout=CONNECTS, source_address=(source, 0) if source else None) as sock:
         sock.settimeout(seconds + LISTENS)
+        sock.sendall(token.encode())
         begun = time.monotonic()
         while time.monotonic() - begun < seconds:
             sock.sendall(block)
         sock.shutdown(socket.SHUT_WR)
-        arrived = int.from_bytes(sock.recv(8), "big")
+        arrived = int.from_bytes(taken(sock, SIZE), "big")
         return {"bytes": arrived, "seconds": time.monotonic() - begun}

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.process import let_termination_pass
 from holdfast.wire import LineBuffer, Message, encode
 
 MOST: Final = 64 * 1024
@@ -192,6 +193,7 @@ class Looker:
 
 def main(arguments: list[str]) -> None:
     """Look for notices until the agent goes."""
+    let_termination_pass()
     with socket.socket(fileno=int(arguments[0])) as agent:
         agent.set_inheritable(False)
         try:

@@ -44,6 +44,8 @@ A_TURN: Final = 100
 LEAVE_SECONDS: Final = 25.0
 """How long an agent whose node is about to go waits for the flow to make use of what is there. A spot instance's notice comes two minutes
 before its end, or half a minute (AWS, Google Cloud); Slurm leaves 30 s between SIGTERM and SIGKILL (KillWait)."""
+SAME: Final = 2.0
+"""Seconds in which a second SIGTERM is the first one, heard twice."""
 PAST_AT_ONCE: Final = 100
 """Events of an agent before that are told at once."""
 END_SECONDS: Final = 5.0
@@ -68,6 +70,7 @@ class Service:
         self.ending = False
         self._parent = os.getppid()
         self._leave_at: float | None = None
+        self._leave_with_ranks = False
         self._lease, self._lease_end = FIRST_LEASE, time.monotonic() + FIRST_LEASE
         self._next_beat = 0.0
         self._peers: set[Peer] = set()
@@ -132,14 +135,25 @@ class Service:
     def _told_to_go(self) -> None:
         """Give the flow some time, the first time: the node is about to go, and its ranks and what it has in memory with it.
 
-        Without a flow or workers there is nothing to wait for, nor when it was the guardian's end that told us.
+        Where no flow listens, ranks are told to end and may save what they have. Without ranks there is nothing to wait for, nor when it
+        was the guardian's end that told us. What belongs to us may have got the same signal: ranks may be gone already, and the guardian
+        passes it on.
         """
+        now = time.monotonic()
+        if self._leave_at is not None:
+            if now >= self._leave_at - LEAVE_SECONDS + SAME:
+                self.end(wipe=False)
+            return
         listened_to = any(peer.told is not None for peer in self._peers)
-        if self._leave_at is None and self.crew.living() and listened_to and os.getppid() == self._parent:
-            self._leave_at = time.monotonic() + LEAVE_SECONDS
-            self.emit("agent.leaving", seconds=LEAVE_SECONDS)
-        else:
+        at_work = self.crew.living() or (listened_to and now < self.crew.ended_at + SAME)
+        if os.getppid() != self._parent or not at_work:
             self.end(wipe=False)  # of this process, not of the job: another agent may follow
+            return
+        self._leave_at = now + LEAVE_SECONDS
+        self.emit("agent.leaving", seconds=LEAVE_SECONDS)
+        if not listened_to:
+            self._leave_with_ranks = True
+            self.crew.stop(self.crew.generation, signal.SIGTERM, LEAVE_SECONDS)
 
     def hold(self, job: str, epoch: int, lease: float) -> None:
         """Serve *job* from now on; raise ``OSError`` when that cannot be put on record."""
@@ -209,11 +223,15 @@ class Service:
         if now >= self._next_beat and self.crew.living():
             self._next_beat = now + (self.crew.plan.beat if self.crew.plan is not None else BEAT)
             self._beat()
-        if self._leave_at is not None and now >= self._leave_at and not self.ending:
+        if self._leave_at is not None and not self.ending and (now >= self._leave_at or self._is_left_alone()):
             self.end(wipe=False)
         if now >= self._lease_end and not self.ending:
             self.emit("lease.ended", seconds=self._lease)
             self.end()
+
+    def _is_left_alone(self) -> bool:
+        """Tell whether the ranks that were told to end, as no flow would have them do anything else, are gone."""
+        return self._leave_with_ranks and not self.crew.living()
 
     def renew(self) -> None:
         """Let the lease begin anew: a flow has spoken."""

@@ -61,6 +61,10 @@ class Watching:
             counted = {name: fields.whole(grew, name) for name in grew}
             over, seconds = fields.whole(message, "generation"), fields.seconds(message, "seconds")
             self._emit("node.grew", over=over, seconds=seconds, grew=counted)
+        elif "deaf" in message:
+            self._emit("node.deaf", why=fields.text(message, "deaf"))
+        elif "hears" in message:
+            self._emit("node.hears")
 
     def _given_up(self, why: str) -> None:
         self._helper.end()

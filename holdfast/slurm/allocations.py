@@ -117,6 +117,11 @@ class Allocations:
         """Return the nodes of all allocations that have begun."""
         return list(self._places)
 
+    def lent_since(self, node: str) -> float | None:
+        """Return when the allocation began that *node* is in."""
+        one = self.allocation_of(node)
+        return None if one is None else one.began
+
     def leaving(self, node: str, now: float) -> Leaving | None:
         """Return why *node* is to be left, once that is near: its allocation ends, or somebody has drained it."""
         state = self._states.get(node)
@@ -238,6 +243,14 @@ class Allocations:
             self._complaints.add(self._trouble)
             self._tell(self._trouble)
 
+    def answers(self) -> bool:
+        """Tell whether Slurm answers now."""
+        try:
+            in_queue(self._job, self._name, self._outer)
+        except HoldfastError:
+            return False
+        return True
+
     def look(self) -> None:
         """Ask Slurm how our allocations and, now and then, the nodes stand; raise `HoldfastError` when it does not say."""
         found = in_queue(self._job, self._name, self._outer)
@@ -308,7 +321,7 @@ class Allocations:
 
     def _keep_out(self) -> None:
         """Have Slurm know which nodes are out of service."""
-        told = list(self._drains.keep_up(self._wish.out, self._states))
+        told = list(self._drains.keep_up(self._wish.out, self._wish.back, self._states))
         if told:
             self._next_nodes = 0.0
         for text in told:

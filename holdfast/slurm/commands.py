@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from holdfast.errors import NoSlurm, SlurmAway, SlurmRefused
+from holdfast.secrecy import is_secret
 
 SECONDS: Final = 20.0
 """How long a command may take: a controller that is busy answers after seconds."""
@@ -20,15 +21,16 @@ PASSING: Final = re.compile(
     re.IGNORECASE,
 )
 """What Slurm's commands say of troubles that pass by themselves: a controller that is away, a limit that is reached now."""
-SECRET: Final = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|_HISTORY$|^SSH_", re.IGNORECASE)
-"""Names of variables that are not handed on to Slurm, which keeps a job's environment in files of its own."""
-PLACE: Final = ("SLURM_", "SLURMD_", "PREFECT_")
+PLACE: Final = ("SLURM_", "SLURMD_", "PREFECT_", "SSH_", "HOLDFAST_HISTORY")
 """Beginnings of names that tell where this process runs, or whom it talks to: wrong for what is begun elsewhere."""
 
 
 def environment() -> dict[str, str]:
-    """Return the environment that Slurm's commands get, and hand on to the nodes: ours, without secrets and without our own place."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith(PLACE) and not SECRET.search(name)}
+    """Return the environment that Slurm's commands get, and hand on to the nodes: ours, without our own place and without secrets.
+
+    Slurm keeps a job's environment in files of its own.
+    """
+    found = {name: value for name, value in os.environ.items() if not name.startswith(PLACE) and not is_secret(name)}
     if (conf := os.environ.get("SLURM_CONF")) is not None:
         found["SLURM_CONF"] = conf
     return found

@@ -1,4 +1,8 @@
-"""Nodes that Slurm is told to give to nobody, and those that it may use again: only what we drained ourselves is ever undone."""
+"""Nodes that Slurm is told to give to nobody, and those that it may use again: only what we drained ourselves is ever undone.
+
+Other flows drain nodes in the same name, some by a history of their own, and a history may be away: a node that this flow does not keep out
+is given back only where it did so before, or where the history has it back in service since the node was drained.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +31,15 @@ class Drains:
         self._drained: dict[str, str] = {}
         """Nodes that Slurm was asked to drain, and why it did not; empty when it did."""
         self._resumed: set[str] = set()
+        self._kept_out: set[str] = set()
+        """Nodes that were to be out at some time."""
 
-    def keep_up(self, out: Mapping[str, str], states: Mapping[str, NodeState]) -> Iterator[str]:
-        """Have Slurm drain the nodes that are *out*, and give those back that are so no more; say what came of it."""
+    def keep_up(self, out: Mapping[str, str], back: Mapping[str, float], states: Mapping[str, NodeState]) -> Iterator[str]:
+        """Have Slurm drain the nodes that are *out*, and give those back that are so no more; say what came of it.
+
+        *back* says which nodes are in service again, and since when.
+        """
+        self._kept_out |= out.keys()
         for node, why in out.items():
             state = states.get(node)
             if state is not None and not state.is_leaving and node not in self._drained:
@@ -37,7 +47,8 @@ class Drains:
                 self._resumed.discard(node)
                 yield f"{node} is excluded from what Slurm is asked for: {refusal}" if refusal else f"{node} is drained in Slurm: {why}"
         for state in states.values():
-            if state.is_leaving and self.are_of(state) and state.name not in out and state.name not in self._resumed:
+            is_back = state.name in self._kept_out or 0 < state.since <= back.get(state.name, 0.0)
+            if state.is_leaving and self.are_of(state) and is_back and state.name not in out and state.name not in self._resumed:
                 self._resumed.add(state.name)
                 self._drained.pop(state.name, None)
                 refusal = self.resume(state.name)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from holdfast.slurm.requests import IDLE
 from holdfast.slurm.steps import SlurmReach, directory_of, handed_on, python_of, step
 from holdfast.slurm.warden import NONE
 from holdfast.spec import SlurmCluster
+from holdfast.wire import BadLine, decode
 
 START_SECONDS: Final = 40.0
 """How long an agent may take to listen: a step has to begin, and perhaps a warden before it."""
@@ -39,6 +40,8 @@ class Place:
     interface: str | None
     domains: dict[str, str]
     names: list[str] = field(default_factory=list)
+    directories: dict[str, str] = field(default_factory=dict)
+    interfaces: dict[str, str] = field(default_factory=dict)
 
 
 class SlurmNodes(RemoteNodes):
@@ -105,11 +108,10 @@ class SlurmNodes(RemoteNodes):
         if done.returncode == NONE:
             return None
         try:
-            told = json.loads(done.stdout.splitlines()[-1])
-        except (ValueError, IndexError):
+            return decode(done.stdout.splitlines()[-1])
+        except (BadLine, IndexError):
             why = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
             raise NodeLost(node, f"no step could be run there: {why or f'status {done.returncode}'}") from None
-        return told if isinstance(told, dict) else {}
 
     def _begin_warden(self, node: str) -> None:
         """Begin a warden in a step that outlives this process, if not what it runs on: for an allocation that is not ours."""
@@ -153,6 +155,10 @@ class SlurmNodes(RemoteNodes):
     def answers(self, node: str) -> bool:
         """Tell whether *node* answers now, by a step of its own."""
         return self.lender.has(node) and super().answers(node)
+
+    def others_answer(self, but: Collection[str]) -> bool:  # noqa: ARG002 (nodes that are not ours say nothing)
+        """Tell whether Slurm's controller answers now: it is there to say what becomes of nodes."""
+        return self.lender.answers()
 
     def survey(self, seconds: float | None = None) -> list[NodeView]:  # noqa: ARG002 (as the interface has it)
         """Look at all nodes that we have; of the others say what Slurm says. Steps take their time to begin; Slurm knows the dead."""

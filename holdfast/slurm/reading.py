@@ -12,8 +12,11 @@ from typing import Any, Final
 from detectors.scheduler import DEAD, LEAVING
 from holdfast.errors import SlurmAway
 
-FORMAT: Final = "%i|%T|%r|%N|%S|%e|%D|%k"
-"""Fields of squeue: id, state, reason, nodes, begin, end, count, comment. The comment comes last, as it may hold anything."""
+FORMAT: Final = "%A|%T|%r|%N|%S|%e|%D|%k"
+"""Fields of squeue: id, state, reason, nodes, begin, end, count, comment. The comment comes last, as it may hold anything.
+
+The id is that of `SLURM_JOB_ID`: each element of an array and each part of a heterogeneous job has its own (`%i` names them otherwise).
+"""
 MOST: Final = 100_000
 """Names that one list of nodes may stand for."""
 
@@ -85,6 +88,8 @@ class NodeState:
     """That slurmd listens on there; 0: not known."""
     states: tuple[str, ...] = ()
     reason: str = ""
+    since: float = 0.0
+    """When the reason was given (seconds since 1970, whole ones); 0: not known."""
 
     @property
     def is_dead(self) -> bool:
@@ -139,9 +144,10 @@ def _of_groups(groups: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Yield the nodes of groups that are alike, as newer versions print them."""
     for group in groups:
         reason, nodes = group.get("reason"), group["nodes"]
-        told = reason.get("description", "") if isinstance(reason, dict) else reason
+        told, at = (reason.get("description", ""), reason.get("time")) if isinstance(reason, dict) else (reason, None)
         for name, address in zip_longest(nodes["nodes"], nodes.get("addresses") or []):
-            yield {"name": name, "address": address, "port": group.get("port"), "state": group["node"]["state"], "reason": told}
+            node = {"name": name, "address": address, "port": group.get("port"), "state": group["node"]["state"]}
+            yield {**node, "reason": told, "reason_changed_at": at}
 
 
 def _node(row: Mapping[str, Any]) -> NodeState:
@@ -152,6 +158,7 @@ def _node(row: Mapping[str, Any]) -> NodeState:
         port=_number(row.get("port")),
         states=tuple(dict.fromkeys(states)),
         reason=str(row.get("reason") or ""),
+        since=float(_number(row.get("reason_changed_at"))),
     )
 
 

@@ -193,13 +193,15 @@ class SlurmReach:
             raise NodeLost(node, f"slurmd takes no connection there: {error.strerror or error}") from error
 
     def address(self, node: str) -> str:
-        """Return the address that Slurm has of *node*."""
+        """Return the address that Slurm has of *node*, of IPv6 where it has no other; its name where that is not for us to resolve."""
         state = self._state_of(node)
         told = node if state is None or not state.address else state.address
         try:
-            return socket.gethostbyname(told)
+            found = socket.getaddrinfo(told, None, type=socket.SOCK_STREAM)
         except OSError:
             return told
+        # IPv4 where there is both: every machine speaks it, and the name may have an IPv6 address that only some have a route to
+        return str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
 
     def close(self) -> None:
         """There is nothing to let go of: each pipe is a step of its own."""

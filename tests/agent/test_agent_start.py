@@ -158,7 +158,9 @@ def test_an_agent_is_deaf_to_a_callers_ignored_and_blocked_signals(unborn: Node)
         flow.start(1)
         assert flow.exited()["signal"] == signal.SIGHUP
         unborn.guardian.send_signal(signal.SIGTERM)
-        flow.wait("agent.ended")
+        told = flow.until(lambda: next((one["event"] for one in flow.events if one["event"] in {"agent.leaving", "agent.ended"}), None))
+        if told == "agent.leaving":  # its worker has just ended: by the same signal, for all it knows
+            flow.ok("end")
     assert unborn.ended() == 0
 
 
@@ -206,10 +208,38 @@ def test_a_termination_of_the_guardian_gives_the_flow_time_to_leave(node: Node, 
     if how == "by the flow":
         flow.ok("end")
     else:
-        os.kill(node.guardian_pid, signal.SIGTERM)
+        told_again(node, flow)
     flow.wait("agent.ended")
     assert node.ended() == 0
     assert not node.remains()
+
+
+def test_a_termination_of_all_processes_at_once_gives_the_flow_time_to_leave(node: Node, flow: Flow) -> None:
+    """As a batch system sends it to what it is about to take away: only the rank ends, by its own wish, and the agent waits for orders."""
+    ends = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); hello(); time.sleep(600)"
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + ends)])
+    flow.start(1)
+    flow.wait("worker.hello")
+    before = set(node.remains()) - {flow.pid()}
+    for pid in node.remains():
+        os.kill(pid, signal.SIGTERM)
+    assert flow.wait("agent.leaving")["seconds"] == LEAVE_SECONDS
+    assert flow.exited()["code"] == 143
+    assert flow.ok("about", protocol=PROTOCOL)["workers"] == {}
+    assert before <= set(node.remains()), "helpers work for the agent, and it has work for them still"
+    flow.ok("end")
+    assert node.ended() == 0
+
+
+def told_again(node: Node, flow: Flow) -> None:
+    """Repeat the signal until the agent takes it for another one, and ends its ranks."""
+
+    def is_over() -> bool:
+        os.kill(node.guardian_pid, signal.SIGTERM)
+        flow.hear(0.2)
+        return any(event["event"] == "worker.exited" for event in flow.events)
+
+    wait_until(is_over, seconds=30)
 
 
 def test_a_termination_ends_a_node_that_no_flow_listens_to(node: Node) -> None:
@@ -221,6 +251,29 @@ def test_a_termination_ends_a_node_that_no_flow_listens_to(node: Node) -> None:
         flow.wait("worker.hello")
     os.kill(node.guardian_pid, signal.SIGTERM)
     assert node.ended() == 0
+    assert not node.remains()
+
+
+def test_ranks_that_no_flow_listens_for_are_told_of_the_end_and_may_save(node: Node, tmp_path: Path) -> None:
+    """The agent waits for them, and no longer."""
+    saves = f"""
+import signal
+def saved(*_):
+    time.sleep(0.2)
+    open({str(tmp_path / "saved")!r}, "w").write("all of it")
+    os._exit(0)
+signal.signal(signal.SIGTERM, saved)
+hello()
+time.sleep(600)
+"""
+    with node.flow() as flow:
+        flow.attach(0)
+        flow.prepare(node, [sys.executable, node.script(SPEAKING + saves)])
+        flow.start(1)
+        flow.wait("worker.hello")
+    os.kill(node.guardian_pid, signal.SIGTERM)
+    assert node.ended() == 0
+    assert (tmp_path / "saved").read_text() == "all of it"
     assert not node.remains()
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from detectors.sightings import Sighting
 from holdfast.agent.kernel_log import Follower
+from holdfast.agent.lookout.listener import NAME as LISTENER
 from holdfast.agent.lookout.telling import MOST_LINES, QUIET, Budget, Telling
 from holdfast.process import children_of
 from holdfast.wire import Message
@@ -57,18 +58,30 @@ class Broken:
 
     def lookout(self) -> int | None:
         """Return the pid of the lookout, once there is one."""
-        return next((pid for pid in children_of(self.node.agent) if b"holdfast.agent.lookout" in _command(pid)), None)
+        return next((pid for pid in children_of(self.node.agent) if b"holdfast.agent.lookout" in _of(pid, "cmdline")), None)
 
     def close(self) -> None:
         """Let go of the log."""
         os.close(self._writer)
 
 
-def _command(pid: int) -> bytes:
+def _of(pid: int, name: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
         return b""
+
+
+def _kill_listener(lookout: int) -> None:
+    """Kill whoever listens to the GPUs' driver, and wait for the next one."""
+
+    def listener() -> int | None:
+        return next((pid for pid in children_of(lookout) if _of(pid, "comm").strip() == LISTENER.encode()), None)
+
+    gone = wait_until(listener, seconds=60)
+    assert gone is not None
+    os.kill(gone, signal.SIGKILL)
+    wait_until(lambda: listener() not in {None, gone}, seconds=60)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +124,12 @@ def test_what_happens_to_a_node_is_told_as_it_happens(broken: Broken) -> None:
         grew = flow.wait("node.grew", over=3)["grew"]
         assert grew == {"network.nics[eth0].counters.rx_crc_errors": 60}
         assert fault(flow, "nic-errors", "interface counters")["part"] == "eth0"
+        _kill_listener(first)
+        assert flow.wait("node.deaf")["why"] == "the process that listens to it was ended by SIGKILL"
+        broken.happens(0, 79)
+        assert fault(flow, "gpu-off-bus", "GPU driver events"), "another one listens"
+        _kill_listener(first)
+        assert [one["event"] for one in flow.events].count("node.deaf") == 1, "once is enough"
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: broken.lookout() not in {None, first}, seconds=60)
         flow.start(4)  # the agent takes the helper's end for nobody else's

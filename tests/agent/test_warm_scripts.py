@@ -121,6 +121,13 @@ print(os.wait()[1])
     "annotations at the top": "x: int = 1\nprint(__annotations__)",
     "inspection": "import inspect\ndef f():\n    return 1\nprint(inspect.getsource(f), inspect.getfile(f), inspect.getmodule(f))",
     "abort": "import os\nos.abort()",
+    "a proxy, which is not asked what it is": """
+import neighbour
+class Proxy:
+    @property
+    def __class__(self): print('asked', flush=True)
+neighbour.proxy = [Proxy()]
+""",
     "finalizers": "class Last:\n    def __del__(self): print('gone', flush=True)\nlast = Last()\nlast.itself = last",
     "a daemon that goes on": "import threading, time\nx = 1\ndef f():\n    while True: x\nthreading.Thread(target=f, daemon=True).start()",
     "a file left open": "import os, neighbour\nneighbour.file = os.fdopen(os.dup(1), 'w')\nneighbour.file.write('kept')",

@@ -88,7 +88,15 @@ def said(stage: SlurmStage, node: str, verb: Callable[[Node, Word], Answer], bec
 
 def recovered(play: Play, number: int = 1) -> None:
     """Wait until incident *number* is closed: on a busy machine torch alone takes half a minute to be imported."""
-    wait_until(lambda: len(play.incidents()) >= number and all(one.outcome for one in play.incidents()), seconds=150, explain=play.log)
+    wait_until(
+        lambda: len(play.incidents()) >= number and all(one.outcome for one in play.incidents()), seconds=150, explain=lambda: story(play)
+    )
+
+
+def story(play: Play) -> str:
+    """Return what became of a job until now."""
+    moves = [f"{move.after}: {move.because}" for move in queries.moves(play.stage.history, play.job.id)]
+    return "\n".join([*moves, remarks(play), play.log()])
 
 
 def is_drained(slurm: SlurmServer, node: str) -> bool:
@@ -189,6 +197,37 @@ def test_what_an_allocation_leaves_undone_is_done_in_the_next_one_to_the_bit(
     assert (incident.steps_lost or 0) <= 1
     alone(script, steps, tmp_path / "alone.json", 0)
     assert json.loads(results.read_text()) == json.loads((tmp_path / "alone.json").read_text())
+
+
+@pytest.mark.timeout(600)
+def test_a_job_that_gives_way_to_a_more_urgent_one_is_saved_and_goes_on_when_that_is_over(stage: SlurmStage) -> None:
+    """Slurm tells every process of it to end, at once, and leaves it ten seconds: nothing is lost, though nothing was saved before."""
+    stage.cluster = {"exclude": stage.slurm.names[2:]}
+    play = stage.play(
+        "modest",
+        script=str(Path(__file__).with_name("copies.py")),
+        args=["100000", str(stage.home / "here.json"), "0.05"],
+        nodes=TWO,
+        checkpoint={"directory": str(stage.home / "checkpoints"), "every": 0},
+        limits={"last_save": "5s"},
+        environment={"OMP_NUM_THREADS": "1"},
+    )
+    play.steps_to(20, seconds=200)
+    wants = ["--partition=urgent", "--nodes=2", f"--exclude={','.join(stage.slurm.names[2:])}", "--exclusive"]
+    urgent = stage.slurm.run("sbatch", "--parsable", *wants, "--output=/dev/null", "--wrap", "sleep 1000")
+    wait_until(lambda: "JobState=RUNNING" in shown(stage, urgent), seconds=60, explain=lambda: remarks(play))
+    play.reaches("WAITING")
+    stage.slurm.run("scancel", urgent)
+    recovered(play)
+    goes_on(play)
+    (incident,) = play.incidents()
+    assert (incident.kind, incident.rung) == ("node-leaving", "wait-for-capacity"), f"{incident.because}\n{remarks(play)}"
+    # Slurm tells when the allocation ends before the signal has come, or after it.
+    told = ("it was told to go" in incident.because, "which it belongs to, ends at" in incident.because)
+    assert any(told), incident.because
+    assert "was saved out of the nodes' memory" in remarks(play)
+    assert (incident.steps_lost or 0) <= 1
+    play.stops()
 
 
 def test_a_job_that_is_run_inside_of_an_allocation_uses_it_and_ends_saved_before_it(stage: SlurmStage) -> None:

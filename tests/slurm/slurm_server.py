@@ -48,8 +48,11 @@ MinJobAge=300
 SchedulerParameters=sched_interval=1,batch_sched_delay=0,sched_min_interval=0,bf_interval=2
 PropagateResourceLimits=NONE
 PriorityType=priority/basic
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 {nodes}
-PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=1 PreemptMode=REQUEUE GraceTime=10
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=2 PreemptMode=OFF
 """
 
 
@@ -156,7 +159,11 @@ class SlurmServer:
     def state(self, name: str) -> str:
         """Return a node's state in a word, or nothing while nobody tells."""
         done = subprocess.run(
-            ["sinfo", "-h", "-N", "-n", name, "-o", "%T"], env=os.environ | self.environment, capture_output=True, text=True, check=False
+            ["sinfo", "-h", "-N", "-p", "train", "-n", name, "-o", "%T"],
+            env=os.environ | self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         return done.stdout.strip()
 

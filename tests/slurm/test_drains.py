@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,11 +63,29 @@ def test_only_what_we_drained_is_ours_and_given_back(slurm: SlurmServer) -> None
         slurm.run("scontrol", "update", f"nodename={theirs}", "state=resume")
 
 
+def test_a_node_that_another_flow_has_drained_is_given_back_only_by_one_that_knows_it_to_be_in_service_since(slurm: SlurmServer) -> None:
+    """Be it that the other one has a history of its own, or that this one's is away just now."""
+    node, drained = slurm.names[0], time.time()
+    assert not Drains(CLUSTER).drain(node, "ecc: it has bad memory")
+    wait_until(lambda: slurm.state(node).startswith("drain"), seconds=60, explain=slurm.logs)
+
+    def told(back: dict[str, float]) -> list[str]:
+        return list(Drains(CLUSTER).keep_up({}, back, node_states(asked("sinfo", "--json"))))
+
+    try:
+        assert told({}) == []
+        assert told({node: drained - 60.0}) == []
+        assert slurm.state(node).startswith("drain")
+    finally:
+        assert told({node: drained + 60.0}) == [f"{node} is given back to Slurm"]
+    wait_until(lambda: slurm.state(node) == "idle", seconds=60, explain=slurm.logs)
+
+
 def test_where_draining_is_not_permitted_the_node_is_excluded_from_what_is_asked_for(slurm: SlurmServer, nobody: None) -> None:
     """The next allocation comes without it."""
     node = slurm.names[0]
     states = node_states(asked("sinfo", "--json"))
-    (said,) = Drains(CLUSTER).keep_up({node: "gpu-off-bus"}, states)
+    (said,) = Drains(CLUSTER).keep_up({node: "gpu-off-bus"}, {}, states)
     assert said.startswith(f"{node} is excluded from what Slurm is asked for: Slurm does not let this user drain nodes"), said
     assert slurm.state(node) == "idle"
     assert f"--exclude={node}" in Request(CLUSTER, "j2", "excluded", Path("/")).words(1, {node})

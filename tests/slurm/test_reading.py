@@ -8,6 +8,8 @@ import pytest
 
 from holdfast.errors import SlurmAway
 from holdfast.slurm.reading import allocations, names, node_states
+from holdfast.slurm.steps import SlurmReach
+from holdfast.spec import SlurmCluster
 
 OLD = {
     "nodes": [
@@ -18,11 +20,21 @@ OLD = {
             "state": "down",
             "state_flags": ["NOT_RESPONDING", "DRAIN"],
             "reason": "Not responding",
+            "reason_changed_at": {"set": True, "infinite": False, "number": 1700000000},
         }
     ]
 }
 LATER = {
-    "nodes": [{"name": "n1", "address": "10.0.0.1", "port": 6818, "state": ["DOWN", "NOT_RESPONDING", "DRAIN"], "reason": "Not responding"}]
+    "nodes": [
+        {
+            "name": "n1",
+            "address": "10.0.0.1",
+            "port": 6818,
+            "state": ["DOWN", "NOT_RESPONDING", "DRAIN"],
+            "reason": "Not responding",
+            "reason_changed_at": 1700000000,
+        }
+    ]
 }
 NEW = {
     "sinfo": [
@@ -30,7 +42,7 @@ NEW = {
             "port": 6818,
             "node": {"state": ["DOWN", "NOT_RESPONDING", "DRAIN"]},
             "nodes": {"nodes": ["n1"], "addresses": ["10.0.0.1"]},
-            "reason": {"description": "Not responding"},
+            "reason": {"description": "Not responding", "time": {"set": True, "infinite": False, "number": 1700000000}, "user": "root"},
         }
     ]
 }
@@ -40,9 +52,19 @@ NEW = {
 def test_states_of_nodes_are_read_in_whatever_shape_a_version_prints_them(told: object) -> None:
     """A word and flags, a list, or groups of nodes."""
     (node,) = node_states(json.dumps(told)).values()
-    assert (node.name, node.address, node.port, node.reason) == ("n1", "10.0.0.1", 6818, "Not responding")
+    assert (node.name, node.address, node.port, node.reason, node.since) == ("n1", "10.0.0.1", 6818, "Not responding", 1.7e9)
     assert node.states == ("DOWN", "NOT_RESPONDING", "DRAIN")
     assert (node.is_dead, node.is_leaving) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("told", "meant"), [("localhost", "127.0.0.1"), ("0:0:0:0:0:0:0:1", "::1"), ("no-such-name.invalid", "no-such-name.invalid")]
+)
+def test_the_address_of_a_node_is_of_ipv6_where_it_has_no_other(told: str, meant: str) -> None:
+    """A name that only the nodes can resolve is left to them."""
+    (state,) = node_states(json.dumps(OLD).replace("10.0.0.1", told)).values()
+    reach = SlurmReach(SlurmCluster(kind="slurm"), lambda _node: None, {"n1": state}.get)
+    assert reach.address("n1") == meant
 
 
 @pytest.mark.parametrize("text", ["", "slurm_load_node error", "[]", '{"nodes": [{}]}', '{"sinfo": [{"nodes": 3}]}', '{"nodes": null}'])

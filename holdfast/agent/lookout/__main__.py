@@ -8,11 +8,13 @@ from pathlib import Path
 
 from holdfast.agent.lookout.watch import Watch
 from holdfast.log import set_up
+from holdfast.process import let_termination_pass
 
 
 def main(arguments: list[str]) -> None:
     """Watch the node until the agent goes."""
     descriptor, node, kernel_log, root = arguments
+    let_termination_pass()
     set_up()
     with socket.socket(fileno=int(descriptor)) as agent:
         agent.set_inheritable(False)

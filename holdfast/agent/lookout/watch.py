@@ -22,7 +22,7 @@ from detectors.readings import KernelLine, NodeReading
 from detectors.xids import sighting
 from holdfast.agent.kernel_log import Follower
 from holdfast.agent.lookout.links import drain, hear_links
-from holdfast.agent.lookout.listener import only, start_listening
+from holdfast.agent.lookout.listener import Listener, only
 from holdfast.agent.lookout.telling import Budget, Telling
 from holdfast.log import note
 from holdfast.readers.collect import look
@@ -56,15 +56,14 @@ class Watch:
         """Generation in which something ended and the look from before it: the difference is to be told with the next look."""
         self._looking: tuple[int, int, bytearray] | None = None
         """The process that looks now: its pid, its pipe, and what it has said."""
-        self._listener = 0
+        self._listener = Listener(self._selector, self._xid, self._say)
         self._next_look = self._last_look = time.monotonic()
-        self._heard_xids = bytearray()
         self._kernel = Follower(kernel_log)
         self._links = hear_links()
 
     def run(self) -> None:
         """Watch until the agent goes."""
-        self._listen()
+        self._listener.begin()
         self._kernel.tell(self._line)
         self._kernel.register(self._selector)
         self._selector.register(self._agent, selectors.EVENT_READ, lambda _mask: self._hear())
@@ -76,12 +75,13 @@ class Watch:
             self._tick()
 
     def _patience(self) -> float:
-        times = [self._kernel.due(), self._next_look if self._looking is None else self._last_look + TOO_LONG]
+        times = [self._kernel.due(), self._listener.due(), self._next_look if self._looking is None else self._last_look + TOO_LONG]
         return max(0.0, min(at for at in times if at is not None) - time.monotonic())
 
     def _tick(self) -> None:
         now = time.monotonic()
         self._kernel.tick(now)
+        self._listener.tick(now)
         if self._looking is None and now >= self._next_look:
             self._start_look(now)
         elif self._looking is not None and now >= self._last_look + TOO_LONG:
@@ -120,31 +120,14 @@ class Watch:
         if seen is not None and self._telling.happened(seen, "kernel log", at, now):
             self._soon()
 
-    def _listen(self) -> None:
-        self._listener, pipe = start_listening()
-        os.set_blocking(pipe, False)
-        self._selector.register(pipe, selectors.EVENT_READ, lambda _mask: self._xid(pipe))
-
-    def _xid(self, pipe: int) -> None:
+    def _xid(self, message: Message) -> None:
         """Take in what the listener says of GPUs."""
-        data = os.read(pipe, 1 << 16)
-        if not data:
-            self._selector.unregister(pipe)
-            os.close(pipe)
-            os.waitpid(self._listener, 0)
-            note(log, "listener.gone")
+        if "deaf" in message:
+            note(log, "listener.deaf", why=message["deaf"])
             return
-        self._heard_xids += data
-        *whole, self._heard_xids = self._heard_xids.split(b"\n")
-        for line in whole:
-            message = json.loads(line)
-            if "deaf" in message:
-                note(log, "listener.deaf", why=message["deaf"])
-                continue
-            xid = unpacked(Xid, message["xid"])
-            seen = sighting(xid)
-            if seen is not None and self._telling.happened(seen, "GPU driver events", message["at"], time.monotonic()):
-                self._soon()
+        seen = sighting(unpacked(Xid, message["xid"]))
+        if seen is not None and self._telling.happened(seen, "GPU driver events", message["at"], time.monotonic()):
+            self._soon()
 
     def _link(self) -> None:
         assert self._links is not None

@@ -22,6 +22,7 @@ from holdfast.agent.memory_server.pushing import Home, Pusher
 from holdfast.agent.memory_server.serving import Serving
 from holdfast.agent.memory_server.shelf import OWN, Shelf
 from holdfast.log import set_up
+from holdfast.process import let_termination_pass
 from holdfast.vault import SUFFIX
 from holdfast.wire import LineBuffer, Message, encode
 
@@ -122,6 +123,7 @@ class Server:
 
 def main() -> int:
     """Serve until the agent hangs up."""
+    let_termination_pass()
     control, listening = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
     set_up()
     _yield_to_training()
