@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from holdfast import prefect_server
 from holdfast.errors import SecretAway, UnusableFile
+from holdfast.secrecy import shown, without
 
 VARIABLE: Final = "env:"
 BLOCK: Final = "block:"
@@ -80,7 +81,7 @@ def _asked(server: str, block: str, name: str, what: str, missing: str) -> str:
 
 
 def _silent(server: str, error: Exception) -> str:
-    return f"the Prefect server at {_shown(server)} does not give it: {error}"
+    return f"the Prefect server at {shown(server)} does not give it: {without(str(error), server)}"
 
 
 def _proof() -> dict[str, str]:
@@ -100,9 +101,3 @@ def _value(document: Any, name: str, what: str) -> str:  # noqa: ANN401 (whateve
     if not isinstance(value, str) or not value:
         raise UnusableFile(what, name, "the block holds no text", "Save the secret itself in it, as text")
     return value
-
-
-def _shown(server: str) -> str:
-    """Return the server's address without a name and a password that may stand in it."""
-    parts = urllib.parse.urlsplit(server)
-    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -21,11 +21,12 @@ from holdfast.errors import HoldfastError, NotWritable
 from holdfast.history import models, queries
 from holdfast.history.store import History
 from holdfast.report.wording import plural
+from holdfast.secrecy import HIDDEN, is_secret, shown
 from holdfast.spec import LocalCluster, cluster_of
 from holdfast.support import facts
 from holdfast.support.archive import Bundle
 from holdfast.support.elsewhere import Gathering
-from holdfast.support.redacting import HIDDEN, Redactor, is_distinct, is_secret
+from holdfast.support.redacting import Redactor, is_distinct
 
 MOST_ROWS: Final = 5000
 """Of each table, the newest; a job has millions of steps."""
@@ -80,7 +81,7 @@ def _fill(bundle: Bundle, redactor: Redactor, name: str | None) -> None:
     told = {"name": found.name, "cluster": str(found.cluster.get("name", ""))} if found is not None else {"name": name, "cluster": None}
     folder = places.job_directory(told["name"]) if told["name"] else None
     if folder is not None:
-        _learn(redactor, folder)
+        _learn(redactor, folder, found)
     bundle.part("versions", facts.versions)
     bundle.part("machine", facts.machine)
     bundle.part("environment", lambda: facts.variables(os.environ))
@@ -92,7 +93,7 @@ def _fill(bundle: Bundle, redactor: Redactor, name: str | None) -> None:
     if folder is not None:
         logs = place_of(folder / "logs")
         taken = {(logs, path.name) for path in _folder(bundle, "job", folder) if path.parent == folder / "logs"}
-        bundle.part("job/spec", lambda: _spec(redactor, json.loads((folder / "spec.json").read_text())))
+        bundle.part("job/spec", lambda: _spec(redactor, _description(folder, found)))
     for node in _nodes(found, told["cluster"]):
         _folder(bundle, f"nodes/{node.name}", node)
     if rows is not None:
@@ -101,8 +102,8 @@ def _fill(bundle: Bundle, redactor: Redactor, name: str | None) -> None:
         rows.close()
     problems = "\n".join(["", "Not in it, and why:", *bundle.problems, ""]) if bundle.problems else ""
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    shown = {"job": told["name"] or "none", "home": places.home(), "history": places.history_url(), "rows": MOST_ROWS, "problems": problems}
-    bundle.add("README.txt", README.format(at=at, version=facts.versions()["holdfast"], **shown))
+    told_of = {"job": told["name"] or "none", "home": places.home(), "history": shown(places.history_url()), "rows": MOST_ROWS}
+    bundle.add("README.txt", README.format(at=at, version=facts.versions()["holdfast"], problems=problems, **told_of))
 
 
 def _opened(bundle: Bundle, name: str | None) -> tuple[History | None, models.Job | None]:
@@ -125,12 +126,18 @@ def _job(history: History, name: str | None) -> models.Job | None:
         return session.exec(wanted.order_by(col(models.Job.id).desc()).limit(1)).first()
 
 
-def _learn(redactor: Redactor, folder: Path) -> None:
-    """Learn the job's token, and what its description holds that is secret."""
+def _learn(redactor: Redactor, folder: Path, found: models.Job | None) -> None:
+    """Learn the job's token, and what its descriptions hold that is secret: the one here may be of an earlier job of that name."""
     with suppress(OSError, ValueError):
         redactor.learn(*(folder / "token").read_text().split()[1:])
-    with suppress(OSError, ValueError, AttributeError):
-        redactor.value(_spec(redactor, json.loads((folder / "spec.json").read_text())))
+    for job in (None, found):
+        with suppress(OSError, ValueError, AttributeError):
+            redactor.value(_spec(redactor, _description(folder, job)))
+
+
+def _description(folder: Path, found: models.Job | None) -> Any:  # noqa: ANN401 (any JSON)
+    """Return a job's description: as the history has it, whoever began the job, else as `holdfast run` left it in the job's folder."""
+    return json.loads((folder / "spec.json").read_text()) if found is None else {"job": found.spec, "cluster": found.cluster}
 
 
 def _spec(redactor: Redactor, told: Any) -> Any:  # noqa: ANN401 (any JSON)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from holdfast import __version__, places, vault
 from holdfast.history.schema import HEAD
+from holdfast.secrecy import shown
 from holdfast.wire import PROTOCOL
 
 PACKAGES: Final = (
@@ -40,6 +41,8 @@ SHOWN: Final = (
     "LC_",
 )
 """Beginnings of the names of variables whose values say something and are no secrets, as far as their names go."""
+DATABASES: Final = ("HOLDFAST_HISTORY", "PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL")
+"""Variables with the address of a database, which may be written in a way that nobody can read."""
 HEALTH_SECONDS: Final = 30.0
 MOST_PROCESSES: Final = 500
 
@@ -113,4 +116,4 @@ def processes() -> list[dict[str, Any]]:
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that say something."""
-    return {name: value for name, value in environment.items() if name.startswith(SHOWN)}
+    return {name: shown(value) if name in DATABASES else value for name, value in environment.items() if name.startswith(SHOWN)}
