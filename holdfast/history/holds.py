@@ -47,7 +47,10 @@ def say(history: History, place: Place, node: str, act: Act, *, now: float) -> A
 
 
 def nodes(history: History, place: Place, *, now: float) -> dict[str, Node]:
-    """Return the nodes that ever had a hold, by name, as they are at *now*; nothing is written."""
+    """Return the nodes that ever had a hold, by name, as they are at *now*; nothing is written.
+
+    When a node came back to service is told of those alone whose newest move that was.
+    """
     with history.session() as session:
         rows = session.exec(select(NodeHold).where(col(NodeHold.cluster) == place.cluster, col(NodeHold.ended_at).is_(None))).all()
         newest = _newest_moves(session, place.cluster)
@@ -131,7 +134,9 @@ def _made(name: str, rows: Iterable[NodeHold], newest: ServiceMove | None) -> No
     held = tuple(_hold(one) for one in sorted(rows, key=lambda one: one.number))
     number = max([0, *(max(one.number, one.test) for one in held)])
     since, count = (newest.at, newest.number) if newest is not None else (0.0, 0)
-    return Node(name=name, state=state_of(held), since=since, moves=count, number=number, holds=held)
+    came_back = newest is not None and newest.after == NodeState.HEALTHY and newest.before not in IN_SERVICE
+    back = since if came_back else 0.0
+    return Node(name=name, state=state_of(held), since=since, back=back, moves=count, number=number, holds=held)
 
 
 def _hold(row: NodeHold) -> Hold:

@@ -45,7 +45,7 @@ def take(history: History, job: Job, *, holder: str) -> Lease:
         leases = _leases_of(session, job)
         for lease in leases:
             if _is_live(lease, now):
-                raise JobAlreadyRunning(job.name, _described(lease))
+                raise JobAlreadyRunning(job.name, described(lease))
         epoch = max((lease.epoch for lease in leases if lease.job_id == job.id), default=0) + 1
         if session.get(Job, job.id) is None:
             session.add(Job(**job.model_dump()))
@@ -86,8 +86,10 @@ class LeaseKeeper:
     A database that is away costs nothing as long as nobody else takes the lease: it is renewed when the database is back.
     """
 
-    def __init__(self, history: History, lease: Lease, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, history: History, lease: Lease, on_lost: Callable[[str], None], is_deaf: Callable[[], bool] = lambda: False) -> None:
+        """*on_lost* learns who has taken it; *is_deaf* tells, at each renewal, whether its holder hears none of the job's nodes."""
         self.lease = lease
+        self._is_deaf = is_deaf
         self._history, self._on_lost = history, on_lost
         self._over = threading.Event()
         self._given_up = False
@@ -129,12 +131,12 @@ class LeaseKeeper:
             present = session.get(Lease, self.lease.job_id, with_for_update=True)
             free = present is None or not _is_anothers(present, self.lease)
             if free:
-                session.merge(_renewed(self.lease, _now(session)))
+                session.merge(_renewed(self.lease, _now(session), deaf=self._is_deaf()))
         if free:
             self._good_until = asked + LEASE_SECONDS - RENEW_SECONDS
             return
         assert present is not None
-        self._lose(_described(present))
+        self._lose(described(present))
 
     def _lose(self, taker: str) -> None:
         """Stop renewing and tell, once, who steers now."""
@@ -183,9 +185,9 @@ def _own_lease(job_id: str, epoch: int, holder: str, now: float) -> Lease:
     return Lease(job_id=job_id, epoch=epoch, holder=holder, host=this_host(), pid=pid, pid_started=started, expires_at=now + LEASE_SECONDS)
 
 
-def _renewed(lease: Lease, now: float) -> Lease:
+def _renewed(lease: Lease, now: float, *, deaf: bool) -> Lease:
     """Return a copy of *lease* that is good from *now*."""
-    return Lease(**{**lease.model_dump(), "expires_at": now + LEASE_SECONDS})
+    return Lease(**{**lease.model_dump(), "expires_at": now + LEASE_SECONDS, "deaf": deaf})
 
 
 def _who(lease: Lease) -> tuple[str, str, int, float]:
@@ -193,8 +195,8 @@ def _who(lease: Lease) -> tuple[str, str, int, float]:
     return lease.holder, lease.host, lease.pid, lease.pid_started
 
 
-def _described(lease: Lease) -> str:
-    """Return a holder in words."""
+def described(lease: Lease) -> str:
+    """Return who holds a lease, in words: the process and its host."""
     return f"{lease.holder} (pid {lease.pid} on {lease.host.partition('/')[0]})"
 
 

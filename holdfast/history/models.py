@@ -81,6 +81,8 @@ class Lease(SQLModel, table=True):
     pid: int
     pid_started: float
     expires_at: float
+    deaf: bool = False
+    """Its holder hears none of the job's nodes, and reaches none: who does may steer the job better."""
 
 
 class StandbyFlow(SQLModel, table=True):

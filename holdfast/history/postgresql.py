@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from holdfast.errors import HistoryUnreachable
@@ -27,6 +28,10 @@ def server_engine(target: URL, url: str, *, patience: float) -> Engine:
         engine = create_engine(target, connect_args=asked, pool_pre_ping=True, max_overflow=-1, json_serializer=to_json)
     except ImportError as error:
         raise HistoryUnreachable(url, "its driver is missing, `pip install 'holdfast[control]'` brings it") from error
+    except ArgumentError as error:
+        raise HistoryUnreachable(url, str(error)) from error
+    if why := _complaint(engine, target):
+        raise HistoryUnreachable(url, why)
     milliseconds = max(1, int(patience * 1000))
 
     def wait_for_locks(raw: Any, _entry: ConnectionPoolEntry) -> None:  # noqa: ANN401 (psycopg's connection; the driver is optional)
@@ -36,3 +41,17 @@ def server_engine(target: URL, url: str, *, patience: float) -> Engine:
 
     event.listen(engine, "connect", wait_for_locks)
     return engine
+
+
+def _complaint(engine: Engine, target: URL) -> str:
+    """Say what no driver could make of the address' options; empty when there is nothing of the kind."""
+    from psycopg import ProgrammingError, conninfo  # noqa: PLC0415 (the driver is optional)
+
+    try:
+        words = dict(engine.dialect.create_connect_args(target)[1])
+        words.pop("context", None)  # of SQLAlchemy's own
+        conninfo.make_conninfo(**words)
+        conninfo.timeout_from_conninfo(words)
+    except (ProgrammingError, ValueError) as error:
+        return str(error).strip()
+    return ""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -29,6 +30,11 @@ _SECOND_LOOK: Final = 0.05
 _MAGIC: Final = b"SQLite format 3\0"
 _HEADER: Final = 100
 """Bytes of the file's header (https://www.sqlite.org/fileformat.html)."""
+
+_OPENING: Final = threading.Lock()
+"""Held while a file is opened, by SQLite or beside it. Closing *any* descriptor of a file ends all locks that this process has on it
+(fcntl(2)), those of its SQLite connections too: the next process that closes the history then takes itself for the last one and removes the
+journal under them, and what they write from then on is nobody's."""
 
 Connect = Callable[[], sqlite3.Connection]
 
@@ -80,11 +86,13 @@ def _refuse_a_torn_file(path: Path, url: str) -> None:
 
 def _flaw(path: Path) -> str:
     """Return what is wrong with the file as far as its header tells; nothing while a journal beside it may mend it."""
-    journals = [path.with_name(path.name + ending) for ending in ("-wal", "-journal")]
-    if any(journal.exists() and journal.stat().st_size for journal in journals):
+    if any(_size(path.with_name(path.name + ending)) for ending in ("-wal", "-journal")):
         return ""
-    with path.open("rb") as file:
-        header, size = file.read(_HEADER), os.fstat(file.fileno()).st_size
+    with _OPENING:
+        if _is_open_here(path):
+            return ""  # it was looked at before that
+        with path.open("rb") as file:
+            header, size = file.read(_HEADER), os.fstat(file.fileno()).st_size
     if size == 0:
         return ""  # SQLite's own beginning of a database
     if not header.startswith(_MAGIC) or len(header) < _HEADER:
@@ -97,11 +105,29 @@ def _flaw(path: Path) -> str:
     return f"its end is missing (it has {size} bytes of {whole})" if size < whole else ""
 
 
+def _size(path: Path) -> int:
+    """Return the file's size; nothing for one that is not there, or no longer: SQLite makes and removes its journals at any time."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0
+
+
+def _is_open_here(path: Path) -> bool:
+    """Tell whether this process has the file open, as by an SQLite connection."""
+    wanted = path.stat()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # that of the listing itself, or one that another thread has just closed
+            if os.path.samestat(descriptor.stat(), wanted):
+                return True
+    return False
+
+
 def _make_folder(path: Path, url: str) -> None:
     """Make the folder of a new file, for this user alone."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # the files that SQLite puts beside it get the same mode
+        with _OPENING, suppress(FileExistsError):  # the files that SQLite puts beside it get the same mode
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise NotWritable("the history", url, error.strerror or str(error)) from error
 
@@ -115,7 +141,8 @@ def _connector(path: Path, *, create: bool, patience: float) -> Connect:
     address = f"file:{quote(str(path.absolute()))}?mode={mode}{'&immutable=1' if frozen else ''}"
 
     def connect() -> sqlite3.Connection:
-        raw = sqlite3.connect(address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
+        with _OPENING:
+            raw = sqlite3.connect(address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
         try:
             raw.execute("PRAGMA foreign_keys = ON")
             raw.execute("PRAGMA synchronous = NORMAL")

@@ -19,6 +19,7 @@ from holdfast.history.clean import clean_cell
 from holdfast.history.postgresql import server_engine
 from holdfast.history.sqlite_file import IMMEDIATE, empty_engine, file_engine, use_wal
 from holdfast.history.trouble import translated
+from holdfast.secrecy import shown
 
 PATIENCE: Final = 5.0
 """Seconds to wait for another program's lock, and for a server to answer."""
@@ -38,8 +39,8 @@ class History:
     def __init__(self, url: str, *, create: bool, patience: float) -> None:
         self._target = _parsed(url)
         self._create, self._patience = create, patience
-        self.url = self._target.render_as_string(hide_password=True)
-        """For messages: the password is hidden."""
+        self.url = shown(self._target.render_as_string(hide_password=False))
+        """For messages: passwords are hidden."""
         self._looking = threading.Lock()
         found = self._look()
         self._stands_in = found is None
@@ -143,12 +144,13 @@ def _parsed(url: str) -> URL:
         target = make_url(url)
     except (ArgumentError, ValueError) as error:
         raise HistoryUnreachable(
-            url, "it is no database URL such as sqlite:////folder/history.db or postgresql://user@host/name"
+            shown(url), "it is no database URL such as sqlite:////folder/history.db or postgresql://user@host/name"
         ) from error
-    shown = target.render_as_string(hide_password=True)
     driver = _DRIVERS.get(target.drivername)
     if driver is None:
-        raise HistoryUnreachable(shown, "only sqlite:/// and postgresql:// are spoken")
+        raise HistoryUnreachable(shown(url), "only sqlite:/// and postgresql:// are spoken")
     if driver == "sqlite" and (target.database or ":memory:") == ":memory:":
-        raise HistoryUnreachable(shown, "it names no file, as in sqlite:////folder/history.db")
+        raise HistoryUnreachable(shown(url), "it names no file, as in sqlite:////folder/history.db")
+    if target.username is not None and "@" in f"{target.host}{target.database}":  # or its rest is taken for a host, and shown
+        raise HistoryUnreachable(shown(url), "an '@' in a password is written %40 there, a '%' %25, a '/' %2F")
     return target.set(drivername=driver)

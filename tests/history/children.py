@@ -80,6 +80,14 @@ def count_steps(url: str, job: str) -> None:
         say(len(queries.steps(history, line.strip() or job)))
 
 
+def read_and_close(url: str) -> None:
+    """Read as `holdfast status` does, and tell how much there was only when the history is closed again."""
+    history = History.open(url, create=False)
+    found = len(queries.jobs(history))
+    history.close()
+    say(f"jobs {found}")
+
+
 def open_when_told(url: str) -> None:
     """Open the history at the signal; say whether it worked."""
     say("ready")

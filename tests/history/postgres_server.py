@@ -33,6 +33,8 @@ class PostgresServer:
         self._schemas = 0
         options = ["--username=holdfast", "--auth=trust", "--encoding=UTF8", "--no-sync", "--no-instructions"]
         self._run("initdb", "--pgdata", str(self.folder / "data"), *options)
+        rules = self.folder / "data" / "pg_hba.conf"
+        rules.write_text(f"local all guarded scram-sha-256\nlocal all barred reject\n{rules.read_text()}")
 
     def start(self) -> None:
         """Start the server and wait until it answers."""

@@ -8,13 +8,25 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import psycopg
 import pytest
 
-from holdfast.errors import HistoryCorrupt, HistoryLocked, HistoryTooNew, HistoryUnreachable, NotWritable, OperatorError
+from holdfast.errors import (
+    HistoryCorrupt,
+    HistoryFull,
+    HistoryLocked,
+    HistoryRefused,
+    HistoryTooNew,
+    HistoryUnreachable,
+    NotWritable,
+    OperatorError,
+)
 from holdfast.history import History, queries
 from holdfast.history.schema import VERSION_TABLE
+from holdfast.history.trouble import may_pass
 from tests.history.children import ROOT, Child
 from tests.history.postgres_server import PostgresServer
 from tests.history.rows import a_job, a_step
@@ -252,10 +264,45 @@ def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
                 History.open(url, patience=2)
 
 
-def test_a_server_without_the_database_is_named(postgres: PostgresServer) -> None:
-    """The reason is the server's own."""
-    with pytest.raises(HistoryUnreachable, match='database "nowhere" does not exist'):
-        History.open(postgres.url("nowhere"))
+@pytest.mark.parametrize(
+    ("user", "database", "told"),
+    [
+        ("guarded:s3cr3t", "postgres", r'password authentication failed for user "guarded"\. Mend the password or the user'),
+        ("guarded", "postgres", r"no password supplied\. Give the password"),
+        ("nobody", "postgres", r'role "nobody" does not exist\. Mend the user .*CREATE ROLE'),
+        ("nologin", "postgres", r'role "nologin" is not permitted to log in\. .*ALTER ROLE'),
+        ("holdfast", "nowhere", r'database "nowhere" does not exist\. Mend the name of the database .*CREATE DATABASE'),
+        ("barred", "postgres", r'pg_hba.conf rejects connection .*user "barred".*\. Let this host'),
+    ],
+)
+def test_who_is_not_let_in_is_told_why_with_the_cure(postgres: PostgresServer, user: str, database: str, told: str) -> None:
+    """The server runs: nobody is told to start it, and nothing waits for it."""
+    with psycopg.connect(host=str(postgres.folder), user="holdfast", dbname="postgres") as admin:
+        for role in ("guarded LOGIN PASSWORD 'another'", "nologin NOLOGIN", "barred LOGIN"):
+            name = role.partition(" ")[0]
+            admin.execute(f"DO $$ BEGIN CREATE ROLE {role}; EXCEPTION WHEN duplicate_object THEN ALTER ROLE {name}; END $$".encode())
+    with pytest.raises(HistoryRefused, match=told) as caught:
+        History.open(postgres.url(database).replace("holdfast@", f"{user}@"))
+    assert "Start the database" not in str(caught.value)
+    assert "s3cr3t" not in str(caught.value)
+    assert not may_pass(caught.value)
+
+
+def test_a_server_that_has_no_connection_left_is_named_with_its_own_cure(postgres: PostgresServer) -> None:
+    """It runs: nobody is told to start it. Of a role's limit, and of the server's own, which is found by taking all that there are."""
+    with ExitStack() as held:
+        first = held.enter_context(psycopg.connect(host=str(postgres.folder), user="holdfast", dbname="postgres", autocommit=True))
+        first.execute("CREATE ROLE crowded LOGIN CONNECTION LIMIT 0")
+        urls = [postgres.url("postgres").replace("holdfast@", "crowded@"), postgres.url("postgres")]
+        with suppress(psycopg.OperationalError):
+            while True:
+                held.enter_context(psycopg.connect(host=str(postgres.folder), user="holdfast", dbname="postgres"))
+        for url in urls:
+            with pytest.raises(HistoryFull, match=r"too many c.*Raise max_connections") as caught:
+                History.open(url)
+            assert "Start the database" not in str(caught.value)
+            assert may_pass(caught.value), "a flow waits for it"
+        first.execute("DROP ROLE crowded")
 
 
 def test_a_server_that_went_away_is_named_and_found_again(postgres: PostgresServer) -> None:
