@@ -80,14 +80,16 @@ class AgentSilence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Severed:
-    """A node that can be asked, and that other nodes do not reach while they reach each other."""
+    """A node that can be asked, and that other nodes do not reach."""
 
     node: str
     at: float
     peers: tuple[str, ...]
-    """Those that were tried."""
+    """Those that were tried and do not meet it."""
     why: str
-    """Why the first of them did not meet it."""
+    """Why the first of them did not."""
+    alone: bool = True
+    """It meets nobody while others meet each other: what is wrong is at its end. Else it is between the two, or nobody knows where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,8 @@ class RankProgress:
     """It has announced itself, so that steps are expected of it."""
     standing: Standing | None = None
     """Where it stands, if it was asked since its last sign of progress and has answered."""
+    heard: bool = True
+    """Its agent has told of it in this generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

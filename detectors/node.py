@@ -84,14 +84,31 @@ NODE_SEVERED: Final = kind(
         weight=98,
     )
 )
+NODE_APART: Final = kind(
+    FaultKind(
+        id="node-apart",
+        title="Two nodes answer and do not reach each other: they cannot train together",
+        component="node",
+        source="connections tried between nodes",
+        level=Level.EVICT_NOW,
+        blame=Blame.NODE,
+        action="look at what is between the two, routes, switch and firewalls; the job goes on without one of them until they meet",
+        reference="docs/architecture.md",
+        sick=Sample(evidence=Severed(node="n0", at=0.0, peers=("n1",), why="timed out after 1 s", alone=False)),
+        healthy=Sample(evidence=Severed(node="n0", at=0.0, peers=(), why="", alone=False)),
+        weight=97,
+        confused_with=("node-severed",),
+    )
+)
 
 
 def see_severed(seen: Severed, _limits: HangLimits) -> Fault | None:
-    """Name a node that is cut off from its peers; None where none was tried in vain."""
+    """Name a node that is cut off from its peers, or from some of them; None where none was tried in vain."""
     if not seen.peers:
         return None
-    quote = f"{seen.node} and {', '.join(seen.peers)} do not reach each other ({seen.why}), and it answers here"
-    return Fault(kind=NODE_SEVERED.id, at=seen.at, node=seen.node, quote=quote, signature=NODE_SEVERED.id)
+    entry, answers = (NODE_SEVERED, "it answers here") if seen.alone else (NODE_APART, "all answer here")
+    quote = f"{seen.node} and {', '.join(seen.peers)} do not reach each other ({seen.why}), and {answers}"
+    return Fault(kind=entry.id, at=seen.at, node=seen.node, quote=quote, signature=entry.id)
 
 
 def see_leaving(seen: NodeLeaving, _limits: HangLimits) -> Fault | None:

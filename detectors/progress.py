@@ -16,8 +16,8 @@ WINDOW: Final = 64
 SLOWEST_FACTOR: Final = 2.0
 """A stall as long as this many of the slowest recent step is still jitter: checkpoints and busy machines make steps uneven."""
 REACTION: Final = 0.25
-"""Seconds that pass between the limit and an answer (looks, the begin of a task). Where the ranks have said who did not come they are taken
-off the limit, so that the limit is when something is done about it."""
+"""Seconds that pass between the limit and an answer (looks, the begin of a task). Where the ranks have said what keeps them apart they are
+taken off the limit, so that the limit is when something is done about it."""
 MOVING: Final = 5.0
 """Within so many limits a step in which ranks still begin operations is a long one and no hang (ours)."""
 
@@ -143,7 +143,9 @@ def suspect(ranks: dict[int, RankProgress]) -> int:
 
 def _fault(entry: FaultKind, seen: Progress, rank: int | None, quote: str, *, age: float) -> Fault:
     held = seen.ranks[rank] if rank is not None else None
-    if held is not None:
+    if held is not None and not held.heard:
+        quote += f"; rank {rank} on {held.node} is the first suspect: nothing was heard of it"
+    elif held is not None:
         quote += f"; rank {rank} on {held.node} is the first suspect (step {held.step}, process state {held.process}"
         quote += f", waiting in {held.wait})" if held.wait else ")"
     return _of(entry.id, seen, rank, quote, age=age)
@@ -206,7 +208,8 @@ def _see_sections(seen: Progress, limits: HangLimits) -> Fault | None:
 
 def _see_steps(seen: Progress, limits: HangLimits, quiet: float) -> Fault | None:
     limit = hang_limit(seen.step_seconds, limits)
-    sure = seen.asked and explain(seen.ranks) is not None
+    found = explain(seen.ranks) if seen.asked else None
+    sure = found is not None and found.kind != STUCK.id  # what lies between the ranks may come to it yet
     if quiet <= limit - (REACTION if sure else 0.0) or (seen.moved is not None and seen.moved <= limit and quiet <= MOVING * limit):
         return None
     return _hang(HANG, seen, f"no rank made progress for {quiet:.1f} s (limit {limit:.1f} s)", age=quiet)

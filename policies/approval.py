@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.case import Case, Decision, Pass, Rung
+from policies.offences import UNSURE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +14,9 @@ class AskAPerson:
 
     def __call__(self, case: Case) -> Decision | Pass:
         """Answer when faults ask for nodes that are not lost, and the job could not train without them."""
-        asked = tuple(node for node in case.unfit if node not in case.lost | case.approved | case.announced)
+        root = case.diagnosis.root
+        doubted = {root.node} if root.kind in UNSURE else set()  # it is let go, and not isolated
+        asked = tuple(node for node in case.unfit if node not in case.lost | case.approved | case.announced | doubted)
         left = len(case.members) - len(case.unfit) + min(len(case.spares), len(case.unfit))
         if not asked:
             return Pass("no node that still works would be taken out without a person's word")

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, Level, Levels
-from detectors.node import AGENT_LOST, NODE_LEAVING, NODE_LOST
+from detectors.node import AGENT_LOST, NODE_APART, NODE_LEAVING, NODE_LOST
 from detectors.process import START_FAILED
 from policies.case import Case
 
 ENDED: Final = frozenset({NODE_LOST.id, AGENT_LOST.id, START_FAILED.id, NODE_LEAVING.id})
 """Kinds that say that something ended, and not why: power, maintenance, a command that is not there. They are held against no node."""
+UNSURE: Final = frozenset({NODE_APART.id})
+"""Kinds of which another node may be the reason just as well: they leave a doubt."""
 OUT: Final = frozenset({Level.RESET_DEVICE, Level.EVICT_WHEN_IDLE, Level.EVICT_NOW})
 _HARDWARE: Final = frozenset({Blame.GPU, Blame.NODE})
 
@@ -57,7 +59,7 @@ def takes_out(faults: Iterable[Fault], levels: Levels) -> Offence | None:
 
 
 def _is_grave(fault: Fault, level: Level) -> bool:
-    if fault.node is None or fault.kind in ENDED or level not in OUT:
+    if fault.node is None or fault.kind in ENDED | UNSURE or level not in OUT:
         return False
     return level is not Level.RESET_DEVICE or fault.entry.blame in _HARDWARE
 

@@ -50,6 +50,8 @@ def regular(membership: Membership, ranks_per_node: int, lost: frozenset[str] = 
     After a take-over ranks may be spread over more nodes than they need: those that hold most of them count, lost ones last.
     """
     width = -(-sum(map(len, membership.values())) // ranks_per_node)
+    if width >= len(membership):
+        return tuple(membership)
     chosen = set(sorted(membership, key=lambda node: (node in lost, -len(membership[node]), min(membership[node], default=0)))[:width])
     return tuple(node for node in membership if node in chosen)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from enum import Enum
 from functools import cache
+from itertools import chain
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from detectors.catalogue import CATALOGUE, Fault
@@ -160,8 +161,8 @@ def _pack(value: Any, place: Any) -> Any:  # noqa: ANN401 (one line a kind of va
 
 def _pack_many(value: Any, place: Any) -> list[Any]:  # noqa: ANN401 (any collection)
     if isinstance(value, Mapping):
-        if _are_plain(value) and _are_plain(value.values()):
-            return [list(item) for item in value.items()]
+        if _are_plain(value) and (_are_plain(value.values()) or _are_plain_tuples(value.values())):
+            return [[key, list(item) if isinstance(item, tuple) else item] for key, item in value.items()]
         return [[_pack(key, place), _pack(item, place)] for key, item in value.items()]
     if not isinstance(value, frozenset | set | tuple | list):
         raise TypeError(f"a case cannot hold {type(value).__name__}: give it a form in policies/record.py")
@@ -172,6 +173,11 @@ def _pack_many(value: Any, place: Any) -> list[Any]:  # noqa: ANN401 (any collec
 def _are_plain(values: Iterable[Any]) -> bool:
     """Tell whether all *values* stand in JSON as they are: a job on thousands of nodes has thousands, in the middle of a recovery."""
     return _PLAIN_TYPES.issuperset(map(type, values))
+
+
+def _are_plain_tuples(values: Collection[Any]) -> bool:
+    """Tell the same of what tuples hold: each node has its ranks."""
+    return all(isinstance(value, tuple) for value in values) and _are_plain(chain.from_iterable(values))
 
 
 def _unpack_fields(kind: Any, packed: Any, pool: list[Fault]) -> Any:  # noqa: ANN401 (any dataclass)

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from detectors.associations import follows_step
-from detectors.catalogue import ASKS_NOTHING, Level
+from detectors.associations import belongs, follows_step
+from detectors.catalogue import ASKS_NOTHING, Fault, Level
+from detectors.causes import explained
 from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
 from detectors.inference import BLAMED
 from detectors.node import AGENT_LOST
@@ -24,10 +25,16 @@ def sick_ranks(case: Case) -> frozenset[int]:
     spared = ASKS_NOTHING if Rung.RETRY_STEP in case.tried else ASKS_NOTHING | {Level.RETRY_STEP}
     faults = [fault for fault in (case.diagnosis.root, *case.diagnosis.echoes) if case.levels.of(fault) not in spared]
     hearsay = {GROUP_BROKEN.id, TAKE_OVER_FAILED.id} | ({BLAMED.id} - {case.diagnosis.root.kind})
-    named = {fault.rank for fault in faults if fault.rank is not None and fault.kind not in hearsay}
+    named = {fault.rank for fault in faults if fault.rank is not None and fault.kind not in hearsay and not _follows(fault, case)}
     gone = unfit_nodes(case) | {fault.node for fault in faults if fault.kind == AGENT_LOST.id}
     held = {rank for node in gone if node for rank in case.ranks.get(node, ())}
     return frozenset((named | held | case.dead) & {rank for ranks in case.ranks.values() for rank in ranks})
+
+
+def _follows(fault: Fault, case: Case) -> bool:
+    """Tell whether *fault* is a standstill that follows from the root: the rank that was suspected first waits like all others."""
+    root = case.diagnosis.root
+    return fault is not root and belongs(fault.kind, "stall") and explained(root, fault) > 0
 
 
 def places(case: Case, sick: frozenset[int]) -> tuple[tuple[Seat, ...], frozenset[int]]:
@@ -102,7 +109,9 @@ class TakeOver:
         if homeless:
             return Pass(f"no standby for rank(s) {', '.join(map(str, sorted(homeless)))}, and no spare node for a fresh process")
         gone = unfit_nodes(case)
-        because = f"{case.because}; {_told(found)}, the other {sum(map(len, case.ranks.values())) - len(sick)} stay in their processes"
+        others = sum(map(len, case.ranks.values())) - len(sick)
+        stay = "the other one stays in its process" if others == 1 else f"the other {others} stay in their processes"
+        because = f"{case.because}; {_told(found)}, {stay}"
         return Decision(rung=Rung.TAKE_OVER, because=because, drop=tuple(node for node in case.ranks if node in gone), seats=found)
 
     def _why_not(self, case: Case, sick: frozenset[int]) -> str:

@@ -16,6 +16,7 @@ from detectors.evidence import AgentSilence, Blind, TakeOverTrouble
 from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
 from detectors.process import START_FAILED
 from detectors.progress import OVERRUN, STANDSTILLS
+from detectors.standings import STUCK
 from holdfast.control import runs, ways
 from holdfast.control.board import limits_of
 from holdfast.control.consent import LEAST
@@ -57,7 +58,9 @@ def detect(job: str) -> Turn:
     silences = look_twice(run)
     faults, silences = settled(run, silences)
     if not silences:
-        faults = faults + cut_from_peers(run, faults)
+        cut_off, pairs = cut_from_peers(run, faults)
+        faults, silences = given_time(run, faults + cut_off)
+        faults += kept_apart(run, faults) if pairs and faults and not silences else []
     if not faults and run.board.at_work():
         if run.incident is not None:
             moved_on = run.generation > run.incident.row.generation_before  # by a flow that died before it could say so
@@ -69,6 +72,7 @@ def detect(job: str) -> Turn:
     diagnosis = weighed(run, [*faults, *beside(run), *last_words(run)])
     incident = open_incident(run, diagnosis, detected, faults)
     incident.lost |= _lost(faults, silences)
+    incident.silent_since |= {silence.node: silence.at for silence in silences}
     return choose(run, incident, diagnosis)
 
 
@@ -120,18 +124,39 @@ def settled(run: Run, silences: list[AgentSilence]) -> tuple[list[Fault], list[A
             silences = silences + look_twice(run)
 
 
-def cut_from_peers(run: Run, faults: list[Fault]) -> list[Fault]:
-    """Return who is cut off from the other nodes, where ranks wait for each other and nobody is known to be gone.
+def cut_from_peers(run: Run, faults: list[Fault]) -> tuple[list[Fault], bool]:
+    """Return who is cut off from the other nodes, where ranks wait for each other and nobody is known to be gone; and if two others are.
 
     gloo itself finds that out after half a minute at best. A group that broke is mended first: that is faster than to look.
     """
     kinds = {fault.kind for fault in faults}
     if not kinds or not kinds <= UNEXPLAINED or (kinds == {GROUP_BROKEN.id} and run.incident is None):
+        return [], False
+    found, pairs = ways.look(run.fleet.source, faults, [*run.members, *run.spares()])
+    if pairs:
+        run.remark(f"{ways.in_words(pairs)}; which of them is cut off cannot be told from that")
+    return see(found, limits_of(run.spec.limits)), bool(pairs)
+
+
+def kept_apart(run: Run, faults: list[Fault]) -> list[Fault]:
+    """Return which node is to leave when two of the job still do not reach each other, and standing still is all that is wrong."""
+    if not {fault.kind for fault in faults} <= UNEXPLAINED:
         return []
-    found, words = ways.look(run.fleet.source, {str(fault.node) for fault in faults}, [*run.members, *run.spares()])
-    if words:
-        run.remark(words)
-    return see(found, limits_of(run.spec.limits))
+    _, pairs = ways.look(run.fleet.source, faults, run.members)
+    return see(ways.apart(pairs, run.members, time.time()), limits_of(run.spec.limits))
+
+
+def given_time(run: Run, faults: list[Fault]) -> tuple[list[Fault], list[AgentSilence]]:
+    """Wait for as long as a hang takes at least, where all ranks have come to a collective, it does not end and nobody is cut off.
+
+    Lost packets are sent again after longer and longer pauses (RFC 6298), and a busy machine comes to it late.
+    """
+    end, silences = time.monotonic() + run.spec.limits.hang_least.total_seconds(), list[AgentSilence]()
+    while {fault.kind for fault in faults} == {STUCK.id} and not silences and time.monotonic() < end:
+        run.pump(0.02)
+        faults = few(run.faults())
+        silences = look_twice(run) if run.missing() else []
+    return faults + see(silences, limits_of(run.spec.limits)), silences
 
 
 def few(faults: list[Fault]) -> list[Fault]:
@@ -262,7 +287,7 @@ def a_case(run: Run, incident: IncidentInWork | None, diagnosis: Diagnosis, lost
         barred=(incident.barred if incident is not None else "") or run.why_not_kept(),
         ranks={node: tuple(ranks) for node, ranks in run.board.membership.items()},
         dead=run.board.dead(),
-        standbys=run.pool.ready(run.lineup.width),
+        standbys=run.standbys(),
         roles=run.roles,
         copies=whole_copies(run.copies, run.vacant()),
         takeovers=incident.takeovers if incident is not None else 0,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -11,13 +14,16 @@ from holdfast.control import runs
 from holdfast.control.run import Run
 from holdfast.control.verdict import make_ready
 from holdfast.errors import NodeTrouble, NotEnoughNodes, OperatorError, WorldError
-from holdfast.report.wording import plural
+from holdfast.report.wording import plural, some
 from policies.placement import place
 from policies.states import Event
 from tasks.monitor import SLICE, ending, watch
 from tasks.reschedule import agree
 from tasks.resume import start_workers
 from tasks.turn import Turn
+
+REASONS: Final = 4
+"""Most reasons that are told when there are too few nodes: hundreds may show as many fingerprints."""
 
 
 @task(task_run_name="launch {job}", cache_policy=NO_CACHE)
@@ -81,9 +87,9 @@ def gather(run: Run) -> tuple[str, ...]:
     order = run.fleet.source.names()
     alive = set(run.fleet.alive())
     ready = run.preflight.by_worth(run.wards.usable(node for node in order if node in alive))
-    barred = run.wards.left_out()
+    missing_for = [*refused, *run.wards.left_out(), *reasons(run.fleet.of_no_use)]
     if len(ready) < nodes.wanted:
-        raise NotEnoughNodes(nodes.wanted, len(ready), run.cluster.name, "; ".join([*refused, *barred]))
+        raise NotEnoughNodes(nodes.wanted, len(ready), run.cluster.name, "; ".join(missing_for))
     for words in run.wards.news(order):
         run.remark(words)
     ready, surplus = ready[:every], ready[every:]
@@ -92,12 +98,19 @@ def gather(run: Run) -> tuple[str, ...]:
         run.fleet.drop(node)
     short = every - len(ready)
     if short:
-        run.remark(
-            f"{short} of {nodes.spare} spare node(s) could not be had"
-            + (f": {'; '.join([*refused, *barred])}" if refused or barred else "")
-        )
+        run.remark(f"{short} of {nodes.spare} spare node(s) could not be had" + (f": {'; '.join(missing_for)}" if missing_for else ""))
     run.traffic.begin(ready)
     return tuple(ready[: nodes.wanted])
+
+
+def reasons(nodes: Mapping[str, str]) -> Iterator[str]:
+    """Yield each reason once, with the nodes that it speaks of; of many reasons the first."""
+    found: dict[str, list[str]] = {}
+    for node, why in nodes.items():
+        found.setdefault(why, []).append(node)
+    yield from (f"{some(held)}: {why}" for why, held in itertools.islice(found.items(), REASONS))
+    if len(found) > REASONS:
+        yield f"and so on, {len(nodes)} nodes in all"
 
 
 def _missing(run: Run, every: int, candidates: list[str]) -> int:

@@ -10,7 +10,7 @@ from typing import Final
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from holdfast.control import runs
+from holdfast.control import garbage, runs
 from holdfast.control.run import TICK, Run
 from holdfast.errors import HandedOver
 from policies.states import Event, State
@@ -24,8 +24,12 @@ SLICE: Final = 300.0
 def monitor(job: str) -> Turn | None:
     """Watch the job until something has to be answered; None when a quiet slice is over, or the flow is to let go of the job."""
     run = runs.of(job)
+    garbage.set_aside()
     with suppress(HandedOver):  # no trouble: what watched goes
-        return watch(run, seconds=SLICE)
+        turn = watch(run, seconds=SLICE)
+        if turn is None:
+            garbage.look_at_all()
+        return turn
     return None
 
 
@@ -42,6 +46,14 @@ def watch(run: Run, *, seconds: float, until: Callable[[], bool] | None = None) 
         if left <= 0:
             return None
         run.pump(min(TICK, left))
+
+
+def see_begun(run: Run, *, seconds: float) -> Turn | None:
+    """See the job to its first step; None when that has not come within *seconds*, and not only because nobody could be heard."""
+    turn = watch(run, seconds=max(0.0, seconds), until=run.begun)
+    while turn is None and run.ears.deaf():
+        turn = watch(run, seconds=TICK, until=run.begun)
+    return turn
 
 
 def look(run: Run) -> Turn | None:

@@ -14,7 +14,7 @@ from policies.case import Rung
 from policies.placement import place
 from policies.states import Event
 from tasks.isolate import wait_until_gone
-from tasks.monitor import look, watch
+from tasks.monitor import look, see_begun
 from tasks.reschedule import agree
 from tasks.resume import start_workers
 from tasks.turn import Turn
@@ -36,7 +36,7 @@ def regrow(run: Run) -> Turn:
     if stuck := _placed_anew(run, come, because):
         return Turn(Event.FAULTED, stuck)
     start_workers(run)
-    turn = watch(run, seconds=max(0.0, begin + limit - time.monotonic()), until=run.begun) or _overrun(run, time.monotonic() - begin, limit)
+    turn = see_begun(run, seconds=begin + limit - time.monotonic()) or _overrun(run, time.monotonic() - begin, limit)
     if turn.event is Event.STARTED:
         said = f"{because}: {len(run.board.ranks)} ranks on {', '.join(run.members)}, in {time.monotonic() - begin:.1f} s"
         turn = Turn(Event.MOVED, said)

@@ -22,7 +22,6 @@ log = logging.getLogger("holdfast.control")
 def find(cluster: str, named: list[str] | None) -> list[str]:
     """Return the nodes to be tried: those *named*, or those that are due."""
     repair = repairs.of(cluster)
-    repair.refuse_strangers(named or [])
     return list(named) if named else repair.due()
 
 

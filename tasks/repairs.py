@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from holdfast.burn_in.plan import Plan
@@ -15,12 +15,13 @@ _REPAIRS: dict[str, Repair] = {}
 
 
 @contextmanager
-def repairing(cluster: Cluster, seconds: float | None = None) -> Iterator[Repair]:
-    """Have nodes of *cluster* repaired while the block runs; raise `OperatorError` when that cannot be."""
+def repairing(cluster: Cluster, seconds: float | None = None, nodes: Sequence[str] = ()) -> Iterator[Repair]:
+    """Have *nodes* of *cluster* repaired while the block runs; raise `OperatorError` when that cannot be."""
     history = History.open()
     try:
         owner, plan = Owner(name="node-repair"), Plan.of(cluster.burn_in, seconds=seconds)
         with Repair(cluster, history, owner, plan) as repair:
+            repair.refuse_strangers(nodes)
             _REPAIRS[cluster.name] = repair
             yield repair
     finally:

@@ -16,7 +16,7 @@ from holdfast.control.run import Run
 from policies.case import IN_PROCESS
 from policies.states import Event
 from tasks import takeover
-from tasks.monitor import watch
+from tasks.monitor import see_begun
 from tasks.turn import Turn
 
 START_SECONDS: Final = 30.0
@@ -39,7 +39,7 @@ def resume(job: str) -> Turn:
             takeover.regroup(run, incident.decision)
         else:
             start_workers(run, seconds=min(START_SECONDS, limit))
-    turn = watch(run, seconds=max(0.0, begin + limit - time.time()), until=run.begun)
+    turn = see_begun(run, seconds=begin + limit - time.time())
     if turn is None:
         reached = {view.rank: view.reached() for view in run.board.ranks.values()}
         now = time.time()

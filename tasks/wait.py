@@ -9,7 +9,8 @@ from typing import Final
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from holdfast.control import runs
+from detectors.node import NODE_APART
+from holdfast.control import runs, ways
 from holdfast.control.consent import LEAST
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.run import Run
@@ -101,8 +102,8 @@ def wait_for_capacity(job: str) -> Turn | None:
             run.remark(words)
         ready = [node for node in have if node in alive]
         found = [node for node in alive if node not in have]
-        if len(ready) + len(found) >= incident.decision.need:
-            more = found[: max(0, run.width - len(ready))]
+        more = found[: max(0, run.width - len(ready))]
+        if len(ready) + len(found) >= incident.decision.need and can_meet(run, incident, [*ready, *more]):
             gone = tuple(node for node in held if node not in ready)
             incident.decision = replace(incident.decision, drop=gone, add=tuple(n for n in ready if n not in held) + tuple(more))
             incident.lap("wait", time.time())
@@ -113,8 +114,29 @@ def wait_for_capacity(job: str) -> Turn | None:
             incident.tried.append(Rung.WAIT_FOR_CAPACITY)
             incident.lap("wait", time.time())
             return Turn(Event.FAULTED, "; ".join([f"no capacity came within {limit:.0f} s", *run.wards.left_out()]))
+        look_after(run, incident)
         knock(run, missing=incident.decision.need - len(ready))
     return None
+
+
+def can_meet(run: Run, incident: IncidentInWork, nodes: list[str]) -> bool:
+    """Tell whether *nodes* all reach each other; asked only after two that did not have brought the job to a halt."""
+    if NODE_APART.id not in {incident.row.kind, *(fault.kind for fault in incident.faults)}:
+        return True
+    cut_off, pairs = ways.look(run.fleet.source, incident.faults, nodes)
+    return not (cut_off or pairs)
+
+
+def look_after(run: Run, incident: IncidentInWork) -> None:
+    """See what became of nodes that the job holds and whose agents ended while it waits: one that answers gets another, else it is lost."""
+    gone = {node: why for node, why in run.missing().items() if node in run.fleet.channels}
+    for node, answer in run.fleet.each(gone, run.fleet.second_look).items():
+        if answer is not None:
+            run.held.pop(node, None)  # a new agent knows of no generation
+        if answer is False or isinstance(answer, WorldError):
+            incident.lost.add(node)
+            run.stand(node, "lost", f"its agent is gone: {gone[node]}")
+            run.remark(f"{node} is gone while the job waits: {gone[node]}")
 
 
 def knock(run: Run, *, missing: int) -> None:

@@ -8,14 +8,17 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+from holdfast.cluster.answers import complaint, refusal
 from holdfast.errors import NodeLost, NodeTrouble, NotAskable, OtherProtocol
 from holdfast.wire import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, decode, encode, numbered, whole_lines
 
 NOISE: Final = 64 * 1024
 """Bytes that a login shell may print before the gate speaks."""
 CHUNK: Final = 256 * 1024
+MOST_DIGITS: Final = 9
+"""Of the number of a stream."""
 
 
 class Pipe(Protocol):
@@ -48,7 +51,7 @@ class Gate:
         self._streams: dict[int, socket.socket] = {}
         self._numbers = itertools.count(1)
         self._sending, self._lock = threading.Lock(), threading.Lock()
-        self._ended = False
+        self._ended, self._why = False, "the connection to its gate ended"
         watch = threading.Timer(max(0.01, until - time.monotonic()), pipe.close)
         watch.daemon = True
         watch.start()
@@ -102,12 +105,12 @@ class Gate:
     def order(self, verb: str, *, seconds: float, **facts: object) -> Message:
         """Have the gate do something and return its answer; raise ``OSError`` with what it said when that is no.
 
-        Raise `NodeLost` when no answer comes within *seconds*.
+        Raise `NodeLost` when no answer comes within *seconds*, or one that makes no sense: its node may be in the wrong hands.
         """
         number, answers = next(self._numbers), queue.SimpleQueue[Message | None]()
         with self._lock:
             if self._ended:
-                raise NodeLost(self.node, "the connection to its gate ended")
+                raise NodeLost(self.node, self._why)
             self._answers[number] = answers
         try:
             self._say(0, encode({"id": number, "do": verb, **facts}))
@@ -119,9 +122,11 @@ class Gate:
         finally:
             self._answers.pop(number, None)
         if answer is None:
-            raise NodeLost(self.node, "the connection to its gate ended")
-        if not answer.get("ok"):
-            raise OSError(answer.get("errno") or 0, str(answer.get("why")))
+            raise NodeLost(self.node, self._why)
+        if answer.get("ok") is not True:
+            raise refusal(answer)
+        if why := complaint(verb, answer):
+            raise NodeLost(self.node, f"its gate's answer to '{verb}' makes no sense: {why}")
         return answer
 
     def stream(self, *, seconds: float) -> socket.socket:
@@ -162,8 +167,15 @@ class Gate:
 
     def _listen(self, rest: bytes) -> None:
         """Take in what the gate says."""
-        with suppress(OSError, BadLine, ValueError):
-            self._hear(rest)
+        try:
+            with suppress(OSError):
+                self._hear(rest)
+        except BadLine as error:
+            self._why = f"what its gate says makes no sense: {error}"
+        finally:  # whatever it was that it said: nobody waits for answers that nobody hears
+            self._end()
+
+    def _end(self) -> None:
         with self._lock:
             self._ended = True
             waiting, numbers = list(self._answers.values()), list(self._streams)
@@ -187,6 +199,8 @@ class Gate:
     def _take(self, lines: list[bytes]) -> None:
         """Pass lines on, those of one stream that follow each other together."""
         for mark, group in itertools.groupby(lines, key=lambda line: line.partition(b" ")[0]):
+            if not mark.isdigit() or len(mark) > MOST_DIGITS:
+                raise BadLine(f"no number of a stream: {mark[:80]!r}")
             number = int(mark)
             texts = [line[len(mark) + 1 :] for line in group]
             if number:
@@ -198,13 +212,18 @@ class Gate:
             for text in texts:
                 self._hear_gate(decode(text))
 
-    def _hear_gate(self, message: dict[str, Any]) -> None:
-        if "closed" in message:
-            self._drop(int(message["closed"]))
-            return
-        answers = self._answers.get(message.get("re", -1))
-        if answers is not None:
-            answers.put(message)
+    def _hear_gate(self, message: Message) -> None:
+        match message:
+            case {"closed": int(number)}:
+                self._drop(number)
+            case {"re": int(number)}:
+                answers = self._answers.get(number)
+                if answers is not None:
+                    answers.put(message)
+            case {"re": None}:  # of what was said without a number: nobody waits for it
+                return
+            case _:
+                raise BadLine(f"neither an answer nor the end of a stream: {str(message)[:80]!r}")
 
     def _drop(self, number: int) -> None:
         """End a stream: its reader sees the end."""

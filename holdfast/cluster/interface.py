@@ -37,6 +37,8 @@ class Wish:
     """As many nodes, spare ones included."""
     out: Mapping[str, str] = field(default_factory=dict)
     """Nodes that are not to be used, and why."""
+    back: Mapping[str, float] = field(default_factory=dict)
+    """Nodes that are in service again, and since when (seconds since 1970): what was done against them before then may be undone."""
     lost: Mapping[str, float] = field(default_factory=dict)
     """Nodes that do not answer, and since when: others are needed in their place, unless they were lent anew since."""
     used: frozenset[str] = frozenset()
@@ -92,6 +94,10 @@ class Lender(Protocol):
 
     def has(self, node: str) -> bool:
         """Tell whether the job has been given *node*, and it was not taken back."""
+        ...
+
+    def lent_since(self, node: str) -> float | None:
+        """Return since when the job has been lent *node* (seconds since 1970), where that is known."""
         ...
 
     def leaving(self, node: str, now: float) -> Leaving | None:
@@ -159,6 +165,10 @@ class NodeSource(Protocol):
 
     def answers(self, node: str) -> bool:
         """Tell whether *node* itself answers, independently of its agent; raise `NotAskable` when that could not be tried."""
+        ...
+
+    def others_answer(self, but: Collection[str]) -> bool:
+        """Tell whether anything of the cluster but these nodes answers now: then the way to it is there."""
         ...
 
     def fence(self, node: str, job: str | None = None) -> list[int]:

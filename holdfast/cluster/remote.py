@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import ipaddress
+import random
 import socket
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,8 @@ DOUBT_SECONDS: Final = 1.5
 """How long a node that has fallen silent may take to take a connection, which its kernel does however busy it is."""
 LATE_SECONDS: Final = 6.0
 """How long such a node may take to let us in once it has taken the connection."""
+WITNESSES: Final = 3
+"""Nodes that are tried to find out whether any can be reached."""
 ORDER_SECONDS: Final = 25.0
 """How long a gate may take to start an agent or to end what runs on its node."""
 MEETS: Final = 2.0
@@ -71,6 +75,16 @@ class Machines(Protocol):
         ...
 
     @property
+    def directories(self) -> dict[str, str]:
+        """Return that folder of each node that has its own."""
+        ...
+
+    @property
+    def interfaces(self) -> dict[str, str]:
+        """Return that interface of each node that has its own."""
+        ...
+
+    @property
     def names(self) -> list[str]:
         """Return the names of all nodes."""
         ...
@@ -103,6 +117,7 @@ class RemoteNodes:
         self.name, self._cluster, self._reach = cluster.name, cluster, reach
         self._all: list[str] = []
         self._domains: dict[str, str] = {}
+        self._directories, self._interfaces = dict(cluster.directories), dict(cluster.interfaces)
         self._known: dict[str, Known] = {}
         self._lock = threading.Lock()
 
@@ -139,7 +154,7 @@ class RemoteNodes:
                 return present
             try:
                 pipe = self._reach.open(node, until, then)
-                opened = Gate(node, pipe, directory=self._cluster.directory, cluster=self.name, until=then)
+                opened = Gate(node, pipe, directory=self._directories.get(node, self._cluster.directory), cluster=self.name, until=then)
             except (NodeLost, NotAskable) as error:
                 known.failed = time.monotonic(), error
                 known.failures += 1
@@ -208,16 +223,28 @@ class RemoteNodes:
             return False
         return True
 
+    def others_answer(self, but: Collection[str]) -> bool:
+        """Tell whether any other node than these answers now; some are tried, taken at random."""
+        others = [node for node in self.names() if node not in but]
+        with ThreadPoolExecutor(WITNESSES, thread_name_prefix="witnesses") as hands:
+            return any(hands.map(self._answers_somehow, random.sample(others, min(WITNESSES, len(others)))))
+
+    def _answers_somehow(self, node: str) -> bool:
+        try:
+            return self.answers(node)
+        except NotAskable:  # whether that is its trouble or ours is not known
+            return False
+
     def fence(self, node: str, job: str | None = None) -> list[int]:
         """Make sure that nothing runs on *node* any more; return the pids that had to be killed. Raise `NodeLost` when nobody answers."""
         try:
-            return [int(pid) for pid in self.order(node, "fence", job=job)["killed"]]
+            return list(self.order(node, "fence", job=job)["killed"])
         except OSError as error:
             raise NodeLost(node, f"what runs on it could not be ended: {error.strerror or error}") from error
 
     def past(self, node: str, job: str) -> list[Message]:
         """Return the newest steps and checkpoints of *job* that agents on *node* have journaled."""
-        return [one for one in self.order(node, "past", job=job)["events"] if isinstance(one, dict)]
+        return list(self.order(node, "past", job=job)["events"])
 
     def wipe_memory(self, node: str, job: str) -> None:
         """Give back the memory that *job* has taken on *node* for its state; raise `NodeLost` when nobody answers."""
@@ -235,11 +262,11 @@ class RemoteNodes:
     def _view(self, node: str, seconds: float) -> NodeView:
         failed = self._of(node).failed
         if failed is not None and time.monotonic() - failed[0] < AGAIN:
-            return NodeView(name=node, standing="off", why=str(failed[1]))
+            return NodeView(name=node, standing="off", why=failed[1].reason)
         try:
             agent = self.gate(node, seconds=seconds).order("look", seconds=seconds)["agent"]
         except NodeTrouble as error:
-            return NodeView(name=node, standing="off", why=str(error))
+            return NodeView(name=node, standing="off", why=error.reason)
         except OSError as error:
             return NodeView(name=node, standing="off", why=error.strerror or str(error))
         if agent is None:
@@ -249,11 +276,11 @@ class RemoteNodes:
     def logs(self, node: str, job: str) -> Logs:
         """Return the logs of the ranks of *job* in the folder where *node* writes its own."""
         told = self.order(node, "logs", job=job)
-        return Logs(place=str(told.get("place", "")), sizes={str(name): int(size) for name, size in told["logs"].items()})
+        return Logs(place=told.get("place", ""), sizes=told["logs"])
 
     def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:
         """Return up to *most* bytes of such a log, or of the agent's, from byte *at* on or the last ones."""
-        return base64.b64decode(self.order(node, "log", job=job, name=name, at=at, most=most)["data"])
+        return base64.b64decode(self.order(node, "log", job=job, name=name, at=at, most=most)["data"])[:most]
 
     # -- the network --------------------------------------------------------------------------------------------------
 
@@ -271,20 +298,22 @@ class RemoteNodes:
         """Return the interface for training traffic: that which the cluster names, or else the one that the node was reached by."""
         facts = self.facts(node)
         found: list[dict[str, Any]] = facts["interfaces"]
-        if self._cluster.interface is None:
+        wanted = self._interfaces.get(node, self._cluster.interface)
+        if wanted is None:
             reached = facts["reached"] or self._reach.address(node)
             return next((one for one in found if one["address"] == reached), None)
         for one in found:
-            if self._cluster.interface == one["name"] or _lies_in(one["address"], self._cluster.interface):
+            if wanted == one["name"] or _lies_in(one["address"], wanted):
                 return one
         known = ", ".join(f"{one['name']} ({one['network']})" for one in found) or "none"
-        raise NotAskable(node, f"it has no interface {self._cluster.interface} for training traffic, it has {known}. Mend `interface`")
+        raise NotAskable(node, f"it has no interface {wanted} for training traffic, it has {known}. Mend `interface`")
 
     def bandwidth(self, source: str, to: str, seconds: float) -> float:
         """Return how many bytes per second go from one node to another on the interface for training traffic; raise `NodeTrouble`."""
         try:
-            port = self.order(to, "listen")["port"]
-            told = self.order(source, "measure", host=self.address(to), port=port, during=seconds, source=self.address(source))
+            door, host = self.order(to, "listen"), self.address(to)
+            port, token = door["port"], door["token"]
+            told = self.order(source, "measure", host=host, port=port, token=token, during=seconds, source=self.address(source))
         except OSError as error:
             raise NotAskable(source, f"no traffic from {source} to {to}: {error.strerror or error}") from error
         return float(told["bytes"]) / max(1e-6, float(told["seconds"]))

@@ -43,17 +43,18 @@ def adopt(run: Run) -> None:
     if newest["generation"] > generation:  # the flow died between its order and its note of it
         generation, membership = newest["generation"], _membership(told.values(), newest["generation"], membership)
     _continue(run, generation, membership, row)
-    _take_standbys(run, told, away)
+    _take_standbys(run, told)
     run.replicas.adopt(told)
-    for node in membership:
+    for node, ranks in membership.items():
         if node in away:
             run.fleet.wait_for(node)
+            run.board.unseen.update(ranks)
         elif node not in told:
             run.fleet.unreached[node] = "no agent was there to adopt"
     _let_go_of_strays(run, told, membership, generation)
     run.pump(0.0)
     run.managed = run.managed or run.board.managed()
-    alive = sum(len(one["workers"]) for one in told.values())
+    alive = sum(len(one["workers"]) for one in told.values() if one["generation"] == generation)
     run.remark(f"a new flow adopted the job in state {run.state}: {alive} worker(s) of generation {generation} live on {len(told)} node(s)")
     _reenter(run)
 
@@ -73,7 +74,7 @@ def _membership(told: Iterable[Message], generation: int, before: dict[str, list
     return known
 
 
-def _take_standbys(run: Run, told: dict[str, Message], away: set[str]) -> None:
+def _take_standbys(run: Run, told: dict[str, Message]) -> None:
     """Learn from the agents which groups can be mended, which standbys wait, and what the job's roles are."""
     newest = next((row.facts for row in reversed(queries.generations(run.history, run.job.id)) if row.facts and row.facts.get("roles")), {})
     roles = next((one["roles"] for one in told.values() if one.get("roles")), newest) or {}
@@ -81,10 +82,6 @@ def _take_standbys(run: Run, told: dict[str, Message], away: set[str]) -> None:
     run.copies = tuple(tuple(ranks) for ranks in roles.get("copies") or ())
     for node, one in told.items():
         run.take_in(node, one)
-    known = [view for view in run.board.ranks.values() if view.node in told]
-    if known and all(view.grouped for view in known):  # groups are made by all ranks together: those out of reach have theirs too
-        for view in run.board.ranks.values():
-            view.grouped = view.grouped or view.node in away
 
 
 def _ours(run: Run) -> list[str]:
@@ -230,7 +227,7 @@ def _decision(row: models.Decision) -> Decision:
 
 def _reenter(run: Run) -> None:
     """Choose where to go on: a recovery that was cut short is decided anew, on what is known now."""
-    whole = run.board.all_started() and bool(run.members)
+    whole = run.board.all_started()
     halfway = sorted(node for node in run.members if run.held.get(node, run.generation) < run.generation)
     recovering = run.state in (State.ISOLATING, State.RESCHEDULING) or (run.state is State.RESUMING and not whole)
     if halfway or run.board.is_ahead() or run.board.cut_short() or (recovering and _was_take_over(run)):

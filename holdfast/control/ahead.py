@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from contextlib import closing
@@ -20,8 +21,10 @@ AGAIN: Final = 2.0
 """Seconds between two attempts to get a secret from where it is kept."""
 TRY_EVERY: Final = 60.0
 """Seconds between two attempts to reach a node: keys are taken from hosts, and hosts are given other versions."""
+MENDED: Final = 10.0
+"""And while something is the matter: whoever mends it wants to see that."""
 TRIED: Final = 3
-"""Nodes that are tried, until one answers."""
+"""Nodes that are tried, taken at random, until one answers."""
 
 
 @dataclass(slots=True)
@@ -76,6 +79,8 @@ class Ahead:
             note(log, "standby.cannot-steer", level=logging.WARNING, cluster=cluster.name, why=trouble)
         elif self.trouble and not trouble:
             note(log, "standby.can-steer", level=logging.WARNING, cluster=cluster.name)
+        if trouble:
+            self._next_try = min(self._next_try, time.monotonic() + MENDED)
         self.trouble = trouble
 
     def take(self, cluster: Cluster) -> NodeSource:
@@ -100,16 +105,18 @@ class Ahead:
 
 
 def _why_not(cluster: Cluster) -> str:
-    """Return why no job could be steered on *cluster* from here; empty where it could, or where nobody answers, which is another matter."""
+    """Return why no job could be steered on *cluster* from here; empty where it could."""
     why = ""
     try:
         with closing(open_cluster(cluster)) as source:
-            for node in source.names()[:TRIED]:
+            names = source.names()
+            some = random.sample(names, min(TRIED, len(names)))
+            for node in some:
                 try:
                     if source.answers(node):
                         return ""
                 except NotAskable as error:
                     why = str(error)
+            return why or ("" if source.others_answer(some) else f"none of {', '.join(sorted(some))} answers there, nor do others")
     except HoldfastError as error:
         return str(error)
-    return why

@@ -127,6 +127,10 @@ NONSENSE: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, 
 """What taking in an event raises that no agent of ours sends: a journal was damaged, or a node is in the wrong hands."""
 
 
+FIRST_WORDS: Final = 30.0
+"""Seconds from the first word about a rank in which all agents tell of theirs: one that nobody has told of may be what others wait for."""
+
+
 @lru_cache(maxsize=256)  # as text of others': there are some fifty
 def handler_of(event: str) -> str:
     """Return the name of the method that takes in an event."""
@@ -141,6 +145,8 @@ class Board:
         self.generation, self.membership = generation, membership
         self.since, self.kept = since, frozenset(kept)
         self.ranks = {rank: RankView(rank=rank, node=node) for node, ranks in membership.items() for rank in ranks}
+        self.unseen: set[int] = set()
+        """Ranks whose agents nobody has reached since the job was adopted: of them is presumed what the others do."""
         self.evidence: list[Evidence] = []
         self.node_faults: list[Fault] = []
         """What is wrong with nodes, as their lookouts told while this generation ran, or lastingly before it."""
@@ -170,6 +176,8 @@ class Board:
         self._stepped = 0
         """Ranks that have finished a step of this generation: asked with every one of thousands of events."""
         self._lowest = min(self.ranks, default=0)
+        self._first_beat = 0.0
+        """When the first of them was heard of."""
 
     @property
     def first(self) -> RankView:
@@ -189,6 +197,8 @@ class Board:
         if event["event"].startswith("worker.") and self.ranks[event["rank"]].node != node:
             raise ValueError(f"rank {event['rank']} is on {self.ranks[event['rank']].node}")
         self._now = now
+        if self.unseen:
+            self.unseen.discard(event.get("rank", -1))
         if event["event"] in _PROGRESS and not event.get("beside"):
             self.ranks[event["rank"]].progress_at = now
         handler = getattr(self, handler_of(event["event"]), None)
@@ -280,6 +290,7 @@ class Board:
         self.first.progress_at = self._now
 
     def _on_beats(self, node: str, event: Message) -> None:
+        self._first_beat = self._first_beat or self._now
         for name, beat in event["ranks"].items():
             view = self.ranks.get(int(name))
             if view is not None and view.node == node:
@@ -391,21 +402,28 @@ class Board:
         ]
 
     def progress(self, now: float, *, steps_expected: bool) -> Progress | None:
-        """Return how far all living ranks are, or None before their agents have told.
+        """Return how far all living ranks are, or None before their agents have told, or had the time to.
 
+        After that one of which nothing was heard keeps nobody from seeing that the others stand still: it is among them, without progress.
         The times of steps say nothing of a rank that has still to come to its first one.
         """
         living = [view for view in self.ranks.values() if not view.ended]
-        if not living or any(not view.beat for view in living):
+        heard = [view for view in living if view.beat]
+        if not heard or (now - self._first_beat < FIRST_WORDS and any(not view.beat and view.rank not in self.unseen for view in living)):
             return None
-        ranks = {view.rank: _rank_progress(view, now) for view in living}
-        under_way = all(view.started is not None and (view.first_step is not None or not view.managed) for view in living)
-        quiet = [view.beat["output_age"] + now - view.beat_at for view in living if view.beat["output_age"] is not None]
+        begun = min((view.started for view in living if view.started is not None), default=now)
+        ranks = {view.rank: _rank_progress(view, now) if view.beat else _unheard(view, now - begun) for view in living}
+        under_way = all(
+            view.started is not None and (view.first_step is not None or (bool(view.beat) and not view.managed))
+            for view in living
+            if view.rank not in self.unseen
+        )
+        quiet = [view.beat["output_age"] + now - view.beat_at for view in heard if view.beat["output_age"] is not None]
         return Progress(
             at=now,
             ranks=ranks,
             step_seconds=tuple(seconds for _, seconds in list(self.durations)[-WINDOW:]) if under_way else (),
-            since_start=now - min(view.started or now for view in living),
+            since_start=now - begun,
             steps_expected=steps_expected,
             output_age=min(quiet, default=None),
             moved=min((now - view.moved_at for view in living if view.moved_at > view.progress_at), default=None),
@@ -424,7 +442,7 @@ class Board:
 
     def grouped(self) -> bool:
         """Tell whether the process groups of every rank that lives are Holdfast's own; a flow that adopts the job hears of no others."""
-        living = [view for view in self.ranks.values() if not view.ended] or list(self.ranks.values())
+        living = [view for view in self._seen() if not view.ended] or list(self.ranks.values())  # groups are made by all ranks together
         return bool(living) and all(view.grouped for view in living)
 
     def dead(self) -> frozenset[int]:
@@ -437,7 +455,11 @@ class Board:
 
     def all_started(self) -> bool:
         """Tell whether every rank has a process, or had one."""
-        return all(view.started is not None for view in self.ranks.values())
+        seen = self._seen()
+        return bool(seen) and all(view.started is not None for view in seen)
+
+    def _seen(self) -> list[RankView]:
+        return [view for view in self.ranks.values() if view.rank not in self.unseen]
 
     def any_stepped(self) -> bool:
         """Tell whether any rank has finished a step of this generation."""
@@ -445,7 +467,7 @@ class Board:
 
     def all_stepped(self) -> bool:
         """Tell whether every rank has finished a step of this generation."""
-        return self._stepped == len(self.ranks)
+        return 0 < self._stepped == len(self.ranks) - len(self.unseen)
 
     def is_ahead(self) -> bool:
         """Tell whether a rank has gone over to a planned generation that is not on record."""
@@ -457,7 +479,7 @@ class Board:
 
     def at_work(self) -> bool:
         """Tell whether every rank has a process that runs, or ended as it should."""
-        return all(view.started is not None and (not view.ended or view.well) for view in self.ranks.values())
+        return all(view.started is not None and (not view.ended or view.well) for view in self._seen())
 
     def all_well(self) -> bool:
         """Tell whether every rank has ended as it should."""
@@ -515,6 +537,11 @@ def _rank_progress(view: RankView, now: float) -> RankProgress:
         managed=view.managed,
         standing=view.standing if view.standing_at > view.progress_at else None,
     )
+
+
+def _unheard(view: RankView, age: float) -> RankProgress:
+    """Return a rank of which its agent has told nothing in the *age* of this generation."""
+    return RankProgress(node=view.node, step=view.step, age=age, managed=view.managed, heard=False)
 
 
 def limits_of(limits: Any) -> HangLimits:  # noqa: ANN401 (holdfast.spec.Limits, which this module must not need to import)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from detectors.catalogue import Level
@@ -62,18 +62,29 @@ class Borrowing:
         run = self._run
         nodes = run.spec.nodes
         usable = self._lender.usable(time.time())
-        for node in self._lost.keys() & set(usable):  # lent anew: what its allocation before was told is over
-            run.wards.take_back(node)
-            run.fleet.leaving.discard(node)
+        self._forget_notices(usable)
         names = {*usable, *run.members, *run.wards.isolated()}
         out = {node: why for node in names if (why := run.wards.isolation(node))}
         used, save = frozenset() if run.state is State.WAITING else frozenset(run.members), run.spec.limits.last_save.total_seconds()
-        self._lose(run.incident.lost if run.incident is not None else ())
+        if run.incident is not None:
+            self._lose(run.incident.lost, run.incident.silent_since)
         alive = set(run.fleet.alive())
         self._lost = {node: at for node, at in self._lost.items() if node not in alive}
-        self._lender.wish(Wish(nodes=nodes.wanted + nodes.spare, out=out, lost=dict(self._lost), used=used, save=save))
+        wanted, back = nodes.wanted + nodes.spare, run.wards.back_in_service()
+        self._lender.wish(Wish(nodes=wanted, out=out, back=back, lost=dict(self._lost), used=used, save=save))
         self._tell()
         self._take_words()
+
+    def _forget_notices(self, usable: Iterable[str]) -> None:
+        """Forget what nodes were told that are lent anew: it was the allocation before that is over."""
+        assert self._lender is not None
+        anew = self._lost.keys() & set(usable)
+        for one in self._run.wards.told_to_go():
+            since = self._lender.lent_since(one.node)
+            if since is not None and since > one.since:
+                anew.add(one.node)
+        for node in anew:
+            self._run.departures.forget(node)
 
     def _tell(self) -> None:
         assert self._lender is not None
@@ -111,13 +122,14 @@ class Borrowing:
         self._starts += 1
         if self._lender is None or self._starts == STARTS:
             return False
-        self._lose(set(self._lender.usable(time.time())) - set(self._run.fleet.alive()))
+        self._lose(set(self._lender.usable(time.time())) - set(self._run.fleet.alive()), {})
         return True
 
-    def _lose(self, nodes: Iterable[str]) -> None:
+    def _lose(self, nodes: Iterable[str], since: Mapping[str, float]) -> None:
+        """Note that *nodes* are lost, now or *since* then: an allocation that was put back into the queue may have begun anew meanwhile."""
         now = time.time()
         for node in nodes:
-            self._lost.setdefault(node, now)
+            self._lost[node] = max(self._lost.get(node, 0.0), since[node]) if node in since else self._lost.get(node, now)
 
     def explained(self, node: str, why: str) -> str:
         """Return *why* an agent is gone, with what is known of its node's allocation."""

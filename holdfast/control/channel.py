@@ -20,6 +20,7 @@ from typing import Final
 
 from holdfast.control.inbox import Inbox
 from holdfast.control.listener import LISTENER
+from holdfast.control.words import answer_complaint
 from holdfast.errors import AgentGone, LeaseLost, NodeLost, OrderRefused, OtherProtocol
 from holdfast.log import note
 from holdfast.wire import PROTOCOL, BadLine, LineBuffer, Message, encode
@@ -117,11 +118,13 @@ class AgentChannel:
     def judged(self, verb: str, answer: Message) -> Message:
         """Return the answer to an order; raise `OrderRefused` when it is no, `AgentGone` when it is the agent's end."""
         if answer.get("event") == "agent.gone":
-            raise AgentGone(self.node, answer["why"])
+            raise AgentGone(self.node, str(answer.get("why")))
         if answer.get("ok") is not True:
             if self.superseded:
                 raise LeaseLost(self.job or "", f"a newer flow (epoch {self.superseded})")
             raise OrderRefused(self.node, verb, str(answer.get("why", "it gave no reason")))
+        if why := answer_complaint(verb, answer):
+            raise OrderRefused(self.node, verb, f"what its agent answers makes no sense: {why}")
         return answer
 
     def silence(self, verb: str, seconds: float) -> AgentGone:
@@ -280,7 +283,8 @@ class AgentChannel:
         return lines
 
     def _end(self, why: str) -> None:
-        self.gone_at, self.gone = time.time(), why
+        away = 0.0 if self.away_since is None else time.monotonic() - self.away_since
+        self.gone_at, self.gone = time.time() - away, why
         message = {"event": "agent.gone", "why": why, "at": self.gone_at}
         for take in list(self._answers.values()):
             take(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from detectors.evidence import NodeLeaving
 from holdfast.errors import WorldError
@@ -15,6 +15,8 @@ from policies.states import State
 if TYPE_CHECKING:
     from holdfast.control.run import Run
 
+PAST: Final = 60.0
+"""Seconds after which a node that should have been gone counts as any other again: it has come back, or it never went."""
 AT_WORK = frozenset({State.RUNNING, State.MIGRATING})
 
 
@@ -30,6 +32,7 @@ class Departures:
     def look(self, now: float) -> None:
         """Do what is due at *now* (seconds since 1970) about each node that is to be left."""
         run = self._run
+        self._forget_past(now)
         if run.state not in AT_WORK or run.incident is not None:
             return
         for node in run.members:
@@ -46,6 +49,22 @@ class Departures:
             elif after.act is Act.STAY and not run.requests.asked_for(node) and self._told.get(node) != after.because:
                 self._told[node] = after.because
                 run.remark(after.because)
+
+    def _forget_past(self, now: float) -> None:
+        for one in self._run.wards.told_to_go():
+            if one.by is not None and now > one.by + PAST:
+                self.forget(one.node)
+
+    def forget(self, node: str) -> None:
+        """Forget that *node* was told to go: it stays, it is lent anew, or it has come back."""
+        self._run.wards.take_back(node)
+        self._run.fleet.leaving.discard(node)
+
+    def rank_has_gone(self, node: str) -> None:
+        """Learn that a rank ended by the signal with which *node* was told to go: there is nothing to wait for any more."""
+        departure = self._run.wards.departure(node)
+        if departure is not None:
+            self._leave(node, time.time(), f"{departure.because}; its ranks were told to go with it")
 
     @property
     def end(self) -> str:

@@ -92,7 +92,7 @@ def _of(fleet: Fleet, node: str) -> Iterator[dict[str, Any]]:
     while place is not None:
         answer = fleet.channel(node).order("deposited", since=place)
         yield from answer["records"]
-        place = answer["next"]
+        place = answer["next"] if answer["next"] is None or answer["next"] > place else None  # or it would go on for ever
 
 
 def _parts(since: int, records: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from holdfast.cluster import NodeSource
+from holdfast.cluster import NodeSource, NodeView
 from holdfast.control.channel import AgentChannel
 from holdfast.control.inbox import Inbox
 from holdfast.control.listener import LISTENER
 from holdfast.control.round import Round
+from holdfast.control.tries import Tries
 from holdfast.control.words import complaint
 from holdfast.errors import AgentGone, LeaseLost, NodeLost, NodeTrouble, OrderRefused, OtherProtocol, WorldError
 from holdfast.log import note
@@ -27,16 +28,14 @@ BEFORE: Final = 500
 """Events before the current generation that an adopting flow hears again: the flow before may have died with their rows unwritten."""
 
 HANDS: Final = 32
+"""Threads that reach nodes at once: more only fight for the interpreter."""
 IMPATIENT: Final = 3.0
 """Seconds without any answer after which the rest of the agents are not waited for when a job is adopted: a dead host says nothing for
 ten, and it may be the one that the flow before ran on."""
-"""Threads that reach nodes at once: more only fight for the interpreter."""
 
 STALE: Final = 4
 """Beats of silence after which a connection is tried: on a network that was cut it may never say that it ended."""
 
-TRY_SECONDS: Final = 5.0
-"""How long an attempt at a silent node that has begun is waited for."""
 SPEAK_SECONDS: Final = 1.0
 """How long an agent may take to speak over a new connection."""
 QUIET: Final = 0.5
@@ -52,7 +51,19 @@ STOOD_STILL: Final = 1.0
 WITNESSES: Final = 3
 """Agents that are asked who steers, before something is done that no agent could refuse."""
 
+OTHERS: Final = ""
+"""Stands for all of the cluster that has nothing to do with the job."""
+
 T = TypeVar("T")
+
+
+def _safely(act: Callable[[str], T], node: str) -> T | WorldError:
+    try:
+        return act(node)
+    except LeaseLost:  # no node's trouble: it ends what this flow does
+        raise
+    except WorldError as error:
+        return error
 
 
 class Fleet:
@@ -83,26 +94,18 @@ class Fleet:
         """Nodes that are being brought up now: nobody else is to begin with them."""
         self.owed: set[str] = set()
         """Nodes of which the job has let go without being able to end what it had started there."""
-        self._tried: dict[str, tuple[float, bool]] = {}
-        """When a silent node was last tried by a connection of its own (monotonic), and whether it answered."""
-        self._trying: dict[str, Future[Any]] = {}
+        self.of_no_use: dict[str, str] = {}
+        """Nodes that the job could not be given when free ones were last looked for, and why."""
         self._hands = ThreadPoolExecutor(HANDS, thread_name_prefix="fleet")
+        self._tries = Tries(self._hands, source.answers)
+        self._closed = False
 
     def each(self, nodes: Iterable[str], act: Callable[[str], T]) -> dict[str, T | WorldError]:
         """Do *act* on all *nodes* at once; what failed for the world's reasons is an answer too."""
-
-        def safely(node: str) -> T | WorldError:
-            try:
-                return act(node)
-            except LeaseLost:  # no node's trouble: it ends what this flow does
-                raise
-            except WorldError as error:
-                return error
-
         nodes = list(nodes)
         if len(nodes) == 1:
-            return {nodes[0]: safely(nodes[0])}
-        return dict(zip(nodes, self._hands.map(safely, nodes), strict=True))
+            return {nodes[0]: _safely(act, nodes[0])}
+        return dict(zip(nodes, self._hands.map(partial(_safely, act), nodes), strict=True))
 
     @property
     def beat(self) -> float:
@@ -122,21 +125,29 @@ class Fleet:
     def _bring_up(self, node: str) -> AgentChannel:
         channel = self._reach(node)
         if channel is None:
+            self._go_on(node)
             self.confirm()
             self._begun.add(node)
             self.source.start_agent(node)
             channel = AgentChannel(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch, job=self.plan["job"])
         try:
             channel.attach()
+            self._go_on(node)
             answer = channel.order("prepare", **self._plan_of(node))
         except WorldError:
             channel.close()
             raise
         self.channels[node] = channel
         self._begun.discard(node)
+        self._tries.forget(node)
         self.unreached.pop(node, None)
         self._note_memory(node, answer)
         return channel
+
+    def _go_on(self, node: str) -> None:
+        """Raise `AgentGone` once all have been parted from: what a thread is still at must not disturb the flow that comes next."""
+        if self._closed:
+            raise AgentGone(node, "this flow has parted from all agents")
 
     def _plan_of(self, node: str) -> dict[str, Any]:
         memory, own = self.plan.get("memory"), self.source.outfit(node, self._job)
@@ -179,29 +190,23 @@ class Fleet:
         one that answers after all is told of by `reached_late`.
         """
         begun = time.monotonic()
-        left = {self._hands.submit(self.adopt, node): node for node in nodes}
+        left = {self._hands.submit(_safely, self.adopt, node): node for node in nodes}
         answers: dict[str, Message | WorldError] = {}
         while left:
             done, _ = wait(left, timeout=IMPATIENT if answers else None, return_when=FIRST_COMPLETED)
             for one in done:
-                node = left.pop(one)
-                try:
-                    answers[node] = one.result()
-                except LeaseLost:  # no node's trouble
-                    raise
-                except WorldError as error:
-                    answers[node] = error
+                answers[left.pop(one)] = one.result()
             if not done:
                 break
         for one, node in left.items():
             answers[node] = NodeLost(node, f"no answer within {time.monotonic() - begun:.0f} s")
-            self._trying[node], self._tried[node] = one, (begun, False)
+            self._tries.go_on(node, one, begun)
             one.add_done_callback(partial(self._came_late, node))
         return answers
 
-    def _came_late(self, node: str, answer: Future[Message]) -> None:
-        if not answer.cancelled() and answer.exception() is None:
-            self._late.put((node, answer.result()))
+    def _came_late(self, node: str, answer: Future[Message | WorldError]) -> None:
+        if not answer.cancelled() and answer.exception() is None and not isinstance(told := answer.result(), WorldError):
+            self._late.put((node, told))
 
     def wait_for(self, node: str) -> None:
         """Adopt the agent of *node* as soon as it can be reached: it is cut off from here, which says nothing of its ranks."""
@@ -219,10 +224,18 @@ class Fleet:
         try:
             self._late.put((node, self.adopt(node)))
         except (NodeLost, OtherProtocol):
-            self._tried[node] = begun, False
+            self._tries.take(node, begun, answered=False)
         except NodeTrouble as error:
             self.unreached[node] = str(error)
             self.unseen.pop(node, None)
+
+    def _adopt_now(self, node: str) -> bool:
+        """Tell whether the agent of *node* was reached after all."""
+        self._tries.see_out(node)
+        if node not in self.channels:
+            with suppress(WorldError):
+                self._late.put((node, self.adopt(node)))
+        return node in self.channels
 
     def _reach(self, node: str) -> AgentChannel | None:
         try:
@@ -263,10 +276,10 @@ class Fleet:
 
         Unless its agent was *heard* to its end, what it may have told nobody is put into the inbox.
         """
-        if self._tried.get(node, (0.0, True))[1]:
-            self._settle(node, heard=heard)
-        else:  # it was tried a moment ago: nobody waits for that again
+        if self._tries.failed(node):  # a moment ago: nobody waits for that again
             self.owed.add(node)
+        else:
+            self._settle(node, heard=heard)
 
     def _settle(self, node: str, *, heard: bool = False) -> None:
         try:
@@ -280,7 +293,7 @@ class Fleet:
             self.owed.add(node)
         else:
             self.owed.discard(node)
-            self._tried.pop(node, None)
+            self._tries.forget(node)
 
     def _hear_the_past(self, node: str) -> None:
         try:
@@ -349,26 +362,13 @@ class Fleet:
         if self.source.remote:
             unseen = list(self.unseen)
             for node in unseen:
-                self._beside(node, self._adopt_late)
+                self._tries.beside(node, self._adopt_late)
             for node in self.silent(STALE * self.beat).keys() - set(unseen):
-                self._beside(node, self._try)
+                self._tries.beside(node, self._tries.knock)
+            if self.all_silent(STALE * self.beat):
+                self._tries.beside(OTHERS, self._ask_others)
             for node in self.owed - self.channels.keys():
-                self._beside(node, self._settle)
-
-    def _beside(self, node: str, act: Callable[[str], object]) -> None:
-        """Do something about *node* beside what the flow does, one thing at a time."""
-        present = self._trying.get(node)
-        if present is None or present.done():
-            self._trying[node] = self._hands.submit(act, node)
-
-    def _try(self, node: str) -> bool:
-        """Tell whether *node* answers by a new connection, which the agent's channel takes up; remember it."""
-        begun, answered = time.monotonic(), False
-        try:
-            answered = self.source.answers(node)
-        finally:
-            self._tried[node] = begun, answered
-        return answered
+                self._tries.beside(node, self._settle)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -401,9 +401,43 @@ class Fleet:
         since = {**unseen, **heard}
         return {node: f"it has been silent for {now - max(at, self._awake):.1f} s" for node, at in since.items()}
 
-    def alive(self) -> list[str]:
-        """Return the nodes with a living connection, or one that ended only now and is sought."""
-        return [node for node, channel in self.channels.items() if not (channel.gone or channel.away)]
+    @property
+    def newest_word(self) -> float:
+        """Return when any agent was heard last, or began to be waited for (monotonic); now, where there is none."""
+        return max([*(channel.heard for channel in self.channels.values()), *self.unseen.values()], default=time.monotonic())
+
+    def not_gone(self) -> list[str]:
+        """Return the nodes whose agents live as far as is known, those included that cannot be reached now."""
+        return [node for node, channel in self.channels.items() if not channel.gone]
+
+    def expected(self) -> set[str]:
+        """Return the nodes whose agents are connected, or are sought."""
+        return self.unseen.keys() | set(self.not_gone())
+
+    def all_silent(self, seconds: float) -> bool:
+        """Tell whether no agent at all has been heard for longer than *seconds*; on one machine nothing can be cut between nodes."""
+        last = time.monotonic() - seconds
+        if not self.source.remote or any(channel.heard >= last for channel in self.channels.values() if not channel.gone):
+            return False
+        expected = self.expected()
+        return bool(expected) and expected <= self.silent(seconds).keys()
+
+    def answered(self) -> set[str]:
+        """Return the nodes that have answered by a new connection since any agent was heard last, and `OTHERS` if any of those has."""
+        return self._tries.answered_since(self.newest_word)
+
+    def forget_tries(self) -> None:
+        """Forget what nodes did not answer: it was this machine that could not reach them."""
+        self._tries.forget_failures()
+
+    def _ask_others(self, name: str) -> None:
+        """See whether anything of the cluster answers that has nothing to do with the job: then it is the job's nodes that are gone."""
+        begun = time.monotonic()
+        self._tries.take(name, begun, answered=self.source.others_answer(self.expected()))
+
+    def alive(self, but: Collection[str] = ()) -> list[str]:
+        """Return the nodes with a living connection, or one that ended only now and is sought; none of *but*."""
+        return [node for node, channel in self.channels.items() if node not in but and not (channel.gone or channel.away)]
 
     def cut_off(self) -> dict[str, str]:
         """Return the nodes whose connection ended and could not be had again at once; their agents may live."""
@@ -422,9 +456,8 @@ class Fleet:
         return {**quiet, **self.gone()}
 
     def _unanswered(self, node: str) -> bool:
-        begun, answered = self._tried.get(node, (0.0, True))
         channel = self.channels.get(node)
-        return not answered and begun > (self.unseen.get(node, begun) if channel is None else channel.heard)
+        return self._tries.failed(node, self.unseen.get(node, time.monotonic()) if channel is None else channel.heard)
 
     def logs(self, node: str) -> str:
         """Return the folder on *node* with the logs of the job's ranks."""
@@ -465,14 +498,12 @@ class Fleet:
         What the old agent left is killed first, so that no two agents serve one node. None: it was the connection alone, and the agent
         speaks over another one.
         """
-        if node in self.unseen and self._tried.get(node, (0.0, True))[1]:  # nobody has tried in vain yet
-            with suppress(WorldError):
-                self._late.put((node, self.adopt(node)))
-                return None
+        if node in self.unseen and not self._tries.failed(node) and self._adopt_now(node):
+            return None
         old, answers = self.channels.get(node), None
         if self.source.remote and old is not None and not old.gone:
-            begun, answers = self._looked(node, old)
-            if answers and old.speaks(begun, SPEAK_SECONDS):
+            tried = self._tries.newest(node, old.heard)
+            if (answers := tried.answered) and old.speaks(tried.begun, SPEAK_SECONDS):
                 return None
         self.channels.pop(node, None)
         if old is not None:
@@ -492,30 +523,24 @@ class Fleet:
             return False
         return True
 
-    def _looked(self, node: str, channel: AgentChannel) -> tuple[float, bool]:
-        """Return when *node* was tried by a new connection after its agent was last heard, and whether it answered."""
-        present = self._trying.get(node)
-        if present is not None:
-            wait([present], timeout=TRY_SECONDS)
-        begun, answered = self._tried.get(node, (0.0, False))
-        if begun > channel.heard:
-            return begun, answered
-        return time.monotonic(), self._try(node)
-
     def free(self) -> list[str]:
         """Return the nodes of the cluster that answer and are held by nobody, in the cluster's order.
 
         One that a flow before took for this job in its last moment is held by nobody either.
         """
         own = {None, self.plan["job"]}
-        idle = [view.name for view in self.source.survey() if view.standing == "idle" or (view.standing == "up" and view.job in own)]
         taken = self.leaving | self.channels.keys() | self.owed | self._coming
-        return [node for node in idle if node not in taken]
+        others = [view for view in self.source.survey() if view.name not in taken]
+        free = [view.name for view in others if view.standing == "idle" or (view.standing == "up" and view.job in own)]
+        usable = set(free)
+        self.of_no_use = {view.name: _no_use(view) for view in others if view.name not in usable}
+        return free
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def close(self, *, end: bool) -> None:
         """Part from all agents; with *end*, end them and whatever they had started."""
+        self._closed = True
         self._hands.shutdown(wait=end, cancel_futures=True)  # a launch that a signal cut short starts no agent after this
         if end:
             with ThreadPoolExecutor(HANDS, thread_name_prefix="fleet end") as hands:
@@ -526,10 +551,15 @@ class Fleet:
             for future in done:
                 with suppress(WorldError):
                     future.result()
-        for channel in self.channels.values():
+        for channel in list(self.channels.values()):
             channel.close()
         self.channels.clear()
         self.source.close()
+
+
+def _no_use(view: NodeView) -> str:
+    """Say why no job can be given a node as it is seen."""
+    return "another job holds it" if view.standing == "up" else view.why or "it does not answer"
 
 
 def failures(answers: dict[str, Any]) -> dict[str, WorldError]:

@@ -35,16 +35,47 @@ class Handover:
         """Have the flow let go as soon as it looks; the first reason counts."""
         self.why = self.why or why
 
+    def hear(self, *_: object) -> None:
+        """Take the signal for the order."""
+        self.ask("it was told to by SIGUSR1")
+
+
+def heed_from_now_on() -> Handover:
+    """Take SIGUSR1 for the order to let go until this program ends, also where it was held back until now; what steers goes by it too."""
+    handover = Handover()
+    signal.signal(SIGNAL, handover.hear)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {SIGNAL})
+    return handover
+
+
+def present() -> Handover:
+    """Return what hears SIGUSR1 in this process, or a new one that does not yet."""
+    known = getattr(signal.getsignal(SIGNAL), "__self__", None)
+    return known if isinstance(known, Handover) else Handover()
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Keep SIGUSR1 for a program that is started or becomes of this one in the block, until that calls `heed_from_now_on`.
+
+    Handlers do not outlive exec, and what nobody handles ends a process.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {SIGNAL})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
 
 @contextmanager
 def heeding_the_signal() -> Iterator[Handover]:
     """Take SIGUSR1 for the order to let go while the block runs; beside the main thread, which alone hears signals, only requests count."""
-    handover = Handover()
     termination_lets_go()
     if threading.current_thread() is not threading.main_thread():
-        yield handover
+        yield Handover()
         return
-    before = signal.signal(SIGNAL, lambda *_: handover.ask("it was told to by SIGUSR1"))
+    handover = present()
+    before = signal.signal(SIGNAL, handover.hear)
     try:
         yield handover
     finally:

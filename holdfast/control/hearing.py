@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from detectors.catalogue import Level
+from detectors.catalogue import CATALOGUE, Level
 from detectors.diagnosis import see
 from detectors.evidence import MemoryTrouble
 from holdfast.control.board import NONSENSE, handler_of, limits_of
@@ -14,13 +15,19 @@ from holdfast.control.nodes import NodeNews, with_growth
 from holdfast.control.words import check_event
 from holdfast.history import models
 from holdfast.log import note
-from holdfast.report.wording import told
+from holdfast.report.wording import some, told
 from holdfast.wire import Message
 
 if TYPE_CHECKING:
     from holdfast.control.run import Run
 
 log = logging.getLogger("holdfast.control")
+
+TERMINATED: Final = 128 + signal.SIGTERM
+"""Status of a rank that took SIGTERM for the wish that it is, and ended by itself."""
+BEHIND: Final = "replica-behind"
+GATHERED: Final = 3.0
+"""Seconds from the first node whose replicas are behind to the remark on all of them."""
 
 
 class Hearing:
@@ -37,6 +44,9 @@ class Hearing:
         self._whole: dict[str, int] = {}
         """Checkpoints that were written and of which no trouble was told since: path and step."""
         self._troubles: set[tuple[str, str]] = set()
+        self._behind: dict[str, str] = {}
+        """Node to why its replicas are behind, as far as that is still to be told."""
+        self._behind_due = 0.0
 
     def begin(self, *, recorded: int = 0, saved: int = 0) -> None:
         """Begin a generation of which the history has steps until *recorded* and checkpoints until *saved*."""
@@ -155,10 +165,15 @@ class Hearing:
             run.remark(f"{node} was told to go, and will be gone in {seconds:.0f} s")
             run.departures.look(time.time())
 
+    def _on_worker_exited(self, node: str, event: Message) -> None:
+        """Take in that a rank got the signal that told its node to go, as a batch system sends it to all there is."""
+        ended = event["signal"] == signal.SIGTERM or event["code"] == TERMINATED
+        if ended and not event["ordered"] and self._run.wards.is_told_to_go(node):
+            self._run.departures.rank_has_gone(node)
+
     def _on_agent_staying(self, node: str, _event: Message) -> None:
         """Take in that a notice was taken back."""
-        self._run.fleet.leaving.discard(node)
-        self._run.wards.take_back(node)
+        self._run.departures.forget(node)
         self._run.remark(f"{node} stays: the notice that it would go was taken back")
 
     def _on_notice_blind(self, node: str, event: Message) -> None:
@@ -190,7 +205,20 @@ class Hearing:
         for fault in see([self._run.board.trouble(node, event)], limits_of(self._run.spec.limits)):
             self._run.board.troubles.append(fault)
             self._run.record_fault(fault, incident=None)
-            self._run.remark(told(fault.entry.title, fault.quote, fault.entry.action))
+            if fault.kind == BEHIND:
+                self._behind[node] = event["why"]
+            else:
+                self._run.remark(told(fault.entry.title, fault.quote, fault.entry.action))
+
+    def look(self, now: float) -> None:
+        """Tell in one remark on which nodes replicas are behind, a moment after the first: what slows all down slows them at once."""
+        if not self._behind:
+            return
+        self._behind_due = self._behind_due or now + GATHERED
+        if now >= self._behind_due:
+            entry, words = CATALOGUE[BEHIND], f"{some(sorted(self._behind))}: {next(iter(self._behind.values()))}"
+            self._behind, self._behind_due = {}, 0.0
+            self._run.remark(told(entry.title, words, entry.action))
 
     def _of_memory(self, node: str, event: Message) -> None:
         """Take in what an agent tells of the state in memory."""
@@ -226,3 +254,10 @@ class Hearing:
 
     def _on_node_unwatched(self, node: str, event: Message) -> None:
         self._run.remark(f"{node} is not watched for faults any more: {event['why']}")
+
+    def _on_node_deaf(self, node: str, event: Message) -> None:
+        rest = "Until another one has listened for a while, the kernel's log and a look once a minute tell what GPUs do"
+        self._run.remark(f"{node} is blind to errors as its GPUs' driver tells them: {event['why']}. {rest}")
+
+    def _on_node_hears(self, node: str, _event: Message) -> None:
+        self._run.remark(f"{node} hears its GPUs' driver again")

@@ -48,6 +48,8 @@ class IncidentInWork:
     tried: list[Rung] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     """Members that cannot hold ranks any more."""
+    silent_since: dict[str, float] = field(default_factory=dict)
+    """When the agents of those among them that were looked at twice were last known to speak (wall clock)."""
     seconds: dict[str, float] = field(default_factory=dict)
     rung_at: float = 0.0
     """When the rung in work began."""

@@ -39,9 +39,11 @@ class Refill:
         """Since when none is missing (monotonic)."""
         self._told = True
         """It is known that some are missing and none can be had: who launches tells of it."""
-        self._barred: frozenset[str] = frozenset()
-        """Nodes that were out of service when this was looked at last."""
+        self._kept_out: frozenset[str] = frozenset()
+        """Nodes that were out of service, or given up and out of reach, when this was looked at last."""
         self._thread: threading.Thread | None = None
+        self._over = False
+        """No further node is to be begun with."""
 
     def look(self, now: float) -> None:
         """Look for what is missing when it is time to, and wait for nothing. *now*: monotonic seconds."""
@@ -51,19 +53,20 @@ class Refill:
                 self._pause = PAUSE
             return
         self._full = 0.0
-        barred = frozenset(self._run.wards.isolated())
-        if self._barred - barred:  # somebody took a node back
+        kept_out = frozenset({*self._run.wards.isolated(), *self._run.fleet.owed})
+        if self._kept_out - kept_out:  # somebody took a node back, or it answers again
             self._next, self._pause = 0.0, PAUSE
-        self._barred = barred
+        self._kept_out = kept_out
         if now >= self._next and (self._thread is None or not self._thread.is_alive()):
             self._next, self._pause = now + self._pause, min(LONGEST_PAUSE, 2 * self._pause)
             self._thread = threading.Thread(target=self._fill, name="refill", daemon=True)
             self._thread.start()
 
-    def finish(self) -> None:
-        """Wait for a node that is being brought up: the end of the job is to find it."""
+    def finish(self, seconds: float | None = None) -> None:
+        """Begin with no further node, and wait so long at most for one that is being brought up: the job's end or its heir finds it."""
+        self._over = True
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(seconds)
 
     def _missing(self) -> int:
         nodes, fleet = self._run.spec.nodes, self._run.fleet
@@ -74,7 +77,7 @@ class Refill:
         try:
             candidates = run.preflight.by_worth(self._candidates())
             with suppress(RuntimeError):  # the flow ends, and its hands with it
-                while batch := candidates[: self._missing()]:
+                while not self._over and (batch := candidates[: self._missing()]):
                     candidates = candidates[len(batch) :]
                     run.preflight.begin(batch)
                     answers = run.fleet.each(batch, run.fleet.bring_up)

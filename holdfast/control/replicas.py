@@ -67,7 +67,7 @@ class Replicas:
         if not self._plan.replicas or not self._fleet.gone().keys().isdisjoint(members):  # an incident comes, and changes the members
             return []
         self._settle()
-        alive = [node for node in self._fleet.alive() if node in self._fleet.memory]
+        alive = [node for node in self._fleet.not_gone() if node in self._fleet.memory]  # who cannot be reached from here keeps them well
         nodes, before, held = [node for node in members if node in alive], self._homes, self._members
         self._homes = replica_homes(self._with_spares(nodes, alive), self._fleet.source.domain, self._plan.replicas, before=before)
         self._members = frozenset(members)

@@ -60,6 +60,15 @@ class MoveAsked:
         return f"{self.by} asked to move {what}" + (f" to {self.target}" if self.target else "")
 
 
+def ask_to_let_go(history: History, lease: models.Lease, by: str) -> None:
+    """Ask the very flow that holds *lease* to let go of its job; once is enough, whoever asked."""
+    facts = {"epoch": lease.epoch}
+    if any(one.kind == HAND_OVER and one.facts == facts for one in queries.pending_requests(history, lease.job_id)):
+        return
+    with history.session() as session:
+        session.add(models.Request(job_id=lease.job_id, at=time.time(), kind=HAND_OVER, by=by, facts=facts))
+
+
 class Requests:
     """Whether somebody asked the job to stop, ranks of it to move, or its flow to let go of it."""
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from detectors.catalogue import Fault, Levels
 from detectors.diagnosis import Before
+from detectors.evidence import CutShort
 from detectors.progress import STANDSTILLS
 from holdfast.control.board import NONSENSE, Board, limits_of
 from holdfast.control.borrowing import Borrowing
@@ -19,6 +20,7 @@ from holdfast.control.cluster_file import ClusterFile
 from holdfast.control.concerns import Concerns
 from holdfast.control.consent import Consent
 from holdfast.control.departures import Departures
+from holdfast.control.ears import Ears
 from holdfast.control.fleet import Fleet
 from holdfast.control.growth import Growth
 from holdfast.control.handover import Handover
@@ -50,7 +52,7 @@ from holdfast.places import job_directory
 from holdfast.report import wording
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.wire import Message
-from policies.case import IN_PROCESS, Copies, Recovery, Rung
+from policies.case import IN_PROCESS, Copies, Recovery, Rung, Standby
 from policies.holds import Owner
 from policies.placement import regular
 from policies.policy import Policy
@@ -71,6 +73,9 @@ DOUBT: Final = 4
 """Beats without a word from an agent from which on a standstill of the job may be its node's."""
 SILENT_AND_STILL: Final = 8
 """Beats without a word from an agent that count as its silence while the job stands still: two signals that agree need less of each."""
+SPARE_PATIENCE: Final = 30.0
+"""Seconds for which a spare node may be unheard while training runs: on a slow link its words and its answers wait behind those of others,
+and the standby that it holds is worth more than to know early. No job goes on it meanwhile."""
 SETTLED: Final = 300.0
 """Seconds a job without steps must run for its recovery to count as having brought it on."""
 
@@ -120,6 +125,7 @@ class Run:
     refill: Refill = field(init=False)
     traffic: Traffic = field(init=False)
     sight: Sight = field(init=False)
+    ears: Ears = field(init=False)
     borrowing: Borrowing = field(init=False)
     seen_before: Past = field(default_factory=Past)
     state: State = State.LAUNCHING
@@ -190,7 +196,8 @@ class Run:
         self.cluster_file = ClusterFile(self.cluster)
         self.growth, self.borrowing, self.refill = Growth(self), Borrowing(self), Refill(self)
         self.traffic = Traffic(self.fleet.source)
-        self.sight = Sight(self.board)
+        self.ears = Ears(self.fleet, self.spec.limits.lease.total_seconds(), self._note, self.remark)
+        self.sight = Sight(self.board, self.ears.known_until)
         self.wards.lent = self.borrowing.departure
 
     # -- moving -------------------------------------------------------------------------------------------------------
@@ -286,6 +293,7 @@ class Run:
             raise LeaseLost(self.job.name, self.lost)
         if self.handed_over:
             raise HandedOver(self.job.name, self.handover.why)
+        self.ears.look()
         now = time.monotonic()
         if now >= self._next_ping:
             self._next_ping = now + PING
@@ -302,7 +310,7 @@ class Run:
             self.departures.look(time.time())
         if self.state in STARTED:
             self._look_out(now)
-        if now >= self._next_fill and self.state is State.RUNNING and self.incident is None:
+        if now >= self._next_fill and self.state is State.RUNNING and self.incident is None and not self.ears.deaf():
             self._next_fill = now + FILL
             self.fill_pool()
             self.preflight.keep_up(self.spares())
@@ -318,22 +326,25 @@ class Run:
         for node, told in self.fleet.reached_late():
             self.take_in(node, told)
             self.remark(f"the agent of {node} could be reached again")
+            if node in self.members and self.held[node] < self.generation:  # what was presumed of it is not so
+                self.board.evidence.append(CutShort(at=time.time(), state=self.state))
 
     def take_in(self, node: str, told: Message) -> None:
         """Learn what the agent of *node*, which ran already, says of its ranks and standbys."""
         self.held[node] = int(told["generation"])
         self.pool.adopt(node, told.get("standbys") or {}, self.lineup.width)
+        self.board.unseen.difference_update(self.board.membership.get(node, ()))
         for rank in told.get("grouped") or () if told["generation"] == self.generation else ():
             if rank in self.board.ranks:
                 self.board.ranks[rank].grouped = True
 
     def _look_out(self, now: float) -> None:
         """Tell of what training goes on through, and ask ranks that are quiet where they stand."""
+        self.hearing.look(now)
         for fault in self.concerns.look(
             self.board, now, roles=self.roles, limits=limits_of(self.spec.limits), good=self.hearing.good_before
         ):
-            self.record_fault(fault, incident=None)
-            self.remark(wording.told(fault.entry.title, fault.quote, fault.entry.action))
+            self._note(fault)
             self.slow_ranks.weigh(fault)
         self.slow_ranks.look(now)
         for step, ranks in self.concerns.questions(self.board):
@@ -343,6 +354,11 @@ class Run:
             seen = self.sight.progress(limits_of(self.spec.limits), steps_expected=self._steps_expected())
             if seen is not None:
                 self.roll.look(self.board, seen, limits_of(self.spec.limits))
+
+    def _note(self, fault: Fault) -> None:
+        """Record a fault that training goes on through, and tell of it."""
+        self.record_fault(fault, incident=None)
+        self.remark(wording.told(fault.entry.title, fault.quote, fault.entry.action))
 
     def record_fault(self, fault: Fault, *, incident: str | None, root: bool = False) -> models.Fault:
         """Write a fault into the history, and return its row; one that is there already becomes the incident's."""
@@ -404,6 +420,8 @@ class Run:
         cut_off = self.fleet.cut_off()
         if cut_off and not (self.faults() or self._stands_still()):
             cut_off = {}
+        if (silent or cut_off) and self.ears.deaf() and not self.faults():
+            silent = cut_off = {}
         missing = {**silent, **cut_off, **gone}
         return {node: why for node, why in missing.items() if node in self.members}
 
@@ -442,9 +460,20 @@ class Run:
         return self.board.all_stepped() if expects else True
 
     def spares(self) -> tuple[str, ...]:
-        """Return the nodes with an agent and no ranks, those last that something speaks against; none that no job may be given."""
-        members = set(self.members)
-        return tuple(self.preflight.by_worth(self.wards.usable(node for node in self.fleet.alive() if node not in members)))
+        """Return the nodes with an agent and no ranks, those last that something speaks against; none that no job may be given.
+
+        Nor any that neither speaks nor answers now.
+        """
+        return tuple(self.preflight.by_worth(self.wards.usable(self.fleet.alive(but={*self.members, *self._unheard()}))))
+
+    def standbys(self) -> tuple[Standby, ...]:
+        """Return the standbys that can take over a rank now."""
+        unheard = self._unheard()
+        return tuple(one for one in self.pool.ready(self.lineup.width) if one.node not in unheard)
+
+    def _unheard(self) -> dict[str, str]:
+        """Return the nodes that neither speak nor answer by a new connection, and why; none while nobody can be heard at all."""
+        return {} if self.ears.deaf() else self.fleet.lost(self.spec.limits.agent_silence.total_seconds())
 
     def free(self) -> list[str]:
         """Return the nodes of the cluster that nobody holds and that jobs may be given, in the cluster's order."""
@@ -463,7 +492,12 @@ class Run:
 
     def drop_dead_spares(self) -> None:
         """Let go of spares whose agents are gone: no rank is hurt, so it is recorded and no incident."""
-        for node, why in self.fleet.lost(self.spec.limits.agent_silence.total_seconds()).items():
+        if self.ears.deaf():
+            return
+        silence = self.spec.limits.agent_silence.total_seconds()
+        if self.state is State.RUNNING and self.incident is None:
+            silence = max(silence, SPARE_PATIENCE)
+        for node, why in self.fleet.lost(silence).items():
             if node not in self.members:
                 self.fleet.drop(node)
                 self.stand(node, "lost", f"the agent of this spare is gone: {why}")
@@ -501,7 +535,7 @@ class Run:
         nodes, room = self.spec.nodes, self.room()
         count = nodes.standbys if nodes.standbys is not None else min(nodes.ranks * nodes.spare, sum(room.values()))
         stay = tuple(node for node in self.members if not self.wards.departure(node))
-        self.pool.keep_up(places_for(count, room, stay), self.wanted())
+        self.pool.keep_up(places_for(count, room, stay, self.pool.held()), self.wanted())
 
     def wanted(self) -> Wanted:
         """Return what this job's standbys are to be good for."""
@@ -551,7 +585,7 @@ class Run:
         """Start a new generation with an empty board; of processes that live on it knows what was known of them."""
         before, self.board = self.board, Board(number, membership, since=lineup.since, kept=lineup.kept)
         self.board.keep(before, self.levels)
-        self.sight = Sight(self.board)
+        self.sight = Sight(self.board, self.ears.known_until)
         self.concerns = Concerns(lambda: self.levels)
         self.generation, self.newest, self.members = number, max(self.newest, number), tuple(membership)
         self.lineup, self.port = lineup, lineup.store[1]

@@ -7,6 +7,7 @@ of the time at most, which for a small job is with every look.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 from detectors.catalogue import Fault
@@ -21,8 +22,9 @@ REST: Final = 9.0
 class Sight:
     """The faults of one generation, as far as they have been judged."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, board: Board, known_until: Callable[[], float]) -> None:
+        """Judge *board*; *known_until* says until when it is known what ranks do (wall clock)."""
+        self._board, self._known_until = board, known_until
         self._judged = 0
         self._faults: list[Fault] = []
         self._progress: Progress | None = None
@@ -42,8 +44,13 @@ class Sight:
         """Return how far all ranks were at the newest look."""
         begun = time.monotonic()
         if begun >= self._due:
-            self._progress = self._board.progress(time.time(), steps_expected=steps_expected)
-            self._still = see([self._progress], limits) if self._progress is not None else []
+            self._look(time.time(), limits, steps_expected=steps_expected)
+            if self._still and (until := self._known_until()) < time.time():
+                self._look(until, limits, steps_expected=steps_expected)  # nobody knows what ranks have done since
             ended = time.monotonic()
             self._due = ended + REST * (ended - begun)
         return self._progress
+
+    def _look(self, at: float, limits: HangLimits, *, steps_expected: bool) -> None:
+        self._progress = self._board.progress(at, steps_expected=steps_expected)
+        self._still = see([self._progress], limits) if self._progress is not None else []

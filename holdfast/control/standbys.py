@@ -16,6 +16,9 @@ from holdfast.wire import Message
 from policies.ladder import Standby
 
 MOST_LOSSES: Final = 5
+EACH: Final = 1000
+"""Numbers that each flow has for the standbys it starts: the one before may have standbys on nodes that this one cannot reach, and where
+nodes share a home the number names their log."""
 WINDOW: Final = 600.0
 """Seconds: after `MOST_LOSSES` standbys lost within them no new one is started until some time has passed."""
 
@@ -50,7 +53,7 @@ class Pool:
     def __init__(self, fleet: Fleet, remark: Callable[[str], None]) -> None:
         self.standbys: dict[int, Waiting] = {}
         self._fleet, self._remark = fleet, remark
-        self._next = 0
+        self._next = EACH * (fleet.epoch - 1)
         self._losses: deque[float] = deque(maxlen=MOST_LOSSES)
         self._asked: list[tuple[str, list[int], Future[Message]]] = []
 
@@ -132,18 +135,23 @@ class Pool:
             self._fleet.later(node, "drop", standbys=here)
 
     def keep_up(self, places: Sequence[str], wanted: Wanted) -> None:
-        """Have a standby on each of *places* (a node may be named several times): start what is missing."""
+        """Have a standby on each of *places* (a node may be named several times): start what is missing.
+
+        One that waits elsewhere goes as soon as each place has one that has parked: beside workers it uses what is theirs.
+        """
         self.settle()
         self.drop([one.id for one in self.standbys.values() if one.world != wanted.world])
         alive = set(self._fleet.alive())
         self.take([one.id for one in self.standbys.values() if not self._is_kept(one)])
         if not wanted.roles or self._is_unlucky(time.monotonic()):
             return
-        missing: dict[str, list[int]] = {}
-        for node, role in self._missing([node for node in places if node in alive], wanted.roles):
+        astray, missing = self._astray(places), dict[str, list[int]]()
+        for node, role in self._missing([node for node in places if node in alive], wanted.roles, astray):
             missing.setdefault(node, []).append(role)
         for node, parks in missing.items():
             self.start(node, parks, wanted)
+        if places and not Counter(places) - Counter(one.node for one in self.standbys.values() if one.ready):
+            self.drop(astray)
 
     def start(self, node: str, parks: Sequence[int], wanted: Wanted) -> list[int]:
         """Begin to start standbys on *node*, one for each of the roles *parks*; return their numbers."""
@@ -168,22 +176,39 @@ class Pool:
                 if one is not None:
                     self._lose(one, f"could not be started: {error}")
 
-    def _missing(self, places: Sequence[str], roles: Sequence[Sequence[int]]) -> Iterator[tuple[str, int]]:
-        """Yield a node and a role for each standby that is missing: the largest role first, then in turn."""
+    def held(self) -> Counter[str]:
+        """Return how many standbys there are on each node."""
+        return Counter(one.node for one in self.standbys.values())
+
+    def _astray(self, places: Sequence[str]) -> list[int]:
+        """Return the standbys that are on none of *places*, or are too many there: the newest that have not parked before others."""
+        left, astray = Counter(places), list[int]()
+        for one in sorted(self.standbys.values(), key=lambda one: (not one.ready, one.id)):
+            if left[one.node] > 0:
+                left[one.node] -= 1
+            else:
+                astray.append(one.id)
+        return astray
+
+    def _missing(self, places: Sequence[str], roles: Sequence[Sequence[int]], astray: Sequence[int]) -> Iterator[tuple[str, int]]:
+        """Yield a node and a role for each standby that is missing, those *astray* not counted: the largest role first, then in turn."""
         order = sorted(range(len(roles)), key=lambda role: (-len(roles[role]), role))
         wanted = Counter(order[place % len(order)] for place in range(len(places)))
-        nodes = list((Counter(places) - Counter(one.node for one in self.standbys.values())).elements())
-        parks = wanted - Counter(one.role for one in self.standbys.values())
-        missing = max(0, len(places) - len(self.standbys))
-        yield from zip(nodes[:missing], sorted(parks.elements(), key=order.index), strict=False)
+        there = [one for one in self.standbys.values() if one.id not in astray]
+        nodes = list((Counter(places) - Counter(one.node for one in there)).elements())
+        parks = wanted - Counter(one.role for one in there)
+        yield from zip(nodes, sorted(parks.elements(), key=order.index), strict=False)
 
 
-def places_for(count: int, room: Mapping[str, int], members: Sequence[str]) -> list[str]:
-    """Return the node of each of *count* standbys: where there is *room* for ranks, most of it first; the rest beside workers in turn."""
-    roomy = sorted((node for node in room if room[node] > 0), key=lambda node: -room[node])
+def places_for(count: int, room: Mapping[str, int], members: Sequence[str], held: Mapping[str, int]) -> list[str]:
+    """Return the node of each of *count* standbys: where there is *room* for ranks, most of it first; the rest beside workers in turn.
+
+    Those that *held* standbys until now come before others of their kind: it need not be started anew.
+    """
+    roomy = sorted((node for node in room if room[node] > 0), key=lambda node: (not held.get(node), -room[node]))
     places = [node for node in roomy for _ in range(room[node])][:count]
-    rest = count - len(places)
-    return places + [members[place % len(members)] for place in range(rest)] if members else places
+    rest, beside = count - len(places), sorted(members, key=lambda node: not held.get(node))
+    return places + [beside[place % len(beside)] for place in range(rest)] if beside else places
 
 
 def _parked(event: Message) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import time
@@ -13,7 +12,7 @@ from typing import Any, Final, TypeVar
 from detectors.catalogue import Fault
 from holdfast import places
 from holdfast.cluster import NodeSource, open_cluster
-from holdfast.control import runs
+from holdfast.control import garbage, runs
 from holdfast.control.adoption import adopt
 from holdfast.control.ahead import Ahead
 from holdfast.control.cadence import Cadence
@@ -48,6 +47,8 @@ SOON: Final = 10.0
 
 END_SECONDS: Final = 10.0
 """How long the history may take to take in the last rows; what is left is spilled beside the job and absorbed next time."""
+HELP_SECONDS: Final = 5.0
+"""How long a flow that lets go of its job waits for a node that it is bringing up, so that the next one finds it up, or idle."""
 AWAY_SECONDS: Final = 600.0
 """How long the last rows of a job that is over wait for a history that is away: its agents, with which rows could be left, are gone."""
 
@@ -62,13 +63,15 @@ def steering(
     adopted by the next flow. A termination of this process is a person's wish to stop the job, unless HOLDFAST_SIGTERM says otherwise or
     the machine goes down and the job is elsewhere; SIGUSR1 has the flow let go of the job, as does a request to hand it over.
     """
-    gc.freeze()  # Prefect and SQLAlchemy have many objects: with thousands of nodes each recovery had a collection look at them all
+    garbage.begin()
     history, ahead = (_when_there(History.open, spec.name) if standby else History.open()), Ahead()
     try:
         with heeding_the_signal() as handover:
             if standby:
                 _when_there(lambda: _absorb_all(history), spec.name)
                 wheel = stand_by(history, spec, cluster, ahead, handover)
+            elif handover.why:
+                wheel = Aside(f"the flow ends before it took the job: {handover.why}")
             else:
                 _absorb_all(history)
                 wheel = take_wheel(history, spec, cluster)
@@ -138,7 +141,7 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handove
         fleet=Fleet(reach(cluster), how_to_run(spec, cluster, job), epoch=wheel.lease.epoch),
         handover=handover,
     )
-    keeper = run.keeper = LeaseKeeper(history, wheel.lease, run.lose)
+    keeper = run.keeper = LeaseKeeper(history, wheel.lease, run.lose, lambda: run.ears.told)
     run.fleet.lease_is_good = lambda: keeper.is_good
     recorder.elsewhere = Deposit(run.fleet)
     run.requests = Requests(history, recorder, wheel.lease, handover)
@@ -179,6 +182,7 @@ def _let_go(run: Run) -> None:
             run.refill.finish()
             _end(run)
         else:
+            run.refill.finish(HELP_SECONDS if run.lost is None else 0.0)
             run.fleet.close(end=False)
     finally:
         run.borrowing.close(end=run.over and run.lost is None)

@@ -93,6 +93,10 @@ class Wards:
         """Return the nodes that are out of service for what is held against them."""
         return [node for node in {*self._known, *self._grave} if self.isolation(node)]
 
+    def back_in_service(self) -> dict[str, float]:
+        """Return the nodes that were out of service once and are no more, and since when, as the history has it."""
+        return {name: known.back for name, known in self._known.items() if known.back and not self.isolation(name)}
+
     def isolation(self, node: str) -> str:
         """Return what is held against *node* that keeps it out of service, and what brings it back; empty when nothing is."""
         known, grave = self._known.get(node), self._grave.get(node)
@@ -131,6 +135,10 @@ class Wards:
     def is_told_to_go(self, node: str) -> bool:
         """Tell whether *node* itself was told that it will be gone."""
         return node in self._notices
+
+    def told_to_go(self) -> list[Departure]:
+        """Return the notices that count."""
+        return list(self._notices.values())
 
     def doubts(self, node: str) -> str:
         """Return why *node* is used only where there is no better one; empty where nothing speaks against it."""

@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +15,7 @@ from holdfast.errors import WorldError
 from holdfast.log import note
 
 if TYPE_CHECKING:
+    from detectors.catalogue import Fault
     from holdfast.cluster import NodeSource
 
 log = logging.getLogger("holdfast.control")
@@ -25,6 +26,8 @@ HANDS: Final = 32
 MOST: Final = 16
 """Nodes between which all pairs are tried; of more, those that something speaks against are, each with some others."""
 OTHERS: Final = 3
+SHARE: Final = 8
+"""Of so many members one at most is let go because others do not meet it: more are the matter of what lies between many."""
 LEAST: Final = 2
 """Others that do not reach a node before it is called cut off: of two that do not reach each other nobody knows which one it is."""
 
@@ -54,32 +57,55 @@ def severed(tried: Mapping[Pair, str], at: float) -> list[Severed]:
         if not alone or not met:
             return found
         _, node = max(alone)
-        whys = {next(iter({*pair} - {node})): why for pair, why in left.items() if node in pair}
-        found.append(Severed(node=node, at=at, peers=tuple(sorted(whys)), why=next(iter(whys.values()))))
+        found.append(_of(node, left, at, alone=True))
         left = {pair: why for pair, why in left.items() if node not in pair}
 
 
-def look(source: NodeSource, suspects: Collection[str], nodes: Sequence[str]) -> tuple[list[Severed], str]:
-    """Have *nodes* try to reach each other; return who is cut off from the others, and what else is to be told.
+def apart(pairs: Mapping[Pair, str], members: Sequence[str], at: float) -> list[Severed]:
+    """Return which *members* are to go so that those which stay all reach each other, when these *pairs* do not meet, and why not.
 
+    The one that is in most pairs goes first, of several the last one of *members*. None where more than one in `SHARE` would have to go.
+    """
+    left, found = {pair: why for pair, why in pairs.items() if set(pair) <= set(members)}, list[Severed]()
+    while left:
+        times = Counter(node for pair in left for node in pair)
+        node = max(times, key=lambda one: (times[one], members.index(one)))
+        found.append(_of(node, left, at, alone=False))
+        left = {pair: why for pair, why in left.items() if node not in pair}
+    return found if len(found) <= max(1, len(members) // SHARE) else []
+
+
+def _of(node: str, pairs: Mapping[Pair, str], at: float, *, alone: bool) -> Severed:
+    """Return what *pairs* say of *node*, which is in some of them."""
+    whys = {next(iter({*pair} - {node})): why for pair, why in pairs.items() if node in pair}
+    return Severed(node=node, at=at, peers=tuple(sorted(whys)), why=next(iter(whys.values())), alone=alone)
+
+
+def look(source: NodeSource, faults: Iterable[Fault], nodes: Sequence[str]) -> tuple[list[Severed], dict[Pair, str]]:
+    """Have *nodes* try to reach each other; return who is cut off from the others, and which pairs else do not meet, and why.
+
+    Of many nodes those are looked at that *faults* name.
     Nodes of one machine have nothing between them. Takes about a second where something fails, next to nothing else.
     """
-    pairs = pairs_of(suspects, nodes) if source.remote else []
+    pairs = pairs_of({str(fault.node) for fault in faults}, nodes) if source.remote else []
     if not pairs:
-        return [], ""
+        return [], {}
     begun = time.time()
     with ThreadPoolExecutor(HANDS, thread_name_prefix="ways") as hands:
         answers = dict(zip(pairs, hands.map(lambda pair: _meet(source, *pair), pairs), strict=True))
     tried = {pair: why for pair, why in answers.items() if why is not None}
     found = severed(tried, begun)
     named = {one.node for one in found}
-    others = [(*pair, why) for pair, why in tried.items() if why and named.isdisjoint(pair)]
+    others = {pair: why for pair, why in tried.items() if why and named.isdisjoint(pair)}
     note(log, "ways.looked-at", pairs=len(tried), failed=sum(map(bool, tried.values())), cut_off=sorted(named))
-    if not others:
-        return found, ""
-    first, second, why = others[0]
-    rest = f", and so do {len(others) - 1} more pair(s)" if len(others) > 1 else ""
-    return found, f"{first} and {second} do not reach each other ({why}){rest}; which of them is cut off cannot be told from that"
+    return found, others
+
+
+def in_words(pairs: Mapping[Pair, str]) -> str:
+    """Say which *pairs* (at least one) do not meet."""
+    (first, second), why = next(iter(pairs.items()))
+    rest = f", and so do {len(pairs) - 1} more pair(s)" if len(pairs) > 1 else ""
+    return f"{first} and {second} do not reach each other ({why}){rest}"
 
 
 def _meet(source: NodeSource, one: str, other: str) -> str | None:

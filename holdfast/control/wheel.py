@@ -11,6 +11,7 @@ from typing import Final
 
 from holdfast.control.ahead import Ahead
 from holdfast.control.handover import Handover
+from holdfast.control.relief import Relief
 from holdfast.errors import JobAlreadyRunning, OperatorError
 from holdfast.history import LEASE_SECONDS, History, Lease, holder_of, lease, models, queries, take, this_host, wait_take
 from holdfast.history.asking import Asking
@@ -55,7 +56,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """A standby that was told to stand by no more."""
+    """A flow that was told to let go before it had the job: a standby, or one that had only begun."""
 
     moved: str
 
@@ -104,10 +105,12 @@ class Standby:
     """When it was last said that this flow stands by (monotonic), and with what trouble."""
     waits_until: float = 0.0
     """Until when nothing is taken (monotonic): with the database away nobody could renew a lease."""
+    relief: Relief = field(init=False)
     asking: Asking = field(init=False)
     telling: Asking = field(init=False)
 
     def __post_init__(self) -> None:
+        self.relief = Relief(self.history)
         self.asking, self.telling = (Asking(who, {"job": self.spec.name}) for who in ("standby", "standby-words"))
 
     def turn(self) -> Wheel | Ended | None:
@@ -133,7 +136,10 @@ class Standby:
             note(log, "standby.waits", level=logging.WARNING, job=self.spec.name, id=live.id)  # that anybody who looks may see it
             self.wanted = settled(live)[1]
         self.watched = live.id
-        if time.monotonic() < self.waits_until or holder_of(self.history, live.id) is not None:
+        holder = holder_of(self.history, live.id)
+        if holder is not None and holder.deaf:
+            self.relief.offer(holder, self.wanted)
+        if holder is not None or time.monotonic() < max(self.waits_until, self.relief.stands_back_until):
             return None
         return self._take(live)
 

@@ -147,6 +147,63 @@ class _About(_Said):
     memory: _Memory | None
 
 
+class _Attached(_Said):
+    agent: str
+    since: Whole
+
+
+class _Prepared(_Said):
+    memory: _Memory | None = None
+
+
+class _Port(_Said):
+    port: Annotated[int, Field(gt=0, lt=2**16)]
+
+
+class _Held(_Said):
+    name: str
+    rank: Count
+    world: Count
+    step: Count
+    lineage: Whole
+
+
+class _Stored(_Said):
+    snapshots: list[_Held]
+
+
+class _Living(_Said):
+    generation: Count
+    ranks: list[Count]
+
+
+class _Token(_Said):
+    token: str
+
+
+class _Deposited(_Said):
+    records: list[dict[str, Any]]
+    next: Count | None
+
+
+_ANSWERS: Final[dict[str, type[_Said]]] = {
+    "attach": _Attached,
+    "prepare": _Prepared,
+    "port": _Port,
+    "stored": _Stored,
+    "living": _Living,
+    "token": _Token,
+    "deposited": _Deposited,
+}
+"""Orders of whose answers a flow reads more than whether they were carried out."""
+
+
+def answer_complaint(verb: str, answer: Message) -> str:
+    """Say what is wrong with an agent's answer to the order *verb*; empty when it can be used as it is."""
+    kind = _ANSWERS.get(verb)
+    return "" if kind is None else _complaint(kind, answer)
+
+
 def check_event(event: Message) -> None:
     """Raise ``ValueError`` for an event with a field that cannot be what it is called."""
     if why := _complaint(_Event, event):

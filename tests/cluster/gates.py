@@ -24,6 +24,8 @@ class Boxes:
     interface: str | None = None
     names: list[str] = field(default_factory=lambda: ["box-0", "box-1"])
     domains: dict[str, str] = field(default_factory=dict)
+    directories: dict[str, str] = field(default_factory=dict)
+    interfaces: dict[str, str] = field(default_factory=dict)
 
 
 class ChildPipe:

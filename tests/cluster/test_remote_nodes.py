@@ -208,6 +208,10 @@ def test_a_gate_of_another_version_is_refused_with_the_cure(tmp_path: Path) -> N
     nodes = RemoteNodes(Boxes(str(tmp_path)), reach)
     with pytest.raises(NotAskable, match=r"speaks protocol 99, this one \d+: `holdfast nodes bootstrap"):
         nodes.gate("box-0")
+    seen = nodes.survey()[0]
+    assert "box-0" not in seen.why, "beside the node's name it says the reason alone"
+    assert "speaks protocol 99" in seen.why
+    assert "`holdfast nodes bootstrap" in seen.why
     reach.bury()
 
 

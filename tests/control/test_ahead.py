@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,6 @@ from holdfast.history import History, Lease, take
 from holdfast.history.models import StandbyFlow
 from holdfast.spec import LocalCluster, TrainingJob, cluster_of
 from tests.history.rows import a_job
-
-
-@pytest.fixture
-def history(holdfast_home: Path) -> Iterator[History]:
-    """Give the history of this home."""
-    opened = History.open(f"sqlite:///{holdfast_home / 'history.db'}")
-    yield opened
-    opened.close()
 
 
 def test_a_standby_without_the_key_says_so_before_anybody_needs_it(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from detectors.catalogue import Fault
+from detectors.diagnosis import see
+from detectors.evidence import HangLimits
 from holdfast.control.board import Board
 from holdfast.wire import Message
 
@@ -38,3 +41,34 @@ def test_steps_are_no_measure_for_a_rank_that_has_still_to_come_to_its_first() -
     seen = board.progress(13.3, steps_expected=True)
     assert seen is not None
     assert seen.step_seconds == (0.1, 0.1)
+
+
+def test_a_rank_that_is_never_heard_of_hides_no_standstill_and_is_the_first_suspect() -> None:
+    """Neither one whose agent a flow that adopts the job cannot reach, nor one whose agent says nothing of it at a start."""
+    limits = HangLimits(first_step=60.0, least=5.0)
+    adopted, started = Board(1, {"a": [0], "b": [1]}), Board(1, {"a": [0], "b": [1]})
+    adopted.unseen = {1}
+    for board in (adopted, started):
+        told(board, "worker.started", 10.0, rank=0, pid=100)
+        told_of_a(board, 10.0, age=0.0)
+    told(adopted, "worker.stepped", 10.1, rank=0, step=1, until=9)
+    told(adopted, "steps", 10.2, steps=[(1, 10.1, 0.1, 0.5), (2, 10.2, 0.1, 0.5)])
+    for board, later, kind in ((adopted, 20.0, "job-hang"), (started, 80.0, "job-never-stepped")):
+        told_of_a(board, later, age=0.0)
+        assert faults_of(board, later, limits) == [], "the rank that is heard of gets on"
+        told_of_a(board, later + 70.0, age=70.0)
+        (fault,) = faults_of(board, later + 70.0, limits)
+        assert (fault.kind, fault.node, fault.rank) == (kind, "b", 1)
+        assert "rank 1 on b is the first suspect: nothing was heard of it" in fault.quote
+
+
+def told_of_a(board: Board, now: float, *, age: float) -> None:
+    """Have the agent of node a tell how its rank is: it got on *age* seconds ago."""
+    board.take("a", {"event": "beats", "generation": 1, "at": now, "ranks": {"0": BEAT | {"age": age}}}, now)
+
+
+def faults_of(board: Board, now: float, limits: HangLimits) -> list[Fault]:
+    """Return what the ranks' progress speaks against."""
+    seen = board.progress(now, steps_expected=True)
+    assert seen is not None
+    return see([seen], limits)

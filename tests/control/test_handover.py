@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from holdfast.control.handover import heeding_the_signal, machine_goes_down, termination_lets_go
+from holdfast.control.handover import SIGNAL, heeding_the_signal, machine_goes_down, termination_lets_go
 from holdfast.errors import BadSetting
 
 
@@ -38,3 +40,31 @@ def test_what_a_termination_means_is_refused_where_nobody_knows_before_a_flow_be
     monkeypatch.setenv("HOLDFAST_SIGTERM", "handover")
     with pytest.raises(BadSetting, match="HOLDFAST_SIGTERM is 'handover'; it must be stop or hand-over"), heeding_the_signal():
         pass
+
+
+FIRST = """
+import os, signal, sys
+from holdfast.control.handover import heed_from_now_on, held_back
+heed_from_now_on()
+with held_back():
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+SECOND = """
+import subprocess
+from holdfast.control.handover import heed_from_now_on, heeding_the_signal
+heed_from_now_on()
+with heeding_the_signal() as handover:
+    print(handover.why, flush=True)
+subprocess.run(["cat", "/proc/self/status"], check=True)
+"""
+
+
+def test_a_signal_that_comes_while_a_program_becomes_another_is_heard_and_nothing_of_that_reaches_its_children() -> None:
+    """Exec resets handlers, and would have it end the process; a training script that uses the signal finds it as it always is."""
+    done = subprocess.run([sys.executable, "-c", FIRST, SECOND], capture_output=True, text=True, check=True)
+    why, _, status = done.stdout.partition("\n")
+    assert why == "it was told to by SIGUSR1"
+    words = dict(line.split(":", 1) for line in status.splitlines())
+    bit = 1 << (SIGNAL - 1)
+    assert [int(words[name], 16) & bit for name in ("SigBlk", "SigIgn", "SigPnd")] == [0, 0, 0]

@@ -10,9 +10,10 @@ from typing import Any, cast
 import pytest
 
 from holdfast.control.board import Board
-from holdfast.control.hearing import Hearing
+from holdfast.control.hearing import GATHERED, Hearing
 from holdfast.control.run import Run
 from holdfast.history import History, Recorder, models, queries
+from holdfast.spec import TrainingJob
 
 MEMBERSHIP = {"a": [0], "b": [1]}
 
@@ -24,7 +25,13 @@ class Told:
         self.history = History.open(f"sqlite:///{place / 'history.db'}")
         self.recorder = Recorder(self.history, place / "spill")
         self.job = models.Job(name="j", spec={}, cluster={}, directory=str(place), at=0.0)
-        self.run = SimpleNamespace(job=self.job, recorder=self.recorder, best=0, managed=True, cadence=None, tell=lambda *_: None)
+        self.remarks: list[str] = []
+        beside = {
+            "remark": self.remarks.append,
+            "record_fault": lambda *_args, **_facts: None,
+            "spec": TrainingJob(name="j", command=["x"]),
+        }
+        self.run = SimpleNamespace(**beside, job=self.job, recorder=self.recorder, best=0, managed=True, cadence=None, tell=lambda *_: None)
         self.hearing = Hearing(cast("Run", self.run))
         self.recorder.add(self.job)
         self.begin(1)
@@ -34,10 +41,10 @@ class Told:
         self.run.generation, self.run.board = generation, Board(generation, MEMBERSHIP)
         self.hearing.begin()
 
-    def hears(self, name: str, generation: int | None = None, **facts: Any) -> None:
-        """Take in an event of rank 0."""
-        known = {"rank": 0, "generation": generation or self.run.generation, "at": 1.0, "pid": 7}
-        self.hearing.take("a", {"event": name, **known, **facts})
+    def hears(self, name: str, generation: int | None = None, *, node: str = "a", **facts: Any) -> None:
+        """Take in an event of rank 0, or of the rank on another *node*."""
+        known = {"rank": MEMBERSHIP[node][0], "generation": generation or self.run.generation, "at": 1.0, "pid": 7}
+        self.hearing.take(node, {"event": name, **known, **facts})
 
     def steps(self, *steps: tuple[int, float]) -> None:
         """Have rank 0 tell of steps and their losses."""
@@ -116,3 +123,18 @@ def test_what_an_agent_told_nobody_before_it_was_killed_is_told_by_the_next_one(
     told.hears("past", events=[late, {**first, "generation": 3}, {"event": "steps"}])
     assert told.curve() == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
     assert told.twice() == 0
+
+
+def test_replicas_that_are_behind_on_many_nodes_are_told_of_in_one_remark(told: Told) -> None:
+    """A moment after the first, with the nodes; what comes later is told of its own."""
+    for node in ("b", "a", "b"):
+        told.hears("trouble", node=node, kind="replica-behind", path=f"/memory/{node}", why="10 snapshots were left out", step=30)
+    for now in (100.0, 100.0 + GATHERED / 2):
+        told.hearing.look(now)
+        assert told.remarks == []
+    told.hearing.look(100.0 + GATHERED)
+    told.hearing.look(200.0)
+    (remark,) = told.remarks
+    assert ": a, b: 10 snapshots were left out. Cure: " in remark
+    told.hears("trouble", node="a", kind="checkpoint-late", path="/ckpt/3", why="late", step=30)
+    assert len(told.remarks) == 2, "whatever else is wrong is told at once"

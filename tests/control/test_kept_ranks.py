@@ -107,3 +107,17 @@ def test_a_rank_that_went_over_by_itself_is_seen() -> None:
     assert not before.is_ahead()
     before.take("a", an_event("worker.switched", 0, 1, for_generation=2), 11.0)
     assert before.is_ahead()
+
+
+def test_a_rank_that_nobody_could_ask_since_the_job_was_adopted_is_presumed_to_do_what_the_others_do() -> None:
+    """Until it is heard of; nothing is presumed where none is heard of."""
+    board = Board(1, MEMBERSHIP)
+    board.unseen = {0, 1, 2}
+    assert (board.all_started(), board.all_stepped(), board.grouped()) == (False, False, False)
+    for rank in (0, 1):
+        for name in ("worker.started", "worker.groups", "worker.stepped"):
+            board.take("a", an_event(name, rank, 1, step=7, until=None), 10.0)
+    assert board.unseen == {2}
+    assert (board.all_started(), board.all_stepped(), board.grouped(), board.at_work()) == (True, True, True, True)
+    board.take("b", an_event("worker.started", 2, 1), 11.0)
+    assert (board.all_started(), board.all_stepped(), board.grouped()) == (True, False, False)

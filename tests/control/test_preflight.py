@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from holdfast.control.preflight import Preflight
 from holdfast.history import History
@@ -17,14 +14,6 @@ from policies.verdicts import FRESH, Finding, Standing, Verdict
 from tests.waiting import wait_until
 
 CLUSTER = LocalCluster(name="c", nodes=4)
-
-
-@pytest.fixture
-def history(holdfast_home: Path) -> Iterator[History]:
-    """Give an empty history."""
-    made = History.open()
-    yield made
-    made.close()
 
 
 def thought(node: str, standing: Standing, *, ago: float = 0.0) -> Verdict:

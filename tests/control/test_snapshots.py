@@ -37,14 +37,6 @@ def board() -> Board:
 
 
 @pytest.fixture
-def history(tmp_path: Path) -> Iterator[History]:
-    """Give a history."""
-    history = History.open(f"sqlite:///{tmp_path / 'history.db'}")
-    yield history
-    history.close()
-
-
-@pytest.fixture
 def recorder(history: History, tmp_path: Path) -> Iterator[Recorder]:
     """Give what writes it."""
     recorder = Recorder(history, tmp_path / "spill")

@@ -14,8 +14,8 @@ ROLES = ((0,), (1, 2, 3))
 class Agents:
     """Stands for a fleet: remembers orders, and answers them as told."""
 
-    def __init__(self, *nodes: str, refuses: bool = False) -> None:
-        self.nodes, self.refuses = list(nodes), refuses
+    def __init__(self, *nodes: str, refuses: bool = False, epoch: int = 1) -> None:
+        self.nodes, self.refuses, self.epoch = list(nodes), refuses, epoch
         self.orders: list[tuple[str, str, Any]] = []
         self.agents: dict[str, object] = {}
 
@@ -38,9 +38,9 @@ class Agents:
         return answer
 
 
-def a_pool(*nodes: str, refuses: bool = False) -> tuple[Pool, Agents, list[str]]:
+def a_pool(*nodes: str, refuses: bool = False, epoch: int = 1) -> tuple[Pool, Agents, list[str]]:
     """Return an empty pool, its agents, and where its remarks go."""
-    agents, remarks = Agents(*nodes, refuses=refuses), list[str]()
+    agents, remarks = Agents(*nodes, refuses=refuses, epoch=epoch), list[str]()
     return Pool(agents, remarks.append), agents, remarks  # type: ignore[arg-type]
 
 
@@ -56,11 +56,47 @@ def started(agents: Agents) -> list[tuple[str, int, str]]:
 
 def test_standbys_wait_on_spare_nodes_first_and_then_beside_workers_in_turn() -> None:
     """As many as a node has room for, the emptiest first; none where there is no node."""
-    assert places_for(3, {"a": 0, "b": 0, "s": 2}, ["a", "b"]) == ["s", "s", "a"]
-    assert places_for(5, {"a": 0, "b": 0, "s": 2}, ["a", "b"]) == ["s", "s", "a", "b", "a"]
-    assert places_for(3, {"a": 1, "b": 0, "s": 2}, ["a", "b"]) == ["s", "s", "a"]
-    assert places_for(1, {"a": 0, "s": 2, "t": 2}, ["a"]) == ["s"]
-    assert places_for(2, {}, []) == []
+    assert places_for(3, {"a": 0, "b": 0, "s": 2}, ["a", "b"], {}) == ["s", "s", "a"]
+    assert places_for(5, {"a": 0, "b": 0, "s": 2}, ["a", "b"], {}) == ["s", "s", "a", "b", "a"]
+    assert places_for(3, {"a": 1, "b": 0, "s": 2}, ["a", "b"], {}) == ["s", "s", "a"]
+    assert places_for(1, {"a": 0, "s": 2, "t": 2}, ["a"], {}) == ["s"]
+    assert places_for(2, {}, [], {}) == []
+
+
+def test_standbys_stay_where_they_are_as_long_as_no_place_is_better() -> None:
+    """Of two spare nodes, or two with workers, the one that holds it; a spare node rather than beside workers."""
+    assert places_for(1, {"a": 0, "s": 2, "t": 2}, ["a"], {"t": 1}) == ["t"]
+    assert places_for(1, {"a": 0, "b": 0}, ["a", "b"], {"b": 1}) == ["b"]
+    assert places_for(1, {"a": 0, "b": 0, "s": 1}, ["a", "b"], {"b": 1}) == ["s"]
+
+
+def test_a_standby_beside_workers_goes_once_one_has_parked_on_a_spare_node() -> None:
+    """Not before: until then it is the only one."""
+    pool, agents, remarks = a_pool("a", "s")
+    pool.keep_up(["a"], wanted())
+    pool.note_ready({"id": 0, "role": 1})
+    for _ in range(2):
+        pool.keep_up(["s"], wanted())
+    assert started(agents) == [("a", 0, "1"), ("s", 1, "1")]
+    assert [one.id for one in pool.ready(4)] == [0]
+    pool.note_ready({"id": 1, "role": 1})
+    pool.keep_up(["s"], wanted())
+    assert agents.orders[-1] == ("a", "drop", [0])
+    pool.note_gone({"id": 0, "ordered": True})
+    pool.keep_up(["s"], wanted())
+    assert [one.id for one in pool.ready(4)] == [1]
+    assert len(agents.orders) == 3
+    assert not [words for words in remarks if "takes its place" in words]
+
+
+def test_a_standby_stays_while_the_node_that_is_to_have_another_cannot_be_reached() -> None:
+    """It is not known to wait there."""
+    pool, agents, _ = a_pool("a")
+    pool.keep_up(["a"], wanted())
+    pool.note_ready({"id": 0, "role": 1})
+    pool.keep_up(["away"], wanted())
+    assert [one.id for one in pool.ready(4)] == [0]
+    assert len(agents.orders) == 1
 
 
 def test_the_largest_role_gets_the_first_standby() -> None:
@@ -126,3 +162,16 @@ def test_a_pool_that_is_adopted_gives_no_number_twice() -> None:
     assert [(one.id, one.node, one.role) for one in pool.ready(4)] == [(4, "s", 0)]
     pool.keep_up(["s", "a"], wanted())
     assert started(agents) == [("a", 5, "1")]
+
+
+def test_a_flow_that_cannot_reach_a_standby_of_the_one_before_gives_its_number_to_no_other() -> None:
+    """Both go on when its node answers after all; on nodes that share a home the number names the log that each writes."""
+    before, agents, _ = a_pool("away")
+    before.keep_up(["away"], wanted())
+    ((_, old, _),) = started(agents)
+    after, agents, _ = a_pool("s", epoch=2)
+    after.keep_up(["s"], wanted())
+    ((_, new, _),) = started(agents)
+    agents.nodes.append("away")
+    after.adopt("away", {str(old): {"role": 1, "ready": True}}, 4)
+    assert {number: one.node for number, one in after.standbys.items()} == {old: "away", new: "s"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -27,14 +26,6 @@ from tests.waiting import wait_until
 CLUSTER = LocalCluster(name="c", nodes=4)
 PLACE = Place(cluster="c", names=CLUSTER.names, rules=Rules())
 ANN = Owner(name="ann@desk", person=True)
-
-
-@pytest.fixture
-def history(holdfast_home: Path) -> Iterator[History]:
-    """Give an empty history."""
-    made = History.open()
-    yield made
-    made.close()
 
 
 Begin = Callable[..., tuple[Wards, list[str]]]

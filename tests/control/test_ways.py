@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from holdfast.control.ways import MOST, Pair, pairs_of, severed
+from holdfast.control.ways import MOST, Pair, apart, pairs_of, severed
 
 NODES = ("a", "b", "c", "d")
 
@@ -39,6 +39,27 @@ def test_the_spare_node_tells_which_of_two_is_cut_off() -> None:
     assert severed({("a", "b"): "timed out"}, 5.0) == []
     (found,) = severed({("a", "b"): "timed out", ("a", "c"): "", ("b", "c"): "no route"}, 5.0)
     assert (found.node, found.at, found.peers, found.why) == ("b", 5.0, ("a", "c"), "timed out")
+
+
+@pytest.mark.parametrize(
+    ("failed", "go"),
+    [
+        ((), {}),
+        (("ab",), {"b": ("a",)}),
+        (("ab", "bc"), {"b": ("a", "c")}),
+        (("ab", "cd"), {}),
+        (("ac", "ad", "bc", "bd"), {}),
+        (("ab", "ac", "ad", "bc", "bd", "cd"), {}),
+        (("ae", "be"), {}),
+    ],
+    ids=["all meet", "one pair", "one in two pairs", "two pairs", "two halves", "nobody meets anybody", "one that is no member"],
+)
+def test_of_those_that_do_not_meet_as_few_go_as_leave_only_such_as_do(failed: tuple[str, ...], go: dict[str, tuple[str, ...]]) -> None:
+    """Of two the later one, as that with rank 0 may as well stay; nobody where many would have to go."""
+    told = apart({(pair[0], pair[1]): "timed out" for pair in failed}, NODES, 5.0)
+    assert {one.node: one.peers for one in told} == go
+    assert not any(one.alone for one in told)
+    assert {(one.at, one.why) for one in told} <= {(5.0, "timed out")}
 
 
 def test_of_thousands_only_those_in_doubt_are_tried_with_some_others() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -38,7 +39,7 @@ class Network:
 
 @dataclass
 class Host:
-    """A machine of its own: name, address, processes, network devices, memory, home and boot id. Only the files are shared."""
+    """A machine of its own: name, address, processes, network devices, memory, home, boot id and kernel log. Only the files are shared."""
 
     name: str
     number: int
@@ -50,6 +51,7 @@ class Host:
     """Size of its /dev/shm."""
     process: subprocess.Popen[bytes] | None = None
     links: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _logged: int = 0
 
     @property
     def namespace(self) -> str:
@@ -70,6 +72,17 @@ class Host:
     def home(self) -> Path:
         """Return the folder in which who logs in finds themselves."""
         return self.place / "home"
+
+    @property
+    def kernel_log(self) -> Path:
+        """Return what it takes for `/dev/kmsg`. The machine's own tells of what other tests do to its disks and networks."""
+        return self.place / "kmsg"
+
+    def log(self, text: str, level: int = 3) -> None:
+        """Have its kernel log a line: an error, unless another *level* is given."""
+        self._logged += 1
+        with self.kernel_log.open("a") as file:
+            file.write(f"{level},{self._logged},{time.monotonic_ns() // 1000},-;{text}\n")
 
     @property
     def is_on(self) -> bool:
@@ -131,8 +144,9 @@ class Host:
         ip(lines, self.namespace)
 
     def power_on(self) -> None:
-        """Boot it: an empty memory, another boot id, an SSH server, and a cable that carries."""
+        """Boot it: an empty memory and kernel log, another boot id, an SSH server, and a cable that carries."""
         assert not self.is_on, f"{self.name} is on"
+        self.kernel_log.write_bytes(b"")
         (self.place / "boot_id").write_text(f"{uuid.uuid4()}\n")
         given = {"name": self.name, "memory": self.memory, "binds": self._binds()}
         unshare = ["unshare", "--uts", "--ipc", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
@@ -257,8 +271,13 @@ class Host:
             ip([f"netns del {self.namespace}"])
 
     def _binds(self) -> list[tuple[str, str]]:
-        here = [(str(self.place / "boot_id"), "/proc/sys/kernel/random/boot_id"), (str(self.place.parent / "hosts"), "/etc/hosts")]
-        return [*here, (str(self.place / "passwd"), "/etc/passwd"), (str(self.place / "shadow"), "/etc/shadow")]
+        here = [(str(self.place / "boot_id"), "/proc/sys/kernel/random/boot_id"), (str(self.kernel_log), "/dev/kmsg")]
+        return [
+            *here,
+            (str(self.place.parent / "hosts"), "/etc/hosts"),
+            (str(self.place / "passwd"), "/etc/passwd"),
+            (str(self.place / "shadow"), "/etc/shadow"),
+        ]
 
     def _kill(self) -> None:
         if self.process is not None:

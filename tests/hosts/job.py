@@ -61,7 +61,7 @@ class HostJob:
             "budget": {"recoveries": 10_000, "in_place": 10_000, "fruitless": 1000},
             **given,
         }
-        self.ranks, self.waits = plan["wanted"] * plan["ranks"], plan["standbys"]
+        self.ranks, self.waits, self.has_spare = plan["wanted"] * plan["ranks"], plan["standbys"], plan["spare"] > 0
         self.spec = place / "spec.json"
         self.spec.write_text(json.dumps({"job": job, "cluster": rack.cluster(name=place.name.lower(), directory=DIRECTORY)}))
         self.environment = {
@@ -87,15 +87,18 @@ class HostJob:
 
     def start(self, *, standby: bool = False) -> subprocess.Popen[bytes]:
         """Start a flow for the job: the first, or one that stands by."""
-        spec = self.spec
-        if standby:
-            spec = self.spec.with_name("standby.json")
-            spec.write_text(json.dumps({**json.loads(self.spec.read_text()), "standby": True}))
+        spec = self.standby_spec() if standby else self.spec
         with (self.place / f"flow-{len(self.flows)}.log").open("wb") as out:
             command = [sys.executable, "-m", "flows.training_job", str(spec)]
             flow = subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
         self.flows.append(flow)
         return flow
+
+    def standby_spec(self) -> Path:
+        """Return the file that a flow is given which stands by."""
+        spec = self.spec.with_name("standby.json")
+        spec.write_text(json.dumps({**json.loads(self.spec.read_text()), "standby": True}))
+        return spec
 
     def close(self) -> None:
         """End the flow, and what is left on the hosts."""
@@ -111,13 +114,12 @@ class HostJob:
                         with suppress(RuntimeError):
                             subprocess.run(["kill", "-KILL", str(pid)], check=False, capture_output=True)
 
-    def person(self, *words: str) -> None:
-        """Do what a person does at the command line of the flow's machine."""
+    def person(self, *words: str) -> str:
+        """Do what a person does at the command line of the flow's machine; return what it says."""
         cluster = self.place / "cluster.yaml"
         cluster.write_text(json.dumps(json.loads(self.spec.read_text())["cluster"]))
-        subprocess.run(
-            [sys.executable, "-m", "holdfast", *words], env=self.environment, cwd=self.place, check=True, stdout=subprocess.DEVNULL
-        )
+        command = [sys.executable, "-m", "holdfast", *words]
+        return subprocess.run(command, env=self.environment, cwd=self.place, check=True, stdout=subprocess.PIPE, text=True).stdout
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -180,13 +182,13 @@ class HostJob:
         self.until(lambda: self.step() >= until, f"step {until}")
 
     def settles(self, steps: int = 3) -> None:
-        """Wait until training runs, with a standby parked where there is to be one, and makes some further *steps*."""
+        """Wait until training runs, with a standby parked on a spare host if there is to be one, and makes some further *steps*."""
         self.until(lambda: self.state() == "RUNNING" and self.parked() >= self.waits, "a job that runs, and its standby")
         self.runs(steps)
 
     def parked(self) -> int:
-        """Return how many standbys wait for a rank."""
-        return self.chaos.parked()
+        """Return how many standbys wait for a rank: on spare hosts, where the job is to have some."""
+        return self.chaos.parked(but=self.generation().ranks if self.has_spare else ())
 
     def stands_by(self, number: int) -> bool:
         """Tell whether flow *number* has said that it waits for another one's place."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from tests.hosts.commands import ip, missing, run
+from tests.hosts.commands import inside, ip, missing, run
 from tests.hosts.host import Host, Network
 from tests.ssh.sshd import Sshd, key_at
 
@@ -91,6 +91,19 @@ class Rack:
         """Return the file that has the keys of all."""
         return self.place / "known_hosts"
 
+    @property
+    def login(self) -> list[str]:
+        """Return the words before the address of a host, and a command, with which who may log in does so."""
+        options = (f"UserKnownHostsFile={self.known_hosts}", "BatchMode=yes", "ConnectTimeout=20")
+        return ["ssh", "-F", "none", "-i", str(self.key), *(word for option in options for word in ("-o", option))]
+
+    def second_address(self) -> str:
+        """Give this machine a further address, which is no part of a cut from the orchestrator; return it."""
+        address = f"10.231.{self.number}.2"
+        with suppress(RuntimeError):  # it has it
+            ip([f"addr add {address}/24 dev {self.switch}"])
+        return address
+
     def cluster(self, **fields: Any) -> dict[str, Any]:
         """Return the fields of a cluster file of all of them."""
         hosts = [{"name": host.name, "address": host.address} for host in self.hosts]
@@ -100,6 +113,18 @@ class Rack:
     def named(self, name: str) -> Host:
         """Return a host by its name."""
         return next(host for host in self.hosts if host.name == name)
+
+    def limit(self, rate: str | None) -> None:
+        """Let through so much and no more, e.g. `64kbit`, between this machine and all hosts, each way; nothing named: all again."""
+        words = ("tbf", "rate", rate, "burst", "4kb", "latency", "2s") if rate else ()
+        verb = "replace" if rate else "del"
+        run(["tc", "qdisc", verb, "dev", self.switch, "root", *words])
+        inside(self.switch, "tc", "qdisc", verb, "dev", "uplink", "root", *words)
+
+    def held_back(self) -> int:
+        """Return how often the limit has had something from the hosts wait: the proof that the link is slow."""
+        (row,) = [row for row in inside(self.switch, "tc", "-s", "qdisc", "show", "dev", "uplink").splitlines() if "overlimits" in row]
+        return int(row.partition("overlimits ")[2].split()[0])
 
     def explain(self) -> str:
         """Return what is to be known of all of them when a test failed."""

@@ -43,19 +43,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 
 def told(rack: Rack, host: Host, *words: str) -> str:
     """Run a command by SSH; return what it says, or what is wrong."""
-    trust = [
-        "-F",
-        "none",
-        "-i",
-        str(rack.key),
-        "-o",
-        f"UserKnownHostsFile={rack.known_hosts}",
-        "-o",
-        "BatchMode=yes",
-        "-o",
-        "ConnectTimeout=20",
-    ]
-    done = subprocess.run(["ssh", *trust, host.address, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run([*rack.login, host.address, *words], capture_output=True, text=True, check=False)
     return done.stdout.strip() or done.stderr
 
 
@@ -80,6 +68,14 @@ def test_a_host_has_a_name_processes_memory_and_a_home_of_its_own(rack: Rack) ->
     assert int(processes) < 10
     rack[1].power_cycle()
     assert told(rack, rack[1], "cat", str(BOOT)) not in {boot, BOOT.read_text().strip()}
+
+
+def test_a_host_has_a_kernel_log_of_its_own(rack: Rack) -> None:
+    """What one logs, the others do not hear, nor this machine; and a boot empties it."""
+    rack[1].log("nvme nvme0: controller is down")
+    assert [told(rack, host, "cat", "/dev/kmsg").partition(";")[2] for host in rack] == ["", "nvme nvme0: controller is down", ""]
+    rack[1].power_cycle()
+    assert told(rack, rack[1], "cat", "/dev/kmsg") == ""
 
 
 def test_a_host_can_be_cut_off_from_some_and_in_one_direction(rack: Rack) -> None:

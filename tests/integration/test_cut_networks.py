@@ -6,17 +6,23 @@ One job on four real hosts, with a spare one, goes through all of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from holdfast.chaos import Placed
 from holdfast.cli.watching import request_stop
-from holdfast.history import queries
+from holdfast.history import Fault, queries
+from policies.policy import Deadlines
 from tests.hosts.fixture import rack_of
-from tests.hosts.host import Direction
+from tests.hosts.host import Direction, Host, Whom
 from tests.hosts.job import HostJob, set_up
 from tests.hosts.rack import Rack
 from tests.integration.conftest import PrefectServer
@@ -25,6 +31,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 UNHEARD = 60
 """Steps of 50 ms and more that go by meanwhile: longer than it takes an agent's silence as a sign, `limits.agent_silence`."""
+Begin = Callable[..., AbstractContextManager[HostJob]]
+HANDED_OVER = 6
+"""Exit status of a flow that let go of its job."""
 EVERY = 20
 """Steps between two checkpoints; the agent of rank 0 tells of them."""
 
@@ -79,8 +88,159 @@ def test_a_host_that_only_the_orchestrator_misses_trains_on(job: HostJob, direct
         host.heal()
     job.until(lambda: told_after(job, begun), f"the checkpoints after step {begun} in the history")
     assert job.incidents() == [], job.log()
+    assert "replica-lost" not in {one.kind for one in queries.faults(job.history, job.row.id)}, "it keeps what it kept"
     assert job.generation().number == number
     assert job.chaos.ranks() == before
+
+
+@contextmanager
+def deaf(rack: Rack, job: HostJob, direction: Direction = "both") -> Iterator[None]:
+    """Cut all hosts off from the orchestrator, which says so; mended at the end, which it says too."""
+    silences, ends = said(job, "nothing was heard from any node"), said(job, "nodes can be heard again")
+    for host in rack:
+        host.cut("orchestrator", direction)
+    try:
+        yield
+        job.until(lambda: said(job, "nothing was heard from any node") == silences + 1, "a flow that knows that it hears nobody")
+    finally:
+        for host in rack:
+            host.heal()
+    job.until(lambda: said(job, "nodes can be heard again") == ends + 1, "a flow that hears them again")
+
+
+def test_a_flow_that_hears_no_host_is_relieved_by_a_standby_that_reaches_them(
+    rack: Rack, job: HostJob, prefect_server: PrefectServer
+) -> None:
+    """Nobody has died, and nothing is an incident: who hears the hosts steers, and mends what happens next. Then it goes back."""
+    job.settles()
+    before, known, flow, host = job.chaos.ranks(), len(job.incidents()), job.flows[-1], job.spare()
+    with steered_from(rack, job, host, prefect_server) as standby:
+        for one in rack:
+            one.cut("orchestrator")
+        try:
+            assert flow.wait(120) == HANDED_OVER, job.log()
+            job.until(lambda: said(job, f"the standby on {host.name} steers"), "a standby that steers")
+            assert said(job, f"the standby on {host.name}, which reaches 3 of 3 nodes, asked it to") == 1
+            all_told(job)
+        finally:
+            for one in rack:
+                one.heal()
+        assert job.chaos.ranks() == before
+        assert len(job.incidents()) == known, job.log()
+        job.host_of(1).run("kill", "-KILL", str(before[1].pid))
+        job.until(lambda: [one.outcome for one in job.incidents()[known:]] == ["recovered"], "the end of the incident")
+
+        job.start(standby=True)
+        job.until(lambda: job.stands_by(len(job.flows) - 1), "a standby on the first machine")
+        job.person("hand-over", job.name)
+        assert standby.wait(60) == HANDED_OVER, job.log()
+    job.runs()
+
+
+@contextmanager
+def steered_from(rack: Rack, job: HostJob, host: Host, prefect: PrefectServer) -> Iterator[subprocess.Popen[bytes]]:
+    """Have a standby on *host*, which reaches the Prefect server by a tunnel that no cut from the orchestrator is about."""
+    port, home = urlsplit(prefect.url).port, job.place / "elsewhere"
+    home.mkdir()
+    own = {"HOLDFAST_HOME": str(home), "HOLDFAST_HISTORY": f"sqlite:///{job.place / 'home' / 'history.db'}", "HOME": str(host.home)}
+    words = [f"{name}={value}" for name, value in (job.environment | own).items()]
+    flow = [sys.executable, "-m", "flows.training_job", str(job.standby_spec())]
+    with (job.place / "flow-elsewhere.log").open("wb") as log:
+        tunnel = subprocess.Popen([*rack.login, "-b", rack.second_address(), "-NR", f"{port}:127.0.0.1:{port}", host.address], stderr=log)
+        standby = host.start("env", "-i", *words, *flow, log=log)
+    try:
+        job.until(lambda: "standby.waits" in Path(log.name).read_text(), f"a standby on {host.name}")
+        yield standby
+    finally:
+        for one in (standby, tunnel):
+            one.kill()
+            one.wait()
+
+
+def said(job: HostJob, words: str) -> int:
+    """Return how many remarks with these *words* are on record."""
+    return sum(words in one.text for one in queries.remarks(job.history, job.row.id))
+
+
+def all_told(job: HostJob) -> None:
+    """Wait until the history has all steps that were made until now."""
+    newest = job.step()
+    job.until(lambda: {one.step for one in queries.curve(job.history, job.row.id)} >= set(range(1, newest + 1)), "all steps in the history")
+
+
+@pytest.mark.parametrize("direction", ["both", "in", "out"])
+def test_an_orchestrator_that_hears_no_host_at_all_leaves_the_job_alone(rack: Rack, job: HostJob, direction: Direction) -> None:
+    """It cannot know whether ranks stand still, and could not mend it if they did. Training goes on; the history gets all of it later."""
+    job.settles()
+    before, known, begun = job.chaos.ranks(), len(job.incidents()), job.step()
+    with deaf(rack, job, direction):
+        job.until(lambda: job.step() >= begun + 2 * UNHEARD, "steps meanwhile")
+        job.until(lambda: "it hears no node of the job" in job.person("status", job.name), "a status that says so")
+    all_told(job)
+    assert {one.kind for one in queries.faults(job.history, job.row.id)} & {"control-plane-lost", "replica-lost"} == {"control-plane-lost"}
+    assert len(job.incidents()) == known, job.log()
+    assert job.chaos.ranks() == before
+
+
+def test_what_a_host_logs_while_nobody_hears_it_is_told_later_of_it_alone(job: HostJob) -> None:
+    """Its kernel's words wait in the agent's journal, with the time at which they were said."""
+    job.settles()
+    known, host = len(job.incidents()), job.host_of(1)
+    host.cut("orchestrator")
+    begun, at = job.step() + EVERY, time.time()
+    try:
+        host.log("CPU3: Core temperature above threshold, cpu clock throttled (total events = 1)")
+        job.until(lambda: job.step() >= begun + UNHEARD, "steps meanwhile")
+        later = time.time()
+    finally:
+        host.heal()
+    job.until(lambda: logged(job), "the line in the history")
+    (fault,) = logged(job)
+    assert (fault.node, fault.evidence["source"]) == (host.name, f"kernel log on {host.name}")
+    assert at <= fault.at <= later
+    assert len(job.incidents()) == known, job.log()
+
+
+def logged(job: HostJob) -> list[Fault]:
+    """Return what came of lines about a hot CPU."""
+    return [one for one in queries.faults(job.history, job.row.id) if one.kind == "cpu-hot"]
+
+
+def test_a_flow_that_takes_over_while_it_can_reach_no_host_waits_for_them(rack: Rack, job: HostJob) -> None:
+    """It knows from the history alone who trains, and hears of it once the way is mended."""
+    job.settles()
+    before, known, begun = job.chaos.ranks(), len(job.incidents()), job.step()
+    with deaf(rack, job):
+        job.flows[-1].kill()
+        job.flows[-1].wait()
+        flow = job.start()
+        job.until(lambda: job.step() >= begun + 2 * UNHEARD, "steps meanwhile")
+    assert flow.poll() is None, job.log()
+    all_told(job)
+    assert len(job.incidents()) == known, job.log()
+    assert job.chaos.ranks() == before
+
+
+def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack, job: HostJob) -> None:
+    """The take-over was ordered and may have begun; who hears nobody does not decide anew."""
+    job.settles()
+    known, before = len(job.incidents()), job.chaos.ranks()
+    (job.place / "hang-1").touch()  # the rank, and then the standby that takes its place
+    number = job.generation().number + 1
+    job.until(lambda: job.state() == "RESUMING" and taken_over(job, number, before), "a take-over that has been ordered")
+    during = job.chaos.ranks()
+    deadline = time.time() + Deadlines().take_over
+    with deaf(rack, job):
+        (job.place / "hang-1").unlink()
+        begun = job.step()
+        job.until(lambda: job.step() >= begun + UNHEARD and time.time() > deadline, "steps meanwhile")
+        assert job.state() == "RESUMING", job.log()
+    job.until(lambda: job.state() == "RUNNING" and all(one.outcome for one in job.incidents()), "the end of the recovery")
+    (incident,) = job.incidents()[known:]
+    assert (incident.kind, incident.rung, incident.outcome) == ("job-hang", "take-over", "recovered"), incident.because
+    assert job.generation().number == number, job.log()
+    assert job.chaos.ranks() == during
+    assert {rank: during[rank] for rank in (0, 2)} == {rank: before[rank] for rank in (0, 2)}, "survivors stay in their processes"
 
 
 def test_a_flow_that_takes_over_while_a_host_is_cut_off_waits_for_it(job: HostJob) -> None:
@@ -99,8 +259,7 @@ def test_a_flow_that_takes_over_while_a_host_is_cut_off_waits_for_it(job: HostJo
     finally:
         host.heal()
     job.until(lambda: job.told(f"the agent of {host.name} could be reached again"), "the agent of the host")
-    newest = job.step()
-    job.until(lambda: {one.step for one in queries.curve(job.history, job.row.id)} >= set(range(1, newest + 1)), "all steps in the history")
+    all_told(job)
     assert len(job.incidents()) == known, job.log()
     assert job.chaos.ranks() == before
 
@@ -123,20 +282,91 @@ def test_a_flow_that_takes_over_after_a_host_was_lost_gives_its_rank_to_another(
         host.heal()
 
 
-def test_loss_and_delay_are_no_fault(job: HostJob) -> None:
-    """A fifth of what goes between a host and the orchestrator is lost, and all that it sends is held back for a while."""
+@pytest.mark.parametrize(("way", "kind"), [("cut", "job-hang"), ("lost", "node-lost")])
+def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_reached(job: HostJob, way: str, kind: str) -> None:
+    """The next flow presumes of its rank what the others do; when it turns out to be gone another takes its place, and no rank restarts."""
+    job.settles()
+    known, before, taken_up = len(job.incidents()), job.chaos.ranks(), len(adopted(job))
+    (job.place / "hang-1").touch()  # the rank, and then the standby that takes its place: the take-over comes to no step
+    number = job.generation().number + 1
+    job.until(lambda: job.state() == "RESUMING" and taken_over(job, number, before), "a take-over that has been ordered")
+    job.flows[-1].kill()
+    job.flows[-1].wait()
+    assert job.state() == "RESUMING"
+    during = job.chaos.ranks()
+    assert (during[0], during[2]) == (before[0], before[2])
+    assert during[1] != before[1]
+    host = job.host_of(2)
+    stay = {rank for rank, one in during.items() if one.node != host.name}  # earlier tests may have left it two
+    if way == "cut":
+        host.cut("orchestrator")
+    else:
+        host.strand()
+    try:
+        (job.place / "hang-1").unlink()
+        job.start()
+        job.until(lambda: len(adopted(job)) > taken_up, "a flow that knows of the other ranks")
+        assert f"in state RESUMING: {len(stay)} worker(s)" in adopted(job)[-1], job.log()
+        job.until(lambda: job.state() == "RUNNING" and all(one.outcome for one in job.incidents()), "the end of the recovery")
+        job.runs()
+        seen = job.chaos.ranks()  # as far as their hosts can be asked
+    finally:
+        host.heal()
+    (incident,) = job.incidents()[known:]
+    assert (incident.kind, incident.rung, incident.outcome) == (kind, "take-over", "recovered"), incident.because
+    assert {rank: seen[rank] for rank in stay} == {rank: during[rank] for rank in stay}, "survivors stay in their processes"
+    if way == "cut":
+        assert job.generation().number == number, job.log()
+        job.until(lambda: job.told(f"the agent of {host.name} could be reached again"), "the agent of the host")
+        assert job.chaos.ranks() == during
+    else:
+        assert job.generation().number == number + 1, job.log()
+        assert seen.keys() == during.keys()
+        assert host.name not in {one.node for one in seen.values()}
+
+
+def adopted(job: HostJob) -> list[str]:
+    """Return what flows said that adopted the job."""
+    return [one.text for one in queries.remarks(job.history, job.row.id) if "adopted the job" in one.text]
+
+
+def taken_over(job: HostJob, number: int, before: Mapping[int, Placed]) -> bool:
+    """Tell whether all agents know of that generation, and another process has the place of rank 1."""
+    known = {job.chaos.ask(node)["generation"] for node in job.generation().ranks}
+    return known == {number} and job.chaos.ranks().get(1, before[1]) != before[1]
+
+
+@pytest.mark.parametrize(("share", "whom"), [(0.2, "orchestrator"), (0.01, "peers")])
+def test_loss_and_delay_are_no_fault(job: HostJob, share: float, whom: Whom) -> None:
+    """Some of what goes between a host and the others is lost, and all that it sends is held back for a while."""
     job.settles()
     before, host, known = job.chaos.ranks(), job.host_of(1), len(job.incidents())
-    host.lose(0.2, "orchestrator")
+    host.lose(share, whom)
     host.delay(0.01, jitter=0.005)
     begun = job.step()
     try:
-        job.until(lambda: job.step() >= begun + UNHEARD, "steps meanwhile")
-        assert host.lost() > 0, "nothing was lost"
+        job.until(lambda: job.step() >= begun + UNHEARD and host.lost() > 0, "steps, and losses, meanwhile")
     finally:
         host.heal()
     assert len(job.incidents()) == known, job.log()
     assert job.chaos.ranks() == before
+
+
+@pytest.mark.parametrize(("rate", "more"), [("64kbit", UNHEARD), ("8kbit", 5 * UNHEARD)])
+def test_a_slow_link_to_all_hosts_holds_up_no_step(rack: Rack, job: HostJob, rate: str, more: int) -> None:
+    """What agents tell waits for its turn, and all of it comes in at last; nobody takes that for a fault, nor that it comes late."""
+    job.settles()
+    before, known, begun, gone = job.chaos.ranks(), len(job.incidents()), job.step(), said(job, f"spare {job.spare().name} is gone")
+    rack.limit(rate)
+    try:
+        job.until(lambda: job.step() >= begun + more, "steps meanwhile")
+        assert rack.held_back() > 0, "the link held nothing back"
+    finally:
+        rack.limit(None)
+    all_told(job)
+    assert len(job.incidents()) == known, job.log()
+    assert job.chaos.ranks() == before
+    assert said(job, f"spare {job.spare().name} is gone") == gone, "what is spare stays so"
 
 
 def test_a_host_that_is_given_up_and_comes_back_has_no_say_any_more(job: HostJob) -> None:
@@ -181,13 +411,14 @@ def test_a_network_that_heals_while_a_recovery_is_under_way_leaves_one_job(job: 
     assert {rank: one.pid for rank, one in lively.items()} == {rank: one.pid for rank, one in placed.items()}
 
 
-@pytest.mark.parametrize("direction", ["both", "in"])
+@pytest.mark.parametrize("direction", ["both", "in", "out"])
 def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: HostJob, direction: Direction) -> None:
     """Its agent speaks all the time and its process lives; the others find by connections of their own who is cut off. No step is lost."""
     job.settles()
     before, host, known = job.chaos.ranks(), job.host_of(1), len(job.incidents())
     there = {rank for rank, one in before.items() if one.node == host.name}  # earlier tests may have left it two
     old = [host.pid_here(before[rank].pid) for rank in there]
+    taken_in = said(job, f"{host.name} taken in to be spare")
     host.cut("peers", direction)
     try:
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
@@ -204,37 +435,162 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
     finally:
         host.heal()
     job.person("nodes", "readmit", host.name, "--because", "its cable was plugged in again", "--cluster", "cluster.yaml")
-    job.until(lambda: job.told(f"{host.name} taken in to be spare"), "a spare node again")
+    job.until(lambda: said(job, f"{host.name} taken in to be spare") > taken_in, "a spare node again")
 
 
-def test_ranks_that_were_given_up_and_need_nobody_else_train_on_and_save_nothing(
-    rack: Rack, job: HostJob, prefect_server: PrefectServer, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_a_host_that_is_cut_off_from_all_in_one_direction_gives_way(job: HostJob, direction: Direction) -> None:
+    """It hears nobody and is heard, or the other way round: no connection lives long either way. Another takes its rank."""
+    job.settles()
+    before, host, known = job.chaos.ranks(), job.host_of(1), len(job.incidents())
+    there = {rank for rank, one in before.items() if one.node == host.name}  # earlier tests may have left it two
+    taken_in = said(job, f"{host.name} taken in to be spare")
+    host.cut("all", direction)
+    try:
+        job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
+        assert host.lost() > 0, "the cut took nothing"
+        (incident,) = job.incidents()[known:]
+        assert (incident.rung, incident.outcome, incident.steps_lost) == ("take-over", "recovered", 0), f"{incident.because}\n{job.log()}"
+        assert incident.subject == f"node {host.name}", incident.because
+        job.runs()
+        after = {rank: one for rank, one in job.chaos.ranks().items() if one.node != host.name}
+        assert after.keys() == before.keys()
+        stay = before.keys() - there
+        assert {rank: after[rank] for rank in stay} == {rank: before[rank] for rank in stay}, "survivors stay in their processes"
+    finally:
+        host.heal()
+    job.until(lambda: said(job, f"{host.name} taken in to be spare") > taken_in, "a spare node again")
+
+
+def test_two_hosts_that_do_not_reach_each_other_train_no_longer_together(job: HostJob) -> None:
+    """All others reach both, so nobody can tell whose doing it is. One gives its place to the spare host, with no grave word against it."""
+    job.settles()
+    before, one, other, known = job.chaos.ranks(), job.host_of(0), job.host_of(1), len(job.incidents())
+    one.cut([other])
+    try:
+        job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
+        assert one.lost() > 0, "the cut took nothing"
+        (incident,) = job.incidents()[known:]
+        told = (incident.kind, incident.rung, incident.outcome, incident.steps_lost)
+        assert told == ("node-apart", "take-over", "recovered", 0), f"{incident.because}\n{job.log()}"
+        job.runs()
+        after = job.chaos.ranks()
+        assert not {one.name, other.name} <= {placed.node for placed in after.values()}
+        gone = {host.name for host in (one, other)} - {placed.node for placed in after.values()}
+        stay = {rank for rank, placed in before.items() if placed.node not in gone}
+        assert {rank: after[rank] for rank in stay} == {rank: before[rank] for rank in stay}, "survivors stay in their processes"
+    finally:
+        one.heal()
+
+
+@pytest.fixture
+def begun(rack: Rack, job: HostJob, prefect_server: PrefectServer, tmp_path: Path) -> Begin:
+    """Give what begins another job, once that on all hosts has given them back; it has no spare host unless that is asked for."""
+    if job.flows[-1].poll() is None:
+        request_stop(job.history, job.row)
+        job.flows[-1].wait(120)
+
+    def begin(name: str, checkpoint: dict[str, Any], nodes: dict[str, int], **given: Any) -> AbstractContextManager[HostJob]:
+        nodes = {"spare": 0, "standbys": 0, **nodes}
+        return started(rack, tmp_path / name, prefect_server.environment, checkpoint, name=name, nodes=nodes, **given)
+
+    return begin
+
+
+def test_ranks_that_were_given_up_and_need_nobody_else_train_on_and_save_nothing(begun: Begin) -> None:
     """All ranks are on the host that was cut off, and their agent gives them leave: it is the storage that says that their time is over."""
-    request_stop(job.history, job.row)
-    job.flows[-1].wait(120)
-    nodes = {"wanted": 1, "ranks": 2, "spare": 1, "standbys": 1}
     saves = {"every": 5, "memory": {"every": 0}}  # by the ranks themselves
-    with started(rack, tmp_path / "lone", prefect_server.environment, saves, name="lone", nodes=nodes) as lone:
+    with begun("lone", saves, {"wanted": 1, "ranks": 2, "spare": 1, "standbys": 1}) as lone:
         lone.settles()
         host, old = lone.host_of(0), lone.chaos.ranks()[0].pid
         lone.until(lambda: steps(lone), "a checkpoint")
         host.strand()
         try:
             lone.until(lambda: [one.outcome for one in lone.incidents()] == ["recovered"], "the end of the incident")
-            begun = max(steps(lone))
+            known = max(steps(lone))
 
             def goes_on() -> int:
                 return max(one.step for one in lone.done()[0] if one.pid == old)
 
             until = goes_on() + 20
             lone.until(lambda: goes_on() >= until, "further steps of who was given up")
-            lone.until(lambda: max(steps(lone)) > begun + 20, "further checkpoints")
+            lone.until(lambda: max(steps(lone)) > known + 20, "further checkpoints")
         finally:
             host.heal()
         told = (host.home / "hf/jobs/lone/logs/rank-0.log").read_text()
         assert "generation 1 is over: generation 2 has begun" in told
-        assert {lone.generation().number, *(number for step, number in steps(lone).items() if step > begun)} == {2}
+        assert {lone.generation().number, *(number for step, number in steps(lone).items() if step > known)} == {2}
+
+
+def test_the_only_host_of_a_job_is_replaced_where_others_of_the_cluster_answer(begun: Begin) -> None:
+    """No agent is left to be heard, but nodes that have nothing to do with the job tell that the way to it is not cut."""
+    with begun("sole", {"every": 5}, {"wanted": 1, "ranks": 2}) as sole:
+        sole.settles()
+        host = sole.host_of(0)
+        host.strand()
+        try:
+            sole.until(lambda: [one.outcome for one in sole.incidents()] == ["recovered"], "the end of the incident")
+            sole.runs()
+        finally:
+            host.heal()
+        (incident,) = sole.incidents()
+        assert (incident.kind, incident.subject) == ("node-lost", f"node {host.name}"), incident.because
+        assert sole.host_of(0) is not host
+
+
+def test_a_collective_that_is_held_up_for_a_while_goes_on_by_itself(begun: Begin) -> None:
+    """All ranks have come to it, and both hosts answer: what is between them is given as long again as a hang takes at least."""
+    with begun("held", {"every": 0}, {"wanted": 2, "ranks": 1}, limits={"hang_least": "8s"}) as held:
+        held.settles()
+        before, one, other = held.chaos.ranks(), held.host_of(0), held.host_of(1)
+        one.cut([other])
+        try:
+            held.until(lambda: held.state() == "DIAGNOSING", "a standstill that was seen")
+            assert one.lost() > 0, "the cut took nothing"
+        finally:
+            one.heal()
+        held.until(lambda: held.state() == "RUNNING", "the end of it")
+        held.runs()
+        assert not held.incidents(), held.log()
+        assert held.chaos.ranks() == before
+
+
+def test_a_job_that_needs_two_hosts_which_do_not_reach_each_other_waits_until_they_do(begun: Begin) -> None:
+    """Nothing can be had in the place of either: each start would come to nothing, and use up what the job may try."""
+    with begun("apart", {"every": 5}, {"wanted": 4, "ranks": 1}) as apart:
+        apart.settles()
+        one, other = apart.host_of(1), apart.host_of(2)
+        one.cut([other])
+        try:
+            apart.until(lambda: apart.state() == "WAITING", "a job that waits")
+            assert one.lost() > 0, "the cut took nothing"
+            apart.until(lambda: all(view.standing == "up" for view in apart.nodes.survey()), "all hosts with an agent again")
+            lost = one.lost()
+            apart.until(lambda: one.lost() > lost, "a further try of the hosts to reach each other")
+            assert apart.state() == "WAITING", apart.log()
+        finally:
+            one.heal()
+        apart.until(lambda: [one.outcome for one in apart.incidents()] == ["recovered"], "the end of the incident")
+        apart.runs()
+        (incident,) = apart.incidents()
+        assert (incident.kind, incident.rung) == ("node-apart", "wait-for-capacity"), incident.because
+        assert set(apart.generation().ranks) == {host.name for host in apart.rack}
+
+
+def test_a_job_that_nobody_hears_is_known_to_stand_once_the_lease_of_its_agents_is_over(rack: Rack, begun: Begin) -> None:
+    """By then they have ended their ranks; the job goes on from its checkpoint as soon as a host can be reached."""
+    with begun("brief", {"every": 5}, {"wanted": 1, "ranks": 2}, limits={"lease": "8s"}) as brief:
+        brief.settles()
+        host = brief.host_of(0)
+        there = {host.pid_here(one.pid) for one in brief.chaos.ranks().values()}
+        brief.until(lambda: steps(brief), "a checkpoint")
+        with deaf(rack, brief):
+            brief.until(lambda: brief.state() == "WAITING", "a flow that knows of the end of the lease")
+            assert there.isdisjoint(host.processes())
+        brief.until(lambda: [one.outcome for one in brief.incidents()] == ["recovered"], "the end of the incident")
+        brief.runs()
+        (incident,) = brief.incidents()
+        assert (incident.kind, incident.rung) == ("node-lost", "wait-for-capacity"), incident.because
 
 
 def steps(job: HostJob) -> dict[int, int]:

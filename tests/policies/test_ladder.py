@@ -120,6 +120,9 @@ CASES: dict[str, Row] = {
     "a GPU off the bus beside a lost node, without which too few are left": (
         a_case("gpu-off-bus", "a", ("node-lost", "b"), lost="b", askable=True), all_say(WAIT),
     ),
+    "two nodes that do not meet, no spare": (a_case("node-apart", "c", askable=True), all_say(WAIT)),
+    "two nodes that do not meet, a spare": (a_case("node-apart", "c", askable=True, spares=("s",)), all_say(REPLACE)),
+    "two nodes that do not meet, fewer do": (a_case("node-apart", "c", askable=True, least=2), they_say(WAIT, SHRINK, SHRINK)),
     "a fault on a node that has left": (a_case(node="gone", tried=(IN_PLACE,), spares=("s",)), all_say(IN_PLACE)),
 }  # fmt: skip
 

@@ -200,6 +200,8 @@ def test_the_reason_is_in_words_with_owner_number_and_cure() -> None:
         ("worker-sigkill", None),
         ("worker-exception", None),
         ("worker-oom-killed", False),
+        ("node-severed", True),
+        ("node-apart", False),
     ],
 )
 def test_a_node_answers_for_its_own_faults_and_not_for_having_ended(kind: str, grave: bool | None) -> None:  # noqa: FBT001

@@ -59,6 +59,10 @@ PLACES: dict[str, tuple[Case, tuple[Seat, ...]]] = {
         a_loss("node-lost", None, node="b", lost=frozenset("b"), standbys=(ELSEWHERE, Standby(id=9, node="b")), spares=("s",)),
         (Seat(rank=2, node="s", standby=8), Seat(rank=3, node="s")),
     ),
+    "a node that is cut off: who was suspected of the standstill that follows from it stays": (
+        a_loss("node-severed", None, Fault(kind="job-hang", at=NOW, node="a", rank=0), node="b", spares=("s",)),
+        (Seat(rank=2, node="s"), Seat(rank=3, node="s")),
+    ),
     "a lost agent whose node answers": (a_loss("agent-lost", None, node="b"), (Seat(rank=2, node="b"), Seat(rank=3, node="b"))),
     "an end beside a lost node: who lost the node chooses first": (
         a_loss(

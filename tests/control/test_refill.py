@@ -1,0 +1,105 @@
+"""When spare nodes are looked for; one that is brought up just when the flow lets go of its job is left to the next flow: up, or idle."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from holdfast.cluster import open_cluster
+from holdfast.control.fleet import Fleet
+from holdfast.control.run import Run
+from holdfast.control.steering import steering
+from holdfast.errors import AgentGone
+from holdfast.history import History, queries
+from holdfast.history.models import Lease
+from holdfast.spec import LocalCluster, TrainingJob
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> LocalCluster:
+    """Give a node on which nothing runs."""
+    return LocalCluster(name="c", nodes=1, directory=str(tmp_path))
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[socket.socket]:
+    """Give what listens on the node in the place of its agent: it says nothing."""
+    (tmp_path / "node-0").mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "node-0" / "agent.sock"))
+        listening.listen()
+        listening.settimeout(60)
+        yield listening
+
+
+def test_a_flow_that_lets_go_has_ended_what_it_was_bringing_up(holdfast_home: Path, cluster: LocalCluster, silent: socket.socket) -> None:
+    """The lease is handed back after that, and what came of the node is on record."""
+    assert holdfast_home.is_dir()
+    spec, history = TrainingJob(name="freed", command=["true"], preflight=False), History.open()
+
+    def told(words: str) -> bool:
+        return any(words in one.text for one in queries.remarks(history, job))
+
+    def hang_up() -> None:
+        wait_until(lambda: told("lets go"), seconds=60)
+        silent.close()
+        asked.close()
+
+    with closing(history), steering(spec, cluster) as run:
+        assert isinstance(run, Run)
+        job = run.job.id
+        run.refill._told = False  # as once all nodes were there
+        run.refill.look(0.0)
+        asked, _ = silent.accept()
+        run.handover.ask("the test says so")
+        hanging_up = threading.Thread(target=hang_up)
+        hanging_up.start()
+    with closing(History.open()) as history:
+        hanging_up.join()
+        assert "refill" not in {one.name for one in threading.enumerate()}
+        assert told("nothing free in c to fill up with (node-0: ")
+        with history.session() as session:
+            lease = session.get(Lease, job)
+            assert lease is not None
+            assert lease.expires_at == 0.0
+
+
+def test_a_node_that_was_given_up_is_tried_at_once_when_it_answers_again(
+    holdfast_home: Path, cluster: LocalCluster, silent: socket.socket
+) -> None:
+    """Otherwise it has to wait for its turn, as a node that never comes up would be tried all the time."""
+    assert holdfast_home.is_dir()
+
+    def tried(run: Run, at: float) -> bool:
+        run.refill.look(at)
+        begun = run.refill._thread
+        if begun is None or not begun.is_alive():
+            return False
+        silent.accept()[0].close()
+        begun.join()
+        return True
+
+    with steering(TrainingJob(name="short", command=["true"], preflight=False), cluster) as run:
+        assert isinstance(run, Run)
+        assert tried(run, 100.0)
+        run.fleet.owed.add("node-0")
+        assert not tried(run, 100.1)
+        run.fleet.owed.discard("node-0")
+        assert tried(run, 100.2)
+        assert not tried(run, 100.3)
+
+
+def test_who_has_parted_from_all_agents_starts_no_other(cluster: LocalCluster, tmp_path: Path) -> None:
+    """A thread may be at it still."""
+    spec = TrainingJob(name="freed", command=["true"])
+    fleet = Fleet(open_cluster(cluster), {"job": "1", "name": spec.name}, epoch=1)
+    fleet.close(end=False)
+    with pytest.raises(AgentGone, match="node-0 is gone: this flow has parted from all agents"):
+        fleet.bring_up("node-0")
+    assert not (tmp_path / "node-0").exists()
