@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import State as FlowState
 from prefect.states import Completed
 from pydantic import PositiveFloat, PositiveInt
 
-from holdfast.prefect_output import outlive_readers
+from flows.ending import ended_in_words
 from holdfast.spec import Cluster, LocalCluster
 from holdfast.sweeping import DEADLINE
 from tasks.checkups import checking_up
@@ -31,7 +31,10 @@ def cluster_health(
         sweeps: How often to look before this run ends. Connections stay open from look to look.
         every: Seconds from one look to the next.
     """
-    outlive_readers()
+    return ended_in_words(lambda: _look(cluster, deadline, sweeps, every))
+
+
+def _look(cluster: Cluster, deadline: float, sweeps: int, every: float) -> FlowState:
     begun, said = time.time(), ""
     with checking_up(cluster):
         for number in range(sweeps):

@@ -8,7 +8,7 @@ from prefect.states import Completed
 from pydantic import PositiveFloat
 
 from flows.cluster_health import THIS_MACHINE
-from holdfast.prefect_output import outlive_readers
+from flows.ending import ended_in_words
 from holdfast.spec import Cluster
 from tasks.repair import begin, burn_in, conclude, find, publish
 from tasks.repairs import repairing
@@ -23,8 +23,11 @@ def node_repair(cluster: Cluster = THIS_MACHINE, nodes: list[str] | None = None,
         nodes: Nodes to try now, whether they are due or not; empty: those that are due.
         seconds: How long a node works; empty: as the cluster says (`burn_in.seconds`).
     """
-    outlive_readers()
-    with repairing(cluster, seconds):
+    return ended_in_words(lambda: _repair(cluster, nodes, seconds))
+
+
+def _repair(cluster: Cluster, nodes: list[str] | None, seconds: float | None) -> FlowState:
+    with repairing(cluster, seconds, nodes or ()):
         wanted = find(cluster.name, nodes)
         begun = begin(cluster.name, wanted)
         if begun:

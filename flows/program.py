@@ -18,10 +18,13 @@ from prefect.exceptions import CancelledRun, FailedRun
 
 from holdfast import exits, prefect_server
 from holdfast.control import runs
+from holdfast.control.handover import held_back, present
 from holdfast.errors import HistoryTrouble, HoldfastError, LeaseLost, OperatorError
 from holdfast.history import History, queries
 from holdfast.history.trouble import may_pass
-from holdfast.log import convert, line
+from holdfast.log import line
+from holdfast.prefect_output import prepare_output
+from holdfast.secrecy import shown
 from holdfast.spec import TrainingJob, cluster_of
 
 FAREWELL_SECONDS: Final = 15.0
@@ -30,7 +33,7 @@ FAREWELL_SECONDS: Final = 15.0
 
 def main(arguments: list[str], steer: Callable[..., FlowState]) -> int:
     """Run the job described by the file in *arguments*; the last line says what could not be done."""
-    convert()
+    prepare_output()  # before the flow does: what keeps it from beginning is told too
     try:
         described = json.loads(Path(arguments[0]).read_text())
         job = TrainingJob.model_validate(described["job"])
@@ -48,7 +51,7 @@ def _no_server() -> str:
     known = prefect_server.configured()
     away = prefect_server.why_away(known) if known else ""
     cure = "Start it and its database, or unset PREFECT_API_URL: `holdfast run` then brings a server of its own."
-    return f"the Prefect server at {known} cannot be used: {away}. {cure}" if away else ""
+    return f"the Prefect server at {shown(known)} cannot be used: {away}. {cure}" if away else ""
 
 
 def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) -> int:
@@ -65,12 +68,20 @@ def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) ->
     except LeaseLost as error:
         print(f"holdfast: {error}", file=sys.stderr, flush=True)  # noqa: T201
         if again is not None:
-            os.execv(sys.executable, [sys.executable, "-P", "-m", "flows.training_job", *again])  # noqa: S606 (this very program)
+            return _begin_anew(again)
     except HoldfastError as error:
         print(line("flow.failed", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
     except BaseException:  # noqa: BLE001 (whatever Prefect makes of the end of a run: what counts is what the history says)
         print(line("flow.failed", traceback.format_exc().rstrip(), level="error"), file=sys.stderr)  # noqa: T201
     return _verdict(job)
+
+
+def _begin_anew(arguments: list[str]) -> int:
+    """Become a fresh process that stands by again, unless this one was told to let go."""
+    with held_back():
+        if present().why:
+            return exits.HANDED_OVER
+        return os.execv(sys.executable, [sys.executable, "-P", "-m", "flows.training_job", *arguments])  # noqa: S606 (this very program)
 
 
 def _refuse(why: str) -> int:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from holdfast.control.handover import heed_from_now_on
+
+    heed_from_now_on()  # to import Prefect takes seconds
+
 import sys
 from collections.abc import Callable
 from typing import Final
@@ -10,10 +15,10 @@ from prefect import flow
 from prefect.client.schemas.objects import State as FlowState
 from prefect.states import Cancelled, Completed, Failed
 
+from flows.ending import ended_in_words
 from holdfast.control.run import Run
 from holdfast.control.steering import steering
 from holdfast.control.wheel import Aside, Ended
-from holdfast.prefect_output import outlive_readers
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
 from policies.states import State
 from tasks.ask import Asker
@@ -54,7 +59,10 @@ def training_job(job: TrainingJob, cluster: Cluster = THIS_MACHINE, standby: boo
         cluster: Where the nodes come from.
         standby: Wait while another flow steers the job, and take over when that dies.
     """
-    outlive_readers()
+    return ended_in_words(lambda: _train(job, cluster, standby=standby))
+
+
+def _train(job: TrainingJob, cluster: Cluster, *, standby: bool) -> FlowState:
     publisher = Publisher(job.name)
     with Asker() as asker, steering(job, cluster, publisher.tell, standby=standby) as run:
         if not isinstance(run, Aside):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -62,9 +62,10 @@ class Chaos:
             if pid
         }
 
-    def parked(self) -> int:
-        """Return how many standbys wait for a rank."""
-        return sum(bool(one["ready"]) for told in self._tellings().values() for one in told.get("standbys", {}).values())
+    def parked(self, but: Collection[str] = ()) -> int:
+        """Return how many standbys wait for a rank, on all nodes *but* some."""
+        tellings = {node: told for node, told in self._tellings().items() if node not in but}
+        return sum(bool(one["ready"]) for told in tellings.values() for one in told.get("standbys", {}).values())
 
     def _tellings(self) -> dict[str, Message]:
         """Return what the agent of every node says that is up; one that ends while it is asked has left, as the next look shows."""

@@ -18,6 +18,7 @@ HoldfastError
 │   ├── NodeNotChanged       a word about a node that cannot be carried out as the node is
 │   ├── NodesBusy            nodes on which a job trains, so that nothing else can be done there now
 │   ├── UnknownJob           no job of that name in the history
+│   ├── NoJob                no job was named, and there is none
 │   ├── UnknownIncident      no incident of that number or id in the history
 │   ├── UnknownFault         no kind of that name in the fault catalogue
 │   ├── UnknownPolicy        no policy of that name, and no such file
@@ -31,7 +32,9 @@ HoldfastError
 │       ├── HistoryCorrupt   its file is not a database, or is damaged
 │       ├── HistoryLocked    another program holds it and does not let go
 │       ├── HistoryTooNew    a newer Holdfast wrote it
+│       ├── HistoryRefused   the database server answers, and does not let this user into this database
 │       └── HistoryUnreachable  the database server does not answer
+│           └── HistoryFull  it answers, and has no connection left
 └── WorldError               something outside failed: policies decide what follows
     ├── NodeTrouble          something is the matter with one node
     │   ├── NodeLost         a node gives no sign of life
@@ -262,6 +265,17 @@ class UnknownJob(OperatorError):
         return f"no job '{self.job}' in the history.{known} `holdfast history` lists all."
 
 
+class NoJob(OperatorError):
+    """No job was named, and there is none."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.why}. `holdfast run JOB_FILE` starts a job, `holdfast demo` shows one."
+
+
 class UnknownIncident(OperatorError):
     """No incident of that number or id in the history."""
 
@@ -408,11 +422,39 @@ class HistoryTooNew(HistoryTrouble):
         return f"history {self.url} was written by a newer Holdfast: {self.reason}. {cure}"
 
 
+class HistoryRefused(HistoryTrouble):
+    """The database server answers, and does not let this user into this database."""
+
+    def __init__(self, url: str, reason: str, cure: str) -> None:
+        super().__init__(url, reason)
+        self.args = url, reason, cure
+        self.cure = cure
+
+    def __str__(self) -> str:
+        return f"history {self.url}: the database server answers, and refuses: {self.reason}. {self.cure}."
+
+
 class HistoryUnreachable(HistoryTrouble):
     """The database server does not answer."""
 
+    @property
+    def cure(self) -> str:
+        """Return what the operator can do about it."""
+        is_server = self.url.startswith("postgres")
+        return "Start the database, or mend HOLDFAST_HISTORY" if is_server else "Mend HOLDFAST_HISTORY or HOLDFAST_HOME"
+
     def __str__(self) -> str:
-        return f"history {self.url} cannot be reached: {self.reason}. Start the database, or mend HOLDFAST_HISTORY."
+        return f"history {self.url} cannot be reached: {self.reason}. {self.cure}."
+
+
+class HistoryFull(HistoryUnreachable):
+    """The database server has no connection left."""
+
+    @property
+    def cure(self) -> str:
+        """Return what the operator can do about it."""
+        room = "each `holdfast run` holds about six connections, one that stands by three"
+        return f"Raise max_connections in postgresql.conf, or the limit of that role: {room}"
 
 
 class WorldError(HoldfastError):
@@ -423,6 +465,12 @@ class NodeTrouble(WorldError):
     """Something is the matter with one node."""
 
     node: str
+    why: str
+
+    @property
+    def reason(self) -> str:
+        """Return what is the matter, for where the node's name stands already."""
+        return self.why
 
 
 class NodeLost(NodeTrouble):
@@ -433,7 +481,7 @@ class NodeLost(NodeTrouble):
         self.node, self.why = node, why
 
     def __str__(self) -> str:
-        return f"node {self.node} is lost: {self.why}"
+        return f"node {self.node} is lost: {self.reason}"
 
 
 class NotAskable(NodeTrouble):
@@ -444,14 +492,16 @@ class NotAskable(NodeTrouble):
         self.node, self.why = node, why
 
     def __str__(self) -> str:
-        return f"node {self.node} cannot be used: {self.why}"
+        return f"node {self.node} cannot be used: {self.reason}"
 
 
 class OtherProtocol(NotAskable):
     """What leads to a node speaks another version of the protocol; *why* has both."""
 
-    def __str__(self) -> str:
-        return f"node {self.node} cannot be used: {self.why}: `holdfast nodes bootstrap CLUSTER_FILE` puts this version there"
+    @property
+    def reason(self) -> str:
+        """Return both versions, and the cure."""
+        return f"{self.why}: `holdfast nodes bootstrap CLUSTER_FILE` puts this version there"
 
 
 class AgentGone(NodeTrouble):
@@ -464,6 +514,11 @@ class AgentGone(NodeTrouble):
     def __str__(self) -> str:
         return f"the agent of node {self.node} is gone: {self.why}"
 
+    @property
+    def reason(self) -> str:
+        """Return it as a word on the node."""
+        return f"its agent is gone: {self.why}"
+
 
 class OrderRefused(NodeTrouble):
     """An agent understood an order and said no."""
@@ -473,7 +528,12 @@ class OrderRefused(NodeTrouble):
         self.node, self.order, self.why = node, order, why
 
     def __str__(self) -> str:
-        return f"node {self.node} refused '{self.order}': {self.why}"
+        return f"node {self.node} {self.reason}"
+
+    @property
+    def reason(self) -> str:
+        """Return what it said no to, and why."""
+        return f"refused '{self.order}': {self.why}"
 
 
 class SlurmAway(WorldError):

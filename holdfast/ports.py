@@ -26,9 +26,12 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether one could listen on *port* now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    """Tell whether one could listen on *port* of all addresses now, by IPv4 and IPv6."""
+    dual = socket.has_dualstack_ipv6()
+    with socket.socket(socket.AF_INET6 if dual else socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
+            if dual:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             probe.bind(("", port))
         except OSError:
             return False

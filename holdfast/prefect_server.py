@@ -21,10 +21,12 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
+from holdfast.control.handover import heed_from_now_on, held_back
 from holdfast.errors import OperatorError
 from holdfast.log import line
 from holdfast.ports import free_port, is_free, listens
 from holdfast.process import die_with_parent
+from holdfast.secrecy import shown, without
 
 START_SECONDS: Final = 120.0
 """How long a server may take to answer: 5 s as a rule, longer on its first start on a busy machine."""
@@ -97,7 +99,7 @@ def why_away(url: str, seconds: float = PATIENCE) -> str:
         except (OSError, ValueError, http.client.HTTPException) as error:
             why = str(getattr(error, "reason", error))
         if time.monotonic() >= until:
-            return why
+            return without(why, url)
         time.sleep(0.5)
 
 
@@ -153,15 +155,15 @@ class TemporaryServer:
 
 
 def main(arguments: list[str]) -> int:
-    """Become ``python -m`` *arguments*, with a Prefect server to talk to."""
-    environment, known = dict(os.environ), configured()
+    """Become ``python -m`` *arguments*, with a Prefect server to talk to; who is told to let go meanwhile has nothing to let go of."""
+    handover, environment, known = heed_from_now_on(), dict(os.environ), configured()
     away = why_away(known) if known else ""
     if away or not known:
         folder = Path(environment.get("PREFECT_HOME") or "~/.prefect").expanduser()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if away:
-                print(f"The Prefect server at {known} cannot be used: {away}. The flow goes on with one of its own.", flush=True)  # noqa: T201
+                print(f"The Prefect server at {shown(known)} cannot be used: {away}. The flow goes on with one of its own.", flush=True)  # noqa: T201
                 environment["PREFECT_API_DATABASE_CONNECTION_URL"] = f"sqlite+aiosqlite:///{folder / 'holdfast-server.db'}"
             server = TemporaryServer(folder / "holdfast-server.log", environment)
             server.wait()
@@ -171,7 +173,12 @@ def main(arguments: list[str]) -> int:
         environment = {**server.environment, STANDS_IN: known}
         print(line("prefect.ui", f"Prefect UI while this job runs: {server.address}/runs"), flush=True)  # noqa: T201
     command = [sys.executable, "-P", "-m", *arguments]
-    return os.execve(sys.executable, command, environment)  # noqa: S606 (the same process: the server dies with it)
+    with held_back():
+        if handover.why:
+            from holdfast.exits import HANDED_OVER  # noqa: PLC0415 (with the history it takes half a second, which others need not wait for)
+
+            return HANDED_OVER
+        return os.execve(sys.executable, command, environment)  # noqa: S606 (the same process: the server dies with it)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,15 @@ def fresh_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+def let_termination_pass() -> None:
+    """Go on after SIGTERM, for who works for another process and ends with that.
+
+    A batch system, or a machine that goes down, sends it to every process at once: those that are to save what there is need the others.
+    It is taken, not ignored: that would be handed down through exec.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: None)
+
+
 def _stat(pid: int) -> list[str] | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

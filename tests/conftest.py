@@ -9,10 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from holdfast.leftovers import leftovers, vaults
 from tests.leftovers import memory
 from tests.waiting import wait_until
+
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")  # how long an example takes says more of the machine than of the code
 
 INTEGRATION_SECONDS = 300
 INTEGRATION = Path(__file__).parent / "integration"

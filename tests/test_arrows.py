@@ -28,6 +28,7 @@ class Arrow:
 
 
 LEAVES = (
+    "holdfast.callers",
     "holdfast.errors",
     "holdfast.flush",
     "holdfast.log",
@@ -35,6 +36,7 @@ LEAVES = (
     "holdfast.ports",
     "holdfast.process",
     "holdfast.replicated",
+    "holdfast.secrecy",
     "holdfast.vault",
     "holdfast.vault_client",
     "holdfast.wire",
@@ -50,10 +52,13 @@ ARROWS = (
     Arrow(of="holdfast.agent", ours=("holdfast.agent", "holdfast.readers", "detectors", *LEAVES)),
     Arrow(of="holdfast.readers", ours=("holdfast.readers", "detectors"), theirs=("pynvml",)),
     Arrow(of="holdfast.slurm.warden", ours=("holdfast.slurm.warden", *LEAVES)),
-    Arrow(of="holdfast.burn_in.checks", ours=("holdfast.burn_in.checks", "detectors")),
+    Arrow(of="holdfast.burn_in.checks", ours=("holdfast.burn_in.checks", "holdfast.callers", "detectors")),
     Arrow(
         of="holdfast.runtime",
-        ours=("holdfast.runtime", *(f"holdfast.{leaf}" for leaf in ("flush", "process", "replicated", "vault", "vault_client", "wire"))),
+        ours=(
+            "holdfast.runtime",
+            *(f"holdfast.{leaf}" for leaf in ("callers", "flush", "process", "replicated", "vault", "vault_client", "wire")),
+        ),
         theirs=("torch",),
     ),
     *(Arrow(of=leaf, ours=LEAVES) for leaf in LEAVES),

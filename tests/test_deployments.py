@@ -34,7 +34,9 @@ def starts(unit: Path) -> Iterator[list[str]]:
 def every_start() -> list[list[str]]:
     """Return each command of ours that is started anywhere."""
     ours = [words for unit in UNITS for words in starts(unit) if words[0].startswith(BIN)]
-    ours += [list(one["command"]) for one in COMPOSE["services"].values() if "command" in one and one["command"][0] == "prefect"]
+    ours += [
+        list(one["command"]) for one in COMPOSE["services"].values() if "command" in one and one["command"][0] in {"prefect", "holdfast"}
+    ]
     script = (ROOT / "deployments" / "slurm" / "orchestrator.sbatch").read_text()
     ours += [shlex.split(line.rstrip("& ")) for line in script.splitlines() if line.startswith("holdfast ")]
     return ours
@@ -53,7 +55,7 @@ def test_every_command_that_is_started_has_the_options_it_is_given() -> None:
         program, verbs = Path(words[0]).name, [word for word in words[1:4] if re.fullmatch(r"[a-z]+", word)]
         verbs = verbs[:1] if program == "holdfast" else verbs[:2]
         asked.setdefault((program, *verbs), set()).update(word for word in words if word.startswith("--"))
-    assert set(asked) == {("prefect", "server", "start"), ("prefect", "worker", "start"), ("holdfast", "run")}
+    assert set(asked) == {("prefect", "server", "start"), ("prefect", "worker", "start"), ("holdfast", "run"), ("holdfast", "metrics")}
     for (program, *verbs), options in asked.items():
         said = subprocess.run([sys.executable, "-m", program, *verbs, "--help"], capture_output=True, text=True, check=True).stdout
         assert options <= set(re.findall(r"--[a-z-]+", said)), (program, verbs)
@@ -126,7 +128,8 @@ def test_the_check_asks_where_the_server_listens_and_restarts_only_what_does_not
 def test_the_compose_file_fits_together() -> None:
     """What depends on a service, a volume or a variable finds it."""
     services, volumes = COMPOSE["services"], COMPOSE["volumes"]
-    assert {"postgres", "prefect-server", "deploy", "worker-1", "worker-2"} == set(services)
+    assert {"postgres", "prefect-server", "deploy", "worker-1", "worker-2", "metrics"} == set(services)
+    assert services["metrics"]["command"][-1].rpartition(":")[2] == services["metrics"]["ports"][0].rpartition(":")[2]
     for name, one in services.items():
         assert set(one.get("depends_on", {})) <= set(services), name
         for volume in one.get("volumes", []):

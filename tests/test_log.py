@@ -34,6 +34,9 @@ logging.getLogger("prefect.flow_runs").info("a flow's word")
 """
 
 
+PREPARED = "from holdfast.prefect_output import prepare_output; prepare_output()"
+
+
 def said(code: str, form: str) -> list[str]:
     """Return the lines that a program writes to stderr."""
     environment = {**os.environ, "HOLDFAST_LOG": form, "PYTHONPATH": str(ROOT), "PREFECT_LOGGING_TO_API_ENABLED": "false"}
@@ -48,7 +51,9 @@ def objects(lines: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(("before", "set_up"), [("", "set_up"), ("", "convert"), (PREFECTS.partition("logging.get")[0], "convert")])
+@pytest.mark.parametrize(
+    ("before", "set_up"), [("", "set_up"), (PREPARED, "prepare_output"), (PREFECTS.partition("logging.get")[0], "convert")]
+)
 def test_every_line_is_an_object_with_its_facts(before: str, set_up: str) -> None:
     """Ours with event and facts, others with their message, exceptions whole; also where Prefect has set logging up."""
     first, *more = objects(said(LOGGING.format(before=before, set_up=set_up), "json"))

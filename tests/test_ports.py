@@ -7,6 +7,9 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
+from holdfast.callers import open_port
 from holdfast.ports import free_port, is_free, listens
 
 HOLDS = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print('there', flush=True); sys.stdin.read()"
@@ -27,3 +30,14 @@ def test_who_listens_on_a_port_is_told_from_who_only_wanted_to() -> None:
         assert not is_free(port)
         other.communicate()
     assert not listens(other.pid, port)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_a_port_is_free_when_nobody_has_it_by_either_family() -> None:
+    """Whoever listens later does so for both."""
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with socket.create_server((host, 0), family=family) as other:
+            assert not is_free(other.getsockname()[1])
+    with open_port() as server:
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, server.getsockname()[1]), timeout=10).close()

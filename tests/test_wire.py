@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from holdfast.wire import LONGEST_LINE, BadLine, LineBuffer, Message, connect, decode, encode, listen
@@ -22,7 +22,6 @@ MESSAGES = some.dictionaries(
 
 
 @given(messages=some.lists(MESSAGES, max_size=5), cuts=some.lists(some.integers(0, 400), max_size=8))
-@settings(deadline=None)
 def test_messages_arrive_whole_however_the_bytes_are_cut(messages: list[Message], cuts: list[int]) -> None:
     """A stream knows no borders."""
     data = b"".join(encode(message) for message in messages)
@@ -32,7 +31,6 @@ def test_messages_arrive_whole_however_the_bytes_are_cut(messages: list[Message]
 
 
 @given(data=some.binary(max_size=300))
-@settings(deadline=None)
 def test_any_bytes_are_messages_or_a_bad_line(data: bytes) -> None:
     """Nothing else can come of them."""
     lines = LineBuffer()

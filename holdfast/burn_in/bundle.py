@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.readers.bundle import ROOT, carrying, packed_text
 
-NEEDED: Final = ("detectors.evidence", "detectors.portable", "detectors.trials")
+NEEDED: Final = ("detectors.evidence", "detectors.portable", "detectors.trials", "holdfast.callers")
 CHECKS: Final = "holdfast.burn_in.checks"
 
 

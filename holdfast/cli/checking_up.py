@@ -42,11 +42,19 @@ def _tell(checkup: Checkup) -> None:
     if known:
         say("\nNew since the look before:")
         for change in known:
-            say(f"  {change.words}")
+            say(f"  {_news(change)}")
     if len(known) < len(checkup.changes):
         say(f"\nNever looked at before: {', '.join(one.node for one in checkup.changes if not one.before)}.")
     for kind in dict.fromkeys(one.kind for told in checkup.verdicts.values() for one in told.findings):
         say(f"\n{kind}: {_action(kind)}")
+
+
+def _news(change: Change) -> str:
+    """Say what is new about a node by the names of its faults: the table above has their evidence."""
+    moved = f"{change.before} -> {change.after}" if change.before != change.after else change.after
+    named = {word: ", ".join(dict.fromkeys(one.kind for one in found)) for word, found in (("new", change.new), ("over", change.over))}
+    told = [f"{word}: {kinds}" for word, kinds in named.items() if kinds]
+    return f"{change.node}: {moved}, {'; '.join(told) or change.because}"
 
 
 def _row(told: Verdict) -> list[str]:

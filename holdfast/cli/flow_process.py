@@ -15,6 +15,7 @@ from typing import Final, Self
 
 import holdfast
 from holdfast import places
+from holdfast.control.handover import held_back
 from holdfast.errors import JobAlreadyRunning, NotWritable
 from holdfast.history import queries
 from holdfast.history.models import Job
@@ -65,7 +66,7 @@ class FlowProcess:
     def __init__(self, job: str, spec: Path, turn: Turn, known: frozenset[str], name: str = "flow") -> None:
         self.job, self._turn, self._known = job, turn, known
         self.log = spec.with_name(f"{name}.log")
-        with self.log.open("ab") as log:
+        with self.log.open("ab") as log, held_back():
             self._begin = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "holdfast.prefect_server", PROGRAM, str(spec)],

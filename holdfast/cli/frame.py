@@ -91,7 +91,7 @@ class Frame:
         step, until = (outlook.step.step if outlook.step else 0), outlook.until
         label = f"step {progress_of(outlook)}"
         if not until or not outlook.step:
-            return _line(label if outlook.step else "no step yet", "bold")
+            return _line(label if outlook.step else outlook.no_steps or "no step yet", "bold")
         share = f"{min(1.0, step / until):.1%}"
         grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(no_wrap=True)

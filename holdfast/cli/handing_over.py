@@ -10,10 +10,10 @@ from holdfast.cli.outlook import find_job, look
 from holdfast.cli.output import hint, say, say_json
 from holdfast.cli.person import signature
 from holdfast.cli.watching import whose_it_is
-from holdfast.control.requests import HAND_OVER
+from holdfast.control.requests import ask_to_let_go
 from holdfast.history import queries
-from holdfast.history.lease import holder_of
-from holdfast.history.models import Job, Lease, Request
+from holdfast.history.lease import described, holder_of
+from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
 
 POLL: Final = 0.1
@@ -33,25 +33,17 @@ def hand_over(reference: str, *, timeout: float, as_json: bool) -> int:
             return _tell(history, job, f"job '{job.name}' has ended", as_json=as_json)
         if steers is None:
             return _tell(history, job, f"no flow steers job '{job.name}'. {whose_it_is(job.name)}", as_json=as_json)
-        _request(history, job, steers)
+        ask_to_let_go(history, steers, by=signature())
         if not _within(timeout, lambda: not _steers(history, steers)):
             where = steers.host.partition("/")[0]
             hint(
-                f"{steers.holder} (pid {steers.pid} on {where}) has not let go of job '{job.name}' within {timeout:g} s. "
+                f"{described(steers)} has not let go of job '{job.name}' within {timeout:g} s. "
                 f"It does so when it can; `kill -KILL {steers.pid}` on {where} ends it at once, and the job trains on all the same"
             )
             return TOO_LONG
         return _tell(history, job, _heir(history, job), as_json=as_json)
     finally:
         history.close()
-
-
-def _request(history: History, job: Job, steers: Lease) -> None:
-    """Ask that very flow; once is enough."""
-    if any(one.kind == HAND_OVER and one.facts == {"epoch": steers.epoch} for one in queries.pending_requests(history, job.id)):
-        return
-    with history.session() as session:
-        session.add(Request(job_id=job.id, at=time.time(), kind=HAND_OVER, by=signature(), facts={"epoch": steers.epoch}))
 
 
 def _steers(history: History, lease: Lease) -> bool:
@@ -64,8 +56,11 @@ def _heir(history: History, job: Job) -> str:
     _within(HEIR, lambda: holder_of(history, job.id) is not None)
     heir = holder_of(history, job.id)
     if heir is None:
-        return f"the flow has let go of job '{job.name}', and no standby was there. {whose_it_is(job.name)}"
-    return f"the flow has let go of job '{job.name}'; {heir.holder} on {heir.host.partition('/')[0]} (pid {heir.pid}) steers it now"
+        return (
+            f"the flow has let go of job '{job.name}', and no standby was there. It trains on: its agents keep it until the same "
+            f"`holdfast run` adopts it; `holdfast stop {job.name}` ends it"
+        )
+    return f"the flow has let go of job '{job.name}'; {described(heir)} steers it now"
 
 
 def _within(seconds: float, condition: Callable[[], bool]) -> bool:

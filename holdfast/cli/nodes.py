@@ -126,7 +126,8 @@ def _row(one: Known) -> list[str]:
     reasons = [_reason(hold) for hold in reversed(one.node.holds)]
     if one.closing is not None:
         reasons.append(f"{one.closing.because} from {clock(one.closing.begins)} to {clock(one.closing.ends)}")
-    because = "\n".join([*([view.why] if view.why else []), *reasons, *([move.because] if move else []), *(told.evidence if told else ())])
+    seen = [view.why, *reasons, move.because if move else "", *(told.evidence if told else ())]
+    because = "\n".join(words for words in dict.fromkeys(seen) if words and not any(words in other for other in seen if other != words))
     return [view.name, *_service(one), view.standing, agent, view.job or NOTHING, view.allocation or NOTHING, *jobs, *thought, because]
 
 

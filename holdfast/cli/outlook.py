@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sqlmodel import col, select
 
-from holdfast.errors import UnknownJob
+from holdfast.errors import NoJob, UnknownJob
 from holdfast.history import queries
 from holdfast.history.lease import holder_of
 from holdfast.history.models import Checkpoint, Fault, Generation, Incident, Job, Lease, Move, Snapshots, Step
@@ -24,6 +24,9 @@ WARNINGS: Final = (
     "copies-differ",
 )  # fmt: skip
 """Kinds of faults that training goes on through and that say something about the training itself."""
+SILENT: Final = 5.0
+"""Seconds in which the steps of a job that has just begun to run reach the history."""
+EMPTY: Final = "The history is empty"
 WINDOW: Final = 20
 """Steps over which the rate is taken."""
 
@@ -97,6 +100,13 @@ class Outlook:
     def incident(self) -> Incident | None:
         """Return the open incident."""
         return next((one for one in reversed(self.incidents) if one.closed_at is None), None)
+
+    @property
+    def no_steps(self) -> str:
+        """Return why no step can be shown of a job that runs; empty where one is, or will be in a moment."""
+        if self.step is not None or self.move is None or self.state != "RUNNING" or self.at - self.move.at < SILENT:
+            return ""
+        return f"no steps are told: only `holdfast.session` does; `holdfast logs {self.job.name} --follow` shows what the script writes"
 
     @property
     def no_snapshots(self) -> str:
@@ -193,7 +203,7 @@ def find_job(history: History, reference: str | None) -> Job:
     if reference is None:
         newest = queries.jobs(history, limit=1)
         if not newest:
-            raise UnknownJob("(the newest)")
+            raise NoJob(EMPTY)
         return newest[0]
     try:
         return queries.newest_job(history, reference)

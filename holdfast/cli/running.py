@@ -12,7 +12,7 @@ from holdfast.cli.watching import Taps, Watch, counted_taps
 from holdfast.errors import HistoryTrouble, JobAlreadyRunning
 from holdfast.history import queries
 from holdfast.history.asking import patiently
-from holdfast.history.lease import holder_of
+from holdfast.history.lease import described, holder_of
 from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
 
@@ -25,7 +25,7 @@ def run(job_file: Path, cluster_file: Path | None, *, detach: bool, standby: boo
         with Turn(job.name) as turn:
             adopted, steered, known = patiently(lambda: _looked(history, job.name), _waits) if standby else _looked(history, job.name)
             if not standby and adopted is not None and steered is not None:
-                raise JobAlreadyRunning(job.name, steered.holder)
+                raise JobAlreadyRunning(job.name, described(steered))
             fresh = {"job": job.model_dump(mode="json"), "cluster": cluster.model_dump(mode="json")}
             spec = {"job": adopted.spec, "cluster": adopted.cluster} if adopted else fresh
             name = "standby" if standby else "flow"
@@ -69,8 +69,6 @@ def _detached(watch: Watch, taps: Taps, *, as_json: bool) -> int:
 
 def _adoption(name: str, *, changed: bool, steered: Lease | None) -> str:
     if steered is not None:
-        return (
-            f"stands by for job '{name}', which {steered.holder} on {steered.host.partition('/')[0]} steers. Ctrl-C ends the standby only"
-        )
+        return f"stands by for job '{name}', which {described(steered)} steers. Ctrl-C ends the standby only"
     text = f"job '{name}' runs without a flow; a new flow adopts it and its workers go on"
     return text + ". The files say something else than what runs: the job keeps what it was started with" * changed

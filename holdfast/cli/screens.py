@@ -27,6 +27,9 @@ from holdfast.report.wording import visible
 PROGRESS_EVERY: Final = 10.0
 """Seconds between two lines about progress."""
 
+LONG: Final = 3.0
+"""Seconds without a word after which a line says what is waited for."""
+
 STYLES: Final[Mapping[str, str]] = {
     "adopt": "cyan",
     "end": "bold",
@@ -87,6 +90,8 @@ class PlainLines:
 
     def __init__(self) -> None:
         self._pace = _Pace()
+        self._waits = 0.0
+        self._said: set[str] = set()
 
     def tell(self, change: Change) -> None:
         """Write the change, if it has words."""
@@ -94,7 +99,10 @@ class PlainLines:
             click.echo(line)
 
     def wait(self, text: str) -> None:
-        """Do nothing: nothing has changed."""
+        """Write once what is waited for, when that takes longer."""
+        self._waits = self._waits or time.monotonic()
+        if time.monotonic() - self._waits > LONG:
+            self._once("waits", f"{text} so far")
 
     def show(self, changes: Sequence[Change], outlook: Outlook) -> None:
         """Write what is new."""
@@ -102,6 +110,13 @@ class PlainLines:
             self.tell(change)
         if self._pace.is_due(outlook):
             self.tell(of_progress(outlook))
+        if outlook.no_steps:
+            self._once("silent", outlook.no_steps)
+
+    def _once(self, event: str, text: str) -> None:
+        if event not in self._said:
+            self._said.add(event)
+            self.tell(Change(event=event, at=time.time(), text=text, record={"text": text}))
 
     def close(self) -> None:
         """Do nothing: there is nothing to mend."""

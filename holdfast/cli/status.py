@@ -97,6 +97,8 @@ def _facts(outlook: Outlook) -> list[tuple[str, str]]:
         eta = f"ETA {duration(outlook.eta)}" if outlook.eta is not None else ""
         facts += [("step", "   ".join(part for part in (progress_of(outlook), of, eta) if part))]
         facts += [("loss", loss_of(outlook)), ("rate", rate_of(outlook))]
+    elif outlook.no_steps:
+        facts += [("step", outlook.no_steps)]
     if outlook.generation:
         size = in_ranks(outlook.generation.world_size, outlook.generation.facts)
         facts += [("generation", f"{outlook.generation.number}: {size} on {placed(outlook.members)}")]
@@ -157,7 +159,8 @@ def _places(outlook: Outlook) -> list[tuple[str, str]]:
     holder = outlook.holder
     facts = []
     if holder:
-        facts += [("flow", holder.holder)]
+        hears = "; it hears no node of the job, and leaves it alone" if holder.deaf else ""
+        facts += [("flow", f"pid {holder.pid} on {holder.host.partition('/')[0]}{hears}")]
     elif not outlook.ended:
         facts += [("flow", "none; training goes on under its agents. `holdfast run` with the same job file adopts it")]
     facts += [("submitted", f"{clock(outlook.job.at)}, {duration(outlook.elapsed)} {'in all' if outlook.ended else 'ago'}")]

@@ -16,12 +16,13 @@ from holdfast.cli.outlook import Outlook, find_job, live_jobs
 from holdfast.cli.output import say
 from holdfast.cli.person import signature
 from holdfast.cli.screens import Screen, screen_for
-from holdfast.errors import HistoryTrouble, UnknownJob
+from holdfast.errors import HistoryTrouble, NoJob
 from holdfast.exits import FLOW_DIED, HANDED_OVER, INTERRUPTED, REFUSED, status_of
 from holdfast.history import queries
 from holdfast.history.lease import this_host
 from holdfast.history.models import Job, Request
 from holdfast.history.store import History
+from holdfast.prefect_server import is_configured
 
 POLL: Final = 0.2
 """Seconds between two looks."""
@@ -122,7 +123,8 @@ class Watch:
         if self.job is None and self.flow is not None:
             self.job = self.flow.submission(self.history)
         if self.job is None:
-            self.screen.wait(f"starting the flow, {time.monotonic() - self._begun:.0f} s")
+            own = "" if is_configured() else " and a Prefect server of its own (PREFECT_API_URL names none)"
+            self.screen.wait(f"starting the flow{own}, {time.monotonic() - self._begun:.0f} s")
             return
         if self._follower is None:
             self._follower = Follower(self.history, self.job, from_now=self.from_now)
@@ -186,7 +188,8 @@ class Watch:
             self.say("refused", refusal)
             return REFUSED
         if status == HANDED_OVER:
-            self.say("handed-over", f"this flow has let go of job '{name}', as it was told to. {whose_it_is(name)}")
+            whose = "It had not begun it yet" if self.outlook is None else whose_it_is(name)
+            self.say("handed-over", f"this flow has let go of job '{name}', as it was told to. {whose}")
             return HANDED_OVER
         if self.stopping and self.outlook is None:
             self.say("notice", f"stopped before job '{name}' began")
@@ -209,7 +212,7 @@ def follow(reference: str | None, *, as_json: bool) -> int:
     try:
         live = live_jobs(history) if reference is None else []
         if reference is None and not live:
-            raise UnknownJob("(any that runs)")
+            raise NoJob("No job runs")
         job = find_job(history, reference) if reference is not None else live[0]
         screen = screen_for(as_json=as_json, hint=f"Ctrl-C ends the watching, `holdfast stop {job.name}` the job")
         with counted_taps() as taps:

@@ -148,7 +148,7 @@ def _limit(name: str, value: str) -> str:
 
 def _interface(one: Facts, _usual: Usual) -> Found:
     if one.gate is None or blind(one.gate):
-        yield State.UNSEEN, "without a gate there nobody can tell which interfaces it has", ""
+        yield State.UNSEEN, "it can be looked at once Holdfast runs there", ""
         return
     name, address = one.gate["interface"], one.gate["address"]
     if name is None:

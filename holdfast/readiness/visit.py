@@ -74,7 +74,7 @@ class Inspection:
 
     def __init__(self, cluster: SshCluster, wanted: Wanted, tell: Tell = lambda _node, _stage: None) -> None:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
-        self._cluster, self._wanted, self._tell = cluster, wanted, tell
+        self._wanted, self._tell = wanted, tell
         self._ways, self._nodes = Ways(cluster), RemoteNodes(cluster, SshReach(cluster))
         self._visits: dict[str, Visit] = {}
 
@@ -107,42 +107,36 @@ class Inspection:
         try:
             connection = self._ways.open(target, time.monotonic() + LOGIN)
             with self._ways.watchdog.over(time.monotonic() + LOGIN + 3 * LOOK + TORCH, connection.cut):
-                self._ask(facts, connection)
+                self._ask(facts, target, connection)
         except (Unanswered, Unasked) as error:
             if isinstance(error, Unanswered):
                 self._ways.jumps.doubt(target.way)
             facts.away, facts.cure = str(error), AWAY if isinstance(error, Unanswered) else ""
         return facts
 
-    def _ask(self, facts: Facts, connection: Connection) -> None:
-        visit = Visit(connection, Errand(connection, self._cluster.python, probe(), time.monotonic() + LOOK))
-        facts.probe = _asked(visit, "facts", {"directory": self._cluster.directory})
+    def _ask(self, facts: Facts, target: Target, connection: Connection) -> None:
+        visit = Visit(connection, Errand(connection, target.python, probe(), time.monotonic() + LOOK))
+        facts.probe = _asked(visit, "facts", {"directory": target.directory})
         self._visits[facts.node] = visit
         facts.clock = _offset(visit)
         facts.gpus = _asked(visit, "gpus")
         facts.paths = _asked(visit, "paths", {"paths": list(self._wanted.paths)}) if self._wanted.paths else {}
         self._tell(facts.node, "looking at its environment")
-        facts.environment = self._environment(connection)
-        python = self._wanted.python or self._interpreter(facts)
+        facts.environment = self._environment(target, connection)
+        python = self._wanted.python or _interpreter(facts, target)
         self._tell(facts.node, "importing torch")
         facts.torch = _asked(visit, "torch", {"python": python}, seconds=TORCH)
         if facts.environment.get("in_use"):
             facts.gate = self._gate(facts.node)
 
-    def _environment(self, connection: Connection) -> dict[str, Any]:
+    def _environment(self, target: Target, connection: Connection) -> dict[str, Any]:
         wheel, until = node_wheel(), time.monotonic() + LOOK
         try:
-            errand = Errand(connection, self._cluster.python, source(), until)
-            asked = {"digest": wheel.digest, "version": wheel.version, "directory": self._cluster.directory, "oldest": OLDEST}
+            errand = Errand(connection, target.python, source(), until)
+            asked = {"digest": wheel.digest, "version": wheel.version, "directory": target.directory, "oldest": OLDEST}
             return dict(json.loads(errand.ask(until, do="look", **asked)))
         except (Unanswered, Unasked, ValueError, TypeError) as error:
             return {"blind": str(error)}
-
-    def _interpreter(self, facts: Facts) -> str:
-        assert facts.probe is not None
-        if facts.environment is not None and facts.environment.get("in_use"):
-            return f"{facts.environment['path']}/bin/python"
-        return str(facts.probe.get("executable", self._cluster.python))
 
     def _gate(self, node: str) -> dict[str, Any]:
         try:
@@ -187,6 +181,13 @@ class Inspection:
 
         list(hands.map(join, able))
         list(hands.map(lambda facts: _asked(self._visits[facts.node], "remove", places[facts.node]), able))
+
+
+def _interpreter(facts: Facts, target: Target) -> str:
+    assert facts.probe is not None
+    if facts.environment is not None and facts.environment.get("in_use"):
+        return f"{facts.environment['path']}/bin/python"
+    return str(facts.probe.get("executable", target.python))
 
 
 def _asked(visit: Visit, verb: str, question: Mapping[str, object] | None = None, *, seconds: float = LOOK) -> dict[str, Any]:

@@ -60,6 +60,8 @@ CASES = {
     "no YAML": ("name: [a\n", "not valid YAML", "Mend"),
     "binary": ("\x00\x01\x02", "is not text", "UTF-8"),
     "empty": ("", "is empty", "Write at least"),
+    "a cluster's file": ("kind: ssh\nhosts: [a, b]\n", "describes a cluster, not a job", "by `--cluster job.yaml`"),
+    "a cluster by the name of its file": (JOB + "cluster: gpus.yaml\n", "line 3: 'gpus.yaml' holds no fields", "`--cluster gpus.yaml`"),
 }
 
 
@@ -175,6 +177,22 @@ def test_an_unknown_job_names_the_nearest(arguments: list[str], here: Command, r
     assert done.returncode == 2
     assert "no job 'gpt-smal'" in done.stderr
     assert "gpt-small" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["report"], ["status", "--follow"]], ids=" ".join)
+def test_where_there_is_no_job_one_is_told_how_to_start_one(arguments: list[str], here: Command) -> None:
+    """Status 2: no job was named, and none can be guessed."""
+    done = here(*arguments)
+    assert done.returncode == 2
+    assert "`holdfast run JOB_FILE` starts a job" in done.stderr
+
+
+def test_a_job_in_place_of_a_cluster_is_told(here: Command, files: Any) -> None:
+    """One problem, and not one for each of its fields."""
+    done = here("nodes", files(JOB + "nodes: {wanted: 2}\n"))
+    assert done.returncode == 2
+    assert "describes a job, not a cluster" in done.stderr
+    assert "1 problem(s)" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["show", "99"], ["show", "99", "--job", "gpt-small"], ["show", "../x"]], ids=" ".join)

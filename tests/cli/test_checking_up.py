@@ -85,7 +85,7 @@ def test_evidence_is_folded_where_the_terminal_ends() -> None:
 
 BASE = "kind: ssh\nhosts: [{name: a, address: 127.0.0.1, port: 1}, {name: b, address: 127.0.0.1, port: 2}]\n"
 REFUSED = {
-    "no cluster": ("name: x\nscript: train.py\n", "script: line 2: unknown field", "Remove it"),
+    "no cluster": ("name: x\nscript: train.py\n", "describes a job, not a cluster", "Name a cluster's file"),
     "no hosts": ("kind: ssh\n", "hosts: is missing", "Add it"),
     "no such kind": ("kind: kubernetes\n", "no kind of cluster is called 'kubernetes'", "This version knows: local, ssh, slurm"),
     "a shell's word": (BASE + "python: 'python3; reboot'\n", "cannot stand here", "a shell reads it"),

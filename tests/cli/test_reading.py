@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def test_an_empty_history_is_no_error(here: Command) -> None:
 
 
 def test_status_of_a_job_tells_where_it_stands(here: Command, running: Author, book: History) -> None:
-    """State and why, generation, nodes, step, loss, rate, checkpoint, open incident, who steers."""
+    """State and why, generation, nodes, step, loss, rate, checkpoint, open incident, which process of which host steers."""
     take(book, running.job, holder="the flow of this test")
     text = here("status", "gpt-small").stdout
     for words in (
@@ -51,7 +52,7 @@ def test_status_of_a_job_tells_where_it_stands(here: Command, running: Author, b
         "incident 3 since",
         "worker-exception on rank 3 on n2",
         "2 steps computed twice",
-        "the flow of this test",
+        f"flow        pid {os.getpid()} on {os.uname().nodename}",
     ):
         assert words in text
 
@@ -263,3 +264,13 @@ def test_a_report_is_written_where_it_was_asked_for(here: Command, running: Auth
     assert done.returncode == 0, done.stderr
     page = Path(done.stdout.strip())
     assert page.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
+
+
+def test_a_job_that_tells_no_steps_says_where_its_words_are(here: Command, book: History) -> None:
+    """A script that knows nothing of Holdfast trains as well: who watches is not left waiting for a step. A new job gets its moment."""
+    author = Author(book, "plain", time.time() - 60)
+    author.move("RUNNING", "all 2 rank(s) are at work", seconds=1)
+    words = "only `holdfast.session` does; `holdfast logs plain --follow` shows"
+    assert words in here("status", "plain").stdout
+    author.move("RUNNING", "all 2 rank(s) are at work", seconds=59)
+    assert words not in here("status", "plain").stdout

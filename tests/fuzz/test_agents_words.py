@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
@@ -12,15 +14,20 @@ from hypothesis import strategies as some
 
 from holdfast.cluster import open_cluster
 from holdfast.control.board import Board
+from holdfast.control.channel import AgentChannel
+from holdfast.control.farewell import Held
 from holdfast.control.fleet import Fleet
 from holdfast.control.hearing import Hearing
+from holdfast.control.inbox import Inbox
 from holdfast.control.lineup import Lineup
 from holdfast.control.plan import how_to_run
 from holdfast.control.requests import Requests
 from holdfast.control.run import Run
 from holdfast.control.words import complaint
+from holdfast.errors import OrderRefused
 from holdfast.history import History, Recorder, models, queries
 from holdfast.spec import LocalCluster, TrainingJob
+from holdfast.wire import decode, encode
 from tests.fuzz.examples import ANYTHING, SOCKETS
 
 Message = dict[str, Any]
@@ -121,6 +128,19 @@ def test_no_node_speaks_for_the_ranks_of_another(run: Run, name: str, facts: Mes
         run.begin_generation(1, dict(MEMBERSHIP), lineup=run.lineup)
 
 
+def test_an_agent_that_is_reached_late_and_knows_of_an_older_generation_has_the_recovery_decided_anew(run: Run) -> None:
+    """It was presumed to be in the present one, of which the flow before did not live to tell it."""
+    run.begin_generation(1, dict(MEMBERSHIP), lineup=run.lineup)
+    run.board.unseen = {1}
+    run.fleet._late.put(("b", {**ABOUT, "generation": 1}))
+    run._tell_news()
+    assert (run.faults(), run.board.unseen) == ([], set())
+    run.fleet._late.put(("b", {**ABOUT, "generation": 0}))
+    run._tell_news()
+    assert [one.kind for one in run.faults()] == ["recovery-cut-short"]
+    run.begin_generation(1, dict(MEMBERSHIP), lineup=run.lineup)
+
+
 def test_nonsense_is_told_once_and_sense_is_heard_after_it(run: Run) -> None:
     """A remark names the node; the history took in all that was believed."""
     hears(run, ("b", {"event": "worker.hello"}), ("b", {"event": "worker.hello", "rank": "1"}), ("b", {"event": "worker.hello", "rank": 1}))
@@ -139,3 +159,70 @@ def test_what_an_agent_says_of_itself_is_used_only_if_it_can_be(told: Message) -
         assert all(int(number) >= 0 and one.get("role") is not str for number, one in told["standbys"].items())
         assert sum(rank for ranks in told["membership"].values() for rank in ranks) >= 0
         assert all(len(tuple(address)) == 2 for address in (told.get("memory") or {}).get("to") or ())
+
+
+ANSWERED: Final[dict[str, Message]] = {
+    "attach": {"agent": "x", "since": 4},
+    "prepare": {"warm": True, "memory": {"port": 9, "to": [["h", 9]]}},
+    "port": {"port": 9},
+    "stored": {"snapshots": [{"name": "n", "rank": 0, "world": 2, "step": 5, "lineage": 1}]},
+    "living": {"generation": 1, "ranks": [0]},
+    "token": {"token": "t"},
+    "deposited": {"records": [{"table": "step"}], "next": 7},
+}
+"""What an honest agent answers to the orders of whose answers a flow reads more than that they were carried out."""
+READ: Final[dict[str, Callable[[Message], object]]] = {
+    "attach": lambda told: (told["agent"], int(told["since"])),
+    "prepare": lambda told: int((told.get("memory") or {}).get("port") or 0),
+    "port": lambda told: int(told["port"]),
+    "stored": lambda told: [
+        Held(node="a", **{name: one[name] for name in ANSWERED["stored"]["snapshots"][0]}) for one in told["snapshots"]
+    ],
+    "living": lambda told: {rank for rank in told["ranks"] if told["generation"] == 1},
+    "token": lambda told: str(told["token"]),
+    "deposited": lambda told: [[one.get("table") for one in told["records"]], (told["next"] or 0) > 0],
+}
+"""How a flow reads them."""
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[tuple[AgentChannel, dict[str, Message]]]:
+    """Give a connection to an agent that answers each order as the table says that comes with it."""
+    ours, theirs = socket.socketpair()
+    answers: dict[str, Message] = {}
+
+    def serve() -> None:
+        with theirs, theirs.makefile("rb") as lines:
+            for line in lines:
+                order = decode(line)
+                theirs.sendall(encode({"ok": True, **answers[order["do"]], "re": order["id"]}))
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    channel = AgentChannel("a", lambda: ours, Inbox(), epoch=1)
+    yield channel, answers
+    channel.close()
+    serving.join()
+
+
+@SOCKETS
+@given(told=some.sampled_from(sorted(ANSWERED)).flatmap(lambda verb: some.tuples(some.just(verb), spoiled(ANSWERED[verb]))))
+@example(told=("prepare", {"memory": [1]}))
+@example(told=("stored", {"snapshots": [{}]}))
+def test_an_answer_to_an_order_can_be_read_or_is_the_nodes_trouble(
+    agent: tuple[AgentChannel, dict[str, Message]], told: tuple[str, Message]
+) -> None:
+    """As a flow reads it; what an honest agent says is understood."""
+    channel, answers = agent
+    verb, facts = told
+    answers[verb] = ANSWERED[verb]
+    assert READ[verb](channel.order(verb, seconds=60.0))
+    answers[verb] = facts
+    try:
+        answer = channel.order(verb, seconds=60.0)
+    except OrderRefused as refused:
+        answer, why = ANSWERED[verb], str(refused)
+    else:
+        why = "makes no sense"
+    assert "makes no sense" in why
+    READ[verb](answer)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.history import queries
+from holdfast.runtime import manifest
 from tests.integration.stage import Stage
+from tests.waiting import wait_until
 
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "byte_gpt.py")
 SMALL = ["--width", "32", "--layers", "1", "--heads", "2", "--context", "16", "--batch", "2", "--bytes", "100000"]
@@ -39,27 +41,40 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(stage: Stage, small_
     assert queries.last_step(stage.history, play.job.id).step == 40  # type: ignore[union-attr]
 
 
+def flip(checkpoint: Path) -> None:
+    """Flip a bit of what one rank has written."""
+    data = next(checkpoint.glob("*.distcp"))
+    whole = bytearray(data.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    data.write_bytes(whole)
+
+
 def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_job_to_the_one_before(stage: Stage, alone: Callable[..., None]) -> None:
     """`torch.load` would take it without a word; the job ends with the parameters of an undisturbed run all the same, to the bit."""
     nodes, folder = {"wanted": 2, "ranks": 1}, stage.home / "ckpt"
-    plan = {"every": 5, "directory": str(folder), "memory": {"every": 0}}  # with state in memory no checkpoint would be needed
+    plan = {"every": 5, "keep": 4, "directory": str(folder), "memory": {"every": 0}}  # with state in memory no checkpoint would be needed
     args = ["--steps", "40", "--stock-groups", *SMALL]  # with managed groups no checkpoint would be needed
     results = [stage.home / "flipped.json", stage.home / "calm.json"]
     given = [*args, "--result", str(results[0])]
     play = stage.play("flipped", script=SCRIPT, args=given, nodes=nodes, checkpoint=plan, environment={"OMP_NUM_THREADS": "1"})
     play.steps_to(12)
-    play.chaos.stop(1)  # nothing newer is written while the bit flips
-    newest = max(folder.glob("step-*"))
-    data = next(newest.glob("*.distcp"))
-    whole = bytearray(data.read_bytes())
-    whole[len(whole) // 2] ^= 1
-    data.write_bytes(whole)
+    play.chaos.stop(1)  # no further one is begun, but the one in work may come to its end
+    flipped = dict[int, Path]()
+
+    def flip_newest() -> bool:
+        newest = manifest.candidates(folder)[0]
+        if (step := manifest.step_of(newest)) not in flipped:
+            flipped[step] = newest
+            flip(newest)
+        return play.saw(1)
+
+    wait_until(flip_newest, seconds=60, explain=play.log)
     assert play.ends() == 0, play.log()
     assert play.kinds() == ["worker-stopped"]
     corrupt = [one for one in queries.faults(stage.history, play.job.id) if one.kind == "checkpoint-corrupt"]
     assert corrupt
-    assert newest.name in corrupt[0].evidence["quote"]
-    assert play.incidents()[0].resumed_step == int(newest.name.removeprefix("step-")) - 5
+    assert flipped[max(flipped)].name in corrupt[0].evidence["quote"]
+    assert play.incidents()[0].resumed_step == min(flipped) - 5
 
     assert [row.step for row in queries.curve(stage.history, play.job.id)] == list(range(1, 41))
     alone(SCRIPT, *args, "--result", results[1])

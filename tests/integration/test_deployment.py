@@ -17,33 +17,36 @@ from holdfast.history import queries
 from holdfast.history.looks import verdicts
 from holdfast.history.store import History
 from tests.integration.conftest import PrefectServer
+from tests.integration.test_prefect_shows import asked
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 POOL = "holdfast"
 DEPLOYMENT = "training-job/holdfast"
 HEALTH = "cluster-health/holdfast"
+REPAIR = "node-repair/holdfast"
 
 
-def prefect(server: PrefectServer, *args: str) -> str:
-    """Run the `prefect` command line; return what it said, or fail with it."""
+def prefect(server: PrefectServer, *args: str, failing: bool = False) -> str:
+    """Run the `prefect` command line; return what it said, or fail with it unless it is *failing* that is asked for."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", *args]
     done = subprocess.run(command, cwd=ROOT, env=server.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     said = done.stdout + done.stderr
-    assert done.returncode == 0, said
+    assert (done.returncode != 0) is failing, said
     return said
 
 
-@pytest.fixture
-def worker(prefect_server: PrefectServer, tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(scope="module")
+def worker(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Start a worker on the pool; give its log, end it at last."""
-    log = tmp_path / "worker.log"
+    place = tmp_path_factory.mktemp("worker")
+    log = place / "worker.log"
     # The worker's folder is not the checkout: the flow is found as a module, installed or (PYTHONPATH) not.
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    environment = prefect_server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1", "PYTHONPATH": str(ROOT)}
+    environment = prefect_server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1", "PYTHONPATH": str(ROOT), "HOLDFAST_LOG": "json"}
     with log.open("wb") as out:
         child = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            command, cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
     try:
         wait_until(lambda: b"started" in log.read_bytes() or child.poll() is not None, seconds=60, explain=log.read_text)
@@ -54,7 +57,7 @@ def worker(prefect_server: PrefectServer, tmp_path: Path) -> Iterator[Path]:
         child.wait()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def deployed(prefect_server: PrefectServer) -> str:
     """Make the work pool and deploy by the file that we ship."""
     prefect(prefect_server, "work-pool", "create", POOL, "--type", "process", "--overwrite")
@@ -77,3 +80,69 @@ def test_deployed_flows_run_to_their_end(prefect_server: PrefectServer, deployed
         move = queries.state_of(history, queries.newest_job(history, "deployed").id)
     assert move is not None
     assert move.after == "COMPLETED"
+    told = [json.loads(line) for line in worker.read_text().splitlines() if line.startswith("{")]  # the worker's own lines are Prefect's
+    moves = [one["facts"]["after"] for one in told if one.get("event") == "job.moved" and one["facts"]["job"] == "deployed"]
+    # as short a job may end while its flow still waits for the last rank to start
+    assert moves in (["RUNNING", "COMPLETED"], ["COMPLETED"]), worker.read_text()
+    ends = [one for one in told if one["logger"] == "prefect.flow_runs" and "Completed" in one["message"]]
+    assert len({one["pid"] for one in ends}) == 2, worker.read_text()
+
+
+def test_a_mistake_in_a_deployed_flows_parameters_ends_it_in_words(prefect_server: PrefectServer, deployed: str, worker: Path) -> None:
+    """No traceback, neither in Prefect's message nor in the worker's log."""
+    assert deployed
+    params = json.dumps({"cluster": {"kind": "local", "name": "deployed", "nodes": 1}, "nodes": ["node-7"]})
+    said = prefect(prefect_server, "deployment", "run", REPAIR, "--params", params, "--watch", failing=True)
+    assert "node-7" in said, f"{said}\n{worker.read_text()}"
+    wait_until(lambda: "Finished in state Failed" in worker.read_text(), seconds=60, explain=worker.read_text)
+    assert "Traceback" not in worker.read_text()
+
+
+def test_a_flow_that_a_worker_runs_lets_go_of_its_job_and_the_next_run_adopts_it(
+    prefect_server: PrefectServer, deployed: str, worker: Path
+) -> None:
+    """The rank notices nothing; Prefect shows the first run as cancelled with the reason, and the second one brings the job to its end."""
+    done = worker.parent / "done"
+    script = f"import time, pathlib\nwhile not pathlib.Path({str(done)!r}).exists(): time.sleep(0.1)\nprint('trained')"
+    job = {"name": "passed-on", "command": [sys.executable, "-c", script], "directory": str(worker.parent), "progress": "none"}
+    params = json.dumps({"job": job, "cluster": {"kind": "local", "name": "passed-on", "nodes": 1}})
+    with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}", create=True)) as history:
+        first = started(prefect_server, deployed, params)
+        wait_until(lambda: state_of(history, "passed-on") == "RUNNING", seconds=120, explain=worker.read_text)
+        command = [sys.executable, "-m", "holdfast", "hand-over", "passed-on"]
+        said = subprocess.run(command, env=prefect_server.environment, capture_output=True, text=True, check=False)
+        assert said.returncode == 0, f"{said.stderr}\n{worker.read_text()}"
+        assert "the flow has let go of job 'passed-on'" in said.stdout
+        wait_until(lambda: ended(prefect_server, first), seconds=60, explain=worker.read_text)
+        kind, message = ended(prefect_server, first)
+        assert kind == "CANCELLED", message
+        assert message.startswith("handed over, the job trains on: "), message
+
+        second = started(prefect_server, deployed, params)
+        row = queries.newest_job(history, "passed-on")
+        adopted = lambda: any(one.text.startswith("a new flow adopted") for one in queries.remarks(history, row.id))  # noqa: E731
+        wait_until(adopted, seconds=120, explain=worker.read_text)
+        done.touch()
+        wait_until(lambda: state_of(history, "passed-on") == "COMPLETED", seconds=60, explain=worker.read_text)
+        assert len(queries.generations(history, row.id)) == 1, "the rank was started again"
+    wait_until(lambda: ended(prefect_server, second), seconds=60, explain=worker.read_text)
+    assert ended(prefect_server, second)[0] == "COMPLETED"
+
+
+def ended(server: PrefectServer, run: str) -> tuple[str, ...]:
+    """Return how a flow run ended, and the words for it; nothing while it has not."""
+    state = asked(server, "flow_runs/filter", flow_runs={"id": {"any_": [run]}})[0]["state"]
+    return (state["type"], state["message"] or "") if state["type"] in {"COMPLETED", "CANCELLED", "FAILED", "CRASHED"} else ()
+
+
+def started(server: PrefectServer, deployment: str, params: str) -> str:
+    """Have a worker run the deployment, and return the id of the run."""
+    said = prefect(server, "deployment", "run", deployment, "--params", params)
+    return said.partition("UUID: ")[2].split()[0]
+
+
+def state_of(history: History, job: str) -> str:
+    """Return the state of the job of that name; empty before it has one."""
+    rows = queries.jobs(history, job, limit=1)
+    move = queries.state_of(history, rows[0].id) if rows else None
+    return move.after if move else ""

@@ -120,11 +120,16 @@ def test_without_a_spare_the_job_goes_on_with_what_is_left(stage: Stage) -> None
 
 
 def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) -> None:
-    """Capacity that comes back is taken within seconds."""
+    """Capacity that comes back is taken within seconds; so is a node that the job had all the time, and that was off meanwhile."""
     play = stage.play("waits", args=["--steps", "60"], nodes={"wanted": 3, "ranks": 1})
     _, node = play.chaos.at_step(8, lambda: play.chaos.power_off(1))
     play.reaches("WAITING")
-    play.chaos.power_on(node)
+    stage.nodes.power_off("node-2")
+    wait_until(
+        lambda: any("node-2 is gone" in one.text for one in queries.remarks(stage.history, play.job.id)), seconds=60, explain=play.log
+    )
+    for one in (node, "node-2"):
+        play.chaos.power_on(one)
     assert play.ends() == 0, play.log()
     assert [(one.rung, one.outcome) for one in play.incidents()] == [("wait-for-capacity", "recovered")]
 

@@ -127,7 +127,7 @@ def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_
     play = stage.play(
         "timed",
         script=str(Path(__file__).with_name("copies.py")),
-        args=["1000000", str(stage.home / "never.json")],
+        args=["1000000", str(stage.home / "never.json"), "0.1"],
         nodes={"wanted": 2, "ranks": 1},
         checkpoint={"every": 0, "memory": {"policy": "pause", "pause": "10s"}},
         limits={"walltime": "60s", "last_save": "30s"},

@@ -263,6 +263,38 @@ def test_a_command_that_is_told_to_let_go_passes_it_on_and_ends_without_its_job(
     gone(place)
 
 
+def test_a_flow_that_is_told_to_let_go_before_it_has_imported_prefect_does_so(place: Place) -> None:
+    """Its status says so, and it has begun no job."""
+    spec = place.folder / "spec.json"
+    job = {"name": "early", "command": ["true"], "directory": str(place.folder)}
+    spec.write_text(json.dumps({"job": job, "cluster": {"kind": "local", "name": "early", "nodes": 1}}))
+    command = [sys.executable, "-P", "-m", "flows.training_job", str(spec)]
+    with subprocess.Popen(command, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as flow:
+        wait_until(lambda: hears(flow.pid, signal.SIGUSR1), seconds=SECONDS)
+        flow.send_signal(signal.SIGUSR1)
+        said, _ = flow.communicate(timeout=SECONDS)
+    assert flow.returncode == 6, said
+    assert "Traceback" not in said
+    assert place.state("early") == ""
+
+
+def test_a_command_that_is_told_to_let_go_at_once_begins_no_job(place: Place) -> None:
+    """It passes that on to a flow that has not looked for a server yet."""
+    child = place.start("run", place.job("sooner", NAP))
+    wait_until(lambda: hears(child.pid, signal.SIGUSR1), seconds=SECONDS)
+    child.send_signal(signal.SIGUSR1)
+    said, _ = child.communicate(timeout=SECONDS)
+    assert child.returncode == 6, said + place.log()
+    assert "this flow has let go of job 'sooner', as it was told to. It had not begun it yet" in said
+    assert place.state("sooner") == ""
+
+
+def hears(pid: int, number: int) -> bool:
+    """Tell whether a process has a handler for a signal."""
+    caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) & 1 << (number - 1))
+
+
 def test_a_job_without_a_flow_is_stopped_all_the_same(place: Place) -> None:
     """`stop` takes the lease, ends the agents and records it."""
     child = place.start("run", place.job("orphan", NAP))

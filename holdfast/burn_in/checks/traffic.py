@@ -6,7 +6,6 @@ One end serves one connection of whoever knows the token, and the other comes. B
 from __future__ import annotations
 
 import hashlib
-import hmac
 import socket
 import statistics
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from detectors.trials import Check, Mark
+from holdfast.callers import admitted, fill, open_port, taken
 
 NAME: Final = "network"
 BLOCK: Final = 1 << 20
@@ -26,16 +26,17 @@ MB: Final = 1e6
 def serve(token: str, blocks: int, seconds: float, port: int, tell: Callable[[int], None]) -> Check:
     """Listen on *port* (0: any), *tell* which it is, and take part in one exchange."""
     begun = time.monotonic()
-    with _listening(port) as server:
+    with open_port(port) as server:
         tell(server.getsockname()[1])
         try:
-            with _accepted(server, token, begun + seconds) as sock:
+            with admitted(server, token, begun + seconds) as sock:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for _ in range(PINGS):
-                    sock.sendall(_taken(sock, 1))
+                    sock.sendall(taken(sock, 1))
                 wrong = _received(sock, token, blocks, begun + seconds)
                 sock.sendall(b"k")  # all has arrived: who sent it may stop its clock
                 _sent(sock, token, blocks, begun + seconds)
-                _taken(sock, 1)
+                taken(sock, 1)
         except OSError as error:
             return _broken(error, begun)
     return _told(wrong, {}, begun)
@@ -51,7 +52,7 @@ def send(token: str, blocks: int, seconds: float, host: str, port: int) -> Check
             latency = _latency(sock)
             at = time.monotonic()
             _sent(sock, token, blocks, begun + seconds)
-            _taken(sock, 1)
+            taken(sock, 1)
             there = time.monotonic() - at
             at = time.monotonic()
             wrong = _received(sock, token, blocks, begun + seconds)
@@ -69,36 +70,14 @@ def send(token: str, blocks: int, seconds: float, host: str, port: int) -> Check
     return _told(wrong, figures, begun)
 
 
-def _listening(port: int) -> socket.socket:
-    """Listen on all addresses, as nobody here knows by which one the other end comes."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
-
-
-def _accepted(server: socket.socket, token: str, until: float) -> socket.socket:
-    """Return the connection of who knows the token; others are sent away."""
-    while True:
-        server.settimeout(max(0.01, until - time.monotonic()))
-        sock, _ = server.accept()
-        sock.settimeout(max(0.01, until - time.monotonic()))
-        try:
-            if hmac.compare_digest(_taken(sock, len(token)), token.encode()):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return sock
-        except OSError:
-            pass  # a stranger that says nothing is no trouble of the network
-        sock.close()
-
-
 def _latency(sock: socket.socket) -> float:
-    taken = []
+    times = []
     for number in range(PINGS):
         at = time.monotonic()
         sock.sendall(bytes([number]))
-        _taken(sock, 1)
-        taken.append(time.monotonic() - at)
-    return statistics.median(taken)
+        taken(sock, 1)
+        times.append(time.monotonic() - at)
+    return statistics.median(times)
 
 
 def _body(token: str) -> bytes:
@@ -123,26 +102,12 @@ def _received(sock: socket.socket, token: str, blocks: int, until: float) -> str
     wrong, body, room = "", _body(token), bytearray(BLOCK)
     for number in range(blocks):
         _refuse_after(until, number, blocks)
-        _fill(sock, memoryview(room))
+        fill(sock, memoryview(room))
         wanted = number.to_bytes(HEAD, "little") + body
         if not wrong and room != wanted:
             place = next(place for place in range(BLOCK) if room[place] != wanted[place])
             wrong = f"byte {place} of block {number} of {blocks} arrived as {room[place]:#04x}, and was sent as {wanted[place]:#04x}"
     return wrong
-
-
-def _fill(sock: socket.socket, room: memoryview) -> None:
-    while room:
-        count = sock.recv_into(room)
-        if not count:
-            raise ConnectionError("the other end closed the connection")
-        room = room[count:]
-
-
-def _taken(sock: socket.socket, count: int) -> bytes:
-    room = bytearray(count)
-    _fill(sock, memoryview(room))
-    return bytes(room)
 
 
 def _broken(error: OSError, begun: float) -> Check:

@@ -1,0 +1,180 @@
+"""What the gate of a node answers: whatever it is, who asked gets a value of the right kind or the node's trouble, at once."""
+
+from __future__ import annotations
+
+import base64
+import queue
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as some
+
+from holdfast.cluster.answers import ANSWERS, complaint
+from holdfast.cluster.interface import Logs
+from holdfast.cluster.remote import RemoteNodes
+from holdfast.errors import NodeLost, NodeTrouble
+from holdfast.wire import GREETING, PROTOCOL, decode, encode
+from tests.cluster.gates import Boxes
+from tests.fuzz.examples import ANYTHING, SOCKETS
+
+Message = dict[str, Any]
+SAID: Final[dict[str, Message]] = {
+    "enter": {
+        "directory": "/d", "interpreter": "/python", "host": "h", "reached": "10.0.0.1", "agent": None,
+        "interfaces": [{"name": "eth0", "address": "10.0.0.1", "network": "10.0.0.0/8"}],
+    },
+    "look": {"agent": {"pid": 7, "job": "j"}},
+    "fence": {"killed": [7]},
+    "past": {"events": [{"event": "steps"}]},
+    "logs": {"logs": {"rank-0.log": 5}, "place": "p"},
+    "log": {"data": base64.b64encode(b"a line").decode()},
+    "listen": {"port": 5, "token": "t"},
+    "measure": {"bytes": 9, "seconds": 0.5},
+    "meet": {"why": ""},
+}  # fmt: skip
+"""What an honest gate answers."""
+ASK: Final[dict[str, Callable[[RemoteNodes], object]]] = {
+    "facts": lambda nodes: (nodes.address("n"), nodes.interface("n"), nodes.outfit("n", "j"), nodes.folder("n")),
+    "survey": lambda nodes: [(one.standing, one.pid, one.job) for one in nodes.survey(5.0)],
+    "fence": lambda nodes: sum(nodes.fence("n", "j")),
+    "past": lambda nodes: [one.get("event") for one in nodes.past("n", "j")],
+    "logs": lambda nodes: nodes.logs("n", "j").of("n", {"n": [0]}),
+    "log": lambda nodes: len(nodes.log("n", "j", "rank-0.log", None, 10)),
+    "bandwidth": lambda nodes: nodes.bandwidth("n", "n", 0.1) >= 0,
+    "meets": lambda nodes: len(nodes.meets("n", "n", 0.1)),
+    "wipe": lambda nodes: nodes.wipe_memory("n", "j"),
+    "start": lambda nodes: nodes.start_agent("n"),
+    "answers": lambda nodes: nodes.answers("n"),
+    "connect": lambda nodes: nodes.connect("n").close(),
+}
+"""All that is asked of a node, and what is done with the answers."""
+
+
+class FalsePipe:
+    """The far end of a connection in the wrong hands: it greets as a gate does, and answers each order as it likes."""
+
+    def __init__(self, answer: Callable[[Message], bytes]) -> None:
+        self._answer = answer
+        self._said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._said.put(GREETING + encode({"protocol": PROTOCOL}))
+
+    def recv(self, size: int) -> bytes:
+        """Return what it says."""
+        return self._said.get()[:size]
+
+    def sendall(self, data: bytes) -> None:
+        """Take an order."""
+        for line in data.splitlines():
+            number, _, text = line.partition(b" ")
+            if number == b"0":
+                self._said.put(self._answer(decode(text)))
+
+    def close(self) -> None:
+        """End it."""
+        self._said.put(b"")
+
+    def ended(self) -> str:
+        """Say nothing."""
+        return ""
+
+
+@dataclass
+class FalseReach:
+    """Leads to a false gate."""
+
+    answer: Callable[[Message], bytes]
+
+    def open(self, node: str, until: float, then: float) -> FalsePipe:
+        """Connect."""
+        return FalsePipe(self.answer)
+
+    def address(self, node: str) -> str:
+        """Return an address."""
+        return "10.0.0.1"
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+def asked(ask: Callable[[RemoteNodes], object], answer: Callable[[Message], bytes], interface: str | None = None) -> str:
+    """Ask a node whose gate is false; return the trouble that came of it. Any other error is a test's failure, as it is a flow's end."""
+    nodes = RemoteNodes(Boxes("/d", interface=interface, names=["n"]), FalseReach(answer))
+    try:
+        ask(nodes)
+    except (NodeTrouble, OSError) as error:
+        return str(error)
+    finally:
+        nodes.close()
+    return ""
+
+
+def says(verb: str, told: Message) -> Callable[[Message], bytes]:
+    """Have a gate answer honestly to all orders but *verb*."""
+    return lambda order: b"0 " + encode({"ok": True, **(told if order["do"] == verb else SAID.get(order["do"], {})), "re": order.get("id")})
+
+
+@some.composite
+def spoiled(draw: some.DrawFn, whole: Any) -> Any:
+    """Draw *whole* with something in it missing, or other than it was, at any depth."""
+    if not isinstance(whole, (dict, list)) or not whole or draw(some.integers(0, 4)) == 0:
+        return draw(ANYTHING | some.sampled_from([2**70, -1, "\0", "\ud800", "a\nb"]))
+    told, place = whole.copy(), draw(some.sampled_from(sorted(whole) if isinstance(whole, dict) else range(len(whole))))
+    if isinstance(told, dict) and draw(some.booleans()) and draw(some.booleans()):
+        del told[place]
+    else:
+        told[place] = draw(spoiled(told[place]))
+    return told
+
+
+@SOCKETS
+@given(
+    told=some.sampled_from(sorted(SAID)).flatmap(
+        lambda verb: some.tuples(some.just(verb), spoiled(SAID[verb]).filter(lambda one: isinstance(one, dict)))
+    ),
+    interface=some.sampled_from([None, "10.0.0.0/8"]),
+    ok=some.sampled_from([True, True, True, False, 1]),
+)
+@example(told=("enter", {**SAID["enter"], "interfaces": 5}), interface=None, ok=True)
+@example(told=("fence", {"why": [], "errno": []}), interface=None, ok=False)
+def test_whatever_a_gate_answers_it_is_a_value_or_the_nodes_trouble(told: tuple[str, Message], interface: str | None, ok: object) -> None:
+    """All that is asked of it, with the answer to one order spoiled, or a no that says nothing of use."""
+    verb, facts = told
+    answer = says(verb, {**facts, "ok": ok})
+    for ask in ASK.values():
+        asked(ask, answer, interface)
+    if verb == "fence" and (ok is not True or complaint(verb, facts)):
+        assert asked(ASK["fence"], answer), "nobody may take such a node for fenced"
+
+
+def test_an_honest_gate_is_understood() -> None:
+    """Every order that has an answer of its own is among those that are spoiled; a gate may tell more than is known."""
+    assert SAID.keys() == ANSWERS.keys()
+    for name, ask in ASK.items():
+        assert asked(ask, lambda order: says("", {})({**order}).replace(b'"ok":', b'"more":[1],"ok":')) == "", name
+    nodes = RemoteNodes(Boxes("/d", names=["n"]), FalseReach(says("", {})))
+    assert (nodes.fence("n"), nodes.log("n", "j", "x", None, 3)) == ([7], b"a l")
+    assert nodes.logs("n", "j") == Logs(place="p", sizes={"rank-0.log": 5})
+    nodes.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b'0 {"re":[]}', b'0 {"closed":[]}', b'0 {"closed":1e999}', b"0 []", b"0 {}", b"{}", b"x {}", b"99999999999 {}", b"0 " + b"[" * 9999],
+)
+def test_a_line_that_is_none_ends_the_connection_and_nobody_waits(line: bytes) -> None:
+    """The order that was asked for, and those after it, fail at once and say why; the thread that listens ends without a traceback."""
+    turns = count()
+    nodes = RemoteNodes(Boxes("/d", names=["n"]), FalseReach(lambda order: says("", {})(order) if next(turns) == 0 else line + b"\n"))
+    gate = nodes.gate("n")
+    for _ in range(2):
+        with pytest.raises(NodeLost, match=r"what its gate says makes no sense"):
+            gate.order("fence", seconds=3600.0)
+    assert not gate.lives
+    with suppress(NodeTrouble):
+        nodes.answers("n")
+    nodes.close()
