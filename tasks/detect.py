@@ -40,7 +40,7 @@ MOST_BROKEN: Final = 128
 UNEXPLAINED: Final = STANDSTILLS | {GROUP_BROKEN.id, TAKE_OVER_FAILED.id, OVERRUN.id, *(kind for kind in CATALOGUE if is_echo(kind))}
 """What ranks say, or do not, when their peers do not reach them."""
 ANSWER_SECONDS: Final = 0.5
-"""How long agents may take to say who lives: so long an end that broke a group is waited for in any case."""
+"""How long agents may take to say who lives: so long an end that broke a group is waited for in any case, and so is a node's notice."""
 STRAGGLERS: Final = 10.0
 """Seconds that a worker may take to start after the first one failed, before the failure is judged without it."""
 SLOW_STARTERS: Final = 3.0
@@ -115,9 +115,8 @@ def settled(run: Run, silences: list[AgentSilence]) -> tuple[list[Fault], list[A
                 return faults, silences
             continue
         waited = time.monotonic() - begin
-        if not doubtful and waited >= max(
-            seconds_to_settle(faults, members, silence=silence, levels=run.levels), _seconds_for_twins(run, faults)
-        ):
+        settles = seconds_to_settle(faults, members, silence=silence, levels=run.levels)
+        if not doubtful and waited >= max(settles, _seconds_for_twins(run, faults), _seconds_for_notice(run)):
             return faults, silences
         run.pump(0.02)
         if run.missing():
@@ -222,6 +221,11 @@ def _seconds_for_twins(run: Run, faults: list[Fault]) -> float:
     if not faults or run.board.any_stepped() or told >= set(run.members) or not all(follows_step(fault.kind) for fault in faults):
         return 0.0
     return SLOW_STARTERS if run.board.all_started() else STRAGGLERS
+
+
+def _seconds_for_notice(run: Run) -> float:
+    """Return how long to wait for the agents of ranks that SIGTERM ended: they got it as well where a batch system takes the nodes away."""
+    return ANSWER_SECONDS if any(not run.wards.is_told_to_go(node) for node in run.board.terminated) else 0.0
 
 
 def open_incident(run: Run, diagnosis: Diagnosis, detected: float, acting: list[Fault]) -> IncidentInWork:

@@ -6,6 +6,7 @@ never ended can look like a fault later.
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -123,6 +124,8 @@ _PROGRESS: Final = frozenset({
 """Events that show a rank getting on."""
 
 
+TERMINATED: Final = 128 + signal.SIGTERM
+"""Status of a rank that took SIGTERM for the wish that it is, and ended by itself."""
 NONSENSE: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 """What taking in an event raises that no agent of ours sends: a journal was damaged, or a node is in the wrong hands."""
 
@@ -154,6 +157,8 @@ class Board:
         """What training goes on through: trouble with checkpoints and with state in memory."""
         self.gone: set[str] = set()
         """Nodes all of whose workers have ended by our order."""
+        self.terminated: set[str] = set()
+        """Nodes with a rank that SIGTERM ended which nobody here had sent: what takes nodes away sends it to all there is on them."""
         self.durations: deque[tuple[int, float]] = deque(maxlen=100_000)
         self.step_before = 0
         """Newest step any rank has finished."""
@@ -358,6 +363,8 @@ class Board:
         self._advance(view, event["step"] or 0)
         if event["ordered"] or view.raised:
             return
+        if event["signal"] == signal.SIGTERM or event["code"] == TERMINATED:
+            self.terminated.add(node)
         seen = WorkerExit(
             node=node,
             rank=view.rank,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast.control")
 
-TERMINATED: Final = 128 + signal.SIGTERM
-"""Status of a rank that took SIGTERM for the wish that it is, and ended by itself."""
 BEHIND: Final = "replica-behind"
 GATHERED: Final = 3.0
 """Seconds from the first node whose replicas are behind to the remark on all of them."""
@@ -164,11 +161,11 @@ class Hearing:
         if run.wards.notice(node, at=event["at"], by=event["at"] + seconds, why=str(event.get("why", "it was told to go"))):
             run.remark(f"{node} was told to go, and will be gone in {seconds:.0f} s")
             run.departures.look(time.time())
+        self._on_worker_exited(node, event)
 
-    def _on_worker_exited(self, node: str, event: Message) -> None:
-        """Take in that a rank got the signal that told its node to go, as a batch system sends it to all there is."""
-        ended = event["signal"] == signal.SIGTERM or event["code"] == TERMINATED
-        if ended and not event["ordered"] and self._run.wards.is_told_to_go(node):
+    def _on_worker_exited(self, node: str, _event: Message) -> None:
+        """See whether a rank got the signal that told its node to go, as a batch system sends it to all there is: either is heard first."""
+        if node in self._run.board.terminated and self._run.wards.is_told_to_go(node):
             self._run.departures.rank_has_gone(node)
 
     def _on_agent_staying(self, node: str, _event: Message) -> None:

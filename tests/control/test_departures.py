@@ -1,38 +1,97 @@
-"""When a job has to end by itself, to be run again."""
+"""Nodes that are to be left: what a rank's end by SIGTERM says of its node, and that the flow waits for the node's own word."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.control.departures import Departures
+from detectors.evidence import NodeLeaving
+from holdfast.control.lineup import Lineup
 from holdfast.control.run import Run
-from holdfast.history import Job
-from holdfast.spec import TrainingJob
+from holdfast.control.steering import steering
+from holdfast.spec import LocalCluster, TrainingJob
+from tasks.detect import settled
+
+MEMBERSHIP = {"node-0": [0], "node-1": [1]}
 
 
-def a_run(ago: float, **limits: Any) -> Run:
-    """Return what counts of a job that was submitted so many seconds *ago*: a real one would have to run for that long."""
-    spec = TrainingJob.model_validate({"name": "a", "script": "b.py", "limits": limits})
-    job = Job(name="a", spec={}, cluster={}, directory="/", at=time.time() - ago)
-    return cast("Run", SimpleNamespace(spec=spec, job=job, members=(), borrowing=SimpleNamespace(end="", is_lent=False)))
+@pytest.fixture
+def run(holdfast_home: Path, tmp_path: Path) -> Iterator[Run]:
+    """Give a flow that steers a job of two ranks on two nodes; nothing of it runs."""
+    assert holdfast_home.is_dir()
+    spec = TrainingJob.model_validate({"name": "left", "command": ["true"], "preflight": False, "nodes": {"wanted": 2}})
+    with steering(spec, LocalCluster(name="c", nodes=2, directory=str(tmp_path))) as run:
+        assert isinstance(run, Run)
+        run.enter_generation(1, dict(MEMBERSHIP), lineup=Lineup.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), because="launch")
+        run.fleet.leaving.update(MEMBERSHIP)  # none is free: no agent is started on one
+        yield run
 
 
-@pytest.mark.parametrize(
-    ("limits", "ago", "ends"),
-    [
-        ({}, 1e9, False),
-        ({"walltime": "2h"}, 7_000, False),
-        ({"walltime": "2h"}, 7_160, True),
-        ({"walltime": "2h", "last_save": "10m"}, 6_600, True),
-        ({"walltime": "2h", "last_save": "10m"}, 6_000, False),
-    ],
-)
-def test_a_job_ends_in_time_for_its_walltime(limits: dict[str, Any], ago: float, ends: bool) -> None:  # noqa: FBT001 (a table)
-    """With as long as its last save may take, and says how to go on."""
-    why = Departures(a_run(ago, **limits)).end
-    assert bool(why) == ends
-    assert not ends or ("the walltime of 2 h" in why and "the same `holdfast run` goes on from there" in why)
+def says(run: Run, name: str, **facts: Any) -> None:
+    """Have the agent of node 1 say something."""
+    run.fleet.inbox.put(("node-1", {"event": name, "at": time.time(), **facts}))
+
+
+def ended(run: Run, *, by: signal.Signals = signal.SIGTERM, code: int | None = None) -> None:
+    """Have it say that its rank has ended, and nobody had ordered that."""
+    end = {"code": code, "signal": None if code is not None else int(by), "finished": False, "ordered": False, "raised": None}
+    facts = {"generation": 1, "rank": 1, "pid": 7, "step": 3, "ended": time.time(), "oom": None, "oom_blind": None, "output": ""}
+    says(run, "worker.exited", **facts, **end)
+
+
+def told_to_go(run: Run) -> None:
+    """Have it say that its node will be gone."""
+    says(run, "agent.leaving", seconds=25.0)
+
+
+def left(run: Run) -> list[str]:
+    """Return the nodes whose time is up, as far as is known."""
+    run.pump(0.0)
+    return [one.node for one in run.board.evidence if isinstance(one, NodeLeaving)]
+
+
+@pytest.mark.parametrize("code", [None, 128 + signal.SIGTERM])
+def test_a_rank_that_ends_by_the_signal_that_its_node_got_goes_with_it_whichever_is_heard_first(run: Run, code: int | None) -> None:
+    """A batch system sends it to all there is at once."""
+    ended(run, code=code)
+    assert not left(run)
+    told_to_go(run)
+    assert left(run) == ["node-1"]
+    told_to_go(run)
+    assert left(run) == ["node-1"]
+
+
+def test_the_other_way_round(run: Run) -> None:
+    """The node's word comes first."""
+    told_to_go(run)
+    assert not left(run)
+    ended(run)
+    assert left(run) == ["node-1"]
+
+
+def test_another_end_says_nothing_of_the_node(run: Run) -> None:
+    """A rank that is killed on a node that is to go is restarted, or moved, as any other."""
+    told_to_go(run)
+    ended(run, by=signal.SIGKILL)
+    assert not left(run)
+
+
+def test_the_word_of_the_node_is_waited_for_before_its_rank_is_judged(run: Run) -> None:
+    """Else the rank would be started again where it will be killed within seconds."""
+    ended(run)
+    run.pump(0.0)
+    assert [fault.kind for fault in run.faults()] == ["worker-sigterm"]
+    judged = threading.Event()
+    word = threading.Timer(0.1, lambda: judged.is_set() or told_to_go(run))
+    word.start()
+    faults, silences = settled(run, [])
+    judged.set()
+    word.join()
+    assert {fault.kind for fault in faults} == {"worker-sigterm", "node-leaving"}
+    assert not silences

@@ -125,7 +125,8 @@ def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_le
     wait_until(lambda: play.saw(2), seconds=60, explain=play.log)
     recovered(play, 2)
     goes_on(play)
-    assert stage.allocations("plain") == [number]
+    assert [one.kind for one in play.incidents()] == ["worker-sigkill", "node-leaving"], story(play)
+    assert stage.allocations("plain") == [number], story(play)
     assert "Restarts=1" in stage.slurm.run("scontrol", "show", "job", number), remarks(play)
     play.stops()
     assert stage.allocations("plain") == []
