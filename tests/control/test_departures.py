@@ -87,11 +87,9 @@ def test_the_word_of_the_node_is_waited_for_before_its_rank_is_judged(run: Run) 
     ended(run)
     run.pump(0.0)
     assert [fault.kind for fault in run.faults()] == ["worker-sigterm"]
-    judged = threading.Event()
-    word = threading.Timer(0.1, lambda: judged.is_set() or told_to_go(run))
+    word = threading.Timer(0.1, told_to_go, [run])
     word.start()
     faults, silences = settled(run, [])
-    judged.set()
     word.join()
     assert {fault.kind for fault in faults} == {"worker-sigterm", "node-leaving"}
     assert not silences
