@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,14 +81,18 @@ def test_another_end_says_nothing_of_the_node(run: Run) -> None:
     assert not left(run)
 
 
-def test_the_word_of_the_node_is_waited_for_before_its_rank_is_judged(run: Run) -> None:
+def test_the_word_of_the_node_is_waited_for_before_its_rank_is_judged(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the rank would be started again where it will be killed within seconds."""
     ended(run)
     run.pump(0.0)
     assert [fault.kind for fault in run.faults()] == ["worker-sigterm"]
-    word = threading.Timer(0.1, told_to_go, [run])
-    word.start()
+    pump = run.pump
+
+    def listens(seconds: float) -> None:
+        told_to_go(run)
+        pump(seconds)
+
+    monkeypatch.setattr(run, "pump", listens)
     faults, silences = settled(run, [])
-    word.join()
     assert {fault.kind for fault in faults} == {"worker-sigterm", "node-leaving"}
     assert not silences
