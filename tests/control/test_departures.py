@@ -86,13 +86,13 @@ def test_the_word_of_the_node_is_waited_for_before_its_rank_is_judged(run: Run, 
     ended(run)
     run.pump(0.0)
     assert [fault.kind for fault in run.faults()] == ["worker-sigterm"]
-    pump = run.pump
+    pump = Run.pump
 
-    def listens(seconds: float) -> None:
+    def listens(run: Run, seconds: float) -> None:
         told_to_go(run)
-        pump(seconds)
+        pump(run, seconds)
 
-    monkeypatch.setattr(run, "pump", listens)
+    monkeypatch.setattr(Run, "pump", listens)
     faults, silences = settled(run, [])
     assert {fault.kind for fault in faults} == {"worker-sigterm", "node-leaving"}
     assert not silences
