@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -178,7 +179,16 @@ class SlurmServer:
             daemon.wait()
         for name in self.names:
             self._kill_steps(name)
+        for pid in self._stay():
+            kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _stay(self) -> Iterator[int]:
+        """Find what has files of the folder open still: daemons of steps that try for long to tell the controller of their end."""
+        for place in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended meanwhile
+                if place.name != str(os.getpid()) and any(file.readlink().is_relative_to(self.folder) for file in (place / "fd").iterdir()):
+                    yield int(place.name)
 
 
 def _is_step(pid: int) -> bool:
