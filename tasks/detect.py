@@ -106,7 +106,7 @@ def settled(run: Run, silences: list[AgentSilence]) -> tuple[list[Fault], list[A
     while True:
         heard = run.faults() + see(silences, limits_of(run.spec.limits))
         faults, members = few(heard), _members(run, heard)
-        doubtful = run.doubtful()
+        doubtful = run.doubtful() or not run.missing().keys() <= {silence.node for silence in silences}
         if faults and not doubtful and can_be_taken_over(run, faults, silences):
             return faults, silences
         if only_groups(faults) and not doubtful and not asked:
