@@ -33,6 +33,9 @@ def isolate(run: Run, incident: IncidentInWork) -> Turn:
     incident.note_order(run.recorder)
     incident.takeovers += 1
     let_go(run, decision.drop, lost=incident.lost, because=decision.because)
+    for node in run.members:
+        if node not in orders and node not in decision.drop and set(run.board.membership[node]) <= set(sick):
+            give_up(run, incident, node)
     incident.lap("isolate", time.time())
     wrong = failures(answers)
     if wrong:
@@ -63,6 +66,14 @@ def let_go(run: Run, nodes: tuple[str, ...], *, lost: set[str], because: str) ->
     for node in nodes:
         run.held.pop(node, None)
         run.stand(node, "lost" if node in lost else "excluded", because)
+
+
+def give_up(run: Run, incident: IncidentInWork, node: str) -> None:
+    """Let go of a node whose ranks all leave it and whose agent could not be told to end them: that is done once it can be reached."""
+    incident.lost.add(node)
+    run.held.pop(node, None)
+    run.stand(node, "lost", "it could not be told to end the ranks that leave it")
+    run.fleet.drop_later(node)
 
 
 def reschedule(run: Run, decision: Decision) -> Turn:

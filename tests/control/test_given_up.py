@@ -1,0 +1,75 @@
+"""Nodes that a take-over leaves without having been able to tell them so."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.cluster.local import LocalNodes
+from holdfast.control.channel import AgentChannel
+from holdfast.control.inbox import Inbox
+from holdfast.control.incident import IncidentInWork
+from holdfast.control.lineup import Lineup
+from holdfast.control.run import Run
+from holdfast.control.steering import steering
+from holdfast.history import models
+from holdfast.process import is_alive
+from holdfast.spec import LocalCluster, TrainingJob
+from policies.case import Decision, Rung, Seat
+from policies.states import Event
+from tasks import takeover
+from tests.waiting import wait_until
+
+MEMBERSHIP = {"node-0": [0], "node-1": [1]}
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[LocalNodes]:
+    """Give two nodes."""
+    nodes = LocalNodes("c", tmp_path, 2)
+    yield nodes
+    for node in nodes.names():
+        nodes.clear(node)
+
+
+def run_worker(nodes: LocalNodes, job: str) -> int:
+    """Have the agent of node 1 run a worker of *job*, as a flow does from which it is cut off then; return its pid."""
+    nodes.start_agent("node-1")
+    inbox = Inbox()
+    channel = AgentChannel("node-1", lambda: nodes.connect("node-1"), inbox, epoch=1, job=job)
+    channel.attach()
+    nap = [sys.executable, "-c", "import time; time.sleep(600)"]
+    channel.order("prepare", lease=60.0, warm=False, argv=nap, directory="/", environment={}, log_directory=str(nodes.root / "logs"))
+    channel.order("start", generation=1, membership=MEMBERSHIP, workers=[{"rank": 1, "environment": {}}])
+    _, event = inbox.get(timeout=60)
+    assert event["event"] == "worker.started"
+    channel.close()
+    return int(event["pid"])
+
+
+def test_a_rank_that_is_taken_over_from_a_node_out_of_reach_is_ended_there_as_soon_as_that_can_be(
+    holdfast_home: Path, nodes: LocalNodes
+) -> None:
+    """Its agent can be told nothing: it would keep the process, and the memory of its device, for as long as the job lasts."""
+    assert holdfast_home.is_dir()
+    spec = TrainingJob.model_validate({"name": "taken", "command": ["true"], "preflight": False, "nodes": {"wanted": 2}})
+    with steering(spec, LocalCluster(name="c", nodes=2, directory=str(nodes.root))) as run:
+        assert isinstance(run, Run)
+        run.enter_generation(1, dict(MEMBERSHIP), lineup=Lineup.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), because="launch")
+        run.held["node-1"] = 1
+        pid = run_worker(nodes, run.job.id)
+        now = time.time()
+        row = models.Incident(
+            job_id=run.job.id, number=1, kind="job-hang", subject="rank 1", fault_at=now, detected_at=now, generation_before=1, because="x"
+        )
+        incident = IncidentInWork(row=row, lap_at=now, board=run.board)
+        seat = Seat(rank=1, node="node-0", standby=7)
+        incident.decision = Decision(rung=Rung.TAKE_OVER, because="rank 1 goes on in standby 7 on node-0", seats=(seat,))
+        assert takeover.isolate(run, incident).event is Event.ISOLATED
+        wait_until(lambda: not is_alive(pid, None), seconds=60)
+        assert incident.lost == {"node-1"}
+        assert "node-1" not in run.held
