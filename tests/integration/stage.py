@@ -27,6 +27,8 @@ from tests.integration.flow_server import Flow, Flows, prefect_of
 from tests.waiting import wait_until
 
 PACED = Path(__file__).with_name("paced.py")
+BOOTED = "Nov 21 09:00:00 n0 kernel: Linux version 6.8.0\n"
+"""What a kernel's log has before a test writes to it."""
 
 
 @dataclass
@@ -202,19 +204,23 @@ class Stage:
                         yield pid
 
     def is_read(self, log: Path, *nodes: str) -> bool:
-        """Tell whether a lookout of *nodes*, or of any, has *log* open."""
-        return any(log in open_files(pid) for pid in self.lookouts(*nodes))
+        """Tell whether a lookout of *nodes*, or of any, stands at the end of *log*, so that it tells what is written from now on.
+
+        That it has it open is too little: it could go to the end only after the next line is there, and never see it.
+        """
+        end = log.stat().st_size
+        assert end, "where a reader of an empty file stands tells nothing"
+        return any(position == end for pid in self.lookouts(*nodes) for position in positions(pid, log))
 
     def left(self) -> list[int]:
         """Return the pids of processes that carry the mark of one of the nodes."""
         return [pid for node in self.nodes.names() for pid in marked(NODE_MARK, mark_of(self.nodes.folder(node)))]
 
 
-def open_files(pid: int) -> list[Path]:
-    """Return what a process has open."""
-    found = []
+def positions(pid: int, path: Path) -> Iterator[int]:
+    """Yield how far a process has come in the file at *path*, for each time it has it open."""
     with suppress(OSError):
         for one in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
-                found.append(one.readlink())
-    return found
+                if one.readlink() == path:
+                    yield int(Path(f"/proc/{pid}/fdinfo/{one.name}").read_text().split()[1])

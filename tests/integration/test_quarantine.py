@@ -15,7 +15,7 @@ from holdfast.history import Fault, holds, queries, questions
 from holdfast.history.looks import keep
 from holdfast.history.models import Question
 from policies.verdicts import Finding, Verdict
-from tests.integration.stage import Play, Stage
+from tests.integration.stage import BOOTED, Play, Stage
 from tests.waiting import wait_until
 
 OFF_BUS = "Nov 21 10:00:01 n0 kernel: NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus.\n"
@@ -57,7 +57,7 @@ def off_bus(play: Play) -> list[Fault]:
 def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     """Have the GPU of a job's only node fall off the bus, and its rank die for it; wait until a person is asked."""
     log = tmp_path / "kern.log"
-    log.touch()
+    log.write_text(BOOTED)
     stage.environment["HOLDFAST_KERNEL_LOG"] = str(log)
     stage.count = 1
     each = "if generation == 1 and step == 5: time.sleep(3600)"

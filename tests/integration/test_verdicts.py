@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast.history import Fault, Verdict, queries
 from tests.cli.conftest import PROGRAM
-from tests.integration.stage import Play, Stage
+from tests.integration.stage import BOOTED, Play, Stage
 from tests.waiting import wait_until
 
 DOUBLE_BIT = "Nov 21 10:00:01 n0 kernel: NVRM: Xid (PCI:0000:18:00): 48, pid=42, An uncorrectable double bit error (DBE)\n"
@@ -20,7 +20,7 @@ ENDS = "if generation == 1 and step == 5:\n print('flux capacitor 12 out of phas
 def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(stage: Stage, tmp_path: Path) -> None:
     """First a status that nobody knows: restarted, and kept as unknown. Then a GPU that lost data, and a killed worker: the node goes."""
     log = tmp_path / "kern.log"
-    log.touch()
+    log.write_text(BOOTED)
     stage.environment["HOLDFAST_KERNEL_LOG"] = str(log)
     play = stage.play("verdicts", args=["--steps", "400", "--each", ENDS], nodes={"wanted": 1, "ranks": 1, "spare": 1})
     play.reaches("RUNNING")
