@@ -126,6 +126,11 @@ def test_a_form_in_prefects_ui_keeps_a_node_that_a_person_trusts(stage: Stage, t
     assert run_of(stage, asked)["state"]["message"] == "keep node-0 by ann: known bad sensor"
 
 
+def standings(stage: Stage) -> dict[str, str]:
+    """Return where the nodes stand that a job has taken."""
+    return {node: move.standing for node, move in queries.node_standings(stage.history, "stage").items()}
+
+
 def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: Path) -> None:
     """The launch takes others, a spare one included, and says who holds one and why, and what the cluster-health flow left of the other."""
     stage.count, now = 4, time.time()
@@ -136,12 +141,13 @@ def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: 
     said = say(stage, tmp_path, "hold", "node-0", "--because", "new fan", "--for", "2h")
     assert "healthy -> held (hold 1" in said
 
-    play = stage.play("beside", args=["--steps", "5"], nodes={"wanted": 1, "ranks": 1, "spare": 1})
-    assert play.ends() == 0, play.log()
+    play = stage.play("beside", args=["--steps", "2000"], nodes={"wanted": 1, "ranks": 1, "spare": 1})
+    wait_until(lambda: standings(stage) == {"node-2": "healthy", "node-3": "healthy"}, seconds=60, explain=play.log)
+    play.steps_to(1)
+    play.stops()
     (generation,) = queries.generations(stage.history, play.job.id)
     assert list(generation.ranks) == ["node-2"]
-    standings = queries.node_standings(stage.history, "stage")
-    assert {node: move.standing for node, move in standings.items()} == {"node-2": "healthy", "node-3": "healthy"}
+    assert standings(stage) == {"node-2": "healthy", "node-3": "healthy"}
     assert "node-0 is left out: held by " in remarks(play)
     assert "new fan; `holdfast nodes release node-0 --because ...` takes it back" in remarks(play)
     assert "node-1 passed over: sick: gpu-off-bus: GPU 0: Xid 79" in remarks(play)
