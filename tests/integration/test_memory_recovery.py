@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,6 +18,7 @@ from holdfast import vault
 from holdfast.history import Snapshots, queries
 from holdfast.process import mark_of
 from holdfast.runtime import manifest
+from holdfast.runtime.snapshots import ledger
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
@@ -138,14 +140,14 @@ def kill_all(play: Play) -> None:
 
 
 def on_record(play: Play) -> Snapshots | None:
-    """Return what a generation after the first has on record of its snapshots, once other nodes are known to have replicas of all ranks."""
+    """Return what a generation after the first has on record of its snapshots and their cost, once others are known to have replicas."""
     row = queries.newest_snapshots(play.stage.history, play.job.id)
-    return row if row is not None and row.generation > 1 and row.replica_step is not None else None
+    return row if row is not None and row.generation > 1 and row.replica_step is not None and row.trained_s > 0 else None
 
 
 def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Shards that lived on the lost node alone come from their replica; what all processes held comes from the memory of their nodes."""
-    play = gated(stage, "broken", 21)
+    play = gated(stage, "broken", 21, 45, 60)
     play.steps_to(20)
     node, newest = replicated(play, 0)
     cut_off(play, node)
@@ -157,7 +159,10 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undistu
     assert facts["source"] == "memory", play.log()
     assert facts["replicas"] >= 1, play.log()
     assert 20 - newest <= facts["snapshot_age"] <= 21 - newest, f"a snapshot is told of with the step after it\n{play.log()}"
-    play.steps_to(45)
+    play.steps_to(44)
+    stood = time.monotonic()
+    wait_until(lambda: time.monotonic() > stood + ledger.PAUSE, seconds=60)  # the next beat tells what snapshots cost by now
+    opens(play, 45)
     row = wait_until(lambda: on_record(play), seconds=60, explain=play.log)
     assert row is not None
     assert row.age_steps is not None, play.log()
@@ -167,6 +172,7 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undistu
     assert row.trained_s > row.cost_s > 0
     there = min(newest_of(play, rank) for rank in (0, 1))
     kill_all(play)
+    opens(play, 60)
     wait_until(lambda: play.saw(2) and play.incidents()[1].outcome, seconds=60, explain=play.log)
     assert lost(play) >= 0, play.log()
     assert (play.incidents()[1].resumed_step or 0) >= there, play.log()

@@ -303,6 +303,7 @@ def test_a_collector_that_was_killed_is_started_again(site: Site) -> None:
     node = site.node("a")
     sweeper = site.sweeper()
     sweeper.sweep(LONG)
+    wait_until(lambda: len(collectors(node)) == 1, seconds=60)  # what a look forks is gone in a moment
     (pid,) = collectors(node)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not Path(f"/proc/{pid}").exists() and not lives(sweeper, "a"), seconds=60)
