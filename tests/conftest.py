@@ -58,11 +58,14 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory, nothing_left_
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_hangup_ignored() -> Iterator[None]:
-    """Take back what `nohup` does to its command: what a test starts ends when its terminal goes away, as for anybody else."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def _no_signal_ignored() -> Iterator[None]:
+    """Take back what `nohup` and a shell's `&` have their command ignore: what a test starts ends by it, as for anybody else."""
+    ignored = [number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT) if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture(scope="session", autouse=True)

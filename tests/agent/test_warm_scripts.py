@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import py_compile
-import signal
 import subprocess
 import sys
 import zipfile
@@ -44,7 +43,6 @@ class Both:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
-            preexec_fn=heed_interruptions,
         )
         return ran.returncode, ran.stdout.decode(errors="replace")
 
@@ -135,12 +133,6 @@ neighbour.proxy = [Proxy()]
     "a file left open": "import os, neighbour\nneighbour.file = os.fdopen(os.dup(1), 'w')\nneighbour.file.write('kept')",
     "an output that is full": "import sys\nsys.stdout = open('/dev/full', 'w')\nprint('lost')",
 }
-
-
-def heed_interruptions() -> None:
-    """Take back that a shell has its background jobs ignore two signals, as an agent does for its workers."""
-    for number in (signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
