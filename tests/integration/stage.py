@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -195,32 +193,6 @@ class Stage:
         """Return what the nodes keep in memory."""
         return [place for node in self.nodes.names() for place in vault.vaults_of(mark_of(self.nodes.folder(node)))]
 
-    def lookouts(self, *nodes: str) -> Iterator[int]:
-        """Yield the lookouts of *nodes*, or of all."""
-        for name in nodes or self.nodes.names():
-            for pid in marked("HOLDFAST_NODE", name):
-                with suppress(OSError):
-                    if b"holdfast.agent.lookout" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        yield pid
-
-    def is_read(self, log: Path, *nodes: str) -> bool:
-        """Tell whether a lookout of *nodes*, or of any, stands at the end of *log*, so that it tells what is written from now on.
-
-        That it has it open is too little: it could go to the end only after the next line is there, and never see it.
-        """
-        end = log.stat().st_size
-        assert end, "where a reader of an empty file stands tells nothing"
-        return any(position == end for pid in self.lookouts(*nodes) for position in positions(pid, log))
-
     def left(self) -> list[int]:
         """Return the pids of processes that carry the mark of one of the nodes."""
         return [pid for node in self.nodes.names() for pid in marked(NODE_MARK, mark_of(self.nodes.folder(node)))]
-
-
-def positions(pid: int, path: Path) -> Iterator[int]:
-    """Yield how far a process has come in the file at *path*, for each time it has it open."""
-    with suppress(OSError):
-        for one in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                if one.readlink() == path:
-                    yield int(Path(f"/proc/{pid}/fdinfo/{one.name}").read_text().split()[1])

@@ -26,6 +26,7 @@ from tests.hosts.host import Direction, Host, Whom
 from tests.hosts.job import HostJob, set_up
 from tests.hosts.rack import Rack
 from tests.integration.conftest import PrefectServer
+from tests.lookouts import is_read
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -186,6 +187,8 @@ def test_what_a_host_logs_while_nobody_hears_it_is_told_later_of_it_alone(job: H
     """Its kernel's words wait in the agent's journal, with the time at which they were said."""
     job.settles()
     known, host = len(job.incidents()), job.host_of(1)
+    host.log("Linux version 6.8.0", level=5)
+    job.until(lambda: is_read(host.kernel_log, host.name), "a lookout that follows the kernel's log")
     host.cut("orchestrator")
     begun, at = job.step() + EVERY, time.time()
     try:

@@ -16,6 +16,7 @@ from holdfast.history.looks import keep
 from holdfast.history.models import Question
 from policies.verdicts import Finding, Verdict
 from tests.integration.stage import BOOTED, Play, Stage
+from tests.lookouts import is_read
 from tests.waiting import wait_until
 
 OFF_BUS = "Nov 21 10:00:01 n0 kernel: NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus.\n"
@@ -63,7 +64,7 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     each = "if generation == 1 and step == 5: time.sleep(3600)"
     play = stage.play(name, args=["--steps", "20", "--each", each], nodes={"wanted": 1, "ranks": 1}, limits={"hang_least": "1h"})
     play.steps_to(4)
-    wait_until(lambda: stage.is_read(log), seconds=30, explain=play.log)
+    wait_until(lambda: is_read(log, "node-0"), seconds=30, explain=play.log)
     with log.open("a") as file:
         file.write(OFF_BUS)
     wait_until(lambda: off_bus(play), seconds=60, explain=play.log)

@@ -11,6 +11,7 @@ from pathlib import Path
 from holdfast.history import Fault, Verdict, queries
 from tests.cli.conftest import PROGRAM
 from tests.integration.stage import BOOTED, Play, Stage
+from tests.lookouts import is_read
 from tests.waiting import wait_until
 
 DOUBLE_BIT = "Nov 21 10:00:01 n0 kernel: NVRM: Xid (PCI:0000:18:00): 48, pid=42, An uncorrectable double bit error (DBE)\n"
@@ -26,7 +27,7 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     play.reaches("RUNNING")
     wait_until(partial(play.saw, 1), seconds=40, explain=play.log)
     wait_until(lambda: play.incidents()[0].outcome, seconds=40, explain=play.log)
-    wait_until(lambda: stage.is_read(log, "node-0"), seconds=30, explain=play.log)
+    wait_until(lambda: is_read(log, "node-0"), seconds=30, explain=play.log)
     with log.open("a") as file:
         file.write(DOUBLE_BIT)
     wait_until(lambda: any(one.node == "node-0" for one in faults(play, "gpu-memory-double-bit")), seconds=60, explain=play.log)
