@@ -12,11 +12,13 @@ class State(StrEnum):
     LAUNCHING = "LAUNCHING"
     RUNNING = "RUNNING"
     DIAGNOSING = "DIAGNOSING"
+    DECIDING = "DECIDING"
     ISOLATING = "ISOLATING"
     RESCHEDULING = "RESCHEDULING"
     RESUMING = "RESUMING"
     WAITING = "WAITING"
     MIGRATING = "MIGRATING"
+    SUSPENDED = "SUSPENDED"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -33,6 +35,8 @@ class Event(StrEnum):
     """A symptom was seen that somebody has to explain."""
     DISMISSED = "dismissed"
     """The diagnosis found nothing to act on."""
+    DIAGNOSED = "diagnosed"
+    """The root cause is named, as far as the evidence goes."""
     DECIDED = "decided"
     """A policy chose a rung of the ladder."""
     ISOLATED = "isolated"
@@ -57,6 +61,10 @@ class Event(StrEnum):
     """The move was given up before it changed anything."""
     STOP_ASKED = "stop-asked"
     """A person asked the job to stop."""
+    SUSPEND_ASKED = "suspend-asked"
+    """A person suspended the job in Prefect: it is saved, its nodes are released, and the same job continues when it is resumed."""
+    RESUME_ASKED = "resume-asked"
+    """A suspended job was started again: it is launched on fresh nodes, from what was saved."""
     TIME_OVER = "time-over"
     """The walltime of the job or of its allocation is nearly over, or all its nodes are about to go: saved, it can be run again."""
 
@@ -67,10 +75,12 @@ MOVES: Final[dict[tuple[State, Event], State]] = {
     (State.LAUNCHING, Event.FINISHED): State.COMPLETED,
     (State.LAUNCHING, Event.GAVE_UP): State.FAILED,
     (State.LAUNCHING, Event.STOP_ASKED): State.CANCELLED,
+    (State.LAUNCHING, Event.SUSPEND_ASKED): State.SUSPENDED,
     (State.LAUNCHING, Event.TIME_OVER): State.CANCELLED,
     (State.RUNNING, Event.FAULTED): State.DIAGNOSING,
     (State.RUNNING, Event.FINISHED): State.COMPLETED,
     (State.RUNNING, Event.STOP_ASKED): State.CANCELLED,
+    (State.RUNNING, Event.SUSPEND_ASKED): State.SUSPENDED,
     (State.RUNNING, Event.TIME_OVER): State.CANCELLED,
     (State.RUNNING, Event.MOVE_ASKED): State.MIGRATING,
     (State.MIGRATING, Event.MOVED): State.RUNNING,
@@ -78,30 +88,42 @@ MOVES: Final[dict[tuple[State, Event], State]] = {
     (State.MIGRATING, Event.FAULTED): State.DIAGNOSING,
     (State.MIGRATING, Event.FINISHED): State.COMPLETED,
     (State.MIGRATING, Event.STOP_ASKED): State.CANCELLED,
+    (State.MIGRATING, Event.SUSPEND_ASKED): State.SUSPENDED,
     (State.MIGRATING, Event.TIME_OVER): State.CANCELLED,
     (State.DIAGNOSING, Event.DISMISSED): State.RUNNING,
-    (State.DIAGNOSING, Event.DECIDED): State.ISOLATING,
-    (State.DIAGNOSING, Event.ASKED): State.WAITING,
-    (State.DIAGNOSING, Event.GAVE_UP): State.FAILED,
+    (State.DIAGNOSING, Event.DIAGNOSED): State.DECIDING,
     (State.DIAGNOSING, Event.STOP_ASKED): State.CANCELLED,
+    (State.DIAGNOSING, Event.SUSPEND_ASKED): State.SUSPENDED,
+    (State.DECIDING, Event.DECIDED): State.ISOLATING,
+    (State.DECIDING, Event.ASKED): State.WAITING,
+    (State.DECIDING, Event.GAVE_UP): State.FAILED,
+    (State.DECIDING, Event.FAULTED): State.DIAGNOSING,
+    (State.DECIDING, Event.STOP_ASKED): State.CANCELLED,
+    (State.DECIDING, Event.SUSPEND_ASKED): State.SUSPENDED,
     (State.ISOLATING, Event.ISOLATED): State.RESCHEDULING,
     (State.ISOLATING, Event.FAULTED): State.DIAGNOSING,
     (State.ISOLATING, Event.STOP_ASKED): State.CANCELLED,
+    (State.ISOLATING, Event.SUSPEND_ASKED): State.SUSPENDED,
     (State.RESCHEDULING, Event.PLACED): State.RESUMING,
     (State.RESCHEDULING, Event.SHORT): State.WAITING,
     (State.RESCHEDULING, Event.FAULTED): State.DIAGNOSING,
     (State.RESCHEDULING, Event.STOP_ASKED): State.CANCELLED,
+    (State.RESCHEDULING, Event.SUSPEND_ASKED): State.SUSPENDED,
     (State.RESUMING, Event.STARTED): State.RUNNING,
     (State.RESUMING, Event.FINISHED): State.COMPLETED,
     (State.RESUMING, Event.FAULTED): State.DIAGNOSING,
     (State.RESUMING, Event.STOP_ASKED): State.CANCELLED,
+    (State.RESUMING, Event.SUSPEND_ASKED): State.SUSPENDED,
     (State.RESUMING, Event.TIME_OVER): State.CANCELLED,
     (State.WAITING, Event.GAINED): State.RESCHEDULING,
     (State.WAITING, Event.ANSWERED): State.DIAGNOSING,
     (State.WAITING, Event.FINISHED): State.COMPLETED,
     (State.WAITING, Event.FAULTED): State.DIAGNOSING,
     (State.WAITING, Event.STOP_ASKED): State.CANCELLED,
+    (State.WAITING, Event.SUSPEND_ASKED): State.SUSPENDED,
     (State.WAITING, Event.TIME_OVER): State.CANCELLED,
+    (State.SUSPENDED, Event.RESUME_ASKED): State.LAUNCHING,
+    (State.SUSPENDED, Event.STOP_ASKED): State.CANCELLED,
 }
 
 TERMINAL: Final = frozenset(State) - {state for state, _ in MOVES}

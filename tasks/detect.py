@@ -1,4 +1,4 @@
-"""Detect: gather the evidence of an incident, find its root, and have the policy decide."""
+"""Detect: gather the evidence of an incident, and find its root cause."""
 
 from __future__ import annotations
 
@@ -6,32 +6,27 @@ import time
 from collections import Counter
 from typing import Final
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from detectors.associations import follows_step, is_echo
 from detectors.catalogue import CATALOGUE, Fault
-from detectors.diagnosis import Before, Diagnosis, diagnose, seconds_to_settle, see
+from detectors.diagnosis import Diagnosis, diagnose, seconds_to_settle, see
 from detectors.evidence import AgentSilence, Blind, TakeOverTrouble
 from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
 from detectors.process import START_FAILED
 from detectors.progress import OVERRUN, STANDSTILLS
 from detectors.standings import STUCK
-from holdfast.control import runs, ways
+from holdfast.control import ways
 from holdfast.control.board import limits_of
-from holdfast.control.consent import LEAST
 from holdfast.control.incident import IncidentInWork
-from holdfast.control.run import Attempt, Run
+from holdfast.control.run import Run
 from holdfast.control.verdict import belong, beside, last_words, places, row_of
 from holdfast.errors import WorldError
 from holdfast.history import models
 from policies.case import Case, Rung
-from policies.ladder import Answer
 from policies.narrow import whole_copies
 from policies.placement import regular
-from policies.record import act_of, bounded
 from policies.states import Event
-from tasks.turn import Turn
+from tasks import titles
+from tasks.turn import Turn, step
 
 MOST_ALIKE: Final = 256
 """Faults of one kind that an incident has rows of: when thousands of ranks see one node go, the verdict says how many did."""
@@ -47,10 +42,9 @@ SLOW_STARTERS: Final = 3.0
 """Seconds that a worker which has started may take to fail at its first step the same way: ranks that start do not keep pace."""
 
 
-@task(task_run_name="detect {job}", cache_policy=NO_CACHE)
-def detect(job: str) -> Turn:
-    """Explain what was seen and decide what to do about it."""
-    run = runs.of(job)
+@step("detect", titles.detect)
+def detect(run: Run) -> Turn:
+    """Explain what was seen, and open the incident, or add to it."""
     detected = time.time()
     if run.incident is not None:
         run.incident.lap("failed attempt", detected)
@@ -73,7 +67,7 @@ def detect(job: str) -> Turn:
     incident = open_incident(run, diagnosis, detected, faults)
     incident.lost |= _lost(faults, silences)
     incident.silent_since |= {silence.node: silence.at for silence in silences}
-    return choose(run, incident, diagnosis)
+    return Turn(Event.DIAGNOSED, diagnosis.because)
 
 
 def look_twice(run: Run) -> list[AgentSilence]:
@@ -298,55 +292,3 @@ def a_case(run: Run, incident: IncidentInWork | None, diagnosis: Diagnosis, lost
         askable=bool(run.consent.seconds),
         approved=frozenset(incident.approved if incident is not None else ()),
     )
-
-
-def choose(run: Run, incident: IncidentInWork, diagnosis: Diagnosis) -> Turn:
-    """Have the job's policy decide, and record the decision with its reasons."""
-    case = a_case(run, incident, diagnosis)
-    run.take_files()
-    now = case.now
-    answer = run.policy.decide(case)
-    record(run, incident, case, answer)
-    incident.lap("diagnose", time.time())
-    if answer.decision.rung is Rung.GIVE_UP:
-        return Turn(Event.GAVE_UP, answer.decision.because)
-    if answer.decision.rung is Rung.ASK_A_PERSON:
-        return Turn(Event.ASKED, answer.decision.because)
-    run.consent.withdraw(LEAST)
-    root = diagnosis.root
-    run.attempts.append(
-        Attempt(
-            at=now,
-            rung=answer.decision.rung,
-            node=root.node,
-            best=run.best,
-            incident=incident.row.id,
-            kind=root.kind,
-            step=root.step,
-        )
-    )
-    run.failures_before.append(
-        Before(node=root.node, step=root.step, signature=root.signature, kind=root.kind, at=root.at, device=root.device)
-    )
-    return Turn(Event.DECIDED, answer.decision.because)
-
-
-def record(run: Run, incident: IncidentInWork, case: Case, answer: Answer) -> None:
-    """Write down what was decided, by which rule, which rules passed, and what it was made from."""
-    decision = answer.decision
-    incident.decision, incident.case, incident.rung_at = decision, answer.case, case.now
-    incident.row.rung, incident.row.because = decision.rung, decision.because
-    row = models.Decision(
-        job_id=run.job.id,
-        incident_id=incident.row.id,
-        at=case.now,
-        rung=decision.rung,
-        rule=answer.rule,
-        because=decision.because,
-        act={**act_of(decision), "policy": run.policy.name, "noted": answer.noted},
-        passed_over=dict(answer.passed_over),
-    )
-    run.recorder.add(models.DecidedCase(decision_id=row.id, job_id=run.job.id, record=bounded(case)))  # first: no decision is without
-    run.recorder.add(row)
-    run.recorder.amend(models.Incident, incident.row.id, rung=decision.rung, because=decision.because)
-    incident.decisions.append(row)

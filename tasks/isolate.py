@@ -6,18 +6,14 @@ import signal
 import time
 from typing import Final
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from detectors.node import NODE_LEAVING
-from holdfast.control import runs
 from holdfast.control.farewell import save_what_lives
 from holdfast.control.fleet import failures
 from holdfast.control.run import Run
 from policies.case import IN_PROCESS, Rung
 from policies.states import Event
-from tasks import takeover
-from tasks.turn import Turn
+from tasks import takeover, titles
+from tasks.turn import Turn, step
 
 STOP_SECONDS: Final = 10.0
 """How long killed workers may take to be gone; one that hangs in the kernel for longer makes its node unfit."""
@@ -26,10 +22,9 @@ WIDTH_MAY_CHANGE: Final = (Rung.SHRINK, Rung.WAIT_FOR_CAPACITY)
 """Rungs after which there may be fewer ranks: what lies in memory is each rank's for one width, a checkpoint is read at any."""
 
 
-@task(task_run_name="isolate {job}", cache_policy=NO_CACHE)
-def isolate(job: str) -> Turn:
+@step("isolate", titles.isolate)
+def isolate(run: Run) -> Turn:
     """Stop all ranks in one go, fence lost nodes, and let go of those that the decision drops."""
-    run = runs.of(job)
     incident = run.incident
     assert incident is not None
     assert incident.decision is not None

@@ -7,29 +7,32 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
-from holdfast.control import runs
 from holdfast.control.run import Run
 from holdfast.control.verdict import make_ready
 from holdfast.errors import NodeTrouble, NotEnoughNodes, OperatorError, WorldError
 from holdfast.report.wording import plural, some
 from policies.placement import place
 from policies.states import Event
+from tasks import titles
 from tasks.monitor import SLICE, ending, watch
 from tasks.reschedule import agree
 from tasks.resume import start_workers
-from tasks.turn import Turn
+from tasks.turn import Turn, step
 
 REASONS: Final = 4
 """Most reasons that are told when there are too few nodes: hundreds may show as many fingerprints."""
 
 
-@task(task_run_name="launch {job}", cache_policy=NO_CACHE)
-def launch(job: str) -> Turn | None:
-    """Start the job on fresh nodes, or go on watching a start that another flow began."""
-    run = runs.of(job)
+@step("launch", titles.launch)
+def launch(run: Run) -> Turn:
+    """Start the job on fresh nodes, or go on watching a start that another controller began."""
+    while (turn := begin(run) or ending(run)) is None:
+        run.pump(0.0)  # other nodes are tried, or more are waited for, unless this controller is to detach
+    return turn
+
+
+def begin(run: Run) -> Turn | None:
+    """Try once to bring the job to work; None where that is to be tried again, or took longer than a slice."""
     if not run.board.all_started() or not run.members:
         try:
             if (turn := borrow(run)) is not None or not run.borrowing.are_enough():

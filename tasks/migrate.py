@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import time
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
-from holdfast.control import runs
+from holdfast.control.run import Run
 from holdfast.errors import WorldError
 from policies.states import Event
+from tasks import titles
 from tasks.move import Move
 from tasks.planned import CannotMove, Interrupted
 from tasks.regrow import regrow
-from tasks.turn import Turn
+from tasks.turn import Turn, step
 from tasks.widen import widen
 
 
-@task(task_run_name="migrate {job}", cache_policy=NO_CACHE)
-def migrate(job: str) -> Turn:
+@step("migrate", titles.migrate)
+def migrate(run: Run) -> Turn:
     """Carry out the oldest move that was asked for, or have missing ranks come; what keeps it from being done leaves training as it is."""
-    run = runs.of(job)
     if not run.requests.moves:
         return regrow(run) if run.growth.by_restart else widen(run)
     asked, begin = run.requests.moves[0], time.monotonic()

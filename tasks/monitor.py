@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
-from holdfast.control import garbage, runs
+from holdfast.control import garbage
 from holdfast.control.run import TICK, Run
-from holdfast.errors import HandedOver
 from policies.states import Event, State
-from tasks.turn import Turn
+from tasks import titles
+from tasks.turn import Turn, step
 
 SLICE: Final = 300.0
-"""Seconds a monitor task lasts when nothing happens: months of training are thousands of task runs, not millions."""
+"""Seconds between two rounds of memory management while nothing happens."""
 
 
-@task(task_run_name="monitor {job}", cache_policy=NO_CACHE)
-def monitor(job: str) -> Turn | None:
-    """Watch the job until something has to be answered; None when a quiet slice is over, or the flow is to let go of the job."""
-    run = runs.of(job)
+@step("monitor", titles.monitor)
+def monitor(run: Run) -> Turn:
+    """Watch the job until something has to be answered: one task, however long that takes."""
     garbage.set_aside()
-    with suppress(HandedOver):  # no trouble: what watched goes
-        turn = watch(run, seconds=SLICE)
-        if turn is None:
-            garbage.look_at_all()
-        return turn
-    return None
+    while (turn := watch(run, seconds=SLICE)) is None:
+        garbage.look_at_all()
+    return turn
 
 
 def watch(run: Run, *, seconds: float, until: Callable[[], bool] | None = None) -> Turn | None:
@@ -60,20 +52,22 @@ def look(run: Run) -> Turn | None:
     """Return what the flow has to turn for now, if anything."""
     if end := run.departures.end:
         return Turn(Event.TIME_OVER, end)
+    if run.board.ranks and run.board.all_well():
+        return Turn(Event.FINISHED, f"all {len(run.board.ranks)} rank(s) ended with status 0")
+    if (turn := ending(run)) is not None:  # before faults: what is to end is saved, and needs no recovery first
+        return turn
     symptom = run.symptom()
     if symptom:
         return Turn(Event.FAULTED, symptom)
-    if run.board.ranks and run.board.all_well():
-        return Turn(Event.FINISHED, f"all {len(run.board.ranks)} rank(s) ended with status 0")
-    if (turn := ending(run)) is not None:
-        return turn
     if run.state is State.RUNNING and (run.requests.moves or run.growth.due):
         return Turn(Event.MOVE_ASKED, run.requests.moves[0].in_words() if run.requests.moves else run.growth.in_words())
     return None
 
 
 def ending(run: Run) -> Turn | None:
-    """Return the turn that ends the job, if a person asked for that or its time is over."""
-    if run.stop_asked:
-        return Turn(Event.STOP_ASKED, "a person asked the job to stop")
+    """Return the turn that ends or suspends the job, if a person asked for that or its time is over."""
+    if run.requests.stop_reason:
+        return Turn(Event.STOP_ASKED, run.requests.stop_reason)
+    if run.requests.suspend_reason:
+        return Turn(Event.SUSPEND_ASKED, run.requests.suspend_reason)
     return Turn(Event.TIME_OVER, end) if (end := run.departures.end) else None

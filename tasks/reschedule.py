@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import time
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from detectors.evidence import StartTrouble
-from holdfast.control import runs
 from holdfast.control.lineup import Lineup
 from holdfast.control.run import Run
 from holdfast.errors import NodeTrouble
@@ -16,14 +12,13 @@ from holdfast.report.wording import some
 from policies.case import IN_PROCESS, Rung
 from policies.placement import Membership, filled_up, members_after, place
 from policies.states import Event
-from tasks import takeover
-from tasks.turn import Turn
+from tasks import takeover, titles
+from tasks.turn import Turn, step
 
 
-@task(task_run_name="reschedule {job}", cache_policy=NO_CACHE)
-def reschedule(job: str) -> Turn:
+@step("reschedule", titles.reschedule)
+def reschedule(run: Run) -> Turn:
     """Give every rank a node."""
-    run = runs.of(job)
     assert run.incident is not None
     decision = run.incident.decision
     assert decision is not None

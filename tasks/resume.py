@@ -5,28 +5,23 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from detectors.evidence import Overrun, StartTrouble
-from holdfast.control import runs
 from holdfast.control.fleet import failures
 from holdfast.control.plan import rank_environments, told_of
 from holdfast.control.run import Run
 from policies.case import IN_PROCESS
 from policies.states import Event
-from tasks import takeover
+from tasks import takeover, titles
 from tasks.monitor import see_begun
-from tasks.turn import Turn
+from tasks.turn import Turn, step
 
 START_SECONDS: Final = 30.0
 """How long an agent may take to answer the order to start workers, where the deadline of the rung leaves it so long."""
 
 
-@task(task_run_name="resume {job}", cache_policy=NO_CACHE)
-def resume(job: str) -> Turn:
+@step("resume", titles.resume)
+def resume(run: Run) -> Turn:
     """Start the workers and wait for the first new step, within the deadline of the rung."""
-    run = runs.of(job)
     incident = run.incident
     if incident is None:
         return Turn(Event.STARTED, "the flow before had seen the ranks at work, and died before it could say so")

@@ -6,11 +6,8 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from detectors.node import NODE_APART
-from holdfast.control import runs, ways
+from holdfast.control import ways
 from holdfast.control.consent import LEAST
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.run import Run
@@ -22,35 +19,31 @@ from policies.case import Rung
 from policies.offences import Offence, takes_out
 from policies.placement import members_after
 from policies.states import Event
+from tasks import titles
 from tasks.monitor import ending
-from tasks.turn import Turn
+from tasks.turn import Turn, step
 
 KNOCK: Final = 1.0
 """Seconds between two looks for nodes that are back."""
-SLICE: Final = 300.0
-"""Seconds that one task waits at most."""
 
 
-def wait(job: str) -> Turn | None:
-    """Wait for what the decision is about; None when a slice is over."""
-    incident = runs.of(job).incident
-    assert incident is not None
-    assert incident.decision is not None
-    return wait_for_approval(job) if incident.decision.rung is Rung.ASK_A_PERSON else wait_for_capacity(job)
+@step("wait", titles.wait)
+def wait(run: Run) -> Turn:
+    """Wait for what the decision is about: a person's approval, or nodes."""
+    assert run.incident is not None
+    assert run.incident.decision is not None
+    return wait_for_approval(run) if run.incident.decision.rung is Rung.ASK_A_PERSON else wait_for_capacity(run)
 
 
-@task(task_run_name="wait for a person's word on {job}", cache_policy=NO_CACHE)
-def wait_for_approval(job: str) -> Turn | None:
+def wait_for_approval(run: Run) -> Turn:
     """Ask a person whether nodes may be isolated, until one answers or what was asked has changed; what trains goes on training."""
-    run = runs.of(job)
     incident = run.incident
     assert incident is not None
     decision = incident.decision
     assert decision is not None
     missing, spares = run.missing().keys(), set(run.spares())
     run.consent.ask(LEAST, [_against(run, incident, node) for node in decision.drop], decision.because, otherwise=ISOLATE)
-    slice_end = time.monotonic() + SLICE
-    while time.monotonic() < slice_end:
+    while True:
         for answer in run.consent.answers(LEAST):
             if answer.nodes.keys() == set(decision.drop):  # else of a question that was given up just when it was answered
                 return _answered(run, incident, answer)
@@ -63,7 +56,6 @@ def wait_for_approval(job: str) -> Turn | None:
         if came := set(run.spares()) - spares:
             return Turn(Event.ANSWERED, f"nobody need be asked any more: {', '.join(sorted(came))} is there")
         knock(run, missing=len(decision.drop))
-    return None
 
 
 def _against(run: Run, incident: IncidentInWork, node: str) -> Offence:
@@ -84,17 +76,14 @@ def _answered(run: Run, incident: IncidentInWork, answer: Question) -> Turn:
     return Turn(Event.ANSWERED, f"question {answer.number}: {questions.in_words(answer)}")
 
 
-@task(task_run_name="wait for capacity for {job}", cache_policy=NO_CACHE)
-def wait_for_capacity(job: str) -> Turn | None:
+def wait_for_capacity(run: Run) -> Turn:
     """Wait until the nodes that the decision needs are there: lost ones that came back, or any free one."""
-    run = runs.of(job)
     incident = run.incident
     assert incident is not None
     assert incident.decision is not None
     held = run.regular()
     limit = run.policy.deadlines.wait_for_capacity
-    slice_end = time.monotonic() + SLICE
-    while time.monotonic() < slice_end:
+    while True:
         have = members_after(held, incident.decision)
         ours = [node for node in held if node not in incident.decision.drop]  # a person's hold takes nothing from a job
         alive = run.preflight.by_worth(node for node in run.fleet.alive() if node in ours or not run.wards.bars(node))
@@ -116,7 +105,6 @@ def wait_for_capacity(job: str) -> Turn | None:
             return Turn(Event.FAULTED, "; ".join([f"no capacity came within {limit:.0f} s", *run.wards.left_out()]))
         look_after(run, incident)
         knock(run, missing=incident.decision.need - len(ready))
-    return None
 
 
 def can_meet(run: Run, incident: IncidentInWork, nodes: list[str]) -> bool:
@@ -152,5 +140,5 @@ def knock(run: Run, *, missing: int) -> None:
     if free:
         run.preflight.finish()
     until = time.monotonic() + KNOCK
-    while time.monotonic() < until and not run.stop_asked:
+    while time.monotonic() < until and not run.is_to_end:
         run.pump()

@@ -26,7 +26,14 @@ AT_ONCE: Final = 20_000
 """Steps that are fetched together."""
 HOLDS: Final = frozenset({"healthy", "suspect"})
 """Standings of a node that the job has."""
-STATES: Final = {"DIAGNOSING": "diagnose", "ISOLATING": "isolate", "RESCHEDULING": "reschedule", "WAITING": "wait", "RESUMING": "warm-up"}
+STATES: Final = {
+    "DIAGNOSING": "diagnose",
+    "DECIDING": "diagnose",
+    "ISOLATING": "isolate",
+    "RESCHEDULING": "reschedule",
+    "WAITING": "wait",
+    "RESUMING": "warm-up",
+}
 """The phase that a state belongs to, for incidents whose phases are not on record: they are written when it closes."""
 
 

@@ -31,8 +31,11 @@ LOOK: Final = 3.0
 
 def adopt(run: Run) -> None:
     """Take up *run* where the flow before left it; faults that happened in between are in the agents' journals."""
-    told, away = _reach_all(run)
     last = queries.state_of(run.history, run.job.id)
+    if last is not None and last.after == State.SUSPENDED:
+        _take_up_suspended(run, last)
+        return
+    told, away = _reach_all(run)
     run.state = State(last.after) if last is not None else State.LAUNCHING
     _remember(run)
     row = queries.newest_generation(run.history, run.job.id)
@@ -57,6 +60,14 @@ def adopt(run: Run) -> None:
     alive = sum(len(one["workers"]) for one in told.values() if one["generation"] == generation)
     run.remark(f"a new flow adopted the job in state {run.state}: {alive} worker(s) of generation {generation} live on {len(told)} node(s)")
     _reenter(run)
+
+
+def _take_up_suspended(run: Run, last: models.Move) -> None:
+    """Take up a job that holds no nodes: it knows its past, and begins its next generation as if it had just been launched."""
+    run.state, run.moved = State.SUSPENDED, last.because
+    _remember(run)
+    row = queries.newest_generation(run.history, run.job.id)
+    run.newest = row.number if row is not None else 0
 
 
 def _membership(told: Iterable[Message], generation: int, before: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -229,7 +240,7 @@ def _reenter(run: Run) -> None:
     """Choose where to go on: a recovery that was cut short is decided anew, on what is known now."""
     whole = run.board.all_started()
     halfway = sorted(node for node in run.members if run.held.get(node, run.generation) < run.generation)
-    recovering = run.state in (State.ISOLATING, State.RESCHEDULING) or (run.state is State.RESUMING and not whole)
+    recovering = run.state in (State.DECIDING, State.ISOLATING, State.RESCHEDULING) or (run.state is State.RESUMING and not whole)
     if halfway or run.board.is_ahead() or run.board.cut_short() or (recovering and _was_take_over(run)):
         run.board.evidence.append(CutShort(at=time.time(), state=run.state))
     if recovering and _was_take_over(run):

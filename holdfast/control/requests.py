@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
+from holdfast.control.flow_run import FlowRun
 from holdfast.control.handover import Handover
 from holdfast.history import History, Recorder, models, queries
 from holdfast.history.asking import Asking
@@ -70,10 +71,11 @@ def ask_to_let_go(history: History, lease: models.Lease, by: str) -> None:
 
 
 class Requests:
-    """Whether somebody asked the job to stop, ranks of it to move, or its flow to let go of it."""
+    """Whether somebody asked the job to stop or to be suspended, ranks of it to move, or its flow to let go of it."""
 
-    def __init__(self, history: History, recorder: Recorder, lease: models.Lease, handover: Handover) -> None:
-        self.stop_asked = False
+    def __init__(self, history: History, recorder: Recorder, lease: models.Lease, handover: Handover, flow_run: FlowRun) -> None:
+        self._stop = ""
+        self._flow_run = flow_run
         self.moves: deque[MoveAsked] = deque()
         """Moves that are still to be carried out; their rows stay open until then."""
         self.outcomes: dict[str, str] = {}
@@ -85,6 +87,16 @@ class Requests:
         self._try = Asking("requests")
         self._thread = threading.Thread(target=self._follow, name=f"requests of {self._job_id}", daemon=True)
         self._thread.start()
+
+    @property
+    def stop_reason(self) -> str:
+        """Return why the job is to stop; empty where nobody asked for it."""
+        return self._stop or self._flow_run.cancelled
+
+    @property
+    def suspend_reason(self) -> str:
+        """Return why the job is to be suspended; empty where nobody asked for it."""
+        return self._flow_run.suspended
 
     def close(self) -> None:
         """Look no more."""
@@ -123,7 +135,8 @@ class Requests:
                     self._seen.add(request.id)
                     self.moves.append(MoveAsked.of(request))
                 continue
-            self.stop_asked = self.stop_asked or request.kind == "stop"
+            if request.kind == "stop":
+                self._stop = self._stop or f"{request.by} asked the job to stop"
             meant = request.kind == HAND_OVER and (request.facts or {}).get("epoch") == self._epoch  # else of a flow that is gone
             self._recorder.amend(
                 models.Request, request.id, handled_at=time.time(), **({"done": meant} if request.kind == HAND_OVER else {})

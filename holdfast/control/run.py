@@ -22,6 +22,7 @@ from holdfast.control.consent import Consent
 from holdfast.control.departures import Departures
 from holdfast.control.ears import Ears
 from holdfast.control.fleet import Fleet
+from holdfast.control.flow_run import FlowRun
 from holdfast.control.growth import Growth
 from holdfast.control.handover import Handover
 from holdfast.control.hearing import Hearing
@@ -52,7 +53,7 @@ from holdfast.places import job_directory
 from holdfast.report import wording
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.wire import Message
-from policies.case import IN_PROCESS, Copies, Recovery, Rung, Standby
+from policies.case import IN_PROCESS, Copies, Decision, Recovery, Rung, Standby
 from policies.holds import Owner
 from policies.placement import regular
 from policies.policy import Policy
@@ -147,6 +148,8 @@ class Run:
     incident: IncidentInWork | None = None
     closed: models.Incident | None = None
     """The newest incident that was closed."""
+    recovered: Decision | None = None
+    """The newest decision on it."""
     moving: MoveInWork | None = None
     incidents: int = 0
     cadence: Cadence | None = None
@@ -165,6 +168,10 @@ class Run:
     """Who took the lease away, if somebody did."""
     handover: Handover = field(default_factory=Handover)
     """Whether this flow is to let go of the job."""
+    flow_run: FlowRun = field(default_factory=FlowRun)
+    """The Prefect flow run that this controller runs in."""
+    saved: str = ""
+    """What is on disk of a job that was stopped or suspended: where a resume continues from."""
     tell: Callable[[str, dict[str, Any]], None] = lambda _event, _facts: None
     """Where news for the Prefect UI go."""
     _paced: int = 0
@@ -226,9 +233,24 @@ class Run:
         return str(self.fleet.plan["environment"]["HOLDFAST_TOKEN"])
 
     @property
-    def stop_asked(self) -> bool:
-        """Tell whether a person asked the job to stop."""
-        return self.requests.stop_asked
+    def is_to_end(self) -> bool:
+        """Tell whether a person asked the job to stop or to be suspended."""
+        return bool(self.requests.stop_reason or self.requests.suspend_reason)
+
+    @property
+    def suspended(self) -> bool:
+        """Tell whether the job is saved, holds no nodes, and waits to be resumed."""
+        return self.state is State.SUSPENDED
+
+    @property
+    def released(self) -> bool:
+        """Tell whether the job holds no nodes any more: it has ended, or is suspended."""
+        return self.over or self.suspended
+
+    @property
+    def live(self) -> bool:
+        """Tell whether this controller has still something to do for the job."""
+        return not (self.released or self.handed_over)
 
     @property
     def over(self) -> bool:
@@ -238,7 +260,7 @@ class Run:
     @property
     def handed_over(self) -> bool:
         """Tell whether this flow lets go of the job, which goes on."""
-        return bool(self.handover.why) and not self.over
+        return bool(self.handover.why) and not self.released
 
     def submit(self) -> None:
         """Record that the job begins its life."""
@@ -683,7 +705,7 @@ class Run:
         fields = ("rung", "outcome", "closed_at", "generation_after", "resumed_step", "steps_lost", "downtime_s", "because", "facts")
         self.recorder.amend(models.Incident, row.id, **{name: getattr(row, name) for name in fields})
         self.tell("incident", {"incident": incident})
-        self.incident, self.closed = None, row
+        self.incident, self.closed, self.recovered = None, row, incident.decision
 
     def _account(self, incident: IncidentInWork, now: float) -> None:
         """Split the time since the ranks were stopped into T1 to T4, and price the rollback (T0) by what the lost steps had taken."""

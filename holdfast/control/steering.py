@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,13 +18,14 @@ from holdfast.control.adoption import adopt
 from holdfast.control.ahead import Ahead
 from holdfast.control.cadence import Cadence
 from holdfast.control.deposit import Deposit
-from holdfast.control.farewell import save_what_lives
+from holdfast.control.farewell import newest_on_disk, save_what_lives
 from holdfast.control.fleet import Fleet
+from holdfast.control.flow_run import FlowRun
 from holdfast.control.handover import Handover, heeding_the_signal, machine_goes_down, termination_lets_go
 from holdfast.control.plan import how_to_run, log_directory
 from holdfast.control.requests import Requests
 from holdfast.control.run import Run
-from holdfast.control.wheel import Aside, Ended, Wheel, stand_by, take_wheel
+from holdfast.control.wheel import Aside, Ended, Standby, Wheel, stand_by, take_wheel
 from holdfast.descriptors import make_room
 from holdfast.errors import HandedOver, HoldfastError, LeaseLost, WorldError
 from holdfast.history import History, LeaseKeeper, Recorder, absorb, queries, this_host
@@ -32,6 +34,7 @@ from holdfast.history.fence import Fence
 from holdfast.history.figures import fleet, work
 from holdfast.log import note
 from holdfast.places import make_private, spill_file
+from holdfast.report import wording
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.policy import LONGEST
 from policies.offences import Offence, takes_out
@@ -55,26 +58,33 @@ AWAY_SECONDS: Final = 600.0
 
 @contextmanager
 def steering(
-    spec: TrainingJob, cluster: Cluster, tell: Tell = lambda _event, _facts: None, *, standby: bool = False
+    spec: TrainingJob,
+    cluster: Cluster,
+    tell: Tell = lambda _event, _facts: None,
+    *,
+    standby: bool = False,
+    flow_run: FlowRun | None = None,
 ) -> Iterator[Run | Ended | Aside]:
     """Steer the job while the block runs: launch it, or adopt it when it runs already; as a *standby*, once no other flow steers it.
 
     However the block ends, nothing is lost: a job that is over takes its processes along; one that is not goes on under its agents, to be
     adopted by the next flow. A termination of this process is a person's wish to stop the job, unless HOLDFAST_SIGTERM says otherwise or
-    the machine goes down and the job is elsewhere; SIGUSR1 has the flow let go of the job, as does a request to hand it over.
+    the machine goes down and the job is elsewhere; SIGUSR1 has the flow let go of the job, as does a request to hand it over. Where this
+    process runs in Prefect, *flow_run* says in which run, and learns when that is cancelled or suspended.
     """
+    flow_run = flow_run or FlowRun()
     garbage.begin()
     history, ahead = (_when_there(History.open, spec.name) if standby else History.open()), Ahead()
     try:
         with heeding_the_signal() as handover:
             if standby:
                 _when_there(lambda: _absorb_all(history), spec.name)
-                wheel = stand_by(history, spec, cluster, ahead, handover)
+                wheel = stand_by(Standby(history, spec, ahead, wanted=cluster, flow_run=flow_run), handover)
             elif handover.why:
                 wheel = Aside(f"the flow ends before it took the job: {handover.why}")
             else:
                 _absorb_all(history)
-                wheel = take_wheel(history, spec, cluster)
+                wheel = take_wheel(history, spec, cluster, flow_run)
             if isinstance(wheel, Wheel):
                 with _steered(wheel, history, tell, handover, ahead.take if standby else open_cluster) as run:
                     yield run
@@ -114,7 +124,7 @@ def _steered(wheel: Wheel, history: History, tell: Tell, handover: Handover, rea
             run.remark("the flow failed; training goes on under its agents. Run the same command again to adopt the job")
             raise
         except BaseException as error:  # a signal to this process, as Prefect or Python turn it into an exception
-            _told_to_end(run, type(error).__name__)
+            _told_to_end(run, error)
             raise
         finally:
             _let_go(run)
@@ -130,6 +140,7 @@ def _absorb_all(history: History) -> None:
 
 
 def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handover, reach: Callable[[Cluster], NodeSource]) -> Run:
+    flow_run = wheel.flow_run
     job, spec, cluster = wheel.job, wheel.spec, wheel.cluster
     make_room(f"job '{spec.name}'", spec.nodes.wanted + spec.nodes.spare)
     run = Run(
@@ -140,11 +151,13 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handove
         recorder=recorder,
         fleet=Fleet(reach(cluster), how_to_run(spec, cluster, job), epoch=wheel.lease.epoch),
         handover=handover,
+        flow_run=flow_run,
     )
+    wheel.lease.flow_run, wheel.lease.flow_run_url = flow_run.id, flow_run.url  # written with the first renewal
     keeper = run.keeper = LeaseKeeper(history, wheel.lease, run.lose, lambda: run.ears.told)
     run.fleet.lease_is_good = lambda: keeper.is_good
     recorder.elsewhere = Deposit(run.fleet)
-    run.requests = Requests(history, recorder, wheel.lease, handover)
+    run.requests = Requests(history, recorder, wheel.lease, handover, flow_run)
     run.consent.begin()
     run.wards.begin()
     run.borrowing.begin()
@@ -161,16 +174,17 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handove
     return run
 
 
-def _told_to_end(run: Run, how: str) -> None:
+def _told_to_end(run: Run, signal: BaseException) -> None:
     """Stop the job, as whoever ends its flow wants that; unless they said otherwise, or the machine goes down and holds no part of it."""
-    if run.over:
+    how = "Ctrl-C" if isinstance(signal, KeyboardInterrupt) else "SIGTERM"
+    if run.released:
         return
     if termination_lets_go():
-        run.handover.ask(f"it was told to end ({how})")
+        run.handover.ask(f"its process received {how}")
     elif run.fleet.source.remote and machine_goes_down():
         run.handover.ask("the machine of the flow goes down")
     else:
-        run.move(Event.STOP_ASKED, f"the flow was told to end ({how})")
+        run.move(Event.STOP_ASKED, run.flow_run.cancelled or f"the process of its controller received {how}")
 
 
 def _let_go(run: Run) -> None:
@@ -178,18 +192,19 @@ def _let_go(run: Run) -> None:
     try:
         if run.handed_over and run.lost is None:
             run.remark(f"the flow on {this_host().partition('/')[0]} lets go of the job, which trains on: {run.handover.why}")
-        if run.over and run.lost is None:
+        if run.released and run.lost is None:
             run.refill.finish()
-            _end(run)
+            with _undisturbed(run):
+                _end(run)
         else:
             run.refill.finish(HELP_SECONDS if run.lost is None else 0.0)
             run.fleet.close(end=False)
     finally:
-        run.borrowing.close(end=run.over and run.lost is None)
+        run.borrowing.close(end=run.released and run.lost is None)
         run.preflight.close()
         run.requests.close()
         run.wards.close()
-        run.consent.close(ended=run.over and run.lost is None)
+        run.consent.close(ended=run.released and run.lost is None)
         run.rulebook.close()
         run.cluster_file.close()
         if run.lost is None:
@@ -199,23 +214,46 @@ def _let_go(run: Run) -> None:
 
 def _write_out(run: Run) -> None:
     """Have all written before another flow may take the lease: whoever reads less would not know that the job is over."""
-    if not run.recorder.flush(END_SECONDS) and run.over:
+    if not run.recorder.flush(END_SECONDS) and run.released:
         note(log, "job.end-waits", level=logging.WARNING, job=run.job.name, why="the history is away", seconds=AWAY_SECONDS)
         run.recorder.flush(AWAY_SECONDS)
 
 
+@contextmanager
+def _undisturbed(run: Run) -> Iterator[None]:
+    """Let the SIGTERM that a Prefect worker sends for a cancellation pass while the job ends because of it: it would cut the saving short.
+
+    Only the first one, and only where the cancellation was seen in Prefect before: a second one, or one of somebody else, means it.
+    """
+    if not run.flow_run.cancelled or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+
+    def let_pass(*_: object) -> None:
+        signal.signal(signal.SIGTERM, before)
+
+    signal.signal(signal.SIGTERM, let_pass)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _end(run: Run) -> None:
     """End the job's processes: gently when a person asked for it, at once otherwise."""
+    asked_for = run.state in (State.CANCELLED, State.SUSPENDED)
     try:
         if run.state is State.COMPLETED:
             _doubt(run)
-        if run.state is State.CANCELLED:
+        if asked_for:
             _stop_gently(run)
         if run.state is not State.COMPLETED:
             save_what_lives(run)
+            _say_what_is_saved(run)
         run.wards.accuse(_found_beside(run))
         if run.incident is not None:
-            run.close_incident("stopped" if run.state is State.CANCELLED else "gave-up")
+            run.close_incident("stopped" if asked_for else "gave-up")
         run.end_generation()
     except WorldError as error:
         note(log, "job.end-trouble", why=error)
@@ -225,6 +263,20 @@ def _end(run: Run) -> None:
         _clear_forgotten(run)
         run.fleet.close(end=True)
         run.hearing.hear_out()
+
+
+def _say_what_is_saved(run: Run) -> None:
+    """Say where a resume continues from, as far as Holdfast knows: a script without managed state saves in its own way."""
+    step = newest_on_disk(run) if run.managed else 0
+    if step:
+        lost = wording.plural(run.best - step, "step") + " after it are lost; " if run.best > step else ""
+        run.saved = f"saved at step {step}; {lost}resume continues from there"
+    elif run.managed and run.spec.checkpoint.every:
+        run.saved = "no checkpoint was saved; resume starts from the first step"
+    elif run.board.ranks:
+        run.saved = "its script resumes from what it saved itself"
+    if run.saved:
+        run.remark(run.saved)
 
 
 def _clear_forgotten(run: Run) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from holdfast.control.ahead import Ahead
+from holdfast.control.flow_run import FlowRun
 from holdfast.control.handover import Handover
 from holdfast.control.relief import Relief
 from holdfast.errors import JobAlreadyRunning, OperatorError
@@ -27,6 +28,8 @@ log = logging.getLogger("holdfast.control")
 HOLDER: Final = "the flow"
 LOOK: Final = 0.2
 """Seconds between two looks of a standby: of the five that a takeover may take the lease's own end takes three."""
+LET_GO_SECONDS: Final = 60.0
+"""How long the process that suspended a job may take to save it and to release its nodes, before who resumes it gives up."""
 GRACE: Final = 2.0
 """Seconds for which a standby leaves a job to who steered it, once the database is back."""
 
@@ -40,8 +43,10 @@ class Wheel:
     cluster: Cluster
     lease: Lease
     adopted: bool
-    """It runs already, without a flow."""
+    """It runs already, without a flow, or is suspended."""
     stood_by: bool = False
+    flow_run: FlowRun = field(default_factory=FlowRun)
+    """The Prefect flow run that controls it from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +66,31 @@ class Aside:
     moved: str
 
 
-def take_wheel(history: History, spec: TrainingJob, cluster: Cluster) -> Wheel:
+def take_wheel(history: History, spec: TrainingJob, cluster: Cluster, flow_run: FlowRun) -> Wheel:
     """Take the lease of the job of that name, which is begun if none of that name lives; raise `JobAlreadyRunning` while it is steered."""
     live = queries.live_job(history, spec.name)
     if live is None:
         policy_for(spec)  # a file that cannot be used is refused before anything begins
     job = live or _submission(spec, cluster)
-    return _wheel(job, _lease(history, job), adopted=live is not None)
+    flow_run.predecessor = lease.flow_run_of(history, job.id)
+    return replace(_wheel(job, _lease(history, job, flow_run), adopted=live is not None), flow_run=flow_run)
 
 
-def stand_by(history: History, spec: TrainingJob, cluster: Cluster, ahead: Ahead, handover: Handover) -> Wheel | Ended | Aside:
+def stand_by(standby: Standby, handover: Handover) -> Wheel | Ended | Aside:
     """Wait until nobody steers the job, and take its lease; begin a job that nobody has begun. Return the end that another flow came to.
 
     Who is told meanwhile to let go has nothing to let go of, and waits no longer. Raise `OperatorError` as soon as it is known that the job
     could not be steered from here.
     """
-    standby, last_words = Standby(history, spec, ahead, wanted=cluster), partial(leave, history, spec.name)
+    history, name, flow_run = standby.history, standby.spec.name, standby.flow_run
+    last_words = partial(leave, history, name)
     try:
         while (found := standby.turn()) is None:
-            if handover.why:
-                return Aside(f"the standby ends: {handover.why}")
+            if why := handover.why or flow_run.cancelled or flow_run.suspended:
+                return Aside(f"the standby ends: {why}")
             time.sleep(LOOK)
     except OperatorError as error:
-        last_words = partial(attend, history, spec.name, str(error))
+        last_words = partial(attend, history, name, str(error))
         raise
     finally:
         standby.telling(last_words)
@@ -99,6 +106,7 @@ class Standby:
     ahead: Ahead
     wanted: Cluster
     """Where the job runs: what it takes to get there has to be here before the job is taken."""
+    flow_run: FlowRun = field(default_factory=FlowRun)
     watched: str = ""
     """Id of the job that another flow was seen to steer."""
     _attended: tuple[float, str] = (-EVERY, "")
@@ -141,7 +149,15 @@ class Standby:
             self.relief.offer(holder, self.wanted)
         if holder is not None or time.monotonic() < max(self.waits_until, self.relief.stands_back_until):
             return None
+        if self._is_for_others_to_resume(live):
+            return None
         return self._take(live)
+
+    def _is_for_others_to_resume(self, live: models.Job) -> bool:
+        """Tell whether *live* is suspended: a standby controller does not resume it, unless its own flow run is the one that was."""
+        move = queries.state_of(self.history, live.id)
+        suspended = move is not None and move.after == State.SUSPENDED
+        return suspended and lease.flow_run_of(self.history, live.id) != self.flow_run.id
 
     def attend(self) -> None:
         """Say now and then that this flow stands by, and at once when something else is to be said of it."""
@@ -160,6 +176,7 @@ class Standby:
         if not self.ahead.is_ready(self.wanted):
             return None
         job = live or _submission(self.spec, self.wanted)
+        self.flow_run.predecessor = lease.flow_run_of(self.history, job.id)
         try:
             taken = take(self.history, job, holder=HOLDER)
         except JobAlreadyRunning:  # another one was first, or the flow of a job that has ended closes its books
@@ -168,7 +185,7 @@ class Standby:
         if live is not None and queries.has_ended(self.history, live.id):  # in between
             lease.give_back(self.history, taken)
             return None
-        return _wheel(job, taken, adopted=live is not None, stood_by=True)
+        return replace(_wheel(job, taken, adopted=live is not None), stood_by=True, flow_run=self.flow_run)
 
 
 def settled(job: models.Job) -> tuple[TrainingJob, Cluster]:
@@ -194,17 +211,22 @@ def _submission(spec: TrainingJob, cluster: Cluster) -> models.Job:
     )
 
 
-def _wheel(job: models.Job, lease: Lease, *, adopted: bool, stood_by: bool = False) -> Wheel:
+def _wheel(job: models.Job, lease: Lease, *, adopted: bool) -> Wheel:
     spec, cluster = settled(job)
-    return Wheel(job=job, spec=spec, cluster=cluster, lease=lease, adopted=adopted, stood_by=stood_by)
+    return Wheel(job=job, spec=spec, cluster=cluster, lease=lease, adopted=adopted)
 
 
-def _lease(history: History, job: models.Job) -> Lease:
-    """Take the job's lease. A holder on another host may be dead without our knowing: its lease is waited out once."""
+def _lease(history: History, job: models.Job, flow_run: FlowRun) -> Lease:
+    """Take the job's lease. A holder on another host may be dead without our knowing: its lease is waited out once.
+
+    The process that suspended this very flow run may still save the job: it is waited for.
+    """
     try:
         return take(history, job, holder=HOLDER)
     except JobAlreadyRunning:
         present = holder_of(history, job.id)
+        if present is not None and flow_run.id and present.flow_run == flow_run.id:
+            return wait_take(history, job, holder=HOLDER, seconds=LET_GO_SECONDS)
         if present is None or present.host == this_host():
             raise
         return wait_take(history, job, holder=HOLDER, seconds=LEASE_SECONDS + 1.0)

@@ -71,6 +71,13 @@ def holder_of(history: History, job_id: str) -> Lease | None:
         return lease if lease is not None and _is_live(lease, _now(session)) else None
 
 
+def flow_run_of(history: History, job_id: str) -> str:
+    """Return the id of the Prefect flow run that controls the job, or did so last; empty where none is on record."""
+    with history.session() as session:
+        lease = session.get(Lease, job_id)
+        return "" if lease is None else lease.flow_run
+
+
 def give_back(history: History, lease: Lease) -> None:
     """Let *lease* expire now, if it is still its holder's. The row stays: the epoch must never fall."""
     with history.session(immediate=True) as session:

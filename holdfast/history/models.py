@@ -83,6 +83,10 @@ class Lease(SQLModel, table=True):
     expires_at: float
     deaf: bool = False
     """Its holder hears none of the job's nodes, and reaches none: who does may steer the job better."""
+    flow_run: str = ""
+    """Id of the Prefect flow run that the holder runs in; it stays when the lease is given back."""
+    flow_run_url: str = ""
+    """Page of that flow run in the Prefect UI; empty where there is none."""
 
 
 class StandbyFlow(SQLModel, table=True):

@@ -44,6 +44,13 @@ def test_a_person_can_stop_a_job_in_every_live_state(state: State) -> None:
     assert MOVES[state, Event.STOP_ASKED] is State.CANCELLED
 
 
+@pytest.mark.parametrize("state", sorted(frozenset(LIVE) - {State.SUSPENDED}))
+def test_a_person_can_suspend_a_job_in_every_live_state(state: State) -> None:
+    """In one move, in the middle of a recovery too; it leads back to a launch and never to an end of its own."""
+    assert MOVES[state, Event.SUSPEND_ASKED] is State.SUSPENDED
+    assert MOVES[State.SUSPENDED, Event.RESUME_ASKED] is State.LAUNCHING
+
+
 def test_every_state_is_reached_from_the_first() -> None:
     """One that no job can be in does not belong into the table."""
     first = next(iter(MOVES))[0]
@@ -59,7 +66,7 @@ def test_terminal_is_what_nothing_leaves() -> None:
 
 def test_a_fault_in_any_phase_of_a_recovery_is_diagnosed() -> None:
     """There is no window in which a fault is lost: only the diagnosis itself goes on and takes it in."""
-    for state in set(LIVE) - {State.DIAGNOSING}:
+    for state in set(LIVE) - {State.DIAGNOSING, State.SUSPENDED}:  # a suspended job has no processes that could fail
         assert MOVES[state, Event.FAULTED] is State.DIAGNOSING
 
 

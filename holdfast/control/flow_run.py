@@ -1,0 +1,24 @@
+"""The Prefect flow run that a controller runs in, and what its owner asks of it there.
+
+Written by a thread that polls Prefect (`tasks.flow_run`), read by the controller: nothing here imports Prefect, and a server that is
+unreachable changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, kw_only=True)
+class FlowRun:
+    """Which flow run this is, and whether it was cancelled or suspended. Without Prefect all of it stays empty."""
+
+    id: str = ""
+    url: str = ""
+    """Its page in the Prefect UI; empty where there is no UI."""
+    predecessor: str = ""
+    """Id of the flow run that controlled the job before; empty where there was none."""
+    cancelled: str = ""
+    """Why the job is to stop: who cancelled what."""
+    suspended: str = ""
+    """Why the job is to be suspended; cleared when the flow run is resumed in place."""

@@ -1,0 +1,67 @@
+"""Decide: have the job's policy answer an incident."""
+
+from __future__ import annotations
+
+import time
+
+from detectors.diagnosis import Before
+from holdfast.control.consent import LEAST
+from holdfast.control.incident import IncidentInWork
+from holdfast.control.run import Attempt, Run
+from holdfast.history import models
+from policies.case import Case, Rung
+from policies.ladder import Answer
+from policies.record import act_of, bounded
+from policies.states import Event
+from tasks import titles
+from tasks.detect import a_case
+from tasks.turn import Turn, step
+
+
+@step("decide", titles.decide)
+def decide(run: Run) -> Turn:
+    """Have the job's policy decide what to do about the incident, and record the decision with its reasons."""
+    incident = run.incident
+    assert incident is not None
+    assert incident.diagnosis is not None
+    case = a_case(run, incident, incident.diagnosis)
+    run.take_files()
+    answer = run.policy.decide(case)
+    record(run, incident, case, answer)
+    incident.lap("diagnose", time.time())
+    if answer.decision.rung is Rung.GIVE_UP:
+        return Turn(Event.GAVE_UP, answer.decision.because)
+    if answer.decision.rung is Rung.ASK_A_PERSON:
+        return Turn(Event.ASKED, answer.decision.because)
+    run.consent.withdraw(LEAST)
+    root = incident.diagnosis.root
+    run.attempts.append(
+        Attempt(
+            at=case.now, rung=answer.decision.rung, node=root.node, best=run.best, incident=incident.row.id, kind=root.kind, step=root.step
+        )
+    )
+    run.failures_before.append(
+        Before(node=root.node, step=root.step, signature=root.signature, kind=root.kind, at=root.at, device=root.device)
+    )
+    return Turn(Event.DECIDED, answer.decision.because)
+
+
+def record(run: Run, incident: IncidentInWork, case: Case, answer: Answer) -> None:
+    """Write down what was decided, by which rule, which rules passed, and what it was made from."""
+    decision = answer.decision
+    incident.decision, incident.case, incident.rung_at = decision, answer.case, case.now
+    incident.row.rung, incident.row.because = decision.rung, decision.because
+    row = models.Decision(
+        job_id=run.job.id,
+        incident_id=incident.row.id,
+        at=case.now,
+        rung=decision.rung,
+        rule=answer.rule,
+        because=decision.because,
+        act={**act_of(decision), "policy": run.policy.name, "noted": answer.noted},
+        passed_over=dict(answer.passed_over),
+    )
+    run.recorder.add(models.DecidedCase(decision_id=row.id, job_id=run.job.id, record=bounded(case)))  # first: no decision is without
+    run.recorder.add(row)
+    run.recorder.amend(models.Incident, incident.row.id, rung=decision.rung, because=decision.because)
+    incident.decisions.append(row)
