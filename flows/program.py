@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect.client.schemas.objects import State as FlowState
-from prefect.exceptions import CancelledRun, FailedRun
+from prefect.exceptions import CancelledRun, FailedRun, Pause
 
 from holdfast import exits, prefect_server
 from holdfast.control import runs
@@ -63,7 +63,7 @@ def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) ->
             print(line("flow.failed", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
             return exits.FLOW_DIED
         return _refuse(str(error))
-    except (FailedRun, CancelledRun):
+    except (FailedRun, CancelledRun, Pause):
         pass  # the verdict on the job, told below
     except LeaseLost as error:
         print(f"holdfast: {error}", file=sys.stderr, flush=True)  # noqa: T201

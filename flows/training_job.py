@@ -8,11 +8,12 @@ if __name__ == "__main__":
     heed_from_now_on()  # to import Prefect takes seconds
 
 import sys
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final, cast
 
 from prefect import flow
 from prefect.client.schemas.objects import State as FlowState
+from prefect.exceptions import Pause
 from prefect.states import Cancelled, Completed, Failed
 
 from flows.ending import ended_in_words
@@ -20,9 +21,14 @@ from holdfast.control.run import Run
 from holdfast.control.steering import steering
 from holdfast.control.wheel import Aside, Ended
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
-from policies.states import State
+from policies.case import Rung
+from policies.states import Event, State
 from tasks.ask import Asker
+from tasks.crashed import explain_crash
+from tasks.decide import decide
 from tasks.detect import detect
+from tasks.flow_log import FlowLog
+from tasks.flow_run import OwnFlowRun
 from tasks.isolate import isolate
 from tasks.launch import launch
 from tasks.migrate import migrate
@@ -30,13 +36,14 @@ from tasks.monitor import monitor
 from tasks.publish import Publisher
 from tasks.reschedule import reschedule
 from tasks.resume import resume
-from tasks.turn import Turn
+from tasks.turn import Step, Turn
 from tasks.wait import wait
 
-TURNS: Final[dict[State, Callable[[str], Turn | None]]] = {
+STEPS: Final[Mapping[State, Step]] = {
     State.LAUNCHING: launch,
     State.RUNNING: monitor,
     State.DIAGNOSING: detect,
+    State.DECIDING: decide,
     State.ISOLATING: isolate,
     State.RESCHEDULING: reschedule,
     State.RESUMING: resume,
@@ -48,7 +55,7 @@ TURNS: Final[dict[State, Callable[[str], Turn | None]]] = {
 THIS_MACHINE: Final = LocalCluster()
 
 
-@flow(name="training-job", flow_run_name="train {job.name}", validate_parameters=True)
+@flow(name="training-job", flow_run_name="train {job.name}", validate_parameters=True, retries=0, on_crashed=[explain_crash])
 def training_job(job: TrainingJob, cluster: Cluster = THIS_MACHINE, standby: bool = False) -> FlowState:  # noqa: FBT001, FBT002 (a switch of Prefect's form)
     """Keep a training job running through faults until it completes, fails for good, or is stopped.
 
@@ -63,16 +70,67 @@ def training_job(job: TrainingJob, cluster: Cluster = THIS_MACHINE, standby: boo
 
 
 def _train(job: TrainingJob, cluster: Cluster, *, standby: bool) -> FlowState:
+    """Control the job until it ends or this flow run is suspended; a suspended run that stays in its process continues here."""
     publisher = Publisher(job.name)
-    with Asker() as asker, steering(job, cluster, publisher.tell, standby=standby) as run:
-        if not isinstance(run, Aside):
-            asker.follow(run.job.id)
-        while isinstance(run, Run) and not (run.over or run.handed_over):
-            turn = TURNS[run.state](job.name)
-            if turn is not None:
-                run.move(*turn)
-    publisher.close()
-    return verdict(run)
+    tell = FlowLog(job.name, publisher.tell).tell
+    try:
+        with OwnFlowRun() as own, Asker() as asker:
+            while True:
+                with steering(job, cluster, tell, standby=standby, flow_run=own.flow_run) as run:
+                    if not isinstance(run, Aside):
+                        asker.follow(run.job.id)
+                    if isinstance(run, Run):
+                        own.control(run)
+                        drive(run)
+                if isinstance(run, Run) and run.suspended:
+                    own.leave_suspended(run.saved)
+                elif isinstance(run, Aside) and own.flow_run.suspended:
+                    own.leave_suspended("")
+                else:
+                    return verdict(run)
+    finally:
+        publisher.close()
+
+
+def drive(run: Run) -> None:
+    """Take the job from state to state, each by its task, until it ends, is suspended, or another controller is to have it."""
+    if run.suspended:
+        run.move(*_taken_up(run))
+    previous: FlowState[Any] | None = None
+    while run.live:
+        turn, previous = take(run, previous)
+        if turn is not None:
+            run.move(*turn)
+
+
+def take(run: Run, previous: FlowState[Any] | None) -> tuple[Turn | None, FlowState[Any] | None]:
+    """Run the task of the job's state after the *previous* one; return its answer, and its state for the next one to follow."""
+    step = STEPS[run.state]
+    if not _takes_place(run):
+        return cast("Turn | None", step.fn(run.job.name).data), previous
+    try:
+        state = step(run.job.name, wait_for=None if previous is None else [previous], return_state=True)
+    except Pause:  # Prefect raises it instead of starting a task in a flow run that was suspended
+        run.flow_run.suspended = run.flow_run.suspended or "suspended in Prefect"
+        return Turn(Event.SUSPEND_ASKED, run.flow_run.suspended), previous
+    return cast("Turn | None", state.result()), cast("FlowState[Any]", state)
+
+
+def _takes_place(run: Run) -> bool:
+    """Tell whether the step of the job's state does something that a person would look for in the graph.
+
+    Where a step is only to be tried again, nobody is isolated and no rank gets another place.
+    """
+    decision = run.incident.decision if run.incident is not None else None
+    retried = decision is not None and decision.rung is Rung.RETRY_STEP
+    return not (retried and run.state in {State.ISOLATING, State.RESCHEDULING})
+
+
+def _taken_up(run: Run) -> Turn:
+    """Return how a suspended job goes on: it is launched, unless it is to stop."""
+    if run.requests.stop_reason:
+        return Turn(Event.STOP_ASKED, run.requests.stop_reason)
+    return Turn(Event.RESUME_ASKED, f"resumed; it was suspended after step {run.best}" if run.best else "resumed")
 
 
 def verdict(run: Run | Ended | Aside) -> FlowState:
@@ -83,7 +141,8 @@ def verdict(run: Run | Ended | Aside) -> FlowState:
         return Cancelled(message=f"handed over, the job trains on: {run.handover.why}")
     if run.state is State.COMPLETED:
         return Completed(message=run.moved)
-    return Cancelled(message=run.moved) if run.state is State.CANCELLED else Failed(message=run.moved)
+    words = f"{run.moved}; {run.saved}" if isinstance(run, Run) and run.saved else run.moved
+    return Cancelled(message=words) if run.state is State.CANCELLED else Failed(message=words)
 
 
 if __name__ == "__main__":

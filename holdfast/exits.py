@@ -18,6 +18,8 @@ TIME_OVER: Final = 5
 """The job is saved, as its time is over or its nodes go: the same command goes on from there."""
 HANDED_OVER: Final = 6
 """The flow was told to let go of the job, which trains on: a standby, or the same command, adopts it."""
+SUSPENDED: Final = 7
+"""The job was suspended in Prefect: it is saved and its nodes are released. Resume it there, or by the same command."""
 INTERRUPTED: Final = 130
 
 
@@ -27,5 +29,5 @@ def status_of(move: Move | None) -> int:
         return FLOW_DIED
     if move.event == Event.TIME_OVER:
         return TIME_OVER
-    ends = {State.COMPLETED: 0, State.FAILED: FAILED, State.CANCELLED: STOPPED}
+    ends = {State.COMPLETED: 0, State.FAILED: FAILED, State.CANCELLED: STOPPED, State.SUSPENDED: SUSPENDED}
     return ends.get(State(move.after), FLOW_DIED)

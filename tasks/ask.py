@@ -47,7 +47,7 @@ class Approval(RunInput):
     because: str = Field("", description="Why.")
 
 
-@flow(name="approval")
+@flow(name="approval", retries=0)
 def approval(question: int, job: str, words: str) -> None:
     """Stand for a question that a person is asked; the answer is read by who asked."""
 
@@ -74,6 +74,8 @@ class Asker:
 
     def follow(self, job_id: str) -> None:
         """Begin with the questions of this job."""
+        if self._thread is not None:  # a suspended job that goes on
+            return
         self._job_id = job_id
         self._thread = threading.Thread(target=self._serve, name="asker", daemon=True)
         self._thread.start()

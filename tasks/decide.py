@@ -29,6 +29,7 @@ def decide(run: Run) -> Turn:
     answer = run.policy.decide(case)
     record(run, incident, case, answer)
     incident.lap("diagnose", time.time())
+    run.tell("decided", {"incident": incident})
     if answer.decision.rung is Rung.GIVE_UP:
         return Turn(Event.GAVE_UP, answer.decision.because)
     if answer.decision.rung is Rung.ASK_A_PERSON:

@@ -15,10 +15,11 @@ def enter(run: Run) -> None:
     _LET_GO.pop(run.job.name, None)
 
 
-def leave(job: str, *, handed_over: bool = False) -> None:
-    """Forget the run of *job*."""
+def leave(job: str, *, handed_over: bool = False, suspended: bool = False) -> None:
+    """Forget the run of *job*; one that is suspended may be taken up by this process again."""
     _RUNS.pop(job, None)
-    _LET_GO[job] = handed_over
+    if not suspended:
+        _LET_GO[job] = handed_over
 
 
 def was_let_go(job: str) -> bool:

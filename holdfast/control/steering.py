@@ -130,7 +130,7 @@ def _steered(wheel: Wheel, history: History, tell: Tell, handover: Handover, rea
             _let_go(run)
     finally:
         recorder.close(END_SECONDS)
-        runs.leave(wheel.job.name, handed_over=run is not None and run.handed_over)
+        runs.leave(wheel.job.name, handed_over=run is not None and run.handed_over, suspended=run is not None and run.suspended)
 
 
 def _absorb_all(history: History) -> None:

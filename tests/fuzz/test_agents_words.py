@@ -87,7 +87,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         fleet=Fleet(open_cluster(cluster), how_to_run(spec, cluster, job), epoch=1),
     )
     lease = models.Lease(job_id=job.id, epoch=1, holder="", host="", pid=0, pid_started=0.0, expires_at=0.0)
-    made.requests = Requests(history, recorder, lease, made.handover)
+    made.requests = Requests(history, recorder, lease, made.handover, made.flow_run)
     made.enter_generation(1, dict(MEMBERSHIP), lineup=Lineup.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), because="launch")
     yield made
     made.requests.close()
