@@ -44,7 +44,8 @@ class OwnFlowRun:
         self._own = own
         self._lineage: list[UUID] = []
         """This flow run and its parents, innermost first, once they are known."""
-        self._runs_before: int | None = None
+        self._running: UUID | None = None
+        """The state in which this process runs the flow."""
         self._run: Run | None = None
         self._paused: State | None = None
         self._predecessor_at = 0.0
@@ -134,7 +135,7 @@ class OwnFlowRun:
             elif state.is_final():
                 self._paused = state
         elif mine and state.is_running():
-            self._give_way(told.run_count)
+            self._give_way(state)
 
     def _is_started_again(self) -> bool:
         """Tell whether Prefect starts this flow again, in a new process, when it is resumed."""
@@ -143,11 +144,11 @@ class OwnFlowRun:
             return state.state_details.pause_reschedule is not False
         return self._own is not None and self._own.deployment_id is not None
 
-    def _give_way(self, count: int) -> None:
+    def _give_way(self, state: State) -> None:
         """Detach from the job where this flow run was suspended and resumed between two polls: another process runs it now."""
-        self._runs_before = self._runs_before or count
-        if count > self._runs_before and self._run is not None:
-            self._run.handover.ask("its flow run was started again in another process")
+        self._running = self._running or state.id
+        if state.id != self._running and self._is_started_again() and self._run is not None:
+            self._run.handover.ask("its flow run was resumed in another process")
 
     def _say(self, saved: str) -> None:
         """Put *saved* into the state of this flow run, if it is still suspended: a person may have resumed it meanwhile."""

@@ -80,5 +80,7 @@ class Life:
     tells_steps: bool = True
     saves: Sequence[Save] = ()
     spares: Sequence[Spares] = ()
+    suspensions: Sequence[tuple[int, int]] = ()
+    """From when to when it was suspended: it held no nodes then, and nothing of that time is booked."""
     full: int = 0
     """Devices at the width that was asked for."""

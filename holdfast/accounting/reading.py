@@ -24,6 +24,7 @@ LOOK_BACK: Final = 3600.0
 """Seconds before the time asked for from which on steps are read: the one under way then began before it."""
 AT_ONCE: Final = 20_000
 """Steps that are fetched together."""
+SUSPENDED: Final = "SUSPENDED"
 HOLDS: Final = frozenset({"healthy", "suspect"})
 """Standings of a node that the job has."""
 STATES: Final = {
@@ -106,6 +107,7 @@ class Reader:
             tells_steps=bool(steps) or self._has_steps(job.id),
             saves=self._saves(job.id),
             spares=list(self._spares(job, generations)),
+            suspensions=list(self._suspensions(job)),
             full=self._asked_for(job.spec),
         )
 
@@ -189,6 +191,20 @@ class Reader:
     def _moves(self, job: str) -> list[tuple[float, str]]:
         wanted = sqlalchemy.select(col(Move.at), col(Move.after)).where(col(Move.job_id) == job).order_by(col(Move.id))
         return [(at, after) for at, after in self.session.connection().execute(wanted)]
+
+    def _suspensions(self, job: Known) -> Iterator[tuple[int, int]]:
+        """Yield from when to when the job was suspended; one that still is, is so to the end of what is counted."""
+        wanted = sqlalchemy.select(col(Move.at), col(Move.after)).where(col(Move.job_id) == job.id).order_by(col(Move.id))
+        wanted = wanted.where(sqlalchemy.or_(col(Move.before) == SUSPENDED, col(Move.after) == SUSPENDED))
+        begin: float | None = None
+        for at, after in self.session.connection().execute(wanted):
+            if after == SUSPENDED:
+                begin = at
+            elif begin is not None:
+                yield _micros(begin), _micros(at)
+                begin = None
+        if begin is not None and job.end > begin:
+            yield _micros(begin), _micros(job.end)
 
     def _spares(self, job: Known, generations: Sequence[Any]) -> Iterator[Spares]:
         """Yield how many devices of the job's nodes hold no rank, at each change of nodes or ranks."""

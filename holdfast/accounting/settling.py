@@ -83,16 +83,20 @@ class _Settling:
         self._price_snapshots()
         for one, after in pairwise([*self.life.spares, None]):
             assert one is not None
-            until = self.life.end if after is None else min(after.at, self.life.end)
-            self.ledger.idle(max(0, until - max(one.at, self.since)) * one.devices)
+            until, begin = self.life.end if after is None else min(after.at, self.life.end), max(one.at, self.since)
+            suspended = sum(max(0, min(end, until) - max(start, begin)) for start, end in self.life.suspensions)
+            self.ledger.idle(max(0, until - begin - suspended) * one.devices)
 
     def _stays(self) -> Iterator[_Stay]:
         """Part the job's time at all that begins or ends in it."""
         life = self.life
         cuts = {life.begin, life.end, min(self.since, life.end), *self.bounds}
         cuts.update(at for begin, end, _ in self.downs for at in (begin, end))
+        cuts.update(at for begin, end in life.suspensions for at in (begin, end))
         down = 0
         for begin, end in pairwise(sorted(cuts)):
+            if any(start <= begin < until for start, until in life.suspensions):
+                continue
             while down < len(self.downs) and self.downs[down][1] <= begin:
                 down += 1
             trouble = self.downs[down][2] if down < len(self.downs) and self.downs[down][0] <= begin else None

@@ -271,10 +271,8 @@ def _say_what_is_saved(run: Run) -> None:
     if step:
         lost = wording.plural(run.best - step, "step") + " after it are lost; " if run.best > step else ""
         run.saved = f"saved at step {step}; {lost}resume continues from there"
-    elif run.managed and run.spec.checkpoint.every:
-        run.saved = "no checkpoint was saved; resume starts from the first step"
     elif run.board.ranks:
-        run.saved = "its script resumes from what it saved itself"
+        run.saved = "Holdfast has no checkpoint of it; its script resumes from what it saved itself, or from its first step"
     if run.saved:
         run.remark(run.saved)
 

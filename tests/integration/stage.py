@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,11 @@ class Play:
             assert (again.differences, again.unreadable) == ([], {}), f"decided otherwise from the case on record\n{self.log()}"
             assert again.same == len(queries.decisions(self.stage.history, job.id))
         found = bill(self.stage.history, job)
-        end = found.jobs[0].job.end
-        assert found.ledger.sum().wall == round(max(job.at, end) * SECOND) - round(job.at * SECOND)
+        end, moves = found.jobs[0].job.end, queries.moves(self.stage.history, job.id)
+        began = [one.at for one in moves if one.after == "SUSPENDED"]
+        over = [one.at for one in moves if one.before == "SUSPENDED"]
+        suspended = sum(round(at * SECOND) - round(since * SECOND) for since, at in zip_longest(began, over, fillvalue=end))
+        assert found.ledger.sum().wall == round(max(job.at, end) * SECOND) - round(job.at * SECOND) - suspended
 
     def incidents(self) -> list[Incident]:
         """Return the job's incidents."""
