@@ -17,10 +17,12 @@ BENCHMARKS ?= restart takeover overhead progress detection checkpoint handling
 # -qq: pip tells errors, not warnings about places that it looked at. The constraints hold for what builds the package too.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
 
-.PHONY: help install demo test check docs bench lock clean
+PREFECT_TESTS ?= tests/integration/test_deployment.py tests/integration/test_cluster_health.py tests/integration/test_prefect_shows.py
+
+.PHONY: help install demo test test-prefect check docs bench lock clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 install: $(VENV)/.all  ## Install Holdfast with all it needs to run into .venv
 	@echo "Holdfast is installed: $(BIN)/holdfast --help"
@@ -32,6 +34,9 @@ test: $(VENV)/.dev  ## Run all tests (installs the system packages that they nee
 	@scripts/system_packages.sh
 	@$(BIN)/python -m compileall -q holdfast flows tasks policies detectors benchmarks  # once, and not in each of a thousand processes
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+test-prefect: $(VENV)/.dev  ## Run the tests of flows and deployments with the newest Prefect that is supported
+	@newest=$$(scripts/newest_prefect.sh $(VENV)) && "$$newest" -m prefect --version && "$$newest" -m pytest $(PARALLEL) $(PREFECT_TESTS) $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, formatting, types, spelling
 	@$(BIN)/ruff check --quiet

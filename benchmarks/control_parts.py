@@ -29,7 +29,7 @@ from holdfast.process import children_of
 from tests.history.postgres_server import MISSING, PostgresServer, programs
 
 POOL: Final = "holdfast"
-DEPLOYMENT: Final = "training-job/holdfast"
+DEPLOYMENT: Final = "training-job/train"
 SERVER_SECONDS: Final = 180.0
 
 

@@ -19,7 +19,7 @@ from tasks.probe import classify, publish, record, sweep
 THIS_MACHINE: Final = LocalCluster(nodes=1)
 
 
-@flow(name="cluster-health", flow_run_name="health of {cluster.name}", validate_parameters=True)
+@flow(name="cluster-health", flow_run_name="health of {cluster.name}", retries=0, validate_parameters=True)
 def cluster_health(
     cluster: Cluster = THIS_MACHINE, deadline: PositiveFloat = DEADLINE, sweeps: PositiveInt = 1, every: PositiveFloat = 60.0
 ) -> FlowState:

@@ -14,7 +14,7 @@ from tasks.repair import begin, burn_in, conclude, find, publish
 from tasks.repairs import repairing
 
 
-@flow(name="node-repair", flow_run_name="repair of {cluster.name}", validate_parameters=True)
+@flow(name="node-repair", flow_run_name="repair of {cluster.name}", retries=0, validate_parameters=True)
 def node_repair(cluster: Cluster = THIS_MACHINE, nodes: list[str] | None = None, seconds: PositiveFloat | None = None) -> FlowState:
     """Bring nodes back that pass a burn-in; those that fail stay out, are tried less often, and are retired at last.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import shutil
@@ -142,6 +143,25 @@ def test_the_compose_file_fits_together() -> None:
     assert worker["HOLDFAST_HISTORY"].startswith("postgresql://holdfast:")
     assert services["prefect-server"]["environment"]["PREFECT_API_DATABASE_CONNECTION_URL"].endswith("@postgres/prefect")
     assert "CREATE DATABASE prefect" in (ROOT / "deployments" / "compose" / "databases.sql").read_text()
+
+
+def test_no_flow_takes_a_sites_default_of_retries() -> None:
+    """Each says `retries=0`: from 3.9.1 on Prefect runs a flow that returned Failed again, and a job that failed for good is not to."""
+    marked = {}
+    for path in (*ROOT.glob("flows/*.py"), *ROOT.glob("tasks/*.py"), *ROOT.glob("holdfast/**/*.py"), *ROOT.glob("examples/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            for mark in getattr(node, "decorator_list", []):
+                if "flow" in {getattr(mark, "id", ""), getattr(getattr(mark, "func", None), "id", "")}:
+                    given = {one.arg: ast.unparse(one.value) for one in getattr(mark, "keywords", [])}
+                    marked[f"{path.relative_to(ROOT)}:{node.name}"] = given.get("retries")
+    assert {"flows/training_job.py:training_job", "tasks/ask.py:approval"} < set(marked)
+    assert set(marked.values()) == {"0"}, marked
+
+
+def test_deployments_can_be_told_apart() -> None:
+    """By their names and their tags: the page of a run shows both without the flow's name."""
+    ours = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())["deployments"]
+    assert len({one["name"] for one in ours}) == len({tuple(one["tags"]) for one in ours}) == len(ours) == 3
 
 
 def test_the_script_for_slurm_is_one() -> None:
