@@ -1,0 +1,313 @@
+"""Cancel, suspend and resume a job in Prefect, whichever worker is alive: a real server, real workers, and the states that the UI sets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.chaos import Chaos
+from holdfast.cluster.local import LocalNodes
+from holdfast.history import History, models, queries
+from tests.integration.conftest import PrefectServer
+from tests.integration.stage import PACED
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+POOL = "desk"
+SECONDS = 90.0
+
+
+@dataclass
+class Desk:
+    """What a person at the Prefect UI has before them: a server, a worker that may die, and a history to look into."""
+
+    server: PrefectServer
+    place: Path
+    history: History
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    nodes: list[LocalNodes] = field(default_factory=list)
+
+    def starts_a_worker(self) -> None:
+        """Start a worker on the pool."""
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+        environment = self.server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1", "PYTHONPATH": str(ROOT)}
+        begin = len(self.log())
+        with (self.place / "worker.log").open("ab") as out:
+            self.workers.append(
+                subprocess.Popen(command, cwd=self.place, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            )
+        wait_until(lambda: "started!" in self.log()[begin:], seconds=SECONDS, explain=self.log)
+
+    def kills_the_worker(self) -> None:
+        """End the worker by SIGKILL; the processes of its flow runs live on."""
+        self.workers[-1].kill()
+        self.workers[-1].wait()
+
+    def log(self) -> str:
+        """Return what workers and flows wrote."""
+        path = self.place / "worker.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def submits(self, name: str, steps: int = 100_000) -> Run:
+        """Start a job from its deployment, as the UI does; wait until it trains."""
+        place = self.place / name
+        self.nodes.append(LocalNodes(name, place, 2))
+        job = {"name": name, "script": str(PACED), "directory": str(self.place), "args": ["--steps", str(steps)], "nodes": {"wanted": 2}}
+        cluster = {"kind": "local", "name": name, "nodes": 2, "directory": str(place)}
+        made = self.asks(f"deployments/{self.deployment}/create_flow_run", parameters={"job": job, "cluster": cluster})
+        run = Run(self, name, made["id"], self.nodes[-1])
+        run.trains()
+        return run
+
+    @property
+    def deployment(self) -> str:
+        """Return the id of the deployment on the pool."""
+        (found,) = self.asks("deployments/filter", deployments={"name": {"any_": ["desk"]}})
+        return str(found["id"])
+
+    def asks(self, path: str, **body: Any) -> Any:
+        """Return the API's answer."""
+        answers = list[httpx.Response]()
+
+        def answered() -> bool:
+            answers.append(httpx.post(f"{self.server.url}/{path}", json=body, timeout=30))
+            return answers[-1].status_code != httpx.codes.SERVICE_UNAVAILABLE  # its SQLite is locked now: clients try again
+
+        wait_until(answered, seconds=SECONDS)
+        return answers[-1].raise_for_status().json()
+
+    def close(self) -> None:
+        """End the workers, and all that the jobs left."""
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+        for nodes in self.nodes:
+            for node in nodes.names():
+                nodes.clear(node)
+        self.history.close()
+
+
+@dataclass
+class Run:
+    """A flow run, and the job that it is."""
+
+    desk: Desk
+    name: str
+    id: str
+    nodes: LocalNodes
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Return the state of the flow run."""
+        (told,) = self.desk.asks("flow_runs/filter", flow_runs={"id": {"any_": [self.id]}})
+        found: dict[str, Any] = told["state"]
+        return found
+
+    def is_set(self, kind: str, name: str, **details: Any) -> None:
+        """Have a person set the state of the flow run."""
+        self.desk.asks(f"flow_runs/{self.id}/set_state", state={"type": kind, "name": name, "state_details": details})
+
+    def cancels(self) -> None:
+        """Press Cancel."""
+        self.is_set("CANCELLING", "Cancelling")
+
+    def suspends(self, seconds: float = 600.0) -> None:
+        """Press Suspend."""
+        until = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+        self.is_set("PAUSED", "Suspended", pause_timeout=until, pause_reschedule=True)
+
+    def resumes(self) -> None:
+        """Press Resume."""
+        self.desk.asks(f"flow_runs/{self.id}/resume")
+
+    def reaches(self, kind: str) -> str:
+        """Wait until the flow run is in a state of that type; return its message."""
+        wait_until(lambda: self.state["type"] == kind, seconds=SECONDS, explain=lambda: f"{self.state}\n{self.desk.log()}")
+        return str(self.state["message"])
+
+    @property
+    def job(self) -> models.Job:
+        """Return the newest job of the name."""
+        return queries.newest_job(self.desk.history, self.name)
+
+    def move(self) -> models.Move | None:
+        """Return the newest move of the job; nothing before it has one."""
+        rows = queries.jobs(self.desk.history, self.name, limit=1)
+        return queries.state_of(self.desk.history, rows[0].id) if rows else None
+
+    def job_reaches(self, state: str) -> models.Move:
+        """Wait until the job is in *state*."""
+        wait_until(lambda: (move := self.move()) is not None and move.after == state, seconds=SECONDS, explain=self.desk.log)
+        move = self.move()
+        assert move is not None
+        return move
+
+    def trains(self, further: int = 3) -> None:
+        """Wait until all ranks are at work, and have made some steps more."""
+        self.job_reaches("RUNNING")
+        step = self.chaos.step()
+        wait_until(lambda: self.chaos.step() >= step + further and self.chaos.complete(), seconds=SECONDS, explain=self.desk.log)
+
+    def leaves_nothing(self) -> None:
+        """Wait until no agent of the job is left."""
+        wait_until(lambda: all(view.standing == "idle" for view in self.nodes.survey()), seconds=SECONDS, explain=self.desk.log)
+
+    @property
+    def chaos(self) -> Chaos:
+        """Return what breaks the job."""
+        return Chaos(self.nodes, self.desk.history, self.name)
+
+    def lines(self, least: int = 0) -> list[str]:
+        """Return what the flow run's log says at *least* of that level."""
+        told = self.desk.asks("logs/filter", logs={"flow_run_id": {"any_": [self.id]}, "level": {"ge_": least}}, sort="TIMESTAMP_ASC")
+        return [str(one["message"]) for one in told]
+
+
+@pytest.fixture(scope="module")
+def shared_desk(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """Deploy the flow to a pool of its own."""
+    place = tmp_path_factory.mktemp("desk")
+    file = place / "prefect.yaml"
+    pool = {"name": POOL, "work_queue_name": "default", "job_variables": {}}
+    entry = {"name": "desk", "entrypoint": "flows.training_job.training_job", "work_pool": pool}
+    file.write_text(json.dumps({"name": "desk", "build": None, "push": None, "pull": [], "deployments": [entry]}))
+    for words in (["work-pool", "create", POOL, "--type", "process"], ["deploy", "--all", "--prefect-file", str(file)]):
+        command = [sys.executable, "-m", "prefect", "--no-prompt", *words]
+        subprocess.run(command, cwd=ROOT, env=prefect_server.environment, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+    desk = Desk(prefect_server, place, History.open(f"sqlite:///{prefect_server.home / 'history.db'}"))
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def desk(shared_desk: Desk) -> Desk:
+    """Give the desk with a worker that lives."""
+    if not shared_desk.workers or shared_desk.workers[-1].poll() is not None:
+        shared_desk.starts_a_worker()
+    return shared_desk
+
+
+def test_cancel_saves_and_stops_a_job_whose_worker_is_gone(desk: Desk) -> None:
+    """No worker knows the process any more, and none need to: the flow polls its own state."""
+    run = desk.submits("worker-gone")
+    desk.kills_the_worker()
+    run.trains()
+    run.cancels()
+    message = run.reaches("CANCELLED")
+    assert message.startswith("cancelled in Prefect"), message
+    assert run.job_reaches("CANCELLED").because == "cancelled in Prefect"
+    run.leaves_nothing()
+
+
+def test_cancel_works_under_another_worker_than_the_one_that_started_the_run(desk: Desk) -> None:
+    """As after every restart of the worker's unit."""
+    run = desk.submits("worker-restarted")
+    desk.kills_the_worker()
+    desk.starts_a_worker()
+    run.trains()
+    run.cancels()
+    run.reaches("CANCELLED")
+    run.job_reaches("CANCELLED")
+    run.leaves_nothing()
+
+
+def test_cancel_under_the_worker_that_started_the_run_is_not_cut_short_by_its_signal(desk: Desk) -> None:
+    """SIGTERM and the state arrive in either order; the job is ended as somebody wanted it, and nothing is left."""
+    run = desk.submits("own-worker")
+    run.cancels()
+    run.reaches("CANCELLED")
+    assert run.job_reaches("CANCELLED").because in {"cancelled in Prefect", "the process of its controller received SIGTERM"}
+    run.leaves_nothing()
+
+
+def test_a_suspended_job_releases_its_nodes_and_the_same_job_continues_when_it_is_resumed(desk: Desk) -> None:
+    """Also under another worker: one job, one flow run, a new generation that continues after what was saved."""
+    run = desk.submits("suspended")
+    before = run.job.id
+    run.suspends()
+    run.job_reaches("SUSPENDED")
+    run.leaves_nothing()
+    wait_until(lambda: "resumes from" in str(run.state["message"]), seconds=SECONDS, explain=lambda: str(run.state))
+    assert run.state["name"] == "Suspended"
+    made = run.chaos.step()
+    desk.kills_the_worker()
+    desk.starts_a_worker()
+    run.resumes()
+    run.trains()
+    assert run.job.id == before
+    first, second = queries.generations(desk.history, before)
+    assert (first.number, second.number) == (1, 2)
+    assert second.resumed_step is not None
+    assert second.resumed_step >= made - 1, "a step that was made before is lost"
+    run.cancels()
+    run.reaches("CANCELLED")
+
+
+def test_a_fault_while_a_job_is_being_suspended_is_not_fatal(desk: Desk) -> None:
+    """A rank is killed in the moment of suspending: the job is suspended all the same, and continues."""
+    run = desk.submits("faulty")
+    run.chaos.stop(1)  # the job stands still, and is to be diagnosed in a moment
+    run.suspends()
+    run.chaos.kill(1)
+    run.job_reaches("SUSPENDED")
+    run.leaves_nothing()
+    assert run.state["name"] == "Suspended"
+    run.resumes()
+    run.trains()
+    run.cancels()
+    run.reaches("CANCELLED")
+
+
+def test_a_suspension_that_runs_out_keeps_the_job_which_the_next_run_continues(desk: Desk) -> None:
+    """Prefect fails the flow run; nothing of the job is lost with it."""
+    run = desk.submits("run-out")
+    before = run.job.id
+    run.suspends(seconds=1.0)
+    run.job_reaches("SUSPENDED")
+    run.leaves_nothing()
+    wait_until(lambda: run.state["type"] in {"FAILED", "PAUSED"}, seconds=SECONDS)
+    again = desk.submits("run-out")
+    assert again.job.id == before
+    assert len(queries.generations(desk.history, before)) == 2
+    again.cancels()
+    again.reaches("CANCELLED")
+
+
+def test_a_controller_that_is_killed_leaves_a_message_that_training_continues(desk: Desk) -> None:
+    """The worker finds the process dead; the flow run's state says what that means and what to do, and Retry does it."""
+    run = desk.submits("killed")
+    lease = _lease(desk, run)
+    assert lease.flow_run == run.id
+    os.kill(lease.pid, signal.SIGKILL)
+    message = run.reaches("CRASHED")
+    wait_until(
+        lambda: "Training of job 'killed' continues" in str(run.state["message"]),
+        seconds=SECONDS,
+        explain=lambda: f"{message}\n{desk.log()}",
+    )
+    assert "Press Retry" in str(run.state["message"])
+    run.is_set("SCHEDULED", "AwaitingRetry")
+    wait_until(lambda: _lease(desk, run).pid != lease.pid, seconds=SECONDS, explain=desk.log)
+    run.trains()
+    assert len(queries.generations(desk.history, run.job.id)) == 1, "no rank was restarted"
+    run.cancels()
+    run.reaches("CANCELLED")
+
+
+def _lease(desk: Desk, run: Run) -> models.Lease:
+    with desk.history.session() as session:
+        lease = session.get(models.Lease, run.job.id)
+        assert lease is not None
+        session.expunge(lease)
+        return lease
