@@ -119,6 +119,32 @@ def test_time_is_told_as_the_bill_tells_it(here: Command, book: History, monkeyp
     assert without == pytest.approx(value(told, "holdfast_recovery_seconds_sum", job="bytes-gpt"), rel=0.01)
 
 
+def test_every_counter_of_a_job_begins_at_zero(book: History) -> None:
+    """With each value of its labels, as `increase()` does not count a series that appears with its first event."""
+    author = Author(book, "fresh", time.time())
+    families = {one.name: {tuple(sample.labels.values()): sample.value for sample in one.samples} for one in collect(book)}
+    counters = {name: samples for name, samples in families.items() if name.endswith("_total")}
+    assert all(samples and not any(samples.values()) for samples in counters.values()), counters
+    author.incident(1, "worker-sigkill", "rank 1 on n0", seconds=0)
+    author.incident(2, "a kind of a later version", "rank 1 on n0", seconds=0, rung="a later action")
+    author.checkpoint(1, seconds=0, trouble="checkpoint-torn")
+    author.incident(3, "worker-sigkill", "rank 1 on n0", seconds=0, is_open=True)
+    later = {one.name: {tuple(sample.labels.values()): sample.value for sample in one.samples} for one in collect(book)}
+    counted = {
+        name: {labels[1:]: value for labels, value in later[name].items() if value and len(labels) > 1}
+        for name in counters
+        if any(len(labels) > 1 for labels in later[name])
+    }
+    assert counted == {
+        "holdfast_incidents_total": {("software", "recovered"): 1, ("other", "recovered"): 1},
+        "holdfast_recovery_actions_total": {("restart-in-place",): 1, ("a later action",): 1},
+        "holdfast_faults_total": {("restart-process",): 3},
+        "holdfast_checkpoint_problems_total": {("checkpoint-torn",): 1},
+    }
+    new = {name: set(later[name]) - set(samples) for name, samples in counters.items()}
+    assert {labels[1] for series in new.values() for labels in series} == {"other", "a later action"}, "of what nobody could know"
+
+
 def test_a_job_that_ended_long_ago_is_told_of_no_more(here: Command, book: History) -> None:
     """Names that nobody uses any more would stay in Prometheus for ever."""
     filled.three_incidents(book)
