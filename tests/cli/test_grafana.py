@@ -20,6 +20,7 @@ import yaml
 from holdfast.history.models import Checkpoint, LastLook, Lease
 from holdfast.history.store import History
 from holdfast.metrics.families import collect
+from policies.states import TERMINAL, State
 from tests.cli.conftest import PROGRAM, ROOT, environment
 from tests.cli.test_metrics import fetch, listening, moved, say
 from tests.cli.written_history import Author, a_running_job
@@ -346,6 +347,14 @@ def test_queries_ask_for_metrics_that_there_are(book: History) -> None:
         assert {kinds[name] for name in re.findall(r"(?:rate|increase)\((holdfast_\w+)", query)} <= {"counter", "histogram", "summary"}, (
             query
         )
+
+
+def test_queries_name_the_states_that_there_are() -> None:
+    """A state that is new or renamed would make a job look ended, or hang: each matcher names all states that end a job, or that train."""
+    ends, trains = {state.lower() for state in TERMINAL}, {"running", "migrating"}
+    named = {frozenset(found.split("|")) for query in queries() for found in re.findall(r'holdfast_job_state\{state!?=~?"([^"]+)"', query)}
+    assert named == {frozenset(ends), frozenset(trains), frozenset(ends | trains), frozenset({"failed"})}
+    assert trains <= {state.lower() for state in State}
 
 
 def test_the_dashboard_is_one_that_grafana_loads() -> None:
