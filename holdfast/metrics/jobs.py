@@ -46,6 +46,11 @@ class Shown:
         """Tell whether nothing can follow."""
         return self.state in queries.TERMINAL
 
+    @property
+    def suspended(self) -> bool:
+        """Tell whether it holds no nodes, and needs no controller, until somebody resumes it."""
+        return self.state == State.SUSPENDED
+
 
 class Accounts:
     """The accounts of jobs, settled anew no oftener than they are worth it; those of a job that has ended, once."""
@@ -126,15 +131,17 @@ def progress(history: History, jobs: Sequence[Shown]) -> list[Family]:
 
 
 def controllers(history: History, jobs: Sequence[Shown]) -> list[Family]:
-    """Return whether each job that has not ended has a controller."""
+    """Return whether each job that needs a controller has one."""
     controlled = Family(
-        "holdfast_job_has_controller", "gauge", "1 while a flow holds the job's lease, 0 while none does; only of jobs that have not ended."
+        "holdfast_job_has_controller",
+        "gauge",
+        "1 while a flow holds the job's lease, 0 while none does; not of suspended or ended jobs.",
     )
     epoch = Family("holdfast_job_lease_epoch", "gauge", "How often the lease of the newest run has changed hands.")
     renewed = Family(
         "holdfast_job_lease_renewed_timestamp_seconds", "gauge", "When its holder last renewed the lease, in seconds since 1970."
     )
-    for one in [one for one in jobs if not one.ended]:
+    for one in [one for one in jobs if not one.ended and not one.suspended]:
         controlled.add(holder_of(history, one.job.id) is not None, job=one.job.name)
         with history.session() as session:
             lease = session.get(Lease, one.job.id)

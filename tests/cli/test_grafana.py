@@ -145,7 +145,7 @@ class Metrics:
 
 @dataclass(kw_only=True)
 class Recorded:
-    """A history of four jobs, scraped by a Prometheus before, during and after the first incident of one of them."""
+    """A history of five jobs, scraped by a Prometheus before, during and after the first incident of one of them."""
 
     prometheus: Prometheus
     fault_at: float
@@ -177,8 +177,9 @@ def lease_of(author: Author) -> Lease:
 
 
 def record(book: History) -> Author:
-    """Write four jobs and some nodes; return the job that trains."""
+    """Write five jobs and some nodes; return the job that trains."""
     a_job(book, "finished", ago=600).move("COMPLETED", "every rank ended", seconds=30, event="finished")
+    a_job(book, "paused", ago=600).move("SUSPENDED", "suspended in Prefect", seconds=30, event="suspend-asked")
     quiet = a_job(book, "quiet", ago=60)
     recovering = a_running_job(book, "recovering", time.time() - 50)
     say(book, lease_of(quiet), lease_of(recovering), LastLook(cluster="local", node="node-2", at=1.0, verdict={"standing": "healthy"}))
@@ -209,7 +210,7 @@ def scraping(port: int, folder: Path) -> Iterator[Prometheus]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    """Give the history when it has been scraped: four jobs, then an incident of the one that had none, then a restart of the metrics."""
+    """Give the history when it has been scraped: five jobs, then an incident of the one that had none, then a restart of the metrics."""
     programs()
     home = tmp_path_factory.mktemp("h")
     book = History.open(f"sqlite:///{home}/history.db")
@@ -266,7 +267,7 @@ def test_every_panel_shows_the_recorded_history(recorded: Recorded) -> None:
     assert len(recorded.panels) == len(panels()) > 25
     assert all(recorded.panels.values())
     names = recorded.prometheus.ask("label/job/values", **{"match[]": "holdfast_job_info"})
-    assert names == ["finished", "live", "quiet", "recovering"]
+    assert names == ["finished", "live", "paused", "quiet", "recovering"]
 
 
 def test_the_first_incident_of_a_job_counts(recorded: Recorded) -> None:
@@ -282,10 +283,10 @@ def test_the_first_incident_of_a_job_counts(recorded: Recorded) -> None:
     assert {("live", "worker-sigkill", "1"), ("recovering", "node-lost", "1")} <= kinds
 
 
-def test_a_job_that_has_ended_is_not_shown_as_one_that_hangs(recorded: Recorded) -> None:
+def test_a_job_that_has_ended_or_is_suspended_is_not_shown_as_one_that_hangs(recorded: Recorded) -> None:
     """Nor anywhere else where only the present counts; one that recovers has no "seconds since the newest step" either."""
     for title in LIVE_ONLY:
-        assert "finished" not in jobs_in(recorded.panels[title]), title
+        assert not {"finished", "paused"} & jobs_in(recorded.panels[title]), title
         assert "quiet" in jobs_in(recorded.panels[title]), title
     assert jobs_in(recorded.panels["Seconds since the newest step"]) == {"quiet", "live"}
     assert "finished" in jobs_in(recorded.panels["ETTR"])
@@ -350,9 +351,9 @@ def test_queries_ask_for_metrics_that_there_are(book: History) -> None:
 
 
 def test_queries_name_the_states_that_there_are() -> None:
-    """A state that is new or renamed would make a job look ended, or hang: each matcher names all states that end a job, or that train."""
-    ends, trains = {state.lower() for state in TERMINAL}, {"running", "migrating"}
-    named = {frozenset(found.split("|")) for query in queries() for found in re.findall(r'holdfast_job_state\{state!?=~?"([^"]+)"', query)}
+    """Each matcher names all states in which a job holds no nodes, or trains: one that is new or renamed would look like a hang."""
+    ends, trains = {state.lower() for state in TERMINAL | {State.SUSPENDED}}, {"running", "migrating"}
+    named = {frozenset(found.split("|")) for query in queries() for found in re.findall(r'holdfast_job_state\{state[=!~]+"([^"]+)"', query)}
     assert named == {frozenset(ends), frozenset(trains), frozenset(ends | trains), frozenset({"failed"})}
     assert trains <= {state.lower() for state in State}
 
