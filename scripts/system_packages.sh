@@ -18,6 +18,7 @@ iproute2       | ip
 iputils-ping   | ping
 iptables       | iptables /usr/sbin/iptables
 faketime       | faketime
+prometheus     | prometheus
 "
 
 present() { # any of the commands or (globbed) paths in $@
@@ -54,8 +55,8 @@ fi
 echo "Installing system packages: ${missing[*]}"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-# RUNLEVEL=1: no service (PostgreSQL) is started on this machine; tests start their own.
-if ! { "${root[@]}" apt-get update -qq && "${root[@]}" env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+# RUNLEVEL=1 for init scripts, SYSTEMD_OFFLINE=1 for units: no service (PostgreSQL, Prometheus) is started now; tests start their own.
+if ! { "${root[@]}" apt-get update -qq && "${root[@]}" env RUNLEVEL=1 SYSTEMD_OFFLINE=1 DEBIAN_FRONTEND=noninteractive \
   apt-get install -qq -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 </dev/null; then
   tail -n 20 "$log" >&2
   exit 1

@@ -1,1 +1,1 @@
-"""What Prometheus is told, read from the history alone: `families` collects, `exposition` writes, `serving` answers scrapes."""
+"""Metrics for Prometheus, read from the history alone: `families` collects, `exposition` writes, `serving` answers scrapes."""

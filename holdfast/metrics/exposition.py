@@ -30,7 +30,7 @@ class Family:
     """One metric: its name, what it is, and its samples."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Literal["counter", "gauge", "histogram", "summary"]
     help: str
     samples: list[Sample] = field(default_factory=list)
 
@@ -44,14 +44,26 @@ class Family:
         if value is not None:
             self.samples.append(Sample("", labels, float(value)))
 
+    def count(self, found: Mapping[str, float], known: Iterable[str], label: str, **labels: str) -> None:
+        """Add a counter for each of the *known* values of *label*, at 0 where none was *found*, and for whatever else was found.
+
+        `increase()` does not see the step from "no series" to 1: only a counter that exists at 0 before its first event counts it.
+        """
+        for value in dict.fromkeys((*known, *sorted(found))):
+            self.add(found.get(value, 0), **labels, **{label: value})
+
     def observe(self, values: Sequence[float], buckets: Sequence[float], **labels: str) -> None:
         """Add a histogram of *values*: how many are at most as large as each of *buckets*."""
         ordered = sorted(values)
         for bound in (*buckets, math.inf):
             until = bisect_left(ordered, math.nextafter(bound, math.inf)) if bound < math.inf else len(ordered)
             self.samples.append(Sample("_bucket", {**labels, "le": number(bound)}, until))
-        self.samples.append(Sample("_sum", labels, math.fsum(ordered)))
-        self.samples.append(Sample("_count", labels, len(ordered)))
+        self.summarize(values, **labels)
+
+    def summarize(self, values: Sequence[float], **labels: str) -> None:
+        """Add the sum and the number of *values*."""
+        self.samples.append(Sample("_sum", labels, math.fsum(values)))
+        self.samples.append(Sample("_count", labels, len(values)))
 
 
 def number(value: float) -> str:
