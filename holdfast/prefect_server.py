@@ -73,6 +73,11 @@ def named() -> str | None:
     return (os.environ[STANDS_IN] or None) if STANDS_IN in os.environ else configured()
 
 
+def stands_in() -> bool:
+    """Tell whether the server in use is one of our own, which ends with this process: no link to it would last."""
+    return STANDS_IN in os.environ
+
+
 def setting(name: str) -> str:
     """Return what Prefect is told by the environment, or by its active profile; empty when it is told nothing."""
     if value := os.environ.get(name):

@@ -23,6 +23,7 @@ from holdfast.control.flow_run import FlowRun
 from holdfast.control.run import Run
 from holdfast.log import note
 from holdfast.prefect_links import ui_link
+from holdfast.prefect_server import stands_in
 
 log = logging.getLogger("holdfast.publish")
 
@@ -40,7 +41,7 @@ class OwnFlowRun:
         own = context.flow_run if context is not None else None
         self.flow_run = FlowRun()
         if own is not None:
-            self.flow_run = FlowRun(id=str(own.id), url=ui_link("flow-run", own.id))
+            self.flow_run = FlowRun(id=str(own.id), url="" if stands_in() else ui_link("flow-run", own.id))
         self._own = own
         self._lineage: list[UUID] = []
         """This flow run and its parents, innermost first, once they are known."""
@@ -60,6 +61,7 @@ class OwnFlowRun:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        self.flow_run.poll.set()
         if self._thread.is_alive():
             self._thread.join(LAST_SECONDS)
 
@@ -104,7 +106,8 @@ class OwnFlowRun:
                     self._heed(client.read_flow_run(number))
             self._failing = False
             self._close_predecessor(client)
-            self._over.wait(POLL_SECONDS)
+            self.flow_run.poll.wait(POLL_SECONDS)
+            self.flow_run.poll.clear()
 
     def _find_lineage(self, client: SyncPrefectClient) -> list[UUID]:
         """Return the ids of this flow run and of all that it runs within: who cancels a parent means its subflows too."""

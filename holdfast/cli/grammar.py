@@ -103,7 +103,7 @@ def app() -> None:
 
     Exit status: 0 fine, 1 the job failed, 2 something to mend (the message says what), 3 the job was stopped,
     4 the flow died and training goes on, 5 the job is saved as its time is over: the same command goes on from there,
-    6 the flow has let go of the job, which trains on, 130 interrupted.
+    6 the flow has let go of the job, which trains on, 7 the job is suspended and can be resumed, 130 interrupted.
     """
 
 

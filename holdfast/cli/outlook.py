@@ -11,7 +11,7 @@ from sqlmodel import col, select
 
 from holdfast.errors import NoJob, UnknownJob
 from holdfast.history import queries
-from holdfast.history.lease import holder_of
+from holdfast.history.lease import flow_run_url, holder_of
 from holdfast.history.models import Checkpoint, Fault, Generation, Incident, Job, Lease, Move, Snapshots, Step
 from holdfast.history.store import History
 from holdfast.report import memory
@@ -52,6 +52,8 @@ class Outlook:
     """What the present generation trains on through: bad losses, stragglers and the like, oldest first."""
     incidents: Sequence[Incident] = ()
     holder: Lease | None = None
+    flow_run_url: str = ""
+    """Page of the job's newest flow run in the Prefect UI; empty where it has none."""
 
     @property
     def state(self) -> str:
@@ -147,6 +149,7 @@ class Outlook:
             "incidents": len(self.incidents),
             "incident": incident.model_dump() if incident else None,
             "flow": {"holder": self.holder.holder, "host": self.holder.host, "pid": self.holder.pid} if self.holder else None,
+            "flow_run_url": self.flow_run_url or None,
             "directory": self.job.directory,
         }
 
@@ -177,6 +180,7 @@ def look(history: History, job: Job) -> Outlook:
         warnings=queries.faults_within(history, job.id, generation.number, WARNINGS) if generation else (),
         incidents=queries.incidents(history, job.id),
         holder=holder_of(history, job.id),
+        flow_run_url=flow_run_url(history, job.id),
     )
 
 

@@ -15,6 +15,7 @@ from holdfast.history.store import History
 from holdfast.report import memory
 from holdfast.report.wording import NOTHING, count, duration, in_ranks, plural, share
 from holdfast.spec import cluster_of
+from policies.states import State
 
 WARNINGS: Final = 3
 """Newest warnings that are shown; `--json` has them all."""
@@ -161,7 +162,11 @@ def _places(outlook: Outlook) -> list[tuple[str, str]]:
     if holder:
         hears = "; it hears no node of the job, and leaves it alone" if holder.deaf else ""
         facts += [("flow", f"pid {holder.pid} on {holder.host.partition('/')[0]}{hears}")]
+    elif outlook.state == State.SUSPENDED:
+        facts += [("flow", "none; the job is suspended: resume it in Prefect, or start it again")]
     elif not outlook.ended:
         facts += [("flow", "none; training goes on under its agents. `holdfast run` with the same job file adopts it")]
+    if outlook.flow_run_url:
+        facts += [("flow run", outlook.flow_run_url)]
     facts += [("submitted", f"{clock(outlook.job.at)}, {duration(outlook.elapsed)} {'in all' if outlook.ended else 'ago'}")]
     return [*facts, ("directory", outlook.job.directory), ("id", outlook.job.id)]

@@ -83,6 +83,8 @@ class Watch:
     _begun: float = field(default_factory=time.monotonic)
     _follower: Follower | None = None
     _blind: bool = False
+    _linked: str = ""
+    """The page of the flow run that was shown."""
 
     def until_the_end(self, taps: Taps) -> int:
         """Watch, and return the exit status of this command."""
@@ -129,6 +131,9 @@ class Watch:
         if self._follower is None:
             self._follower = Follower(self.history, self.job, from_now=self.from_now)
         changes, self.outlook = self._follower.look()
+        if self.outlook.flow_run_url != self._linked:
+            self._linked = self.outlook.flow_run_url
+            self.say("flow-run", f"in Prefect: {self._linked}", url=self._linked)
         if self.flow is not None and (self.outlook.holder or self.outlook.ended):
             self.flow.settled()
         if self._blind:

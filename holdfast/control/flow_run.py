@@ -6,7 +6,8 @@ unreachable changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,3 +23,11 @@ class FlowRun:
     """Why the job is to stop: who cancelled what."""
     suspended: str = ""
     """Why the job is to be suspended; cleared when the flow run is resumed in place."""
+
+    poll: threading.Event = field(default_factory=threading.Event)
+    """Set where its state should be polled at once."""
+
+    @property
+    def on_lease(self) -> dict[str, str]:
+        """Return what the lease of the job has on record of it."""
+        return {"flow_run": self.id, "flow_run_url": self.url}

@@ -98,6 +98,10 @@ class Requests:
         """Return why the job is to be suspended; empty where nobody asked for it."""
         return self._flow_run.suspended
 
+    def stop(self, reason: str) -> None:
+        """Have the job stopped for *reason*; the first one counts."""
+        self._stop = self._stop or reason
+
     def close(self) -> None:
         """Look no more."""
         self._over.set()
@@ -136,7 +140,7 @@ class Requests:
                     self.moves.append(MoveAsked.of(request))
                 continue
             if request.kind == "stop":
-                self._stop = self._stop or f"{request.by} asked the job to stop"
+                self.stop(f"{request.by} asked the job to stop")
             meant = request.kind == HAND_OVER and (request.facts or {}).get("epoch") == self._epoch  # else of a flow that is gone
             self._recorder.amend(
                 models.Request, request.id, handled_at=time.time(), **({"done": meant} if request.kind == HAND_OVER else {})

@@ -13,6 +13,7 @@ from detectors.catalogue import Fault, Levels
 from detectors.diagnosis import Before
 from detectors.evidence import CutShort
 from detectors.progress import STANDSTILLS
+from holdfast.control import termination
 from holdfast.control.board import NONSENSE, Board, limits_of
 from holdfast.control.borrowing import Borrowing
 from holdfast.control.cadence import Cadence
@@ -170,6 +171,8 @@ class Run:
     """Whether this flow is to let go of the job."""
     flow_run: FlowRun = field(default_factory=FlowRun)
     """The Prefect flow run that this controller runs in."""
+    terminated_at: float | None = None
+    """When its process received a SIGTERM that is still to be answered (monotonic)."""
     saved: str = ""
     """What is on disk of a job that was stopped or suspended: where a resume continues from."""
     tell: Callable[[str, dict[str, Any]], None] = lambda _event, _facts: None
@@ -313,6 +316,7 @@ class Run:
     def _housekeep(self) -> None:
         if self.lost:
             raise LeaseLost(self.job.name, self.lost)
+        termination.answer(self)
         if self.handed_over:
             raise HandedOver(self.job.name, self.handover.why)
         self.ears.look()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,10 +20,11 @@ from holdfast.control.deposit import Deposit
 from holdfast.control.farewell import newest_on_disk, save_what_lives
 from holdfast.control.fleet import Fleet
 from holdfast.control.flow_run import FlowRun
-from holdfast.control.handover import Handover, heeding_the_signal, machine_goes_down, termination_lets_go
+from holdfast.control.handover import Handover, heeding_the_signal
 from holdfast.control.plan import how_to_run, log_directory
 from holdfast.control.requests import Requests
 from holdfast.control.run import Run
+from holdfast.control.termination import end_at_once, heeding_termination, undisturbed
 from holdfast.control.wheel import Aside, Ended, Standby, Wheel, stand_by, take_wheel
 from holdfast.descriptors import make_room
 from holdfast.errors import HandedOver, HoldfastError, LeaseLost, WorldError
@@ -38,7 +38,7 @@ from holdfast.report import wording
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.policy import LONGEST
 from policies.offences import Offence, takes_out
-from policies.states import Event, State
+from policies.states import State
 
 log = logging.getLogger("holdfast.control")
 
@@ -113,7 +113,8 @@ def _steered(wheel: Wheel, history: History, tell: Tell, handover: Handover, rea
         run.tell = tell
         runs.enter(run)
         try:
-            yield run
+            with heeding_termination(run):
+                yield run
         except HandedOver as error:
             note(log, "job.handed-over", job=run.job.name, why=error.why)
         except (LeaseLost, GeneratorExit):
@@ -124,7 +125,7 @@ def _steered(wheel: Wheel, history: History, tell: Tell, handover: Handover, rea
             run.remark("the flow failed; training goes on under its agents. Run the same command again to adopt the job")
             raise
         except BaseException as error:  # a signal to this process, as Prefect or Python turn it into an exception
-            _told_to_end(run, error)
+            end_at_once(run, error)
             raise
         finally:
             _let_go(run)
@@ -140,7 +141,6 @@ def _absorb_all(history: History) -> None:
 
 
 def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handover, reach: Callable[[Cluster], NodeSource]) -> Run:
-    flow_run = wheel.flow_run
     job, spec, cluster = wheel.job, wheel.spec, wheel.cluster
     make_room(f"job '{spec.name}'", spec.nodes.wanted + spec.nodes.spare)
     run = Run(
@@ -151,13 +151,12 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handove
         recorder=recorder,
         fleet=Fleet(reach(cluster), how_to_run(spec, cluster, job), epoch=wheel.lease.epoch),
         handover=handover,
-        flow_run=flow_run,
+        flow_run=wheel.flow_run,
     )
-    wheel.lease.flow_run, wheel.lease.flow_run_url = flow_run.id, flow_run.url  # written with the first renewal
     keeper = run.keeper = LeaseKeeper(history, wheel.lease, run.lose, lambda: run.ears.told)
     run.fleet.lease_is_good = lambda: keeper.is_good
     recorder.elsewhere = Deposit(run.fleet)
-    run.requests = Requests(history, recorder, wheel.lease, handover, flow_run)
+    run.requests = Requests(history, recorder, wheel.lease, handover, wheel.flow_run)
     run.consent.begin()
     run.wards.begin()
     run.borrowing.begin()
@@ -174,19 +173,6 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handove
     return run
 
 
-def _told_to_end(run: Run, signal: BaseException) -> None:
-    """Stop the job, as whoever ends its flow wants that; unless they said otherwise, or the machine goes down and holds no part of it."""
-    how = "Ctrl-C" if isinstance(signal, KeyboardInterrupt) else "SIGTERM"
-    if run.released:
-        return
-    if termination_lets_go():
-        run.handover.ask(f"its process received {how}")
-    elif run.fleet.source.remote and machine_goes_down():
-        run.handover.ask("the machine of the flow goes down")
-    else:
-        run.move(Event.STOP_ASKED, run.flow_run.cancelled or f"the process of its controller received {how}")
-
-
 def _let_go(run: Run) -> None:
     """End what has to end, and hand back the lease."""
     try:
@@ -194,7 +180,7 @@ def _let_go(run: Run) -> None:
             run.remark(f"the flow on {this_host().partition('/')[0]} lets go of the job, which trains on: {run.handover.why}")
         if run.released and run.lost is None:
             run.refill.finish()
-            with _undisturbed(run):
+            with undisturbed(run):
                 _end(run)
         else:
             run.refill.finish(HELP_SECONDS if run.lost is None else 0.0)
@@ -217,27 +203,6 @@ def _write_out(run: Run) -> None:
     if not run.recorder.flush(END_SECONDS) and run.released:
         note(log, "job.end-waits", level=logging.WARNING, job=run.job.name, why="the history is away", seconds=AWAY_SECONDS)
         run.recorder.flush(AWAY_SECONDS)
-
-
-@contextmanager
-def _undisturbed(run: Run) -> Iterator[None]:
-    """Let the SIGTERM that a Prefect worker sends for a cancellation pass while the job ends because of it: it would cut the saving short.
-
-    Only the first one, and only where the cancellation was seen in Prefect before: a second one, or one of somebody else, means it.
-    """
-    if not run.flow_run.cancelled or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-
-    def let_pass(*_: object) -> None:
-        signal.signal(signal.SIGTERM, before)
-
-    signal.signal(signal.SIGTERM, let_pass)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _end(run: Run) -> None:

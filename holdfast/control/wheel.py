@@ -178,7 +178,7 @@ class Standby:
         job = live or _submission(self.spec, self.wanted)
         self.flow_run.predecessor = lease.flow_run_of(self.history, job.id)
         try:
-            taken = take(self.history, job, holder=HOLDER)
+            taken = take(self.history, job, holder=HOLDER, **self.flow_run.on_lease)
         except JobAlreadyRunning:  # another one was first, or the flow of a job that has ended closes its books
             self.watched = next((one.id for one in queries.jobs(self.history, self.spec.name, limit=1)), "")
             return None
@@ -222,14 +222,14 @@ def _lease(history: History, job: models.Job, flow_run: FlowRun) -> Lease:
     The process that suspended this very flow run may still save the job: it is waited for.
     """
     try:
-        return take(history, job, holder=HOLDER)
+        return take(history, job, holder=HOLDER, **flow_run.on_lease)
     except JobAlreadyRunning:
         present = holder_of(history, job.id)
         if present is not None and flow_run.id and present.flow_run == flow_run.id:
-            return wait_take(history, job, holder=HOLDER, seconds=LET_GO_SECONDS)
+            return wait_take(history, job, holder=HOLDER, seconds=LET_GO_SECONDS, **flow_run.on_lease)
         if present is None or present.host == this_host():
             raise
-        return wait_take(history, job, holder=HOLDER, seconds=LEASE_SECONDS + 1.0)
+        return wait_take(history, job, holder=HOLDER, seconds=LEASE_SECONDS + 1.0, **flow_run.on_lease)
 
 
 def _end(history: History, job_id: str) -> Ended:

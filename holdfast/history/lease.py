@@ -33,7 +33,7 @@ _RETRY_EVERY: Final = 0.1
 log = logging.getLogger(__name__)
 
 
-def take(history: History, job: Job, *, holder: str) -> Lease:
+def take(history: History, job: Job, *, holder: str, flow_run: str = "", flow_run_url: str = "") -> Lease:
     """Take the lease of *job* in the name of *holder* (its row is written if the history has none yet).
 
     Raise `JobAlreadyRunning` while someone lives who steers this job, or another one of the same name.
@@ -49,15 +49,17 @@ def take(history: History, job: Job, *, holder: str) -> Lease:
         epoch = max((lease.epoch for lease in leases if lease.job_id == job.id), default=0) + 1
         if session.get(Job, job.id) is None:
             session.add(Job(**job.model_dump()))
-        return session.merge(_own_lease(job.id, epoch, holder, now))
+        return session.merge(
+            Lease(**{**_own_lease(job.id, epoch, holder, now).model_dump(), "flow_run": flow_run, "flow_run_url": flow_run_url})
+        )
 
 
-def wait_take(history: History, job: Job, *, holder: str, seconds: float) -> Lease:
+def wait_take(history: History, job: Job, *, holder: str, seconds: float, **flow_run: str) -> Lease:
     """Take the lease as soon as it is free; raise `JobAlreadyRunning` when it is not for so many *seconds*."""
     until = time.monotonic() + seconds
     while True:
         try:
-            return take(history, job, holder=holder)
+            return take(history, job, holder=holder, **flow_run)
         except JobAlreadyRunning:
             if time.monotonic() >= until:
                 raise
@@ -76,6 +78,13 @@ def flow_run_of(history: History, job_id: str) -> str:
     with history.session() as session:
         lease = session.get(Lease, job_id)
         return "" if lease is None else lease.flow_run
+
+
+def flow_run_url(history: History, job_id: str) -> str:
+    """Return the page of that flow run in the Prefect UI; empty where it has none."""
+    with history.session() as session:
+        lease = session.get(Lease, job_id)
+        return "" if lease is None else lease.flow_run_url
 
 
 def give_back(history: History, lease: Lease) -> None:

@@ -27,6 +27,16 @@ def test_a_job_without_a_fault_launches_trains_and_ends() -> None:
     assert ledger.sum().wall == us(20.0)
 
 
+def test_the_time_of_a_suspension_is_in_no_account() -> None:
+    """It holds no nodes from 12 to 100, spare ones neither; the launch of the next generation counts from then on."""
+    steps = [*run_of(1, 1, 5, 5.0), *run_of(2, 6, 9, 105.0)]
+    life = a_life(110.0, [an_era(1, 2.0), an_era(2, 103.0)], steps, suspensions=[(us(12.0), us(100.0))], spares=[(2.0, 1)])
+    ledger = settle(life)
+    assert ledger.sum().wall == us(110.0 - 88.0)
+    assert wall(ledger, Use.PRODUCTIVE) == 9.0
+    assert seconds(ledger)[Use.SPARE] == 110.0 - 2.0 - 88.0
+
+
 def test_an_incident_is_told_by_phase_and_its_rollback_is_its_own() -> None:
     """Fault at 15.5 in the eleventh step; back to step 6; the first new step is done at 20."""
     steps = [*run_of(1, 1, 10, 5.0), *run_of(2, 7, 12, 19.0)]

@@ -1,0 +1,67 @@
+"""A suspended job waits for whoever resumes it: no standby controller does that by itself, and nobody forgets its past."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from holdfast.control.ahead import Ahead
+from holdfast.control.flow_run import FlowRun
+from holdfast.control.run import Run
+from holdfast.control.steering import steering
+from holdfast.control.wheel import Standby, Wheel
+from holdfast.history import History, models, queries
+from holdfast.spec import LocalCluster, TrainingJob
+from policies.states import Event, State
+
+SPEC = TrainingJob(name="put-aside", command=["true"], preflight=False)
+
+
+def suspended(cluster: LocalCluster, flow_run: str = "first") -> str:
+    """Have a job suspended before it was launched, by the controller in that flow run; return its id."""
+    with steering(SPEC, cluster, flow_run=FlowRun(id=flow_run)) as run:
+        assert isinstance(run, Run)
+        run.move(Event.SUSPEND_ASKED, "suspended in Prefect")
+        assert (run.live, run.over, run.released) == (False, False, True)
+        return run.job.id
+
+
+def test_a_standby_controller_leaves_a_suspended_job_alone(holdfast_home: Path, tmp_path: Path) -> None:
+    """But the standby that was suspended itself takes its job up again when it is resumed."""
+    assert holdfast_home.is_dir()
+    cluster = LocalCluster(name="c", nodes=1, directory=str(tmp_path / "nodes"))
+    job = suspended(cluster, "first")
+    own = History.open()
+    try:
+        other = Standby(own, SPEC, Ahead(), wanted=cluster, flow_run=FlowRun(id="second"))
+        other.ahead.prepare(cluster)
+        assert other.look() is None
+        same = Standby(own, SPEC, Ahead(), wanted=cluster, flow_run=FlowRun(id="first"))
+        same.ahead.prepare(cluster)
+        found = same.look()
+        assert isinstance(found, Wheel)
+        assert (found.job.id, found.adopted) == (job, True)
+    finally:
+        own.close()
+
+
+def test_whoever_starts_a_suspended_job_again_gets_the_same_job_with_its_past(holdfast_home: Path, tmp_path: Path) -> None:
+    """Its next generation has the next number, what it made is known, and it is launched anew."""
+    assert holdfast_home.is_dir()
+    cluster = LocalCluster(name="c", nodes=1, directory=str(tmp_path / "nodes"))
+    job = suspended(cluster)
+    history = History.open()
+    with history.session() as session:
+        session.add(models.Generation(job_id=job, number=4, at=time.time(), world_size=1, ranks={"node-0": [0]}))
+        session.add(models.Step(job_id=job, generation=4, step=17, at=time.time(), seconds=0.1))
+    with steering(SPEC, cluster, flow_run=FlowRun(id="second")) as run:
+        assert isinstance(run, Run)
+        assert (run.job.id, run.state, run.best, run.newest, run.members) == (job, State.SUSPENDED, 17, 4, ())
+        run.move(Event.RESUME_ASKED, "resumed")
+        assert run.state is State.LAUNCHING
+        run.move(Event.STOP_ASKED, "enough")
+    assert run.flow_run.predecessor == "first"
+    move = queries.state_of(history, job)
+    history.close()
+    assert move is not None
+    assert move.after == "CANCELLED"
