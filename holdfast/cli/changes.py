@@ -13,7 +13,7 @@ from sqlmodel import SQLModel
 
 from holdfast.cli.outlook import Outlook, newest_whole, placed, until_of
 from holdfast.history import queries
-from holdfast.history.lease import holder_of
+from holdfast.history.lease import flow_run_url, holder_of
 from holdfast.history.models import Checkpoint, Decision, Generation, Incident, Job, Move, Remark, Step
 from holdfast.history.store import History
 from holdfast.report.wording import count, duration, in_ranks, kept, plural
@@ -94,6 +94,7 @@ class Follower:
             snapshots=queries.newest_snapshots(self._history, self._job.id),
             incidents=incidents,
             holder=holder_of(self._history, self._job.id),
+            flow_run_url=flow_run_url(self._history, self._job.id),
         )
         return sorted(changes, key=lambda change: change.at), self._outlook
 

@@ -131,7 +131,7 @@ class Watch:
         if self._follower is None:
             self._follower = Follower(self.history, self.job, from_now=self.from_now)
         changes, self.outlook = self._follower.look()
-        if self.outlook.flow_run_url != self._linked:
+        if self.outlook.flow_run_url not in {"", self._linked}:
             self._linked = self.outlook.flow_run_url
             self.say("flow-run", f"in Prefect: {self._linked}", url=self._linked)
         if self.flow is not None and (self.outlook.holder or self.outlook.ended):
