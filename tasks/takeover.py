@@ -13,6 +13,7 @@ from holdfast.control.lineup import Lineup
 from holdfast.control.plan import roles_environment, told_of
 from holdfast.control.run import Run
 from holdfast.errors import NodeTrouble, OrderRefused
+from holdfast.report.wording import ranks as in_ranges
 from holdfast.report.wording import some
 from policies.ladder import Decision, Seat
 from policies.offences import offences
@@ -40,8 +41,8 @@ def isolate(run: Run, incident: IncidentInWork) -> Turn:
     wrong = failures(answers)
     if wrong:
         return _failed(run, {node: str(error) for node, error in wrong.items() if isinstance(error, OrderRefused)}, wrong)
-    who = f"rank(s) {', '.join(map(str, sick))} of generation {run.generation} are out" if sick else "no rank is out"
-    return Turn(Event.ISOLATED, f"{who}, {len(run.board.ranks) - len(sick)} wait in their processes")
+    who = f"{'rank' if len(sick) == 1 else 'ranks'} {in_ranges(sick)} of generation {run.generation} stopped" if sick else "no rank was stopped"
+    return Turn(Event.ISOLATED, f"{who}; {len(run.board.ranks) - len(sick)} of {len(run.board.ranks)} keep their processes and wait")
 
 
 def _failed(run: Run, refused: dict[str, str], all_wrong: dict[str, Any]) -> Turn:
@@ -88,7 +89,8 @@ def reschedule(run: Run, decision: Decision) -> Turn:
     every = run.choose_every(f"generation {number}", len(membership))
     lineup = replace(run.lineup.after(number, membership, sick), store=store, serve=serve, since=run.generation, every=every)
     run.enter_generation(number, membership, lineup=lineup, because=decision.because)
-    return Turn(Event.PLACED, f"generation {number} on {some(membership)}, {len(lineup.kept)} of its ranks as they are")
+    kept = f"{len(lineup.kept)} of {len(run.board.ranks)} ranks keep their processes"
+    return Turn(Event.PLACED, f"generation {number} on {some(membership)}; {kept}")
 
 
 def store_without(run: Run, leaving: frozenset[int], membership: Membership) -> tuple[tuple[str, int], int]:

@@ -56,7 +56,8 @@ def launch(run: Run, turn: Turn, seconds: float) -> str:
 def monitor(run: Run, turn: Turn, seconds: float) -> str:
     """Say how far the job came."""
     step = f", step {run.best:,}" if run.managed else ""
-    return f"monitor: {duration(seconds)}{step}, {_outcome(run, turn)}"
+    seen = "fault seen" if turn.event is Event.FAULTED else _outcome(run, turn)
+    return f"monitor: {duration(seconds)}{step}, {seen}"
 
 
 def detect(run: Run, turn: Turn, seconds: float) -> str:  # noqa: ARG001 (the title of a diagnosis says what, not how long)
@@ -103,7 +104,7 @@ def resume(run: Run, turn: Turn, seconds: float) -> str:
     if decision is not None and decision.rung is Rung.TAKE_OVER and decision.seats:
         seat, more = decision.seats[0], len(decision.seats) - 1
         others = f" and {plural(more, 'more')}" if more else ""
-        return f"resume: rank {seat.rank}{others} on {_host(seat.node, standby=seat.standby is not None)}, {down}"
+        return f"resume: rank {seat.rank}{others} replaced by {_host(seat.node, standby=seat.standby is not None)}, {down}"
     lost = run.closed.steps_lost
     return f"resume: training again, {down}" + ("" if lost is None else f", {plural(lost, 'step')} lost")
 
@@ -125,7 +126,7 @@ def _decision(run: Run) -> Decision | None:
 
 
 def _host(node: str, *, standby: bool) -> str:
-    return f"hot spare on {node}" if standby else node
+    return f"{'hot spare' if standby else 'new process'} on {node}"
 
 
 def _outcome(run: Run, turn: Turn) -> str:
