@@ -41,11 +41,9 @@ def isolate(run: Run, incident: IncidentInWork) -> Turn:
     wrong = failures(answers)
     if wrong:
         return _failed(run, {node: str(error) for node, error in wrong.items() if isinstance(error, OrderRefused)}, wrong)
-    out = f"{'rank' if len(sick) == 1 else 'ranks'} {in_ranges(sick)} of generation {run.generation} stopped"
-    return Turn(
-        Event.ISOLATED,
-        f"{out if sick else 'no rank was stopped'}; {len(run.board.ranks) - len(sick)} of {len(run.board.ranks)} keep their processes and wait",
-    )
+    out = f"{'rank' if len(sick) == 1 else 'ranks'} {in_ranges(sick)} of generation {run.generation} stopped" if sick else "no rank stopped"
+    world = len(run.board.ranks)
+    return Turn(Event.ISOLATED, f"{out}; {world - len(sick)} of {world} ranks keep their processes and wait")
 
 
 def _failed(run: Run, refused: dict[str, str], all_wrong: dict[str, Any]) -> Turn:
