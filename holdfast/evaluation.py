@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from holdfast.audit.latest import CheckpointInfo
 from holdfast.errors import EvaluationFailed
+from holdfast.process import kill_group
 from holdfast.report.wording import clipped, duration
 
 CHECKPOINT: Final = "HOLDFAST_CHECKPOINT"
@@ -140,8 +141,7 @@ def _started(what: str, program: Program) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process.pid, signal.SIGKILL)
         process.wait()
 
 

@@ -106,10 +106,10 @@ def obstacle(view: NodeView, job: str, node: Node, maintenance: Closing | None, 
         return in_words(node)
     if maintenance is not None:
         return f"{maintenance.because} from {moment(maintenance.begins)} to {moment(maintenance.ends)}"
-    if view.standing not in {"idle", "up"}:
-        return f"unreachable: {view.why or 'it does not answer'}"
     health = node_health(found)
-    return "" if health.can_train else f"{health.health}: {'; '.join(health.reasons[:2]) or 'no reason is known'}"
+    if not health.can_train:
+        return f"{health.health}: {'; '.join(health.reasons[:2]) or 'no reason is known'}"
+    return "" if view.standing in {"idle", "up"} else f"its agent cannot be reached: {view.why or 'it does not answer'}"
 
 
 @contextmanager
