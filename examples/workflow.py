@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from holdfast.workflows import (
+    Capacity,
     Evaluation,
     LocalCluster,
     TrainingJob,
@@ -51,6 +52,20 @@ def prepare_data(folder: Path, megabytes: float = 1.0) -> Data:
     data.train.write_bytes(text[:cut])
     data.held_out.write_bytes(text[cut:])
     return data
+
+
+@task(task_run_name="describe job {name}")
+def describe_job(name: str, data: Data, capacity: Capacity, nodes: int, steps: int) -> TrainingJob:
+    """Return the job: what a job file says, in Python. A node that is left over is held ready as a spare."""
+    return TrainingJob.model_validate(
+        {
+            "name": name,
+            "script": str(HERE / "byte_gpt.py"),
+            "args": ["--text", str(data.train), "--steps", str(steps), *SHAPE],
+            "nodes": {"wanted": nodes, "spare": int(len(capacity.free) > nodes)},
+            "checkpoint": {"every": 50},
+        }
+    )
 
 
 @task(task_run_name="publish step {evaluation.step}")
@@ -96,21 +111,9 @@ def train_and_publish(  # noqa: PLR0913, PLR0917 (the fields of the run form)
     cluster = load_cluster(cluster_file) if cluster_file else LocalCluster(nodes=nodes + 1)
     folder = folder.absolute()
     data = prepare_data(folder / "data")
-
     health = probe_cluster(cluster, min_healthy=nodes)
     capacity = wait_for_capacity(cluster, nodes=nodes, timeout_seconds=600, poll_seconds=10, wait_for=[health])
-
-    job = TrainingJob.model_validate(
-        {
-            "name": name,
-            "script": str(HERE / "byte_gpt.py"),
-            "args": ["--text", str(data.train), "--steps", str(steps), *SHAPE],
-            "nodes": {"wanted": nodes, "spare": 1},
-            "checkpoint": {"every": 50},
-        }
-    )
-    trained = training_job(job=job, cluster=cluster, wait_for=[data, capacity])  # an edge each in the graph of the UI
-
+    trained = training_job(job=describe_job(name, data, capacity, nodes, steps), cluster=cluster)
     evaluation = evaluate_checkpoint(
         trained, script=HERE / "evaluate_byte_gpt.py", args=["--text", str(data.held_out), *SHAPE], timeout_seconds=600
     )

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.runtime import task_run
 
 from holdfast.audit.latest import CheckpointInfo, latest
 from holdfast.burn_in.report import BurnInReport
@@ -25,12 +26,17 @@ from holdfast.health.report import ClusterHealth
 from holdfast.health.report import cluster_health as health_of
 from holdfast.history import History, queries
 from holdfast.outcome import TrainingResult, checkpoints_of
-from holdfast.report.wording import plural
+from holdfast.report.wording import plural, some
 from holdfast.spec import Cluster
 from holdfast.sweeping import DEADLINE
 from tasks import probe, repair
 from tasks.checkups import checking_up
 from tasks.repairs import repairing
+
+
+def _named(words: Callable[[Mapping[str, Any]], str]) -> Callable[[], str]:
+    """Return what names a task run: *words* of its parameters."""
+    return lambda: words(task_run.parameters)
 
 
 def _cluster_in(parameters: Mapping[str, Any]) -> str:
@@ -42,28 +48,20 @@ def _job_in(parameters: Mapping[str, Any]) -> str:
     return str(getattr(found, "job", found))
 
 
-def _probe_name(parameters: dict[str, Any]) -> str:
-    return f"probe cluster {_cluster_in(parameters)}"
+def _burned_in(parameters: Mapping[str, Any]) -> str:
+    return f"burn in {some(parameters['nodes'])} of {_cluster_in(parameters)}"
 
 
-def _burn_in_name(parameters: dict[str, Any]) -> str:
-    return f"burn in {', '.join(parameters['nodes'])} of {_cluster_in(parameters)}"
-
-
-def _capacity_name(parameters: dict[str, Any]) -> str:
+def _waited_for(parameters: Mapping[str, Any]) -> str:
     return f"wait for {plural(parameters['nodes'], 'node')} of {_cluster_in(parameters)}"
 
 
-def _latest_name(parameters: dict[str, Any]) -> str:
-    return f"latest checkpoint of {_job_in(parameters)}"
+def _evaluated(parameters: Mapping[str, Any]) -> str:
+    found = parameters["checkpoint"]
+    return f"{_job_in(parameters)} at {f'step {found.step}' if found is not None else 'its latest checkpoint'}"
 
 
-def _evaluate_name(parameters: dict[str, Any]) -> str:
-    step = parameters["checkpoint"].step if parameters["checkpoint"] is not None else "the latest checkpoint"
-    return f"evaluate {_job_in(parameters)} at {f'step {step}' if isinstance(step, int) else step}"
-
-
-@task(name="probe-cluster", task_run_name=_probe_name, cache_policy=NO_CACHE)
+@task(name="probe-cluster", task_run_name=_named(lambda given: f"probe cluster {_cluster_in(given)}"), cache_policy=NO_CACHE)
 def probe_cluster(
     cluster: Cluster, *, min_healthy: int | None = None, allow_degraded: bool = True, timeout_seconds: float = DEADLINE
 ) -> ClusterHealth:
@@ -91,7 +89,11 @@ def probe_cluster(
     return found
 
 
-@task(name="burn-in-nodes", task_run_name=_burn_in_name, cache_policy=NO_CACHE)
+@task(
+    name="burn-in-nodes",
+    task_run_name=_named(_burned_in),
+    cache_policy=NO_CACHE,
+)
 def burn_in_nodes(cluster: Cluster, nodes: Sequence[str], *, seconds: float | None = None, must_pass: bool = True) -> BurnInReport:
     """Try nodes out with real work: processor, memory, disk, network and GPU. A node in quarantine returns to service if it passes.
 
@@ -113,7 +115,11 @@ def burn_in_nodes(cluster: Cluster, nodes: Sequence[str], *, seconds: float | No
     return report
 
 
-@task(name="wait-for-capacity", task_run_name=_capacity_name, cache_policy=NO_CACHE)
+@task(
+    name="wait-for-capacity",
+    task_run_name=_named(_waited_for),
+    cache_policy=NO_CACHE,
+)
 def wait_for_capacity(
     cluster: Cluster,
     *,
@@ -140,7 +146,7 @@ def wait_for_capacity(
     return found
 
 
-@task(name="latest-checkpoint", task_run_name=_latest_name, cache_policy=NO_CACHE)
+@task(name="latest-checkpoint", task_run_name=_named(lambda given: f"latest checkpoint of {_job_in(given)}"), cache_policy=NO_CACHE)
 def latest_checkpoint(job: str | TrainingResult, *, verify: bool = True) -> CheckpointInfo:
     """Return the newest whole checkpoint of a job; raise `NoCheckpoint` when there is none.
 
@@ -151,7 +157,7 @@ def latest_checkpoint(job: str | TrainingResult, *, verify: bool = True) -> Chec
     return _latest(job, verify=verify)
 
 
-@task(name="evaluate-checkpoint", task_run_name=_evaluate_name, cache_policy=NO_CACHE)
+@task(name="evaluate-checkpoint", task_run_name=_named(lambda given: f"evaluate {_evaluated(given)}"), cache_policy=NO_CACHE)
 def evaluate_checkpoint(  # noqa: PLR0913 (each is a field of a form)
     job: str | TrainingResult,
     *,

@@ -36,7 +36,7 @@ def latest(directory: Path, job: str, *, verify: bool = True) -> CheckpointInfo:
 
     Raise `NoCheckpoint` when there is none, `NotReadable` when the folder cannot be read.
     """
-    rejected = []
+    rejected: list[str] = []
     for found in on_disk(directory):
         one = look_at(found.path, verify=True) if verify and found.whole else found
         if one.whole:

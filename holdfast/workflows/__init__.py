@@ -8,13 +8,17 @@ imports Prefect.
 
 from __future__ import annotations
 
+from typing import Any, ParamSpec
+
+from prefect.flows import Flow
+
 from holdfast.workflows.packages import share_names
 
 share_names()  # before the first import from these packages
 
 from flows.cluster_health import cluster_health  # noqa: E402
 from flows.node_repair import node_repair  # noqa: E402
-from flows.training_job import training_job  # noqa: E402
+from flows.training_job import training_job as _training_job  # noqa: E402
 from holdfast.audit.latest import CheckpointInfo  # noqa: E402
 from holdfast.burn_in.report import BurnInReport, NodeBurnIn  # noqa: E402
 from holdfast.errors import BurnInFailed, CapacityTimeout, EvaluationFailed, NoCheckpoint, TooFewHealthyNodes  # noqa: E402
@@ -24,6 +28,16 @@ from holdfast.health.report import ClusterHealth, NodeHealth  # noqa: E402
 from holdfast.outcome import TrainingResult, training_result  # noqa: E402
 from holdfast.spec import Cluster, LocalCluster, SlurmCluster, SshCluster, TrainingJob, load_cluster, load_job  # noqa: E402
 from tasks.building_blocks import burn_in_nodes, evaluate_checkpoint, latest_checkpoint, probe_cluster, wait_for_capacity  # noqa: E402
+
+P = ParamSpec("P")
+
+
+def _typed(flow: Flow[P, Any]) -> Flow[P, TrainingResult]:
+    """Say what a call of *flow* gives: it returns a Prefect state, of which the caller gets the data."""
+    return flow
+
+
+training_job = _typed(_training_job)
 
 __all__ = [
     "BurnInFailed",

@@ -73,7 +73,6 @@ def test_a_wait_that_takes_too_long_says_what_each_node_lacks(history: History) 
 
 def test_more_nodes_than_the_cluster_has_are_refused_at_once(history: History) -> None:
     """No wait could ever end; a local cluster's nodes have no labels either."""
-    assert history
     with checking_capacity(SMALL) as check, pytest.raises(NotEnoughNodes, match="it has 3 in all"):
         wait_for(check, 4, timeout_seconds=600, poll_seconds=1)
     with checking_capacity(SMALL, {"gpu": "h200"}) as check, pytest.raises(NotEnoughNodes, match=r"only 0 node\(s\) have the labels"):
@@ -89,7 +88,6 @@ def test_a_slurm_cluster_is_refused_in_words() -> None:
 
 def test_a_machine_without_holdfast_or_without_an_answer_is_not_free(site: Site, history: History, tmp_path: Path) -> None:
     """Over SSH a machine is free when it answers and Holdfast is set up there; the reason of each other one names the cure."""
-    assert history
     site.node("up")
     site.node("down").stop()
     cluster = site.cluster(name="racked", misses=1, directory=str(tmp_path))
