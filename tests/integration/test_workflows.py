@@ -198,6 +198,9 @@ def test_a_cancelled_parent_stops_the_job_and_a_project_may_have_flows_of_its_ow
     wait_until(lambda: has_exited(run) and ended(prefect_server, run), seconds=120, explain=explain)
     assert ended(prefect_server, run)[0] == "CANCELLED"
     assert state_of(history, "nested") == "CANCELLED", worker.read_text()
+    (nested,) = asked(prefect_server, "flow_runs/filter", flow_runs={"name": {"any_": ["train nested"]}})
+    assert nested["parent_task_run_id"]
+    assert nested["state"]["type"] == "CANCELLED"
 
 
 NIGHTLY = """
