@@ -24,7 +24,7 @@ def main() -> None:
     """Print the mean loss over the whole text, for each byte."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--bytes", type=int, default=50_000, help="at most so much text")
+    parser.add_argument("--bytes", type=int, default=20_000, help="at most so much text")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)
