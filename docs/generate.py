@@ -75,6 +75,19 @@ WORKER_VARIABLES: Final[Mapping[str, str]] = {
 }
 """What the agent sets for each worker, beside the variables of `torchrun`."""
 
+EVALUATION_VARIABLES: Final[Mapping[str, str]] = {
+    "HOLDFAST_CHECKPOINT": "Folder of the checkpoint to evaluate, in the format of `torch.distributed.checkpoint`.",
+    "HOLDFAST_CHECKPOINT_STEP": "Steps done when it was taken.",
+    "HOLDFAST_METRICS": "File that the evaluation may write its metrics to, as a JSON object; it may print them instead.",
+}
+"""What `evaluate_checkpoint` sets for an evaluation."""
+
+TITLED: Final = (
+    ("Environment variables", VARIABLES),
+    ("Set for each worker", WORKER_VARIABLES),
+    ("Set for an evaluation", EVALUATION_VARIABLES),
+)
+
 
 def table(*rows: tuple[str, ...]) -> str:
     """Return *rows* as a table in Markdown; the first is its head."""
@@ -245,7 +258,7 @@ def settings_page() -> str:
             parts += [f"#{'##' if path else '#'} {f'`{path}`' if path else title}\n", f"{(model.__doc__ or '').strip()}\n"]
             rows = [(f"`{name}`", named(field.annotation), default(field), field.description or "") for name, field in fields_of(model)]
             parts.append(table(("Field", "Type", "Default", "Meaning"), *rows))
-    for title, names in (("Environment variables", VARIABLES), ("Set for each worker", WORKER_VARIABLES)):
+    for title, names in TITLED:
         parts += [f"## {title}\n", table(("Variable", "Meaning"), *((f"`{name}`", text) for name, text in names.items()))]
     return "\n".join(parts)
 

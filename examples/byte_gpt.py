@@ -127,6 +127,12 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
         return window[:-1], window[1:]
 
 
+def text_of(file: Path, most: int) -> Tensor:
+    """Return up to *most* bytes of *file* as byte codes."""
+    with file.open("rb") as opened:
+        return torch.frombuffer(bytearray(opened.read(most)), dtype=torch.uint8)
+
+
 def library_text(most: int) -> Tensor:
     """Return up to *most* bytes of the standard library's source as byte codes, files in the order of their names."""
     library = Path(sysconfig.get_path("stdlib"))
@@ -183,6 +189,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4, help="windows per rank and step")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--warmup", type=int, default=20, help="steps until the learning rate is reached")
+    parser.add_argument("--text", type=Path, help="train on this file instead of the standard library's source")
     parser.add_argument("--bytes", type=int, default=2_000_000, help="at most so much text")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--print-every", type=int, default=10, metavar="STEPS", help="steps between two lines about the loss")
@@ -206,7 +213,7 @@ def main() -> None:
     fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, given.steps - given.warmup), eta_min=given.lr / 10)
     schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, fall], [given.warmup])
 
-    text = library_text(given.bytes)
+    text = text_of(given.text, given.bytes) if given.text else library_text(given.bytes)
     kept_back = len(text) // 50
     windows = Windows(text[:-kept_back], given.context)
     sampler: DistributedSampler[tuple[Tensor, Tensor]] = DistributedSampler(

@@ -20,6 +20,7 @@ from flows.ending import ended_in_words
 from holdfast.control.run import Run
 from holdfast.control.steering import steering
 from holdfast.control.wheel import Aside, Ended
+from holdfast.outcome import TrainingResult
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
 from policies.case import Rung
 from policies.states import Event, State
@@ -139,8 +140,8 @@ def verdict(run: Run | Ended | Aside) -> FlowState:
         return Cancelled(message=run.moved)
     if isinstance(run, Run) and run.handed_over:
         return Cancelled(message=f"handed over, the job trains on: {run.handover.why}")
-    if run.state is State.COMPLETED:
-        return Completed(message=run.moved)
+    if run.state is State.COMPLETED:  # the data is what a flow that calls this one gets back
+        return Completed(message=run.moved, data=TrainingResult.of(run.job, str(run.state), run.moved))
     words = f"{run.moved}; {run.saved}" if isinstance(run, Run) and run.saved else run.moved
     return Cancelled(message=words) if run.state is State.CANCELLED else Failed(message=words)
 

@@ -17,6 +17,11 @@ HoldfastError
 │   ├── UnknownNode          no node of that name in the cluster
 │   ├── NodeNotChanged       a word about a node that cannot be carried out as the node is
 │   ├── NodesBusy            nodes on which a job trains, so that nothing else can be done there now
+│   ├── TooFewHealthyNodes   a look at a cluster found fewer healthy nodes than were asked for
+│   ├── CapacityTimeout      a cluster did not have enough free nodes in time
+│   ├── BurnInFailed         nodes that did not pass the burn-in that was asked of them
+│   ├── NoCheckpoint         a job without a whole checkpoint
+│   ├── EvaluationFailed     an evaluation of a checkpoint that gave no metrics
 │   ├── UnknownJob           no job of that name in the history
 │   ├── NoJob                no job was named, and there is none
 │   ├── UnknownIncident      no incident of that number or id in the history
@@ -251,6 +256,63 @@ class NodesBusy(OperatorError):
 
     def __str__(self) -> str:
         return f"{self.what}: {', '.join(self.jobs)}. {self.cure}."
+
+
+class TooFewHealthyNodes(OperatorError):
+    """A look at a cluster found fewer healthy nodes than were asked for."""
+
+    def __init__(self, cluster: str, wanted: int, healthy: int, detail: str) -> None:
+        super().__init__(cluster, wanted, healthy, detail)
+        self.cluster, self.wanted, self.healthy, self.detail = cluster, wanted, healthy, detail
+
+    def __str__(self) -> str:
+        detail = f": {self.detail}" if self.detail else ""
+        return f"cluster '{self.cluster}' has {self.healthy} healthy node(s), and {self.wanted} are required{detail}"
+
+
+class CapacityTimeout(OperatorError):
+    """A cluster did not have enough free nodes in time."""
+
+    def __init__(self, cluster: str, wanted: int, free: int, waited: str, detail: str) -> None:
+        super().__init__(cluster, wanted, free, waited, detail)
+        self.cluster, self.wanted, self.free, self.waited, self.detail = cluster, wanted, free, waited, detail
+
+    def __str__(self) -> str:
+        return f"after {self.waited} cluster '{self.cluster}' has {self.free} free node(s) of the {self.wanted} required ({self.detail})"
+
+
+class BurnInFailed(OperatorError):
+    """Nodes that did not pass the burn-in that was asked of them."""
+
+    def __init__(self, cluster: str, failures: tuple[str, ...]) -> None:
+        super().__init__(cluster, failures)
+        self.cluster, self.failures = cluster, failures
+
+    def __str__(self) -> str:
+        return f"{len(self.failures)} node(s) of cluster '{self.cluster}' did not pass the burn-in: {'; '.join(self.failures)}"
+
+
+class NoCheckpoint(OperatorError):
+    """A job without a whole checkpoint."""
+
+    def __init__(self, job: str, directory: str, detail: str = "") -> None:
+        super().__init__(job, directory, detail)
+        self.job, self.directory, self.detail = job, directory, detail
+
+    def __str__(self) -> str:
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"job '{self.job}' has no whole checkpoint in {self.directory}{detail}"
+
+
+class EvaluationFailed(OperatorError):
+    """An evaluation of a checkpoint that gave no metrics."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)
+        self.what, self.reason = what, reason
+
+    def __str__(self) -> str:
+        return f"{self.what} failed: {self.reason}"
 
 
 class UnknownJob(OperatorError):

@@ -22,7 +22,7 @@ class Arrow:
 
     of: str
     ours: tuple[str, ...]
-    """Modules of the project, each with all below it."""
+    """Modules of the project, each with all below it; ``-name`` takes one away."""
     theirs: tuple[str, ...] = ()
     """Other packages; ``*`` is any, ``-name`` takes one away."""
 
@@ -44,11 +44,13 @@ LEAVES = (
 """Standard library only, so that everything may stand on them."""
 
 ARROWS = (
-    Arrow(of="flows", ours=("flows", "tasks", "policies", "detectors", "holdfast"), theirs=("*", "-torch")),
-    Arrow(of="tasks", ours=("tasks", "policies", "detectors", "holdfast"), theirs=("*", "-torch")),
+    Arrow(of="flows", ours=("flows", "tasks", "policies", "detectors", "holdfast", "-holdfast.workflows"), theirs=("*", "-torch")),
+    Arrow(of="tasks", ours=("tasks", "policies", "detectors", "holdfast", "-holdfast.workflows"), theirs=("*", "-torch")),
     Arrow(of="policies", ours=("policies", "detectors")),
     Arrow(of="detectors", ours=("detectors",)),
-    Arrow(of="holdfast", ours=("holdfast", "policies", "detectors"), theirs=("*", "-torch", "-prefect")),
+    Arrow(of="holdfast", ours=("holdfast", "policies", "detectors", "-holdfast.workflows"), theirs=("*", "-torch", "-prefect")),
+    # What a user imports stands above everything else, under the one name that is certain to be ours.
+    Arrow(of="holdfast.workflows", ours=("flows", "tasks", "policies", "detectors", "holdfast"), theirs=("*", "-torch")),
     Arrow(of="holdfast.agent", ours=("holdfast.agent", "holdfast.readers", "detectors", *LEAVES)),
     Arrow(of="holdfast.readers", ours=("holdfast.readers", "detectors"), theirs=("pynvml",)),
     Arrow(of="holdfast.slurm.warden", ours=("holdfast.slurm.warden", *LEAVES)),
@@ -101,7 +103,8 @@ def allows(arrow: Arrow, name: str) -> bool:
     """Say whether *arrow* lets its modules import *name*."""
     top = name.partition(".")[0]
     if top in TOPS:
-        return any(inside(name, ours) for ours in arrow.ours)
+        away = (ours.removeprefix("-") for ours in arrow.ours if ours.startswith("-"))
+        return any(inside(name, ours) for ours in arrow.ours) and not any(inside(name, one) for one in away)
     if top in sys.stdlib_module_names:
         return True
     return f"-{top}" not in arrow.theirs and (top in arrow.theirs or "*" in arrow.theirs)
@@ -142,6 +145,9 @@ def test_no_module_imports_against_the_arrows() -> None:
         ("policies/ladder.py", "import holdfast.errors", "holdfast.errors"),
         ("tasks/launch.py", "from flows import training_job", "flows"),
         ("flows/training_job.py", "import torch", "torch"),
+        ("flows/training_job.py", "from holdfast.workflows import training_job", "holdfast.workflows"),
+        ("holdfast/cli/main.py", "import holdfast.workflows", "holdfast.workflows"),
+        ("holdfast/workflows/__init__.py", "import torch", "torch"),
     ],
 )
 def test_an_import_against_an_arrow_is_refused(tmp_path: Path, module: str, text: str, wrong: str) -> None:
@@ -159,6 +165,7 @@ def test_an_import_against_an_arrow_is_refused(tmp_path: Path, module: str, text
     [
         ("holdfast/agent/node.py", "import os\nfrom holdfast import log, wire\nfrom detectors import node\nfrom . import node"),
         ("holdfast/runtime/keeper.py", "import torch.distributed\nfrom holdfast.wire import connect"),
+        ("holdfast/workflows/__init__.py", "from flows import training_job\nfrom tasks import launch\nfrom prefect import flow"),
         ("tasks/launch.py", "from prefect import task\nfrom holdfast.spec import job\nfrom policies.ladder import decide"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import DOCS, PAGES, VARIABLES, WORKER_VARIABLES
+from docs.generate import DOCS, EVALUATION_VARIABLES, PAGES, VARIABLES, WORKER_VARIABLES
 from tests.test_arrows import TOPS
 
 ROOT = Path(__file__).parent.parent
@@ -55,4 +55,4 @@ def test_a_link_that_leads_nowhere_is_seen(tmp_path: Path) -> None:
 def test_every_variable_of_ours_is_on_the_settings_page() -> None:
     """What the code reads from the environment is described, and what is described is read."""
     sources = "".join(file.read_text() for top in TOPS for file in (ROOT / top).rglob("*.py"))
-    assert set(re.findall(r"\bHOLDFAST_[A-Z_]*[A-Z]\b", sources)) == {*VARIABLES, *WORKER_VARIABLES}
+    assert set(re.findall(r"\bHOLDFAST_[A-Z_]*[A-Z]\b", sources)) == {*VARIABLES, *WORKER_VARIABLES, *EVALUATION_VARIABLES}

@@ -45,10 +45,11 @@ def on_disk(directory: Path, *, verify: bool = False) -> list[OnDisk]:
         return []
     except OSError as error:
         raise NotReadable("checkpoint directory", str(directory), error.strerror or str(error)) from error
-    return [_looked_at(folder, verify=verify) for folder in manifest.candidates(directory)]
+    return [look_at(folder, verify=verify) for folder in manifest.candidates(directory)]
 
 
-def _looked_at(folder: Path, *, verify: bool) -> OnDisk:
+def look_at(folder: Path, *, verify: bool) -> OnDisk:
+    """Return what is known of the checkpoint in *folder*; with *verify* every byte of it is read."""
     one = OnDisk(folder, manifest.step_of(folder))
     try:
         one.manifest = manifest.read(folder)

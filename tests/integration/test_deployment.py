@@ -33,10 +33,10 @@ RETRIES = {"PREFECT_FLOWS_DEFAULT_RETRIES": "2", "PREFECT_FLOWS_DEFAULT_RETRY_DE
 """What a site may have set for its own flows: Prefect from 3.9.1 on would do a failed job again."""
 
 
-def prefect(server: PrefectServer, *args: str, failing: bool = False) -> str:
-    """Run the `prefect` command line; return what it said, or fail with it unless it is *failing* that is asked for."""
+def prefect(server: PrefectServer, *args: str, failing: bool = False, cwd: Path = ROOT) -> str:
+    """Run the `prefect` command line in *cwd*; return what it said, or fail with it unless it is *failing* that is asked for."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", *args]
-    done = subprocess.run(command, cwd=ROOT, env=server.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    done = subprocess.run(command, cwd=cwd, env=server.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     said = done.stdout + done.stderr
     assert (done.returncode != 0) is failing, said
     return said

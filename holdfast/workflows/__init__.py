@@ -1,0 +1,72 @@
+"""Training jobs and cluster checks as building blocks for your own Prefect flows.
+
+    from holdfast.workflows import evaluate_checkpoint, probe_cluster, training_job, wait_for_capacity
+
+`training_job` is a flow, all others are tasks; `docs/workflows.md` shows how they fit together. This is the one part of `holdfast` that
+imports Prefect.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ParamSpec
+
+from prefect.flows import Flow
+
+from holdfast.workflows.packages import share_names
+
+share_names()  # before the first import from these packages
+
+from flows.cluster_health import cluster_health  # noqa: E402
+from flows.node_repair import node_repair  # noqa: E402
+from flows.training_job import training_job as _training_job  # noqa: E402
+from holdfast.audit.latest import CheckpointInfo  # noqa: E402
+from holdfast.burn_in.report import BurnInReport, NodeBurnIn  # noqa: E402
+from holdfast.errors import BurnInFailed, CapacityTimeout, EvaluationFailed, NoCheckpoint, TooFewHealthyNodes  # noqa: E402
+from holdfast.evaluation import Evaluation  # noqa: E402
+from holdfast.health.capacity import Capacity  # noqa: E402
+from holdfast.health.report import ClusterHealth, NodeHealth  # noqa: E402
+from holdfast.outcome import TrainingResult, training_result  # noqa: E402
+from holdfast.spec import Cluster, LocalCluster, SlurmCluster, SshCluster, TrainingJob, load_cluster, load_job  # noqa: E402
+from tasks.building_blocks import burn_in_nodes, evaluate_checkpoint, latest_checkpoint, probe_cluster, wait_for_capacity  # noqa: E402
+
+P = ParamSpec("P")
+
+
+def _typed(flow: Flow[P, Any]) -> Flow[P, TrainingResult]:
+    """Say what a call of *flow* gives: it returns a Prefect state, of which the caller gets the data."""
+    return flow
+
+
+training_job = _typed(_training_job)
+
+__all__ = [
+    "BurnInFailed",
+    "BurnInReport",
+    "Capacity",
+    "CapacityTimeout",
+    "CheckpointInfo",
+    "Cluster",
+    "ClusterHealth",
+    "Evaluation",
+    "EvaluationFailed",
+    "LocalCluster",
+    "NoCheckpoint",
+    "NodeBurnIn",
+    "NodeHealth",
+    "SlurmCluster",
+    "SshCluster",
+    "TooFewHealthyNodes",
+    "TrainingJob",
+    "TrainingResult",
+    "burn_in_nodes",
+    "cluster_health",
+    "evaluate_checkpoint",
+    "latest_checkpoint",
+    "load_cluster",
+    "load_job",
+    "node_repair",
+    "probe_cluster",
+    "training_job",
+    "training_result",
+    "wait_for_capacity",
+]
