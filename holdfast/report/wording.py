@@ -133,9 +133,9 @@ def in_ranks(size: int, facts: Mapping[str, Any] | None) -> str:
 
 
 def kept(facts: Mapping[str, Any] | None) -> str:
-    """Say which ranks of a generation live on from the one before; empty when none does."""
+    """Say how many ranks of a generation go on in the process they had in the one before; empty when none does."""
     living = (facts or {}).get("kept") or []
-    return f", {ranks(living)} of them as they were" if living else ""
+    return f", {count(len(living))} of them in the same process as before" if living else ""
 
 
 def _all(names: Iterable[str] | None) -> str:
