@@ -5,7 +5,6 @@ Only ends that went wrong are read, and of those the last lines; what restates h
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
