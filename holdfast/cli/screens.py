@@ -157,8 +157,8 @@ class Picture:
 
     def _print(self, change: Change) -> None:
         """Write a change in lines of the terminal's width: no word is broken, and a note takes no more than two of them."""
-        for line in fitted(change, self._console.size.width):
-            self._console.print(Text(line, style=STYLES.get(change.event, "")), soft_wrap=True)
+        lines = fitted(change, self._console.size.width)
+        self._console.print(Text("\n".join(lines), style=STYLES.get(change.event, "")), soft_wrap=True)
 
     def show(self, changes: Sequence[Change], outlook: Outlook) -> None:
         """Draw the picture anew."""

@@ -213,7 +213,8 @@ class Hearing:
             return
         self._behind_due = self._behind_due or now + GATHERED
         if now >= self._behind_due:
-            entry, words = CATALOGUE[BEHIND], f"{some(sorted(self._behind))}: {next(iter(self._behind.values()))}"
+            why = next(iter(self._behind.values())).partition(": ")[0]  # what follows says no more than the title
+            entry, words = CATALOGUE[BEHIND], f"{some(sorted(self._behind))}: {why}"
             self._behind, self._behind_due = {}, 0.0
             self._run.remark(told(entry.title, words, entry.action))
 
