@@ -93,6 +93,8 @@ _FOLLOWS: Final = 0.9
 """Share of the weight of failures that the script takes once they follow the step."""
 _SURELY: Final = 0.5
 """From this strength on what a fault elsewhere explains is not held against a node."""
+_SAME_TIME: Final = 1.0
+"""Seconds before a root within which a warning may belong to it: clocks differ."""
 _NO_NAME: Final[Mapping[str, str]] = {}
 
 
@@ -206,7 +208,7 @@ def diagnose(
     why = _at_once(root, told, members) or _again(root, past, members)
     if why is None:
         others = tuple(fault for fault in told if fault is not root)
-        because = f"{root.kind} of {root.subject}: {root.quote}" + _beside(weighed[0])
+        because = f"{root.kind} of {root.subject}: {root.quote}" + _beside(weighed[0], levels)
         return Diagnosis(root=root, echoes=others, because=because, candidates=tuple(weighed), excused=_excused(weighed[0], told, members))
     because = f"{root.quote}: {why}, so the script and not a node is at fault"
     blamed = replace(root, kind=USER_ERROR.id)
@@ -238,14 +240,20 @@ def _excused(root: Candidate, faults: Sequence[Fault], members: int) -> tuple[Fa
     return tuple(fault for fault in faults if id(fault) in excused and fault is not root.fault)
 
 
-def _beside(root: Candidate) -> str:
-    """Tell what else was seen: causes of their own, how many symptoms follow, and how many faults the root leaves unexplained."""
-    own = [fault for fault in root.unexplained if fault.entry.weight >= ASSOCIATIONS.own]
-    rest = len(root.unexplained) - len(own)
+def left_unexplained(root: Candidate, levels: Levels) -> list[Fault]:
+    """Return the faults that *root* does not explain, without warnings from before it: training went on through those."""
+    return [fault for fault in root.unexplained if levels.acts(fault) or fault.at >= root.fault.at - _SAME_TIME]
+
+
+def _beside(root: Candidate, levels: Levels) -> str:
+    """Say what else was seen: causes of their own, how many symptoms follow, and how many other faults the root leaves unexplained."""
+    left = left_unexplained(root, levels)
+    own = [fault for fault in left if fault.entry.weight >= ASSOCIATIONS.own]
+    rest = len(left) - len(own)
     follow = len(root.explains) + len(root.evidence) - 1
     words = "".join(f"; also {fault.kind} of {fault.subject}" for fault in own)
-    words += f"; {follow} other symptom(s) follow from it" if follow else ""
-    return words + (f"; {rest} other fault(s) beside it" if rest else "")
+    words += f"; {follow} {'symptom follows' if follow == 1 else 'symptoms follow'} from it" if follow else ""
+    return words + (f"; {rest} unrelated {'fault' if rest == 1 else 'faults'} at the same time" if rest else "")
 
 
 def _at_once(root: Fault, faults: Sequence[Fault], members: int) -> str | None:

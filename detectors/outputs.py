@@ -5,7 +5,6 @@ Only ends that went wrong are read, and of those the last lines; what restates h
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
@@ -15,17 +14,15 @@ from detectors.catalogue import Fault
 from detectors.evidence import HangLimits, WorkerExit
 from detectors.exceptions import EXCEPTION, kind_of
 from detectors.logs import judge
-from detectors.process import EXIT_CODE, OTHER_SIGNAL, see_exit
+from detectors.process import EXIT_CODE, OTHER_SIGNAL, TELLS, see_exit
 from detectors.sources import exception_report, worker_output
 from detectors.tracebacks import raised_in
-from detectors.unseen import OTHERS, TROUBLE, UNKNOWN
+from detectors.unseen import OTHERS, UNKNOWN
 
 LINES: Final = 40
 """Last lines of an output that are judged."""
 WORKERS: Final = 64
 """Ends that are judged, the first ones: what ten thousand ranks say of one fault they say alike."""
-_TELLS: Final = re.compile(rf"{TROUBLE}|\w(?:Error|Exception)\b|\bKilled\b|NCCL WARN|\bXid\b", re.ASCII)
-"""A line without any of these is not judged: most of what training prints tells of no trouble."""
 _LIMITS: Final = HangLimits()
 GENERIC: Final = frozenset({EXCEPTION.id, EXIT_CODE.id, OTHER_SIGNAL.id})
 """Kinds of ends that say that a worker failed, and not why."""
@@ -102,7 +99,7 @@ def _unknown(seen: WorkerExit, end: Fault) -> Fault:
 @lru_cache(maxsize=4096)
 def _kind(line: str) -> str | None:
     """Return what *line* is a fault of; None for what is benign, or what no signature knows."""
-    return judge(line, words=False) if _TELLS.search(line) else None
+    return judge(line, words=False) if TELLS.search(line) else None
 
 
 def _is_known(line: str) -> bool:

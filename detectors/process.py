@@ -12,6 +12,7 @@ from detectors.evidence import Blind, HangLimits, Sample, StartTrouble, WorkerEx
 from detectors.exceptions import FINISHED, PEER_LOST, an_exit, see_exception
 from detectors.sources import worker_output
 from detectors.tracebacks import aborted_for_lost_peer, raised_in
+from detectors.unseen import TROUBLE
 
 SIGNAL_7: Final = "https://man7.org/linux/man-pages/man7/signal.7.html"
 
@@ -161,6 +162,12 @@ NOT_RUNNABLE: Final = kind(
 )
 
 _NAMED: Final = {int(getattr(signal, name)): f"worker-{name.lower()}" for name, *_ in _SIGNALS}
+_FROM_OUTSIDE: Final = frozenset({
+    signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU,
+})  # fmt: skip
+"""Signals that somebody else sends: what the worker printed last is hardly ever why."""
+TELLS: Final = re.compile(rf"{TROUBLE}|\w(?:Error|Exception)\b|\bKilled\b|NCCL WARN|\bXid\b", re.ASCII)
+"""What a line of output must match to tell of trouble: most of what training prints does not."""
 _SHELL: Final = 128
 """A shell whose command a signal ended exits with this much more than the signal's number."""
 _CANNOT_RUN: Final = frozenset({
@@ -170,8 +177,13 @@ _CANNOT_RUN: Final = frozenset({
 
 def _fault(seen: WorkerExit, entry: str, quote: str, signature: str) -> Fault:
     return Fault(
-        kind=entry, at=seen.at, node=seen.node, rank=seen.rank, step=seen.step, quote=quote, signature=signature, detail=seen.output
+        kind=entry, at=seen.at, node=seen.node, rank=seen.rank, step=seen.step, quote=quote, signature=signature, detail=_detail(seen)
     )
+
+
+def _detail(seen: WorkerExit) -> str:
+    """Return a worker's last output as evidence; nothing where a signal from outside ended it and no line tells of trouble."""
+    return "" if seen.signal in _FROM_OUTSIDE and not TELLS.search(seen.output) else seen.output
 
 
 def name_of(number: int) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,13 +17,21 @@ from holdfast.history import queries
 from holdfast.history.lease import flow_run_url, holder_of
 from holdfast.history.models import Checkpoint, Decision, Generation, Incident, Job, Move, Remark, Step
 from holdfast.history.store import History
-from holdfast.report.wording import count, duration, in_ranks, kept, plural
+from holdfast.report.notes import cause_of
+from holdfast.report.wording import begun, count, duration, in_ranks, kept, over, plural
+from policies.states import Event
 
 KEPT_STEPS: Final = 200
 """Newest steps kept in memory: for the rate and the curve of the loss."""
 IDLE: Final = 2.0
 """Seconds between two full looks while the state stays the same and no incident is open."""
 
+NOTE_AGAIN: Final = 600.0
+"""Seconds for which a note of the same cause is not shown again."""
+CLOSED_JUST_NOW: Final = 2.0
+"""Seconds after an incident in which what happens is still its end: the line that closes it says all of that."""
+IN_FULL: Final = frozenset({*queries.TERMINAL, "WAITING"})
+"""States of which people are told also while an incident is in work."""
 EVIDENCE_LINES: Final = 12
 """Newest lines of a traceback that stand under a failed job."""
 
@@ -48,6 +57,8 @@ class Follower:
     def __init__(self, history: History, job: Job, *, from_now: bool = False) -> None:
         self._history, self._job = history, job
         self._seen: set[str] = set()
+        self._notes: dict[str, tuple[float, int]] = {}
+        """By cause: when a note was shown, and how often it came since."""
         self._steps: deque[Step] = deque(maxlen=KEPT_STEPS)
         self._outlook = Outlook(job=job, at=time.time())
         self._next_full = 0.0
@@ -80,11 +91,11 @@ class Follower:
         checkpoints = queries.checkpoints(self._history, self._job.id)
         incidents = queries.incidents(self._history, self._job.id)
         changes = [
-            *self._fresh(queries.moves(self._history, self._job.id), of_move),
-            *self._fresh(generations, of_generation),
+            *self._fresh(queries.moves(self._history, self._job.id), lambda row: of_move(row, brief=in_recovery(row.at, incidents))),
+            *self._fresh(generations, lambda row: of_generation(row, brief=in_recovery(row.at, incidents))),
             *self._of_incidents(incidents),
             *self._fresh(checkpoints, of_checkpoint),
-            *self._fresh(queries.remarks(self._history, self._job.id), of_remark),
+            *self._fresh(queries.remarks(self._history, self._job.id), self._of_remark),
         ]
         self._outlook = dataclasses.replace(
             self._outlook,
@@ -101,10 +112,24 @@ class Follower:
     def _of_incidents(self, incidents: list[Incident]) -> Iterator[Change]:
         numbers = {one.id: one.number for one in incidents}
         yield from self._fresh(incidents, of_incident)
-        yield from self._fresh(queries.decisions(self._history, self._job.id), lambda row: of_decision(row, numbers))
+        yield from self._fresh(queries.decisions(self._history, self._job.id), lambda row: self._of_decision(row, numbers))
         for one in incidents:
             if one.closed_at is not None and self._is_new(f"{one.id} closed"):
                 yield of_closed(one)
+
+    def _of_decision(self, row: Decision, numbers: dict[str, int]) -> Change:
+        """Tell a decision; people read the first one of an incident where that begins."""
+        return of_decision(row, numbers, brief=self._is_new(f"{row.incident_id} decided"))
+
+    def _of_remark(self, row: Remark) -> Change:
+        """Tell a note; of one that comes again and again people are told once in a while, with how often it came."""
+        cause = cause_of(row.text)
+        shown, times = self._notes.get(cause, (row.at - NOTE_AGAIN, 0))
+        if row.at - shown < NOTE_AGAIN:
+            self._notes[cause] = (shown, times + 1)
+            return of_remark(row, brief=True)
+        self._notes[cause] = (row.at, 0)
+        return of_remark(row, more=times)
 
     def _fresh(self, rows: list[Any], tell: Any) -> Iterator[Change]:  # noqa: ANN401 (a row and what tells it, of one kind)
         for row in rows:
@@ -117,53 +142,52 @@ class Follower:
         return new
 
 
-def of_move(row: Move) -> Change:
-    """Tell a move of the state."""
+def in_recovery(at: float, incidents: Sequence[Incident]) -> bool:
+    """Tell whether something at that time is part of an incident: people read one line where that begins, and one when it is over."""
+    return any(one.detected_at <= at <= (math.inf if one.closed_at is None else one.closed_at + CLOSED_JUST_NOW) for one in incidents)
+
+
+def of_move(row: Move, *, brief: bool = False) -> Change:
+    """Tell a move of the state; a *brief* one only where the job waits or has ended."""
     record = _record(row)
     record["trigger"] = record.pop("event")  # the change is the event here
-    return Change(event="move", at=row.at, text=f"{row.after}: {row.because}", record=record)
+    silent = (brief and row.after not in IN_FULL) or row.event == Event.FAULTED  # the incident is told, or that it passed by itself
+    return Change(event="move", at=row.at, text="" if silent else f"{row.after}: {row.because}", record=record)
 
 
-def of_generation(row: Generation) -> Change:
-    """Tell a new membership."""
+def of_generation(row: Generation, *, brief: bool = False) -> Change:
+    """Tell a new membership; nothing for people where *brief*."""
     where = placed({str(node): list(held) for node, held in row.ranks.items()})
-    return Change(
-        event="generation",
-        at=row.at,
-        text=f"generation {row.number}: {in_ranks(row.world_size, row.facts)} on {where}{kept(row.facts)}",
-        record=_record(row),
-    )
+    text = f"generation {row.number}: {in_ranks(row.world_size, row.facts)} on {where}{kept(row.facts)}"
+    return Change(event="generation", at=row.at, text="" if brief else text, record=_record(row))
 
 
 def of_incident(row: Incident) -> Change:
     """Tell the beginning of an incident."""
-    text = f"incident {row.number}: {row.kind} on {row.subject}, seen after {duration(row.detected_at - row.fault_at)}"
-    return Change(event="incident", at=row.detected_at, text=text, record=_record(row))
+    recovery = f"; recovery: {row.rung}" if row.rung else ""
+    return Change(event="incident", at=row.detected_at, text=begun(row) + recovery, record=_record(row))
 
 
 def of_closed(row: Incident) -> Change:
     """Tell the end of an incident."""
-    down = f", downtime {duration(row.downtime_s)}" if row.downtime_s is not None else ""
-    lost = f", {plural(row.steps_lost, 'step')} computed again" if row.steps_lost else ""
-    text = f"incident {row.number} {row.outcome or 'closed'}{down}{lost}"
-    return Change(event="incident-closed", at=row.closed_at or row.detected_at, text=text, record=_record(row))
+    return Change(event="incident-closed", at=row.closed_at or row.detected_at, text=over(row), record=_record(row))
 
 
-def of_decision(row: Decision, numbers: dict[str, int]) -> Change:
-    """Tell a decision."""
+def of_decision(row: Decision, numbers: dict[str, int], *, brief: bool = False) -> Change:
+    """Tell a decision; nothing for people where *brief*."""
     text = f"incident {numbers.get(row.incident_id, '?')}: {row.rung}, because {row.because}"
-    return Change(event="decision", at=row.at, text=text, record=_record(row))
+    return Change(event="decision", at=row.at, text="" if brief else text, record=_record(row))
 
 
 def of_checkpoint(row: Checkpoint) -> Change:
-    """Tell a checkpoint; people hear only of those with trouble."""
-    text = f"{row.trouble}: {row.path}: {row.because}" if row.trouble else ""
-    return Change(event="checkpoint", at=row.at, text=text, record=_record(row))
+    """Tell a checkpoint to programs; people read a note of one that is in trouble."""
+    return Change(event="checkpoint", at=row.at, text="", record=_record(row))
 
 
-def of_remark(row: Remark) -> Change:
-    """Tell a remark."""
-    return Change(event="remark", at=row.at, text=row.text, record=_record(row))
+def of_remark(row: Remark, *, more: int = 0, brief: bool = False) -> Change:
+    """Tell a note, that came *more* times since it was shown last; nothing for people where *brief*."""
+    again = f" ({plural(more, 'time')} more since it was shown last)" if more else ""
+    return Change(event="remark", at=row.at, text="" if brief else f"{row.text}{again}", record=_record(row))
 
 
 def of_progress(outlook: Outlook) -> Change:

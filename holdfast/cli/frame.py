@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.outlook import Outlook, placed
-from holdfast.cli.output import colour_of
+from holdfast.cli.output import colour_of, wrapped
 from holdfast.cli.status import loss_of, progress_of, rate_of
 from holdfast.history.models import Incident
 from holdfast.report.wording import NOTHING, count, duration, in_ranks, plural, visible
@@ -25,9 +26,17 @@ WIDE: Final = 100
 MOST_INCIDENTS: Final = 8
 AROUND: Final = 9
 """Lines of the frame without incidents, and one that stays free."""
+SHARE: Final = 5
+"""One line of so many of the terminal may show incidents, and one more: what happens needs the most."""
+REASON_LINES: Final = 2
+"""Lines that the reason for a state may take."""
+CALM: Final = frozenset({"RUNNING", "COMPLETED"})
+"""States that need no reason."""
 CLOSING: Final = "the job has ended; its flow ends what is left and closes the books"
-NARROW: Final = 72
-"""Columns below which the table of incidents shows only what matters most."""
+MOST_NAMED: Final = 16
+"""Nodes that are named at most."""
+SEPARATOR: Final = " · "
+"""Between the parts of the hint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +46,18 @@ class Column:
     name: str
     least: int
     right: bool = False
-    matters: bool = True
+    rank: int = 0
+    """The higher the sooner it is left out; 0 is always shown."""
 
 
 COLUMNS: Final = (
     Column(name="#", least=2, right=True),
-    Column(name="after", least=8, right=True, matters=False),
+    Column(name="after", least=8, right=True, rank=3),
     Column(name="fault", least=12),
-    Column(name="on", least=10, matters=False),
+    Column(name="on", least=10, rank=1),
     Column(name="answer", least=10),
     Column(name="down", least=8, right=True),
-    Column(name="lost", least=4, right=True, matters=False),
+    Column(name="lost", least=4, right=True, rank=2),
 )
 
 
@@ -71,19 +81,20 @@ class Frame:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, console.size.height
         yield self._panel(width)
-        room = min(MOST_INCIDENTS, height - AROUND)
+        room = min(MOST_INCIDENTS, height // SHARE + 1, height - AROUND)
         if self._outlook.incidents and room > 0:
             yield _incidents(self._outlook, room, width)
-        if self._notice:
-            yield _line(self._notice, "yellow")
-        yield _line(CLOSING if self._outlook.ended else self._hint, "dim")
+        for line in below(self._notice, CLOSING if self._outlook.ended else self._hint, width):
+            yield Text(line, style="yellow" if self._notice else "dim", no_wrap=True)
 
     def _panel(self, width: int) -> RenderableType:
         outlook = self._outlook
         colour = colour_of(outlook.state)
         title = Text.assemble((visible(outlook.job.name), "bold"), "  ", (outlook.state, f"bold {colour}"), "  ", _passed(outlook.elapsed))
-        body: list[RenderableType] = [self._bar(width - 4), self._numbers(width), _members(outlook)]
-        body.append(_line(f"because {outlook.because}" if outlook.because else "", "dim"))
+        inside = max(1, width - 4)
+        body: list[RenderableType] = [self._bar(inside), *self._numbers(inside), _members(outlook, inside)]
+        if outlook.because and outlook.state not in CALM:
+            body += [_line(line, "dim") for line in _short(f"because {outlook.because}", inside, REASON_LINES)]
         return Panel(Group(*body), title=title, title_align="left", border_style=colour, width=width)
 
     def _bar(self, width: int) -> RenderableType:
@@ -101,33 +112,72 @@ class Frame:
         grid.add_row(Text(label, style="bold"), bar, share)
         return grid
 
-    def _numbers(self, width: int) -> RenderableType:
+    def _numbers(self, width: int) -> list[Text]:
+        """Return what is measured, on as many lines as that takes: a number that is cut is none."""
+        lines = [""]
+        for part in self._measured():
+            longer = f"{lines[-1]}   {part}" if lines[-1] else part
+            if lines[-1] and cell_len(longer) > width:
+                lines.append(part)
+            else:
+                lines[-1] = longer
+        found = [_line(line) if cell_len(line) > width else Text(line, no_wrap=True) for line in lines]
+        losses = [step.loss for step in self._outlook.steps]
+        room = width - len(found[-1]) - 3
+        if width + 4 >= WIDE and room > 8 and (curve := spark(losses, min(32, room))):  # noqa: PLR2004 (a shorter curve says nothing)
+            found[-1].append("   ").append(curve, style="cyan")
+        return found
+
+    def _measured(self) -> Iterator[str]:
         outlook = self._outlook
         facts = {"loss": loss_of(outlook), "": rate_of(outlook), "ETA": duration(outlook.eta)}
-        parts = [f"{name} {fact}".strip() for name, fact in facts.items() if fact != NOTHING]
+        yield from (f"{name} {fact}".strip() for name, fact in facts.items() if fact != NOTHING)
         if saved := outlook.checkpoint:
-            parts.append(f"saved {count(saved.step)}, {duration(max(0.0, outlook.at - saved.at))} ago")
+            yield f"saved {count(saved.step)}, {duration(max(0.0, outlook.at - saved.at))} ago"
         memory = outlook.snapshots
         if memory is not None and memory.step is not None and not outlook.ended:
-            parts.append(f"in memory {count(memory.step)}, {plural(memory.age_steps or 0, 'step')} old")
-        text = Text("   ".join(parts), no_wrap=True, overflow="ellipsis")
-        losses = [step.loss for step in outlook.steps]
-        room = width - 4 - len(text) - 3
-        if width >= WIDE and room > 8 and (curve := spark(losses, min(32, room))):  # noqa: PLR2004 (a shorter curve says nothing)
-            text.append("   ").append(curve, style="cyan")
-        return text
+            yield f"in memory {count(memory.step)}, {plural(memory.age_steps or 0, 'step')} old"
 
 
-def _members(outlook: Outlook) -> Text:
+def below(notice: str, hint: str, width: int) -> list[str]:
+    """Return what stands below the panel: what asks for attention, whole, or as much of the hint as fits."""
+    if notice:
+        return wrapped(" ".join(visible(notice).split()), width)
+    parts = visible(hint).split(SEPARATOR)
+    while len(parts) > 1 and cell_len(SEPARATOR.join(parts)) > width:
+        parts.pop()
+    return _short(SEPARATOR.join(parts), width, 1)
+
+
+def _short(text: str, width: int, most: int) -> list[str]:
+    """Return the first lines of *text*, cut between two words where there are more than *most*."""
+    lines = wrapped(" ".join(visible(text).split()), width)
+    if len(lines) <= most:
+        return lines
+    last = lines[most - 1]
+    while " " in last and cell_len(last) > width - 2:
+        last = last.rpartition(" ")[0]
+    return [*lines[: most - 1], f"{last} …"]
+
+
+def _members(outlook: Outlook, width: int) -> Text:
+    """Say who holds which ranks: as many nodes by name as fit on the line."""
     if outlook.generation is None:
         return _line("no workers yet")
     size = in_ranks(outlook.generation.world_size, outlook.generation.facts)
-    return _line(f"generation {outlook.generation.number}: {size} on {placed(outlook.members)}")
+    for most in range(min(len(outlook.members), MOST_NAMED), -1, -1):
+        where = placed(outlook.members, most) if most else plural(len(outlook.members), "node")
+        line = f"generation {outlook.generation.number}: {size} on {where}"
+        if cell_len(line) <= width:
+            break
+    return _line(line)
 
 
 def _incidents(outlook: Outlook, room: int, width: int) -> Table:
     table = Table(box=None, padding=(0, 1), show_edge=False, header_style="dim")
-    shown = COLUMNS if width >= NARROW else [column for column in COLUMNS if column.matters]
+    newest = list(outlook.incidents)[-(room - 1) :] if room > 1 else []
+    rows = [(one, _cells(one, outlook)) for one in newest]
+    shown = _that_fit([cells for _, cells in rows], width)
     for column in shown:
         table.add_column(
             column.name,
@@ -137,13 +187,24 @@ def _incidents(outlook: Outlook, room: int, width: int) -> Table:
             min_width=column.least,
             justify="right" if column.right else "left",
         )
-    newest = list(outlook.incidents)[-(room - 1) :] if room > 1 else []
-    for one in newest:
-        cells = _cells(one, outlook)
+    for one, cells in rows:
         table.add_row(*(cells[column.name] for column in shown), style="" if one.closed_at is not None else "yellow")
     if hidden := len(outlook.incidents) - len(newest):
         table.caption, table.caption_justify = f"and {hidden} before", "left"
     return table
+
+
+def _that_fit(rows: Sequence[dict[str, str]], width: int) -> list[Column]:
+    """Return the columns for which there is room; where there is little, those that matter least are left out."""
+    shown = list(COLUMNS)
+
+    def needed() -> int:
+        return sum(2 + max([column.least, *(cell_len(cells[column.name]) for cells in rows)]) for column in shown)
+
+    for column in sorted((one for one in COLUMNS if one.rank), key=lambda one: -one.rank):
+        if needed() > width:
+            shown.remove(column)
+    return shown
 
 
 def _cells(one: Incident, outlook: Outlook) -> dict[str, str]:

@@ -226,6 +226,6 @@ def _by_id(history: History, reference: str) -> Job | None:
     return found[0] if len(found) == 1 else None
 
 
-def placed(members: dict[str, list[int]]) -> str:
-    """Say which node holds which ranks."""
-    return some(f"{node} ({ranks(held)})" for node, held in members.items())
+def placed(members: dict[str, list[int]], most: int = 16) -> str:
+    """Say which node holds which ranks, of the first nodes where there are many."""
+    return some((f"{node} ({ranks(held)})" for node, held in members.items()), most)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import textwrap
 import time
@@ -50,6 +51,7 @@ COLOURS: Final[Mapping[str, str]] = {
 """Colour of a state or standing; any other state means that something is being mended."""
 
 
+_TIME: Final = re.compile(r"(?:[!= ] )?(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d {2}")
 LEAST: Final = 24
 """Columns that a folded cell has at least, however narrow the terminal."""
 
@@ -67,6 +69,56 @@ def on_terminal() -> bool:
 def say(text: str = "") -> None:
     """Write one line for a person; what strangers put into it cannot steer the terminal."""
     click.echo(visible(text))
+
+
+def say_styled(text: str, style: str) -> None:
+    """Write one line for a person: dim, or in the colour *style*; on a terminal it goes on below the time, and no word is broken."""
+    shown = visible(text)
+    lines = wrapped(shown, _columns(), indent=hanging(shown)) if on_terminal() else [shown]
+    look: dict[str, Any] = {"dim": True} if style == "dim" else {"fg": style or None}
+    for line in lines:
+        click.echo(click.style(line, **look) if style else line)
+
+
+def hanging(text: str) -> int:
+    """Return how far a line that begins with a time of day goes on to the right below it."""
+    found = _TIME.match(text)
+    return found.end() if found else 0
+
+
+def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
+    """Return *text* in lines of at most *width* columns, broken between words; a path that is longer than a line after one of its `/`."""
+    from rich.cells import cell_len  # noqa: PLC0415 (commands that wrap nothing need not wait for it)
+
+    indent = min(indent, width // 3)
+    lines, line = list[str](), ""
+    for number, word in enumerate(text.split(" ")):
+        joined = f"{line} {word}" if number else word
+        if cell_len(joined) <= width:
+            line = joined
+            continue
+        if line.strip():
+            lines.append(line.rstrip())
+            line = " " * indent
+        *whole, rest = _pieces(word, width - cell_len(line))
+        for piece in whole:
+            lines.append(line + piece)
+            line = " " * indent
+        line += rest
+    return [*lines, line.rstrip()]
+
+
+def _pieces(word: str, room: int) -> list[str]:
+    """Cut a word that is longer than *room*: after the last `/` that fits, or where there is none wherever the line ends."""
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415
+
+    pieces, rest = list[str](), word
+    while cell_len(rest) > room:
+        head = set_cell_size(rest, room).rstrip() or rest[0]
+        cut = head.rfind("/") + 1 or len(head)
+        pieces.append(rest[:cut])
+        rest = rest[cut:]
+    return [*pieces, rest]
 
 
 def hint(text: str) -> None:

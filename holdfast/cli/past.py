@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlmodel import SQLModel
 
+from holdfast.cli.changes import IN_FULL, in_recovery
 from holdfast.cli.outlook import find_job
-from holdfast.cli.output import clock, heading, hint, say, say_facts, say_json, say_rows
+from holdfast.cli.output import clock, heading, hint, say, say_facts, say_json, say_rows, say_styled
 from holdfast.errors import UnknownIncident
 from holdfast.history import queries
 from holdfast.history.models import Decision, Fault, Incident, Job, Phase, Verdict
 from holdfast.history.store import History
 from holdfast.report import phases as known
+from holdfast.report.memory import IN_MEMORY
+from holdfast.report.notes import collapsed
 from holdfast.report.weighing import explanations
-from holdfast.report.wording import NOTHING, count, duration, in_ranks, kept, plural, seat, share, taken_over
+from holdfast.report.wording import NOTHING, begun, count, duration, in_ranks, kept, over, plural, seat, share, taken_over
 
 
 def history(reference: str | None, *, limit: int, as_json: bool) -> int:
@@ -105,8 +109,8 @@ def _life(book: History, job: Job, *, as_json: bool) -> None:
         say_json({**_job_record(book, job), **{name: [row.model_dump() for row in found] for name, found in rows.items()}})
         return
     heading(f"{job.name}  submitted {clock(job.at)}  id {job.id}")
-    for line in sorted(_lines(book, job)):
-        say(f"  {clock(line[0])}  {line[2]}")
+    for line in sorted(_lines(book, job), key=lambda line: (line.at, line.id)):
+        say_styled(f"{line.mark} {clock(line.at)}  {line.text}", line.style)
     if rows["incidents"]:
         say()
         _incident_rows(queries.incidents(book, job.id), job.at)
@@ -114,21 +118,49 @@ def _life(book: History, job: Job, *, as_json: bool) -> None:
         hint(f"`holdfast show N --job {job.name}` tells an incident in full.")
 
 
-def _lines(book: History, job: Job) -> Iterator[tuple[float, str, str]]:
-    """Give each entry with its time and its id, which order them."""
-    for move in queries.moves(book, job.id):
-        yield move.at, move.id, f"{move.after}: {move.because}"
-    for one in queries.generations(book, job.id):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of a job's life; time and id order them."""
+
+    at: float
+    id: str
+    text: str
+    mark: str = " "
+    """Stands before the time of what must not be overlooked: `!` where an incident begins, `=` where it is over."""
+    style: str = ""
+
+
+def _lines(book: History, job: Job) -> Iterator[Line]:
+    incidents, generations = queries.incidents(book, job.id), queries.generations(book, job.id)
+    yield from _recoveries(book, job, incidents)
+    for one in generations:
         nodes = ", ".join(one.ranks)
-        yield one.at, one.id, f"generation {one.number}: {in_ranks(one.world_size, one.facts)} on {nodes}{kept(one.facts)}"
-    numbers = {one.id: one.number for one in queries.incidents(book, job.id)}
-    for decision in queries.decisions(book, job.id):
-        yield decision.at, decision.id, f"incident {numbers.get(decision.incident_id, '?')}: {decision.rung}, because {decision.because}"
-    for remark in queries.remarks(book, job.id):
-        yield remark.at, remark.id, remark.text
+        text = f"generation {one.number}: {in_ranks(one.world_size, one.facts)} on {nodes}{kept(one.facts)}"
+        yield Line(at=one.at, id=one.id, text=text, style="dim" if in_recovery(one.at, incidents) else "")
+    for note in collapsed(queries.remarks(book, job.id), {node for one in generations for node in one.ranks}):
+        again = f" ({note.repeated}, last at {clock(note.last)})" if note.repeated else ""
+        yield Line(at=note.at, id=note.id, text=f"{note.text}{again}", style="dim")
     for saved in queries.checkpoints(book, job.id):
-        if saved.trouble:
-            yield saved.at, saved.id, f"{saved.trouble}: {saved.path}: {saved.because}"
+        if saved.trouble and saved.trouble not in IN_MEMORY:  # of those a note tells
+            yield Line(at=saved.at, id=saved.id, text=f"{saved.trouble}: {saved.path}: {saved.because}")
+
+
+def _recoveries(book: History, job: Job, incidents: Sequence[Incident]) -> Iterator[Line]:
+    """Yield the job's states, and the incidents, which stand out among them; a reason that a decision gave is not repeated."""
+    numbers = {one.id: one.number for one in incidents}
+    decisions = queries.decisions(book, job.id)
+    reasons = {decision.because for decision in decisions}
+    for move in queries.moves(book, job.id):
+        text = move.after if move.because in reasons else f"{move.after}: {move.because}"
+        yield Line(at=move.at, id=move.id, text=text, style="dim" if in_recovery(move.at, incidents) and move.after not in IN_FULL else "")
+    for decision in decisions:
+        text = f"incident {numbers.get(decision.incident_id, '?')}: {decision.rung}, because {decision.because}"
+        yield Line(at=decision.at, id=decision.id, text=text)
+    for incident in incidents:
+        yield Line(at=incident.detected_at, id=incident.id, text=begun(incident), mark="!", style="yellow")
+        if incident.closed_at is not None:
+            style = "green" if incident.outcome == "recovered" else "red"
+            yield Line(at=incident.closed_at, id=incident.id, text=over(incident), mark="=", style=style)
 
 
 def _incident_rows(incidents: Sequence[Incident], zero: float) -> None:

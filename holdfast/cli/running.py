@@ -31,7 +31,7 @@ def run(job_file: Path, cluster_file: Path | None, *, detach: bool, standby: boo
             name = "standby" if standby else "flow"
             with counted_taps() as taps:  # from before there is a flow: no Ctrl-C may leave one behind that nobody watches
                 flow = FlowProcess(job.name, write_spec(job.name, {**spec, "standby": standby}, name), turn, known, name)
-                screen = screen_for(as_json=as_json, hint=f"Ctrl-C stops the job · closing the terminal does not · {flow.log}")
+                screen = screen_for(as_json=as_json, hint="Ctrl-C stops the job · closing the terminal does not")
                 watch = Watch(history, screen, flow=flow, job=adopted, from_now=adopted is not None)
                 if adopted is None:
                     watch.say("start", f"{in_words(job, cluster)} Log: {flow.log}", job=job.name, pid=flow.pid, log=str(flow.log))

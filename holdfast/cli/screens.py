@@ -14,14 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import click
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from holdfast.cli.changes import Change, of_progress
-from holdfast.cli.frame import Frame
+from holdfast.cli.frame import Frame, below
 from holdfast.cli.outlook import Outlook
-from holdfast.cli.output import clock, finite, on_terminal
+from holdfast.cli.output import clock, finite, hanging, on_terminal, wrapped
 from holdfast.report.wording import visible
 
 PROGRESS_EVERY: Final = 10.0
@@ -29,6 +30,11 @@ PROGRESS_EVERY: Final = 10.0
 
 LONG: Final = 3.0
 """Seconds without a word after which a line says what is waited for."""
+
+FURTHER: Final = 12
+"""Columns by which the further lines of a text go on to the right."""
+NOTE_LINES: Final = 2
+"""Lines that a note may take of a terminal; `holdfast history` has all of it."""
 
 STYLES: Final[Mapping[str, str]] = {
     "adopt": "cyan",
@@ -137,17 +143,22 @@ class Picture:
         self._hint, self._notice = hint, ""
         self._console = Console(highlight=False, soft_wrap=False)
         self._size = self._console.size
-        self._told: deque[Text] = deque(maxlen=100)
+        self._told: deque[Change] = deque(maxlen=100)
         self._live: Live | None = None
         self._quiet: Callable[[], None] = lambda: None
 
     def tell(self, change: Change) -> None:
         """Let the change scroll away above the picture; one that asks for attention stays below it."""
-        for line in lines_of(change):
-            self._told.append(Text(line, style=STYLES.get(change.event, "")))
-            self._console.print(self._told[-1], soft_wrap=True)
+        if change.text:
+            self._told.append(change)
+            self._print(change)
         if change.event == "notice":
             self._notice = change.text
+
+    def _print(self, change: Change) -> None:
+        """Write a change in lines of the terminal's width: no word is broken, and a note takes no more than two of them."""
+        lines = fitted(change, self._console.size.width)
+        self._console.print(Text("\n".join(lines), style=STYLES.get(change.event, "")), soft_wrap=True)
 
     def show(self, changes: Sequence[Change], outlook: Outlook) -> None:
         """Draw the picture anew."""
@@ -159,7 +170,8 @@ class Picture:
     def wait(self, text: str) -> None:
         """Draw what is waited for."""
         self._follow_the_size()
-        self._draw(Text(f"{text}\n{self._notice or self._hint}", style="dim", no_wrap=True, overflow="ellipsis"))
+        width = self._console.size.width
+        self._draw(Text("\n".join([*wrapped(text, width), *below(self._notice, self._hint, width)]), style="dim", no_wrap=True))
 
     def _draw(self, frame: RenderableType) -> None:
         if not on_terminal():  # it went away: rich would draw nothing from now on, and say nothing
@@ -185,8 +197,8 @@ class Picture:
         self._size = self._console.size
         self.close()
         self._console.clear()
-        for line in list(self._told)[-max(0, self._size.height // 2) :]:
-            self._console.print(line, soft_wrap=True)
+        for change in list(self._told)[-max(1, self._size.height // 4) :]:
+            self._print(change)
 
 
 def _echo_off() -> Callable[[], None]:
@@ -207,6 +219,17 @@ def _echo_off() -> Callable[[], None]:
 def _bring_back(number: int, before: list[Any]) -> None:
     with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
         termios.tcsetattr(number, termios.TCSANOW, before)
+
+
+def fitted(change: Change, width: int) -> list[str]:
+    """Return the change as lines of at most *width* columns; a note that is longer than two of them goes on in the history."""
+    lines = [part for line in lines_of(change) for part in wrapped(line, width, indent=hanging(line) or FURTHER)]
+    if change.event != "remark" or len(lines) <= NOTE_LINES:
+        return lines
+    last = lines[NOTE_LINES - 1]
+    while cell_len(last) > width - 2:
+        last = last.rpartition(" ")[0]
+    return [*lines[: NOTE_LINES - 1], f"{last} …"]
 
 
 def lines_of(change: Change) -> list[str]:

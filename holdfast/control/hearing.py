@@ -10,7 +10,7 @@ from detectors.catalogue import CATALOGUE, Level
 from detectors.diagnosis import see
 from detectors.evidence import MemoryTrouble
 from holdfast.control.board import NONSENSE, handler_of, limits_of
-from holdfast.control.nodes import NodeNews, with_growth
+from holdfast.control.nodes import Announcements, NodeNews, machine_of, with_growth
 from holdfast.control.words import check_event
 from holdfast.history import models
 from holdfast.log import note
@@ -32,7 +32,7 @@ class Hearing:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.nodes = NodeNews()
+        self.nodes, self._announced = NodeNews(), Announcements()
         self._recorded = self._saved = 0
         self._newest = 0
         """The step that was put on record last, by whichever generation."""
@@ -213,7 +213,8 @@ class Hearing:
             return
         self._behind_due = self._behind_due or now + GATHERED
         if now >= self._behind_due:
-            entry, words = CATALOGUE[BEHIND], f"{some(sorted(self._behind))}: {next(iter(self._behind.values()))}"
+            why = next(iter(self._behind.values())).partition(": ")[0]  # what follows says no more than the title
+            entry, words = CATALOGUE[BEHIND], f"{some(sorted(self._behind))}: {why}"
             self._behind, self._behind_due = {}, 0.0
             self._run.remark(told(entry.title, words, entry.action))
 
@@ -238,8 +239,10 @@ class Hearing:
             return
         self._run.board.node_faults.append(fault)
         self._run.record_fault(fault, incident=self._run.incident.row.id if self._run.incident is not None else None)
-        if self._run.levels.of(fault) is not Level.RECORD:
-            self._run.remark(f"{node}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
+        machine = machine_of(node, self._run.cluster.kind)
+        if self._run.levels.of(fault) is not Level.RECORD and self._announced.is_new(fault, machine, time.monotonic()):
+            where = machine or f"{some(sorted({node, *self._run.members}))} (one machine)"
+            self._run.remark(f"{where}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
         self._run.slow_ranks.note(fault)
 
     def _on_node_grew(self, node: str, event: Message) -> None:

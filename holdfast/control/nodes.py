@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from detectors import whole
 from detectors.catalogue import Fault
 from holdfast.wire import Message
+
+REPEATED: Final = 900.0
+"""Seconds within which the same fault of the same part of a machine is not announced again; every one is on record."""
 
 
 class NodeNews:
@@ -28,6 +31,26 @@ class NodeNews:
     def remember(self, faults: Iterable[tuple[str, str | None, float]]) -> None:
         """Take what is on record: kind, node and time of each fault."""
         self._known.update(faults)
+
+
+class Announcements:
+    """Which faults of nodes people have been told of. One line a cause: the nodes of one machine have its faults in common."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str, str], float] = {}
+
+    def is_new(self, fault: Fault, machine: str, now: float) -> bool:
+        """Tell whether *fault* of *machine* is to be announced at *now* (monotonic), and take it that it is."""
+        key = (fault.kind, fault.device, machine)
+        if key in self._last and now - self._last[key] < REPEATED:
+            return False
+        self._last[key] = now
+        return True
+
+
+def machine_of(node: str, cluster_kind: str) -> str:
+    """Return the name of the machine that *node* is on: the nodes of a local cluster are folders of one, which needs no name."""
+    return "" if cluster_kind == "local" else node
 
 
 def with_growth(facts: dict[str, Any] | None, node: str, event: Message) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from detectors.catalogue import Blame, Fault, Level
 from detectors.paces import COMPUTE, HOST, LONG, cost_of, cost_of_links, settled
 from holdfast.agent.paces import BLOCK
+from holdfast.control.nodes import machine_of
 from holdfast.history import models
 from policies.slowness import MovedBefore, SlowAct, SlowRank, Wanted
 
@@ -27,6 +28,8 @@ FREE: Final = 0.01
 """Share of a step below which slowness costs nothing worth a word: it stays on record for who asks."""
 AGAIN: Final = 5.0
 """Seconds between two times that what lasts is weighed: in between hardly any block of steps has come."""
+WORSE: Final = 3.0
+"""A slowness that costs so many times as much a step as when it was announced is announced again."""
 
 
 @dataclass(slots=True)
@@ -52,6 +55,8 @@ class SlowRanks:
         self._failed = 0
         self._watched: dict[tuple[str, str, int | None], _Watched] = {}
         """By kind, node and rank; without a rank what is wrong with a node."""
+        self._announced: dict[tuple[str, str, int | None], tuple[SlowAct, float]] = {}
+        """By kind, machine and rank: what was announced last, the answer and the cost a step."""
         self._next = 0.0
 
     def remember(self, rows: Iterable[models.Request]) -> None:
@@ -92,7 +97,7 @@ class SlowRanks:
                 self._judge(one)
 
     def _judge(self, one: _Watched) -> None:
-        """Ask the policy, and put the answer on record where it is another than before."""
+        """Ask the policy; put the answer on record where it is another than before or costs far more, and announce it then."""
         run = self._run
         slow = self._case(one)
         if slow is None:
@@ -100,9 +105,10 @@ class SlowRanks:
         weighed = run.policy.slowness(slow)
         free = slow.lost < FREE * slow.step
         answer = -1 if free else slow.rank, weighed.act
-        if one.told == answer:
+        changed, one.told = one.told != answer, answer
+        news = not free and (changed if weighed.act is SlowAct.MOVE else self._is_news(one, weighed.act, slow.lost))
+        if not changed and not news:
             return
-        one.told = answer
         facts: dict[str, Any] = {"kind": slow.kind, "rank": slow.rank, "node": slow.node}
         run.recorder.add(
             models.Weighing(
@@ -115,12 +121,24 @@ class SlowRanks:
                 record=slow.as_record(),
             )
         )
-        if not free:
+        if news:
             run.remark(weighed.because)
         if weighed.act is SlowAct.MOVE:
             asked = {**facts, "quote": one.fault.quote, "because": weighed.because}
             by = f"the detector of {slow.kind}"
             run.requests.ask(models.Request(job_id=run.job.id, at=slow.now, kind="migrate", by=by, facts=asked))
+
+    def _is_news(self, one: _Watched, act: SlowAct, lost: float) -> bool:
+        """Tell whether an answer is worth a word: another one than before, or for a cost that has grown by far.
+
+        Which rank of a node is the slowest changes all the time, and is no news.
+        """
+        key = (one.fault.kind, machine_of(one.node, self._run.cluster.kind), one.rank)
+        before = self._announced.get(key)
+        if before is not None and before[0] is act and lost < WORSE * before[1]:
+            return False
+        self._announced[key] = (act, lost)
+        return True
 
     def _case(self, one: _Watched) -> SlowRank | None:
         run, now = self._run, time.time()

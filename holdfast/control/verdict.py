@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from detectors.catalogue import CATALOGUE_LEVELS, Fault, Level, Levels
 from detectors.causes import Candidate
-from detectors.diagnosis import Diagnosis
+from detectors.diagnosis import Diagnosis, left_unexplained
 from detectors.logs import warm
 from detectors.outputs import said
 from holdfast.history import models
@@ -94,11 +94,11 @@ def record(one: Candidate, levels: Levels = CATALOGUE_LEVELS) -> dict[str, Any]:
             {"at": seen.at, "source": seen.source, "subject": seen.subject, "quote": seen.quote} for seen in one.evidence[:MOST_EVIDENCE]
         ],
         "explains": _counted(one.explains),
-        "unexplained": _counted(one.unexplained),
+        "unexplained": _counted(left_unexplained(one, levels)),
     }
 
 
-def _counted(faults: tuple[Fault, ...]) -> list[dict[str, Any]]:
+def _counted(faults: Sequence[Fault]) -> list[dict[str, Any]]:
     """Return how often each kind, and where, with some subjects: ten thousand echoes are one line."""
     counts = Counter(fault.kind for fault in faults)
     subjects = {kind: [fault.subject for fault in faults if fault.kind == kind][:MOST_SUBJECTS] for kind in counts}

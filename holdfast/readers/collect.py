@@ -37,6 +37,12 @@ SOURCES: Final[Mapping[str, Reader]] = {
 """Which reader fills which part of a `NodeReading`; storage is read mount by mount."""
 
 
+END_SECONDS: Final = 0.1
+"""How long a child that has answered may take to end; after that it is reaped with a later one."""
+LEFT: Final[set[int]] = set()
+"""Children that have not ended: a driver or a dead server may hold them."""
+
+
 @dataclass(slots=True)
 class Child:
     """A child that reads one source, and what it has written so far."""
@@ -93,11 +99,22 @@ def _answer(child: Child, late: str) -> Any:  # noqa: ANN401 (JSON)
     os.close(child.pipe)
     if not child.ended:
         os.kill(child.pid, signal.SIGKILL)
-    os.waitpid(child.pid, os.WNOHANG)  # one that cannot be ended is left to the kernel
+    _reap(child.pid, wait=child.ended)
     try:
         return json.loads(child.told) if child.ended else packed(Blind(late))
     except ValueError:
         return packed(Blind("its reader ended without an answer"))
+
+
+def _reap(pid: int, *, wait: bool) -> None:
+    """Reap a child and those left before; *wait* a moment for one that has closed its pipe: its end comes some time after that."""
+    LEFT.add(pid)
+    until = time.monotonic() + END_SECONDS * wait
+    while True:
+        LEFT.difference_update([one for one in LEFT if os.waitpid(one, os.WNOHANG) != (0, 0)])
+        if pid not in LEFT or time.monotonic() >= until:
+            return
+        time.sleep(0.001)
 
 
 def _started(name: str, job: Callable[[], Any]) -> Child:

@@ -15,6 +15,8 @@ from holdfast.readers import files
 
 ALL_OF_THE_NODE: Final = 0xEFFFFFFC
 """Number of the first process namespace (PROC_PID_INIT_INO): whoever is in it sees every process of the node."""
+OURS: Final = re.compile(r"(^|\0)-m\0holdfast\.")
+"""In the command line of a process of Holdfast, the agent and its helpers: `python -m holdfast.agent ...`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +56,22 @@ def sees_the_whole_node(root: Path) -> bool | Blind:
 
 
 def read_processes(root: Path = Path("/")) -> ProcessReading:
-    """Return the processes that wait deaf to signals, and those that ended unnoticed; none of the other readers beside this one."""
+    """Return the processes that wait deaf to signals, and the zombies; none of the other readers beside this one.
+
+    A zombie child of Holdfast's own agent or of one of its helpers says nothing about the node.
+    """
     found = [one for one in all_processes(root) if one.parent != os.getppid()]
     up = files.text(root / "proc/uptime")
     uptime = 0.0 if isinstance(up, Blind) else float(up.split()[0])
-    stuck = [_stuck(one, uptime, root) for one in found if one.state in {"D", "Z"}]
+    shown = [one for one in found if one.state == "D" or (one.state == "Z" and not _is_ours(one.parent, root))]
+    stuck = [_stuck(one, uptime, root) for one in shown]
     return ProcessReading(count=len(found), stuck=tuple(one for one in stuck if (root / "proc" / str(one.pid)).exists()))  # others went on
+
+
+def _is_ours(pid: int, root: Path) -> bool:
+    """Tell whether a process is one of Holdfast's own."""
+    command = files.text(root / "proc" / str(pid) / "cmdline")
+    return not isinstance(command, Blind) and OURS.search(command) is not None
 
 
 def _stuck(process: Process, uptime: float, root: Path) -> Stuck:

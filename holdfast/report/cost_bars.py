@@ -38,6 +38,12 @@ _ALONE: Final = Box(width=1000, height=0, left=190, right=84, top=52, bottom=0)
 _UNITS: Final = ((1, "h"), (60, "min"), (3600, "s"), (3_600_000, "ms"))
 """In an hour so many of each."""
 _MARGIN: Final = 6
+PITCH: Final = 34
+"""Pixels from bar to bar where the names stand beside them."""
+PITCH_NARROW: Final = 56
+"""Pixels from bar to bar where the names stand above them."""
+COLOURS_A_LINE: Final = 4
+"""Entries of the legend in a line of a picture."""
 _GAP: Final = 34
 """Pixels between the bar of all and those of the kinds."""
 
@@ -56,11 +62,18 @@ def ink_of(phase: str) -> Ink:
     return Ink.AGAIN if phase == UNFINISHED else INKS[kind_of(phase).name]
 
 
-def legend(bill: Bill) -> list[tuple[Ink, str]]:
-    """Return the colours that appear, with what they mean."""
-    uses = [(USES[use], use.value) for use in Use if bill.hours(use)]
-    shown = [phase for phase in bill.phases if any(phase in one.phases for one in _shown(bill))]
-    return uses + [(ink_of(phase), f"lost: {phase}") for phase in shown]
+def use_legend(bill: Bill) -> list[tuple[Ink, str]]:
+    """Return the colours of the bar of all hours, with what they mean and how much that is: some pieces are too thin to be seen."""
+    return [
+        (USES[use], f"{use.value} {hours(bill.hours(use))}, {wording.share(bill.hours(use) / bill.whole)}")
+        for use in Use
+        if bill.hours(use)
+    ]
+
+
+def loss_legend(bill: Bill) -> list[tuple[Ink, str]]:
+    """Return the colours of the phases in which hours were lost."""
+    return [(ink_of(phase), phase) for phase in bill.phases if any(phase in one.phases for one in _shown(bill))]
 
 
 def left_out(bill: Bill) -> int:
@@ -68,41 +81,61 @@ def left_out(bill: Bill) -> int:
     return sum(one.hours > 0 for one in bill.losses) - len(_shown(bill))
 
 
-def bars(bill: Bill, size: Literal["wide", "narrow"]) -> Markup:
-    """Return the picture for a *wide* or a *narrow* screen."""
-    on = _drawn(bill, _WIDE if size == "wide" else _NARROW, beside=size == "wide")
+def use_bar(bill: Bill, size: Literal["wide", "narrow"]) -> Markup:
+    """Return the bar of all hours by use, for a *wide* or a *narrow* screen."""
     kept, lost = bill.hours(Use.PRODUCTIVE), bill.hours(Use.LOST)
     words = f"Of {hours(bill.whole)} {hours(kept)} were productive and {hours(lost)} lost to faults. The tables have the numbers."
-    return svg(on, name=f"cost-{size}", title="What became of the hours", words=words)
+    return _alone([("all", _by_use(bill))], size, f"cost-{size}", "What became of the hours", words)
+
+
+def loss_bars(bill: Bill, size: Literal["wide", "narrow"]) -> Markup | None:
+    """Return a bar of the lost hours for each kind of fault, by phase; None where nothing was lost."""
+    rows = _by_phase(bill)
+    if not rows:
+        return None
+    words = f"{hours(bill.hours(Use.LOST))} were lost to {wording.plural(len(rows), 'kind')} of faults. The tables have the numbers."
+    return _alone(rows, size, f"lost-{size}", "What was lost to faults", words)
 
 
 def bars_file(bill: Bill, kind: str, title: str) -> bytes:
-    """Return the picture as a file of this *kind*, ``png`` or ``svg``."""
-    colours = legend(bill)
-    box = replace(_ALONE, bottom=46 + 20 * -(-len(colours) // 5))
-    return image(_drawn(bill, box, beside=True), kind, colours, title=wording.visible(title))
+    """Return all bars in one picture as a file of this *kind*, ``png`` or ``svg``."""
+    colours = [*use_legend(bill), *((ink, f"lost in {phase}") for ink, phase in loss_legend(bill))]
+    box = replace(_ALONE, bottom=46 + 20 * -(-len(colours) // COLOURS_A_LINE))
+    return image(_drawn(bill, box), kind, colours, title=wording.visible(title), columns=COLOURS_A_LINE)
+
+
+def _alone(rows: Sequence[tuple[str, Sequence[_Piece]]], size: Literal["wide", "narrow"], name: str, title: str, words: str) -> Markup:
+    """Draw a picture of its own, with a scale of its own."""
+    box, beside = (_WIDE, True) if size == "wide" else (_NARROW, False)
+    pitch = PITCH if beside else PITCH_NARROW
+    on = drawing(replace(box, height=box.top + pitch * len(rows) + box.bottom))
+    _rows(on, rows, pitch, beside=beside, ticks=True)
+    return svg(on, name=name, title=title, words=words)
 
 
 def _shown(bill: Bill) -> Sequence[Loss]:
     return [one for one in bill.losses if one.hours > 0][:MOST]
 
 
-def _drawn(bill: Bill, box: Box, *, beside: bool) -> Drawing:
-    pitch, kinds = (34 if beside else 56), _shown(bill)
-    upper = box.top + pitch
-    height = upper + (_GAP + pitch * len(kinds) if kinds else 0) + box.bottom
+def _drawn(bill: Bill, box: Box) -> Drawing:
+    """Draw all bars below each other: the one of all hours, and with a scale of their own those of the lost ones."""
+    kinds = _by_phase(bill)
+    upper = box.top + PITCH
+    height = upper + (_GAP + PITCH * len(kinds) if kinds else 0) + box.bottom
     on = drawing(replace(box, height=height, top=upper + _GAP if kinds else box.top))
     all_of_it = on
     if kinds:
-        where = (box.left / box.width, 1 - upper / height, box.columns / box.width, pitch / height)
+        where = (box.left / box.width, 1 - upper / height, box.columns / box.width, PITCH / height)
         axes = on.figure.add_axes(where)
         axes.spines[:].set_visible(False)
         all_of_it = replace(on, box=replace(box, height=height, bottom=height - upper), axes=axes)
-    _rows(all_of_it, [("all", _by_use(bill))], pitch, beside=beside, ticks=not kinds)
-    if kinds:
-        rows = [(one.kind, [_Piece(phase, spent, ink_of(phase)) for phase, spent in one.phases.items()]) for one in kinds]
-        _rows(on, rows, pitch, beside=beside, ticks=True)
+        _rows(on, kinds, PITCH, beside=True, ticks=True)
+    _rows(all_of_it, [("all", _by_use(bill))], PITCH, beside=True, ticks=not kinds)
     return on
+
+
+def _by_phase(bill: Bill) -> list[tuple[str, list[_Piece]]]:
+    return [(one.kind, [_Piece(phase, spent, ink_of(phase)) for phase, spent in one.phases.items()]) for one in _shown(bill)]
 
 
 def _by_use(bill: Bill) -> list[_Piece]:

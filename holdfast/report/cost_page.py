@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib import resources
-from typing import Final
+from typing import Any, Final
 
 from markupsafe import Markup
 
@@ -12,7 +12,7 @@ from holdfast.accounting.bill import Bill
 from holdfast.accounting.ledger import Use
 from holdfast.report import cost_bars, hours, wording
 from holdfast.report.facts import Tile
-from holdfast.report.ink import pens
+from holdfast.report.ink import Ink, pens
 from holdfast.report.surroundings import surroundings
 
 MOST_ROWS: Final = 500
@@ -27,11 +27,19 @@ def drawn(bill: Bill, job: str | None, kind: str) -> bytes:
     with pens():
         if kind != "html":
             return cost_bars.bars_file(bill, kind, hours.heading(bill, job))
-        pictures = [cost_bars.bars(bill, "wide"), cost_bars.bars(bill, "narrow")]
-    return _page(bill, job, pictures).encode("utf-8", "backslashreplace")
+        found = [
+            _picture(cost_bars.use_bar(bill, "wide"), cost_bars.use_bar(bill, "narrow"), cost_bars.use_legend(bill)),
+            _picture(cost_bars.loss_bars(bill, "wide"), cost_bars.loss_bars(bill, "narrow"), cost_bars.loss_legend(bill)),
+        ]
+    return _page(bill, job, found).encode("utf-8", "backslashreplace")
 
 
-def _page(bill: Bill, job: str | None, pictures: list[Markup]) -> str:
+def _picture(wide: Markup | None, narrow: Markup | None, legend: list[tuple[Ink, str]]) -> dict[str, Any] | None:
+    """Return a picture in both sizes with its legend, for the template."""
+    return None if wide is None else {"wide": wide, "narrow": narrow, "legend": [(ink.variable, text) for ink, text in legend]}
+
+
+def _page(bill: Bill, job: str | None, pictures: list[dict[str, Any] | None]) -> str:
     each = f"Each microsecond of every {'rank' if bill.unit.by_rank else 'node'} is in one of these lines."
     return (
         surroundings()
@@ -44,9 +52,8 @@ def _page(bill: Bill, job: str | None, pictures: list[Markup]) -> str:
             counted=hours.counted(bill),
             tiles=_tiles(bill),
             style=Markup(resources.files(__package__).joinpath("template/style.css").read_text("utf-8")),  # noqa: S704 (ours)
-            wide=pictures[0],
-            narrow=pictures[1],
-            legend=[(ink.variable, text) for ink, text in cost_bars.legend(bill)],
+            uses=pictures[0],
+            losses=pictures[1],
             left_out=cost_bars.left_out(bill),
             tables=[("uses", "What became of it", each, *_table(hours.uses(bill))), *_tables(bill)],
         )
@@ -58,7 +65,7 @@ def _tables(bill: Bill) -> Iterator[tuple[str, str, str, Sequence[str], list[lis
     if bill.phases:
         yield "phases", "Lost, by phase", "Where in an incident it was lost.", *_table(hours.phases(bill))
     if bill.phases or bill.without:
-        yield "faults", "Lost, by kind of fault", "The kind of the root of each incident, the dearest first.", *_table(hours.kinds(bill))
+        yield "faults", "Lost, by kind of fault", "The kind of the root of each incident, most expensive first.", *_table(hours.kinds(bill))
     if bill.lemons:
         yield "nodes", "Nodes", _NODES, *_table(hours.lemons(bill))
     if len(bill.jobs) > 1:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from holdfast.report import wording
+from holdfast.report.memory import IN_MEMORY
 from holdfast.report.story import Story
 
 TONES: Final = {"COMPLETED": "good", "FAILED": "bad", "CANCELLED": "plain", "RUNNING": "live", "LAUNCHING": "live"}
@@ -113,12 +114,13 @@ def _usual_downtime(story: Story) -> str:
 
 
 def _checkpoints(story: Story) -> Tile:
-    troubled = sum(one.trouble is not None for one in story.checkpoints)
-    whole = [one for one in story.checkpoints if one.trouble is None]
+    """Count the checkpoints on disk; what is wrong with snapshots in memory stands with those."""
+    on_disk = [one for one in story.checkpoints if one.trouble not in IN_MEMORY]
+    whole = [one for one in on_disk if one.trouble is None]
     written = [one.seconds for one in whole if one.seconds is not None]
     usual = f"{wording.duration(median(written))} each, in the median" if written else "none written"
-    told = f"{troubled} in trouble" if troubled else usual
-    return Tile(label="Checkpoints", value=wording.count(len(whole)), remark=told)
+    troubled = len(on_disk) - len(whole)
+    return Tile(label="Checkpoints", value=wording.count(len(whole)), remark=f"{troubled} more in trouble" if troubled else usual)
 
 
 def what_ran(story: Story) -> list[str]:

@@ -15,6 +15,8 @@ NO_SNAPSHOTS: Final = frozenset({"memory-none", "snapshot-no-memory"})
 NO_REPLICAS: Final = frozenset({"memory-none", "memory-limit", "replica-lost"})
 """Faults that leave a rank's snapshots without replicas."""
 FAULTS: Final = NO_SNAPSHOTS | NO_REPLICAS
+IN_MEMORY: Final = frozenset({"replica-behind", "snapshot-no-memory", "snapshot-spoiled"})
+"""Troubles of snapshots that are recorded as those of checkpoints are, and concern none on disk."""
 STALE: Final = 5.0
 """Seconds after which it is said how long ago the ranks told."""
 

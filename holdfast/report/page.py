@@ -12,9 +12,10 @@ from markupsafe import Markup
 
 import detectors.catalogue
 import detectors.whole  # enters every kind into the catalogue
-from holdfast.history.models import Checkpoint, Generation, NodeMove
+from holdfast.history.models import Checkpoint, Fault, Generation, NodeMove
 from holdfast.report import evidence, facts, loss, memory, phases, recoveries, timeline, weighing, wording
 from holdfast.report.ink import Box, pens
+from holdfast.report.notes import collapsed
 from holdfast.report.story import Case, Story
 from holdfast.report.surroundings import surroundings
 
@@ -27,6 +28,12 @@ FIRST_NODES: Final = 8
 MOST_GENERATIONS: Final = 100
 MOST_MEMBERS: Final = 2000
 """Nodes that are named in all generations together, the newest first."""
+FIRST_CHECKPOINTS: Final = 8
+"""Checkpoints that are shown at once."""
+NEWEST_CHECKPOINTS: Final = 30
+"""Checkpoints that are shown, unless they are in trouble."""
+MOST_SUBJECTS: Final = 4
+"""Subjects of a fault that are named in one row."""
 EVIDENCE_CHARACTERS: Final = 250_000
 """For the evidence of all faults together, so that the page stays small."""
 
@@ -72,6 +79,8 @@ def page(story: Story) -> str:
         generations=_memberships(story),
         nodes=_standings(story),
         checkpoints=_checkpoints(story),
+        loose_faults=_loose_faults(story),
+        notes=collapsed(story.remarks, {node for one in story.generations for node in one.ranks}),
         memory=_memory(story),
         most_rows=MOST_ROWS,
         titles={kind: entry.title for kind, entry in detectors.catalogue.CATALOGUE.items()},
@@ -179,22 +188,59 @@ def _standings(story: Story) -> Standings:
 
 
 def _checkpoints(story: Story) -> dict[str, Any]:
-    """Return the newest checkpoints, and before them every one in trouble."""
-    rows = story.checkpoints
-    newest = rows[-30:]
-    troubled = [one for one in rows[:-30] if one.trouble is not None][-MOST_ROWS:]
-    shown: list[Checkpoint] = [*troubled, *newest]
-    return {"rows": shown, "more": len(rows) - len(shown)}
+    """Return the checkpoints on disk, newest first: a few to show at once, the older ones, and before those every one in trouble."""
+    rows = [one for one in story.checkpoints if one.trouble not in memory.IN_MEMORY]
+    newest = rows[-NEWEST_CHECKPOINTS:]
+    troubled = [one for one in rows[:-NEWEST_CHECKPOINTS] if one.trouble is not None][-MOST_ROWS:]
+    shown = [*troubled, *newest][::-1]
+    return {"rows": shown[:FIRST_CHECKPOINTS], "older": shown[FIRST_CHECKPOINTS:], "more": len(rows) - len(shown)}
+
+
+def _loose_faults(story: Story) -> dict[str, Any]:
+    """Return the faults that no incident answers, one row a kind: the first one, how often it came and on whom."""
+    kinds: dict[str, list[Fault]] = {}
+    for fault in story.loose_faults:
+        kinds.setdefault(fault.kind, []).append(fault)
+    rows = [
+        {"fault": found[0], "times": len(found), "subjects": wording.some(dict.fromkeys(one.subject for one in found), MOST_SUBJECTS)}
+        for found in kinds.values()
+    ]
+    return {"rows": rows[:MOST_ROWS], "more": len(rows[MOST_ROWS:])}
+
+
+def _troubles_in_memory(story: Story) -> list[dict[str, Any]]:
+    """Return what was wrong with snapshots, one entry a kind with how often it came: none of it concerns a checkpoint on disk."""
+    kinds: dict[str, list[Checkpoint]] = {}
+    for one in story.checkpoints:
+        if one.trouble in memory.IN_MEMORY:
+            kinds.setdefault(str(one.trouble), []).append(one)
+    return [
+        {
+            "trouble": kind,
+            "times": len(found),
+            "first": found[0].at,
+            "step": found[0].step,
+            "last_step": found[-1].step,
+            "because": found[-1].because,
+        }
+        for kind, found in kinds.items()
+    ]
 
 
 def _memory(story: Story) -> dict[str, Any]:
     """Return the generations that had snapshots in memory, the newest ones, and the job's in words; or why there were none."""
     rows = [row for row in story.snapshots if row.step is not None]
+    troubles = _troubles_in_memory(story)
     if rows:
-        return {"rows": rows[-MOST_ROWS:], "upkeep": memory.upkeep(rows), "usual_age": memory.usual_age(memory.total(rows))}
+        return {
+            "troubles": troubles,
+            "rows": rows[-MOST_ROWS:],
+            "upkeep": memory.upkeep(rows),
+            "usual_age": memory.usual_age(memory.total(rows)),
+        }
     newest = story.snapshots[-1] if story.snapshots else None
     fault = next((one for one in reversed(story.loose_faults) if one.kind in memory.FAULTS), None)
-    return {"rows": [], "none": memory.why_none(newest, fault, story.job.spec, ended=story.ended)}
+    return {"troubles": troubles, "rows": [], "none": memory.why_none(newest, fault, story.job.spec, ended=story.ended)}
 
 
 def _open_case(story: Story) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib import resources
 from typing import Final
@@ -13,8 +14,10 @@ from holdfast.report import schedule
 from holdfast.report.ink import pens
 from holdfast.report.profiles import JobProfile
 from holdfast.report.surroundings import surroundings
+from holdfast.report.wording import NOTHING
 
 MOST_ROWS: Final = 2000
+_NUMBER: Final = re.compile(r"[\d,.]+ ?(?:%|[a-zA-Zµ]{1,3}(?: \d+ [a-z]{1,3})?)?")
 _SNAPSHOTS: Final = (
     "What one snapshot takes to copy, how much of it is hidden in windows, and the share of the training time that snapshots cost: "
     "as predicted, and as measured."
@@ -68,6 +71,12 @@ def _page(profile: JobProfile, job: str, pictures: list[Markup]) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]], int]:
-    """Return a table's head as a page writes it, its first rows, and how many are left out."""
-    return [name.capitalize() for name in head], rows[:MOST_ROWS], len(rows[MOST_ROWS:])
+def _table(head: Sequence[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]], list[int], int]:
+    """Return a table's head as a page writes it, its first rows, the columns with numbers, and how many rows are left out."""
+    numbers = [column for column in range(len(head)) if all(_is_number(row[column]) for row in rows)]
+    return [name.capitalize() for name in head], rows[:MOST_ROWS], numbers, len(rows[MOST_ROWS:])
+
+
+def _is_number(cell: str) -> bool:
+    """Tell whether a cell holds a number with or without its unit, or stands for one that is not known."""
+    return cell in {"", NOTHING} or _NUMBER.fullmatch(cell) is not None

@@ -22,15 +22,15 @@ _COLOUR: Final = re.compile(r"(--[\w-]+): (#\w{6})")
 _COLOURED: Final = ("color", "facecolor", "edgecolor")
 
 
-def image(done: Drawing, kind: str, legend: Sequence[tuple[Ink, str]], *, title: str) -> bytes:
-    """Return the drawing as a file of this *kind*, ``png`` or ``svg``, under its *title*."""
+def image(done: Drawing, kind: str, legend: Sequence[tuple[Ink, str]], *, title: str, columns: int = 5) -> bytes:
+    """Return the drawing as a file of this *kind*, ``png`` or ``svg``, under its *title*; the legend has so many *columns*."""
     figure, box = done.figure, done.box
     figure.text(box.left / box.width, 1 - 18 / box.height, title, fontsize=14, fontweight="bold", va="center")
     figure.legend(
         handles=[Patch(facecolor=ink, label=words) for ink, words in legend],
         loc="lower left",
         bbox_to_anchor=(box.left / box.width, 2 / box.height),
-        ncols=min(5, len(legend)),
+        ncols=min(columns, len(legend)),
         frameon=False,
         fontsize=11,
         handlelength=1.0,

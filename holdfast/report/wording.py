@@ -6,7 +6,10 @@ import math
 import unicodedata
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from holdfast.history.models import Incident
 
 NOTHING: Final = "–"  # noqa: RUF001 (a dash is no hyphen)
 """Stands where a value is not known."""
@@ -133,9 +136,27 @@ def in_ranks(size: int, facts: Mapping[str, Any] | None) -> str:
 
 
 def kept(facts: Mapping[str, Any] | None) -> str:
-    """Say which ranks of a generation live on from the one before; empty when none does."""
+    """Say how many ranks of a generation go on in the process they had in the one before; empty when none does."""
     living = (facts or {}).get("kept") or []
-    return f", {ranks(living)} of them as they were" if living else ""
+    return f", {count(len(living))} of them in the same process as before" if living else ""
+
+
+def begun(incident: Incident) -> str:
+    """Say that an incident began, in a line: what happened, where, and how soon it was detected."""
+    soon = duration(max(0.0, incident.detected_at - incident.fault_at))
+    return f"incident {incident.number}: {incident.kind} on {incident.subject}, detected after {soon}"
+
+
+def over(incident: Incident) -> str:
+    """Say that an incident is over, in a line: how it ended, what was done, and what it cost."""
+    words = [f"incident {incident.number} {(incident.outcome or 'closed').replace('-', ' ')}"]
+    if incident.outcome == "recovered":
+        words += [f"by {incident.rung}"] if incident.rung else []
+        words += [f"in {duration(incident.downtime_s)}"] if incident.downtime_s is not None else []
+    again = "no step" if incident.steps_lost == 0 else plural(incident.steps_lost or 0, "step")
+    more = [f"{again} computed again"] if incident.steps_lost is not None else []
+    more += [f"now generation {incident.generation_after}"] if incident.generation_after is not None else []
+    return ", ".join([" ".join(words), *more])
 
 
 def _all(names: Iterable[str] | None) -> str:

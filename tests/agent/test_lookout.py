@@ -15,7 +15,7 @@ from detectors.sightings import Sighting
 from holdfast.agent.kernel_log import Follower
 from holdfast.agent.lookout.listener import NAME as LISTENER
 from holdfast.agent.lookout.telling import MOST_LINES, QUIET, Budget, Telling
-from holdfast.process import children_of
+from holdfast.process import children_of, state_of
 from holdfast.wire import Message
 from tests.agent.rig import SPEAKING, Flow, Node
 from tests.readers.conftest import built
@@ -130,6 +130,7 @@ def test_what_happens_to_a_node_is_told_as_it_happens(broken: Broken) -> None:
         assert fault(flow, "gpu-off-bus", "GPU driver events"), "another one listens"
         _kill_listener(first)
         assert [one["event"] for one in flow.events].count("node.deaf") == 1, "once is enough"
+        wait_until(lambda: not [pid for pid in children_of(first) if state_of(pid) == "Z"], seconds=20)  # of three looks and two listeners
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: broken.lookout() not in {None, first}, seconds=60)
         flow.start(4)  # the agent takes the helper's end for nobody else's

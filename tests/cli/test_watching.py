@@ -84,6 +84,63 @@ def test_the_picture_fits_the_terminal(columns: int, screen: Callable[..., Termi
     assert bool(set("▁▂▃▄▅▆▇") & set(terminal.text)) is (columns == 120)
 
 
+LONG_NOTE = (
+    "node-1: The processors of this node have more to do than they can: load 9.2 on 2 processors. Cure: find the process that takes them"
+    " and end it, or move the job to a node that is free; see /a/folder/with/a/long/path/in/which/the/log/of/the/flow/lies/flow.log"
+)
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (50, 20)])
+def test_no_word_is_broken_and_no_line_too_long(
+    columns: int, lines: int, screen: Callable[..., Terminal], running: Author, book: History
+) -> None:
+    """Events, notes, the panel and the summary: a long text goes on below, a note after two lines in the history."""
+    terminal = screen(columns, lines)
+    now = time.time() - running.zero
+    running.incident(4, "cuda-uncorrectable-ecc", "rank 2 on gpu-node-with-a-long-name-17", seconds=now)
+    for number in range(5):
+        running.remark(LONG_NOTE.replace("9.2", f"{number + 9}.2"), seconds=now + 0.1 * number)
+    wait_until(lambda: "node-1: The processors" in terminal.text, seconds=SECONDS, explain=lambda: terminal.text)
+    end(running, book, because="all of the 2,000 steps that were asked for are done and the newest checkpoint is whole")
+    assert ended(terminal) == 0
+    shown = [line for line in re.split(r"[\r\n]+", terminal.text) if line]
+    assert max(map(len, shown)) <= columns, max(shown, key=len)
+    words = {word for line in shown for word in line.split()}
+    for text in ("incident 4: cuda-uncorrectable-ecc on rank 2 on gpu-node-with-a-long-name-17, detected after", "checkpoint is whole"):
+        assert set(text.split()) <= words
+    assert terminal.text.count("node-1: The processors") == 1, "a note that comes again is no news"
+    cut = next(number for number, line in enumerate(shown) if "node-1: The processors" in line)
+    assert shown[cut + 1].endswith(" …")
+    assert set(shown[cut + 1].removesuffix("…").split()) <= set(LONG_NOTE.replace("9.2", "9.2").split())
+
+
+def test_a_recovery_is_two_lines(running: Author, book: History) -> None:
+    """One when it begins and one when it is over; a program gets every move, decision and generation."""
+    child, program = (
+        subprocess.Popen([*FOLLOW, *more], env=environment(), stdout=subprocess.PIPE, text=True) for more in ((), ("--json",))
+    )
+    assert child.stdout
+    assert program.stdout
+    child.stdout.readline()
+    program.stdout.readline()
+    at = time.time() - running.zero
+    running.move("DIAGNOSING", "rank 2 was killed", seconds=at, event="faulted", generation=3)
+    running.incident(4, "worker-sigkill", "rank 2 on n2", seconds=at)
+    running.move("ISOLATING", "restart 4 of 3 within 1 h", seconds=at + 0.03, event="decided", generation=3)
+    running.generation(4, {"n0": [0, 1], "n2": [2, 3]}, seconds=at + 0.05)
+    running.move("RUNNING", "all 4 rank(s) are at work", seconds=at + 0.5, generation=4)
+    end(running, book)
+    said, told = (one.communicate(timeout=SECONDS)[0] for one in (child, program))
+    lines = [line[10:] for line in said.splitlines()]
+    assert [line for line in lines if "incident 4" in line] == [
+        "incident 4: worker-sigkill on rank 2 on n2, detected after 20 ms; recovery: restart-in-place",
+        "incident 4 recovered by restart-in-place in 310 ms, 2 steps computed again, now generation 5",
+    ]
+    assert not any(word in said for word in ("DIAGNOSING", "ISOLATING", "generation 4:", "are at work"))
+    events = [json.loads(line) for line in told.splitlines()]
+    assert sorted(one["after"] for one in events if one["event"] == "move") == ["COMPLETED", "DIAGNOSING", "ISOLATING", "RUNNING"]
+
+
 def test_the_picture_follows_the_size_of_the_terminal(screen: Callable[..., Terminal]) -> None:
     """Wider, then as small as a stamp: the next picture fits, and nothing breaks."""
     terminal = screen(80)
@@ -104,7 +161,9 @@ def test_what_happens_scrolls_by_above_the_picture(screen: Callable[..., Termina
     terminal = screen()
     running.incident(4, "worker-sigbus", "rank 2 on n2", seconds=time.time() - running.zero)
     wait_until(
-        lambda: "incident 4: worker-sigbus on rank 2 on n2, seen after 20 ms" in terminal.text, seconds=SECONDS, explain=terminal.text
+        lambda: "incident 4: worker-sigbus on rank 2 on n2, detected after" in terminal.text,
+        seconds=SECONDS,
+        explain=lambda: terminal.text,
     )
 
 
@@ -174,7 +233,7 @@ def test_a_pipe_gets_one_line_a_change(running: Author, book: History) -> None:
     rest, _ = child.communicate(timeout=SECONDS)
     assert re.match(r"\d\d:\d\d:\d\d  step 400 of 10,000  loss 0\.\d+  10\.00 steps/s$", first)
     lines = [line[10:] for line in rest.splitlines()]
-    assert "incident 4: worker-sigbus on rank 2 on n2, seen after 20 ms" in lines
+    assert "incident 4: worker-sigbus on rank 2 on n2, detected after 20 ms; recovery: restart-in-place" in lines
     assert "COMPLETED: all ended well" in lines
     assert any(line.startswith("job 'gpt-small' COMPLETED after") for line in lines)
     assert "\x1b" not in rest

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from detectors.catalogue import CATALOGUE_LEVELS
 from holdfast.control.board import Board
 from holdfast.control.hearing import GATHERED, Hearing
 from holdfast.control.run import Run
@@ -138,3 +139,19 @@ def test_replicas_that_are_behind_on_many_nodes_are_told_of_in_one_remark(told: 
     assert ": a, b: 10 snapshots were left out. Cure: " in remark
     told.hears("trouble", node="a", kind="checkpoint-late", path="/ckpt/3", why="late", step=30)
     assert len(told.remarks) == 2, "whatever else is wrong is told at once"
+
+
+def test_nodes_of_one_machine_say_one_line_about_it(told: Told) -> None:
+    """All three hear of the same load: every fault is on record, one is announced; two machines say a line each."""
+    noted: list[Any] = []
+    told.run.slow_ranks = SimpleNamespace(note=noted.append)
+    told.run.levels, told.run.members, told.run.incident = CATALOGUE_LEVELS, list(MEMBERSHIP), None
+    for kind, lines in ("local", 1), ("ssh", 3):
+        told.run.cluster = SimpleNamespace(kind=kind)
+        for number, node in enumerate(MEMBERSHIP):
+            facts = {"kind": "host-overloaded", "part": "processors", "quote": "load 9 on 2 processors", "source": f"host check on {node}"}
+            told.hears("node.fault", node=node, seen_at=float(lines + number), **facts)
+        assert len(told.remarks) == lines
+    assert len(noted) == 4
+    assert told.remarks[0].startswith("a, b (one machine): ")
+    assert [line.partition(":")[0] for line in told.remarks[1:]] == ["a", "b"]

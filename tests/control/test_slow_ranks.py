@@ -32,7 +32,7 @@ class TheRun:
         self.policy, self.levels, self.members = NAMED["balanced"], CATALOGUE_LEVELS, ("n0", "n1", "n2")
         self.paces: Paces = paces(WELL, WELL, WELL)
         self.roles: tuple[tuple[int, ...], ...] = ((0, 1, 2),)
-        self.job = SimpleNamespace(id="j")
+        self.job, self.cluster = SimpleNamespace(id="j"), SimpleNamespace(kind="ssh")
         self.kept: list[models.Weighing] = []
         self.asked: list[models.Request] = []
         self.said: list[str] = []
@@ -124,3 +124,21 @@ def test_a_slow_rank_is_weighed_again_and_told_when_the_answer_changes() -> None
     run.look(steps=0)
     assert [one.act for one in run.kept] == ["stay", "move"]
     assert len(run.asked) == 1
+
+
+def test_what_only_goes_on_is_announced_once_and_again_when_it_costs_far_more() -> None:
+    """That another rank is the slowest now is no news, nor is another node of the same machine; each answer stays on record."""
+    run = TheRun("tell")
+    run.cluster.kind = "local"
+    for node in ("n0", "n1", "n2"):
+        run.ranks.note(Fault(kind="host-overloaded", at=1.0, node=node, quote="load 9 on 2 processors", signature="load"))
+    slower = Pace(own=0.6, talk=0.05, data=0.0)
+    for now in (paces(WAITS, SLOW, WAITS), paces(SLOW, WAITS, WAITS), paces(WAITS, WAITS, SLOW), paces(WAITS, slower, WAITS)) * 3:
+        run.paces = now
+        run.look()
+    assert len(run.kept) > 3
+    assert len(run.said) == 1, run.said
+    waits = Pace(own=0.3, talk=1.75, data=0.0)
+    run.paces = paces(waits, Pace(own=2.0, talk=0.05, data=0.0), waits)
+    run.look()
+    assert len(run.said) == 2

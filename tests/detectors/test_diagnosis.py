@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detectors.associations import follows_step, is_echo
-from detectors.catalogue import CATALOGUE, Blame, Fault
-from detectors.diagnosis import SILENCE_SECONDS, Before, Diagnosis, diagnose, seconds_to_settle
+from detectors.catalogue import CATALOGUE, CATALOGUE_LEVELS, Blame, Fault
+from detectors.diagnosis import SILENCE_SECONDS, Before, Diagnosis, diagnose, left_unexplained, seconds_to_settle
 from detectors.evidence import Blind, CheckpointTrouble, Evidence, LogLine, Overrun, Progress, StartTrouble, WorkerStop
 from tests.detectors.evidence_of import a_killed, a_rank, a_silence, an_echo, an_end, an_error, seen
 
@@ -309,7 +309,20 @@ def test_a_users_error_shows_the_traceback_of_the_first_that_failed() -> None:
 def test_a_second_cause_is_told_as_such_and_an_echo_is_only_counted() -> None:
     """One kill does not follow from another."""
     because = diagnose(seen(a_killed("n0", 0, at=0.1), a_killed("n1", 2, at=0.2), an_echo("n0", 1), an_echo("n1", 3))).because
-    assert because.endswith("; also worker-sigkill of rank 2 on n1; 2 other symptom(s) follow from it")
+    assert because.endswith("; also worker-sigkill of rank 2 on n1; 2 symptoms follow from it")
+
+
+def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:
+    """Training went on through them; one from the same moment is counted."""
+
+    def behind(at: float) -> CheckpointTrouble:
+        return CheckpointTrouble(node="n1", rank=2, at=at, kind="replica-behind", path="/dev/shm/x", why="10 snapshots were left out")
+
+    earlier = diagnose(seen(a_killed("n0", 0, at=30.0), behind(9.0), behind(10.0)))
+    assert "fault" not in earlier.because
+    assert left_unexplained(earlier.candidates[0], CATALOGUE_LEVELS) == []
+    assert len(earlier.candidates[0].unexplained) == 2, "the verdict still accounts for all"
+    assert diagnose(seen(a_killed("n0", 0, at=30.0), behind(9.0), behind(30.1))).because.endswith("; 1 unrelated fault at the same time")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from detectors.evidence import Blind
 from detectors.health import judge
 from detectors.readings import ClockReading, HostReading, NodeReading, Service
+from holdfast.process import state_of
 from holdfast.readers.clock import read_clock
 from holdfast.readers.host import read_host
 from holdfast.readers.processes import ALL_OF_THE_NODE, read_processes, sees_the_whole_node
@@ -123,6 +125,18 @@ def test_a_process_that_ended_unnoticed_is_seen() -> None:
         (zombie,) = (one for one in read_processes().stuck if one.pid == child.pid)
         assert (zombie.state, zombie.parent, zombie.name) == ("Z", os.getpid(), "true")
     assert not [one for one in read_processes().stuck if one.pid == child.pid]
+
+
+def test_a_zombie_of_holdfasts_own_processes_is_no_fault_of_the_node() -> None:
+    """The parent decides: a process that is started as `python -m holdfast.agent...`, whatever its child was."""
+    code = "import os, time\npid = os.fork()\nif pid == 0: os._exit(0)\nprint(pid, flush=True)\ntime.sleep(60)"
+    for marks, seen in ([], True), (["-m", "holdfast.agent.lookout"], False):
+        with subprocess.Popen([sys.executable, "-c", code, *marks], stdout=subprocess.PIPE, text=True) as parent:
+            assert parent.stdout
+            pid = int(parent.stdout.readline())
+            wait_until(lambda pid=pid: state_of(pid) == "Z", seconds=20)
+            assert (pid in {one.pid for one in read_processes().stuck}) is seen
+            parent.kill()
 
 
 WAITS = "#include <unistd.h>\nint main(void) { if (!vfork()) { pause(); _exit(0); } return 0; }\n"

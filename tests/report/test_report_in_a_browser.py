@@ -40,6 +40,10 @@ addEventListener("load", () => {
       letters: Math.min(...[...one.querySelectorAll("text")].map(text => box(text).height)),
       ink: getComputedStyle(one.querySelector("text")).fill,
     })),
+    clipped: [...document.querySelectorAll(".scroll")].filter(one => one.scrollWidth > one.clientWidth + 1)
+      .map(one => one.getAttribute("aria-label")),
+    pills: Math.max(0, ...[...document.querySelectorAll("td .chip")].filter(shown).map(one => box(one).height)),
+    reasons: [...document.querySelectorAll(".members .why")].filter(shown).map(one => box(one).width),
     paper: getComputedStyle(document.querySelector(".card")).backgroundColor,
   };
   parent.postMessage(JSON.stringify(seen), "*");
@@ -99,6 +103,9 @@ def test_the_page_is_read_without_complaint_at_any_width_by_day_and_by_night(
     saw = found.saw
     assert (saw["width"], saw["fetched"]) == (width, [])
     assert saw["overflow"] <= 0
+    assert saw["clipped"] == [], "a table that is cut hides what nobody looks for"
+    assert saw["pills"] < 30, "a pill is one line"
+    assert min(saw["reasons"]) > (400 if width == WIDE else 180)
     for words in (
         "bytes-gpt",
         "completed",

@@ -122,7 +122,7 @@ def test_the_page_has_the_headline_and_every_section(parsed: Parsed) -> None:
         "Nodes",
         "Checkpoints",
         "State in memory",
-        "Remarks",
+        "Notes",
     ]
     tiles = {one.find("dt")[0].text: one.find("dd", class_="value")[0].text for one in root.find("div", class_="tile")}
     assert tiles["Steps"] == "600"
@@ -137,12 +137,35 @@ def test_the_page_says_who_held_which_ranks_and_what_became_of_the_nodes(parsed:
     """Newcomers and leavers of a generation are marked, a lost node is named with the reason."""
     root = parsed("three_incidents")
     members = [cell.words for cell in root.find("td", class_="members")]
-    assert members[0] == "node-0 0–1 node-1 2–3"  # noqa: RUF001 (ranges)
-    assert members[-1] == "node-0 0–1 + node-2 2–3 node-1"  # noqa: RUF001 (ranges)
+    assert members[0] == "node-0 0–1 node-1 2–3 first start: 2 of 2 nodes, 1 spare"  # noqa: RUF001 (ranges)
+    assert members[-1] == "node-0 0–1 + node-2 2–3 node-1 node-2 for node-1"  # noqa: RUF001 (ranges)
     assert [one.text for one in root.find("span", class_="went")] == ["node-1"]
     assert "the node does not answer" in root.text
     assert "shard 2 is not what the manifest says" in root.text
     assert "it adopted the running job" in root.text
+
+
+def test_what_came_again_is_counted_and_what_is_in_memory_is_no_checkpoint(history: History) -> None:
+    """Eleven notes are one, three troubles of snapshots stand with those, and the tile counts what lies on disk."""
+    begun = filled.launched(history)
+    begun.train(100)
+    for number in range(11):
+        begun.remark(f"rank 1 on node-0 (host-overloaded): watched; staying costs {15 + number} ms a step")
+    for _ in range(3):
+        begun.save(seconds=0.0, trouble="replica-behind", because="11 snapshots were left out")
+        begun.add(begun.fault("replica-behind", "rank 1 on node-0", level="watch", evidence={"quote": "11 snapshots were left out"}))
+    root = Page(page(gather(history, begun.write(), now=filled.BEGAN + 900))).root
+    (notes,) = root.find("ol", class_="remarks")
+    assert len(notes.find("li")) == 1
+    assert "11 times, last after" in notes.words
+    (tile,) = (one for one in root.find("div", class_="tile") if one.words.startswith("Checkpoints"))
+    assert tile.words.startswith("Checkpoints 2 41 ms each")
+    (saves,) = (one for one in root.find("div", class_="scroll") if one.attributes.get("aria-label") == "Checkpoints")
+    assert len(saves.find("tr")) == 3
+    assert "replica-behind" not in saves.words
+    assert "replica-behind 3 times, first at step 100" in root.words
+    (loose,) = (one for one in root.find("div", class_="scroll") if one.attributes.get("aria-label") == "Faults without an incident")
+    assert len(loose.find("tr")) == 2
 
 
 def test_the_environment_of_a_job_stays_out_of_its_report(pages: Pages) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.history.models import Incident
 from holdfast.report import wording
 from holdfast.report.evidence import pieces
 
@@ -145,3 +146,22 @@ def test_a_fault_in_one_line_has_no_two_full_stops() -> None:
 def test_missing_ranks_are_said_beside_those_that_are_there(size: int, facts: dict[str, object] | None, words: str) -> None:
     """Whoever reads the width of a job sees at once that it is not its full one."""
     assert wording.in_ranks(size, facts) == words
+
+
+def test_ranks_that_go_on_in_their_process_are_counted_not_named() -> None:
+    """Rank 0 alone is one of them."""
+    assert wording.kept({"kept": [0]}) == ", 1 of them in the same process as before"
+    assert wording.kept({"kept": [3, 5, 7]}) == ", 3 of them in the same process as before"
+    assert wording.kept({"kept": []}) == wording.kept(None) == ""
+
+
+def test_an_incident_is_one_line_when_it_begins_and_one_when_it_is_over() -> None:
+    """With what was done and what it cost; one that was given up claims no recovery."""
+    one = Incident(
+        job_id="j", number=2, kind="worker-sigkill", subject="rank 1 on node-1", fault_at=10.0, detected_at=10.012, generation_before=1
+    )
+    assert wording.begun(one) == "incident 2: worker-sigkill on rank 1 on node-1, detected after 12 ms"
+    one.outcome, one.rung, one.downtime_s, one.steps_lost, one.generation_after = "recovered", "take-over", 0.259, 0, 2
+    assert wording.over(one) == "incident 2 recovered by take-over in 259 ms, no step computed again, now generation 2"
+    one.outcome, one.steps_lost, one.generation_after = "gave-up", None, None
+    assert wording.over(one) == "incident 2 gave up"

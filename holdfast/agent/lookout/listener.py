@@ -15,6 +15,7 @@ from typing import Final
 
 from detectors.evidence import Blind
 from detectors.portable import packed
+from holdfast.agent.lookout.children import Children
 from holdfast.log import note
 from holdfast.process import die_with_parent
 from holdfast.readers.nvml import NoNvml
@@ -27,8 +28,6 @@ AGAIN: Final = 60.0
 """Seconds until it is tried again where there is nothing to listen to: a driver may be loaded, or come back, while a job runs."""
 WAIT: Final = 600.0
 """Seconds of one wait for an event; each ends at once when there is one."""
-DESCRIPTORS: Final = 256
-"""The lookout has a dozen open."""
 PAUSE: Final = 0.5
 """Seconds before a listener that died is followed by another; twice as long each time, up to `AGAIN`."""
 STEADY: Final = 60.0
@@ -38,25 +37,21 @@ NAME: Final = "lookout-nvml"
 """Of the process, as `ps` shows it."""
 
 
-def only(descriptor: int) -> None:
-    """Leave this process, a fork, nothing open but *descriptor* and the standard ones: a socket that it held would never end."""
-    os.closerange(3, descriptor)
-    os.closerange(descriptor + 1, DESCRIPTORS)
-
-
 class Listener:
     """The process that listens, and another one whenever it has died: a driver that crashes, or whoever is short of memory, may kill it."""
 
-    def __init__(self, selector: selectors.BaseSelector, heard: Callable[[Message], None], tell: Callable[[Message], None]) -> None:
+    def __init__(
+        self, children: Children, selector: selectors.BaseSelector, heard: Callable[[Message], None], tell: Callable[[Message], None]
+    ) -> None:
         """Have *heard* called with each thing heard, and *tell* with begin and end of a time in which nobody listens for sure."""
-        self._selector, self._heard, self._tell = selector, heard, tell
+        self._children, self._selector, self._heard, self._tell = children, selector, heard, tell
         self._pid, self._since, self._deaths = 0, 0.0, 0
         self._again_at: float | None = None
         self._said = bytearray()
 
     def begin(self) -> None:
         """Start it; raise ``OSError`` when that cannot be."""
-        self._pid, pipe = start_listening()
+        self._pid, pipe = start_listening(self._children)
         self._since, self._said = time.monotonic(), bytearray()
         os.set_blocking(pipe, False)
         self._selector.register(pipe, selectors.EVENT_READ, lambda _mask: self._read(pipe))
@@ -75,7 +70,7 @@ class Listener:
             self._tell({"hears": True})
 
     def _start_again(self, now: float) -> None:
-        how = _how_it_ended(self._pid)
+        how = _how_it_ended(self._children.status(self._pid))
         if self._deaths == 1:
             note(log, "listener.gone", how=how)
             self._tell({"deaf": f"the process that listens to it {how}"})
@@ -101,23 +96,20 @@ class Listener:
             self._heard(json.loads(line))
 
 
-def _how_it_ended(pid: int) -> str:
-    """Reap a process that has let go of its pipe, and say how it ended; one that the driver holds is left to the kernel."""
-    gone, status = os.waitpid(pid, os.WNOHANG)
-    if not gone:
+def _how_it_ended(code: int | None) -> str:
+    """Say how a process ended that has closed its pipe; one that the driver holds has no exit status yet."""
+    if code is None:
         return "hangs in the driver"
-    code = os.waitstatus_to_exitcode(status)
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
 
-def start_listening() -> tuple[int, int]:
+def start_listening(children: Children) -> tuple[int, int]:
     """Start the process; return its pid and the end of a pipe that gives a line of JSON for each Xid."""
     ours, its = os.pipe()
     parent = os.getpid()
-    pid = os.fork()
+    pid = children.fork(its)
     if pid == 0:
         try:
-            only(its)
             die_with_parent(parent)
             with suppress(OSError):
                 Path("/proc/self/comm").write_text(NAME)

@@ -21,8 +21,9 @@ from detectors.portable import Misshapen, unpacked
 from detectors.readings import KernelLine, NodeReading
 from detectors.xids import sighting
 from holdfast.agent.kernel_log import Follower
+from holdfast.agent.lookout.children import Children
 from holdfast.agent.lookout.links import drain, hear_links
-from holdfast.agent.lookout.listener import Listener, only
+from holdfast.agent.lookout.listener import Listener
 from holdfast.agent.lookout.telling import Budget, Telling
 from holdfast.log import note
 from holdfast.readers.collect import look
@@ -56,7 +57,8 @@ class Watch:
         """Generation in which something ended and the look from before it: the difference is to be told with the next look."""
         self._looking: tuple[int, int, bytearray] | None = None
         """The process that looks now: its pid, its pipe, and what it has said."""
-        self._listener = Listener(self._selector, self._xid, self._say)
+        self._children = Children()
+        self._listener = Listener(self._children, self._selector, self._xid, self._say)
         self._next_look = self._last_look = time.monotonic()
         self._kernel = Follower(kernel_log)
         self._links = hear_links()
@@ -139,10 +141,9 @@ class Watch:
     def _start_look(self, now: float) -> None:
         """Have a process look at the node: it may hang, which we may not."""
         ours, its = os.pipe()
-        pid = os.fork()
+        pid = self._children.fork(its)
         if pid == 0:
             try:
-                only(its)
                 os.nice(15)  # it can wait for a processor that nobody else wants
                 answer = json.dumps(look(self._node, self._root, LOOK_SECONDS)).encode()
                 while answer:
@@ -174,7 +175,7 @@ class Watch:
         pid, pipe, _ = self._looking
         self._selector.unregister(pipe)
         os.close(pipe)
-        os.waitpid(pid, os.WNOHANG)  # one that cannot be ended is left to the kernel
+        self._children.status(pid)  # how it ended says nothing; it is reaped when it does
         self._looking = None
 
     def _give_up_look(self) -> None:
