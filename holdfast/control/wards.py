@@ -25,7 +25,7 @@ from holdfast.log import note
 from holdfast.report.wording import moment
 from holdfast.spec import Cluster
 from policies.departures import Departure
-from policies.holds import Changed, HoldKind, NeedsPerson, Node, Owner, Stale, Word, in_words
+from policies.holds import Changed, HeldFault, HoldKind, NeedsPerson, Node, Owner, Stale, Word, in_words
 from policies.node_states import NodeState
 from policies.offences import Offence, takes_out
 from policies.quarantine import doubt, quarantine
@@ -263,7 +263,9 @@ class Wards:
             if node in question.picked:
                 self._approved[node] = question.by
                 evidence = tuple(map(str, told["evidence"]))
-                self.accuse([Offence(node=node, grave=True, because=str(told["because"]), evidence=evidence, seen=float(told["seen"]))])
+                faults = tuple(HeldFault(**fault) for fault in told.get("faults", ()))
+                because, seen = str(told["because"]), float(told["seen"])
+                self.accuse([Offence(node=node, grave=True, because=because, evidence=evidence, faults=faults, seen=seen)])
             elif question.by:
                 self.keep({node: told}, question.answered_at or time.time())
 
@@ -272,7 +274,7 @@ class Wards:
         now, place = time.time(), self._place()
         approved = self._approved.get(one.node, "")
         because = f"{one.because} (approved by {approved})" if approved and one.grave else one.because
-        word = Word(owner=self.owner, because=because, at=now, seen=one.seen, evidence=one.evidence, approved=approved)
+        word = Word(owner=self.owner, because=because, at=now, seen=one.seen, evidence=one.evidence, faults=one.faults, approved=approved)
         verb = quarantine if one.grave else doubt
         answer = record.say(self.history, place, one.node, lambda node, ward: verb(node, word, ward), now=now)
         if isinstance(answer, NeedsPerson):
