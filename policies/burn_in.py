@@ -94,8 +94,13 @@ def in_words(check: Check) -> str:
 
 def seen(check: Check) -> str:
     """Return what a check saw and measured."""
-    figures = ", ".join(f"{_rounded(value)} {name}" for name, value in check.figures.items())
+    figures = figures_of(check)
     return check.words + (f" ({figures})" if figures else "")
+
+
+def figures_of(check: Check) -> str:
+    """Return what a check measured; empty where it measured nothing."""
+    return ", ".join(f"{_rounded(value)} {name}" for name, value in check.figures.items())
 
 
 def _rounded(value: float) -> str:

@@ -184,8 +184,8 @@ class Case:
         """Nodes that cannot hold ranks now: the lost ones and those that a fault asks to leave, root or not.
 
         Nothing resets devices, so a node whose ranks were stopped by a fault that asks for a reset leaves: the same error would stop them
-        again. Other nodes leave only while there are spares to take their places: those with such a fault through which their ranks went
-        on, those that should be evicted once they are idle (they are, if that fault is the root), and those that had the same fault too often.
+        again. Other nodes leave only while there are spares to take their places: those whose ranks went on through such a fault, those
+        that should be evicted once they are idle (they are, if that fault is the root), and those that had the same fault too often.
         """
         against, root = self.against_nodes(), self.diagnosis.root
         evicted = {fault.node for fault in against if self.levels.of(fault) is Level.EVICT_NOW}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from detectors.catalogue import COMPONENTS, Blame, FaultKind
+from detectors.catalogue import Blame, FaultKind
 from detectors.trials import Check, Mark
 from detectors.whole import CATALOGUE
 from policies.holds import HeldFault
@@ -116,6 +116,8 @@ CURES: Final[Mapping[Part, str]] = {
     Part.DISK: "Set `burn_in.folder` to a folder on the disk that had the fault",
     Part.MEMORY: "Free some of its memory",
 }
+OFF: Final[Mapping[Part, str]] = {Part.GPU: "`burn_in.torch` is off"}
+"""Why a check did not run at all."""
 _BUS: Final = re.compile(r"\b(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-7])?\b", re.IGNORECASE)
 _VAGUE: Final = frozenset({"", "node", "driver"})
 """Devices of faults that name none."""
@@ -173,6 +175,8 @@ def unproven(wanted: Iterable[Need], checks: Iterable[Check]) -> tuple[Unproven,
 
 
 def _unproven(need: Need, checks: tuple[Check, ...]) -> Unproven | None:
+    if need.component == "pcie" and _BUS.search(need.device) is not None:
+        return _unproven_on_bus(need, checks)
     if need.part is None:
         why = UNTESTED.get(need.component, "this version does not know the fault")
         words = f"no check exercises {need.component or 'what'} ({need.kind}): {why}"
@@ -181,13 +185,23 @@ def _unproven(need: Need, checks: tuple[Check, ...]) -> Unproven | None:
     passed = [check for check in mine if check.mark is Mark.PASSED]
     cure = CURES.get(need.part, "Run the burn-in again")
     if not passed:
-        why = "; ".join(check.words for check in mine) or "the check is switched off"
+        unreached = [check.words for check in checks if check.name == "reach"]
+        why = "; ".join([check.words for check in mine] or unreached) or OFF.get(need.part, "the check did not run")
         return Unproven(words=f"no check could exercise the {need.part} ({why})", cure=cure)
     used = [device for check in passed for device in check.devices]
     if used and _is_a_name(need) and not any(_is_same(need.device, device) for device in used):
         words = f"the {need.part} check used {', '.join(dict.fromkeys(used))}, and the fault ({need.kind}) was on {need.device}"
         return Unproven(words=words, cure=cure)
     return None
+
+
+def _unproven_on_bus(need: Need, checks: tuple[Check, ...]) -> Unproven | None:
+    """Find out whether a check used the device that a PCIe fault names by its address."""
+    used = [device for check in checks if check.mark is Mark.PASSED for device in check.devices if _BUS.search(device)]
+    if any(_is_same(need.device, device) for device in used):
+        return None
+    words = f"no check used the PCIe device {need.device} ({need.kind}); the checks used {', '.join(used) or 'none that has an address'}"
+    return Unproven(words=words, cure="Test the device by other means")
 
 
 def _is_a_name(need: Need) -> bool:
@@ -209,9 +223,3 @@ def _is_same(wanted: str, used: str) -> bool:
 def _address(found: re.Match[str]) -> tuple[int, int, int]:
     domain, bus, device = found.groups()
     return int(domain or "0", 16), int(bus, 16), int(device, 16)
-
-
-def unlisted_components() -> list[str]:
-    """Return the catalogue's components of which no table here says how they are tested; a test keeps it empty."""
-    known = OF_COMPONENT.keys() | BY_BLAME.keys() | UNTESTED.keys()
-    return [component for components in COMPONENTS.values() for component in components if component not in known]

@@ -77,13 +77,15 @@ def test_a_bit_that_sticks_in_a_device_is_found(monkeypatch: pytest.MonkeyPatch)
 def burnt(number: int, *, speed: float = 50.0, value: float = 1.0, wrong: str = "") -> dict[str, Any]:
     """Return what burning one GPU came to."""
     product = torch.full((2, 2), value)
-    return {"number": number, "name": "H200", "wrong": wrong, "seconds": 1.0, "figures": {"float32 TFLOP/s": speed}, "products": [product], "devices": ()}
+    facts = {"seconds": 1.0, "figures": {"float32 TFLOP/s": speed}, "devices": (f"0000:{number:02x}:00.0",)}
+    return {"number": number, "name": "H200", "wrong": wrong, "products": [product], **facts}
 
 
 def test_gpus_of_one_kind_are_held_against_each_other() -> None:
     """One that computes otherwise, one that is slow, one that failed by itself, and one that torch does not see."""
     checks = matrix._compared([burnt(0), burnt(1, value=2.0), burnt(2), burnt(3, speed=30.0), burnt(4, wrong="lost")], missing=1)
     assert [one.mark for one in checks] == [Mark.PASSED, Mark.FAILED, Mark.PASSED, Mark.FAILED, Mark.FAILED, Mark.SKIPPED]
+    assert checks[2].devices == ("0000:02:00.0",)
     assert "differ from those of GPUs [0, 2, 3]" in checks[1].words
     assert checks[3].words == "it made 30.0 float32 TFLOP/s where GPUs of its kind made 50.0"
 

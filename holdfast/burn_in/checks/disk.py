@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -18,6 +19,8 @@ from detectors.trials import Check, Mark
 NAME: Final = "disk"
 BLOCK: Final = 4 << 20
 MB: Final = 1e6
+BUS: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+"""A PCI address, as a folder of sysfs."""
 SPARED: Final = 0.5
 """Of the space that is free a test takes no more than this share: who works on the node may need the rest."""
 THEIRS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
@@ -66,12 +69,13 @@ def names_of(folder: Path) -> tuple[str, ...]:
 
 
 def _disks(device: Path) -> list[str]:
-    """Return a block device, the disk that it is a partition of, and what it is made of (RAID, LVM)."""
+    """Return a block device, the disk that it is a partition of, its PCI address, and what it is made of (RAID, LVM)."""
     if not device.exists():
         return []  # no block device: an overlay, a network file system
     place = device.resolve()
     below = [name for slave in sorted(place.glob("slaves/*")) for name in _disks(slave)]
-    return [place.name, *([place.parent.name] if (place / "partition").exists() else []), *below]
+    whole = [place.parent.name] if (place / "partition").exists() else []
+    return [place.name, *whole, *[part for part in place.parts if BUS.fullmatch(part)][-1:], *below]
 
 
 def told(written: Written, begun: float, free: int) -> Check:

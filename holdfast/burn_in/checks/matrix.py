@@ -167,7 +167,8 @@ def _compared(burnt: list[dict[str, Any]], *, missing: int) -> list[Check]:
         peers = [other for other in burnt if other["name"] == one["name"] and not other["wrong"]]
         wrong = one["wrong"] or _strange(one, peers) or _slow(one, peers)
         mark, words = (Mark.FAILED, wrong) if wrong else (Mark.PASSED, f"{one['name']}: every product is the same")
-        checks.append(Check(name=f"{GPU} {one['number']}", mark=mark, words=words, figures=one["figures"], seconds=one["seconds"], devices=one["devices"]))
+        facts = {name: one[name] for name in ("figures", "seconds", "devices")}
+        checks.append(Check(name=f"{GPU} {one['number']}", mark=mark, words=words, **facts))
     if missing > 0:
         checks.append(Check(name=GPU, mark=Mark.SKIPPED, words=f"{missing} of its NVIDIA devices cannot be used by torch"))
     return checks
