@@ -151,6 +151,8 @@ class Case:
     """A person may be asked before the job is left with fewer nodes than it needs."""
     approved: frozenset[str] = frozenset()
     """Nodes that may go below that, as a person said, or as nobody said otherwise in time."""
+    kept: frozenset[str] = frozenset()
+    """Nodes that a person keeps in service in spite of the faults seen on them."""
 
     @property
     def because(self) -> str:
@@ -158,9 +160,11 @@ class Case:
         return "; ".join((self.diagnosis.because, *self.notes, *self._not_again()))
 
     def _not_again(self) -> Iterator[str]:
-        """Say which nodes get no rank again because the fault asks for a device reset."""
+        """Say which nodes get no rank again because the fault asks for a device reset, and which do by a person's decision."""
         for node in self.members:
             kinds = dict.fromkeys(fault.kind for fault in self._needs_reset() if fault.node == node)
+            if node in self.kept:
+                yield f"a person keeps {node} in service"
             if kinds:
                 yield f"{', '.join(kinds)} asks for a device reset, which Holdfast does not do: no rank is started on {node} again"
 
@@ -171,7 +175,8 @@ class Case:
 
     def against_nodes(self) -> tuple[Fault, ...]:
         """Return the faults for which the nodes they were seen on have to answer."""
-        return tuple(fault for fault in self.diagnosis.against_nodes() if fault.node and fault.kind not in self.common)
+        against = (fault for fault in self.diagnosis.against_nodes() if fault.node and fault.kind not in self.common)
+        return tuple(fault for fault in against if fault.node not in self.kept)
 
     @property
     def announced(self) -> frozenset[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
-from holdfast.history import holds, queries
+from holdfast.history import holds, queries, questions
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
@@ -44,3 +46,19 @@ def test_an_ecc_error_on_the_only_node_makes_the_job_wait_and_say_why(stage: Sta
     assert generations_on(play, "node-0") == [1]
     assert play.kinds() == ["cuda-uncorrectable-ecc"]
     play.stops()
+
+
+def test_a_node_that_a_person_keeps_is_started_on_again_and_not_quarantined(stage: Stage) -> None:
+    """By default a person is asked before the only node is taken out; a refusal is a decision, and on record as the reason."""
+    stage.count = 1
+    each = EACH.replace("step == 5", "step == 5 and generation == 1")
+    play = stage.play("ecc-kept", args=["--steps", "12", "--each", each], nodes={"wanted": 1, "ranks": 1})
+    wait_until(lambda: questions.still_open(stage.history), seconds=60, explain=play.log)
+    (asked,) = questions.still_open(stage.history)
+    command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--refuse", "--because", "a test pattern"]
+    subprocess.run(command, env=stage.environment, capture_output=True, check=True)
+    assert play.ends() == 0, play.log()
+    (incident,) = play.incidents()
+    assert (incident.rung, incident.outcome) == ("restart-in-place", "recovered")
+    assert "a person keeps node-0 in service" in incident.because
+    assert (generations_on(play, "node-0"), faults_of(stage, "node-0")) == ([1, 2], [])

@@ -70,8 +70,10 @@ def gpu(seconds: float, memory_share: float, expected: int = 0) -> list[Check]:
 def addresses(torch: Any, number: int) -> tuple[str, ...]:  # noqa: ANN401
     """Return the PCI address of a GPU, where this torch knows it."""
     facts = torch.cuda.get_device_properties(number)
-    found = [getattr(facts, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
-    return () if None in found else ("{:04x}:{:02x}:{:02x}.0".format(*found),)
+    try:
+        return (f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0",)
+    except AttributeError:
+        return ()
 
 
 def _torch() -> Any:  # noqa: ANN401 (torch, or why there is none)
