@@ -15,8 +15,8 @@ class Mark(str, Enum):  # noqa: UP042 (nodes have python 3.10, which knows no St
 
     PASSED = "passed"
     FAILED = "failed"
-    BLIND = "blind"
-    """It could not be made: that is no pass, and speaks against nobody."""
+    SKIPPED = "skipped"
+    """It could not run: that is not a pass, and not a failure."""
 
     def __str__(self) -> str:
         return self.value
@@ -37,7 +37,9 @@ class Check:
     """What was measured: each name ends in its unit."""
     seconds: float = 0.0
     needed: bool = True
-    """Without it nobody may say that the node is well; else it is told where it is blind, and no more."""
+    """A node is not healthy while this check is skipped; otherwise the skip is reported and changes nothing."""
+    devices: tuple[str, ...] = ()
+    """Devices that the check used, by every name that the node has for them (PCI address, interface, disk, mount point); empty: unknown."""
 
 
 def check_of(told: object) -> Check:
@@ -52,8 +54,9 @@ def check_of(told: object) -> Check:
             figures={_text(name): _number(value) for name, value in told.get("figures", {}).items()},
             seconds=_number(told.get("seconds", 0.0)),
             needed=told.get("needed", True) is not False,
+            devices=tuple(_text(one) for one in told.get("devices", ())),
         )
-    except (KeyError, ValueError, AttributeError) as error:
+    except (KeyError, ValueError, AttributeError, TypeError) as error:
         raise Misshapen(f"{str(told)[:60]!r} is no check: {error}") from None
 
 

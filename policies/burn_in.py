@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from detectors.trials import Check, Mark
+from policies.required_checks import Need, unproven
 
 WRITTEN: Final = "written MB/s"
 SENT: Final = "sent MB/s"
@@ -39,6 +40,8 @@ class Outcome:
     mark: Mark
     because: str
     checks: tuple[Check, ...]
+    cure: str = ""
+    """What makes the missing checks possible, where the node is not proven healthy."""
 
     @property
     def evidence(self) -> tuple[str, ...]:
@@ -54,18 +57,34 @@ def held_against(check: Check, limits: Limits) -> Check:
     return replace(check, mark=Mark.FAILED, words="; ".join(wrong)) if wrong else check
 
 
-def outcome(node: str, checks: Iterable[Check]) -> Outcome:
-    """Return the verdict: one failure is one too many, and nobody passes whom nobody could see."""
+def outcome(node: str, checks: Iterable[Check], wanted: Iterable[Need] = ()) -> Outcome:
+    """Return the verdict: one failed check fails the node, and it passes only if the checks exercised every part that is *wanted*."""
     checks = tuple(checks)
     failed = [check for check in checks if check.mark is Mark.FAILED]
-    blind = [check for check in checks if check.mark is Mark.BLIND and check.needed]
+    skipped = [check for check in checks if check.mark is Mark.SKIPPED and check.needed]
+    missing = unproven(wanted, checks)
     if failed:
         return Outcome(node=node, mark=Mark.FAILED, because="; ".join(f"{one.name}: {one.words}" for one in failed), checks=checks)
-    if blind or not any(check.mark is Mark.PASSED for check in checks):
-        why = "; ".join(f"{one.name}: {one.words}" for one in blind) or "nothing could be tried"
-        return Outcome(node=node, mark=Mark.BLIND, because=f"not known to be well, as not all could be tried: {why}", checks=checks)
+    if missing:
+        cure = " ".join(f"{one}." for one in dict.fromkeys(one.cure for one in missing))
+        return Outcome(node=node, mark=Mark.SKIPPED, because="; ".join(map(str, missing)), checks=checks, cure=cure)
+    if skipped or not any(check.mark is Mark.PASSED for check in checks):
+        why = "; ".join(f"{one.name}: {one.words}" for one in skipped) or "no check ran"
+        return Outcome(node=node, mark=Mark.SKIPPED, because=f"not all checks could run: {why}", checks=checks)
     passed = ", ".join(one.name for one in checks if one.mark is Mark.PASSED)
     return Outcome(node=node, mark=Mark.PASSED, because=f"passed {passed}", checks=checks)
+
+
+def in_a_word(mark: Mark) -> str:
+    """Return how a node's burn-in ended: a check is skipped, and a node is then not proven healthy."""
+    return "not proven" if mark is Mark.SKIPPED else str(mark)
+
+
+def stays_out(found: Outcome, state: str) -> str:
+    """Say why a node stays out of service after a burn-in that did not prove it healthy, and what to do."""
+    by_hand = f"return it by hand with `holdfast nodes readmit {found.node} --because ...`"
+    cure = f"{found.cure.rstrip('.')}, or {by_hand}." if found.cure else f"{by_hand.capitalize()} if it is healthy."
+    return f"{found.node} stays {state}: {found.because}. {cure}"
 
 
 def in_words(check: Check) -> str:
@@ -75,8 +94,13 @@ def in_words(check: Check) -> str:
 
 def seen(check: Check) -> str:
     """Return what a check saw and measured."""
-    figures = ", ".join(f"{_rounded(value)} {name}" for name, value in check.figures.items())
+    figures = figures_of(check)
     return check.words + (f" ({figures})" if figures else "")
+
+
+def figures_of(check: Check) -> str:
+    """Return what a check measured; empty where it measured nothing."""
+    return ", ".join(f"{_rounded(value)} {name}" for name, value in check.figures.items())
 
 
 def _rounded(value: float) -> str:

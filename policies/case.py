@@ -6,7 +6,7 @@ read which rules were passed over; one that only has something to say about the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -151,11 +151,22 @@ class Case:
     """A person may be asked before the job is left with fewer nodes than it needs."""
     approved: frozenset[str] = frozenset()
     """Nodes that may go below that, as a person said, or as nobody said otherwise in time."""
+    kept: frozenset[str] = frozenset()
+    """Nodes that a person keeps in service in spite of the faults seen on them."""
 
     @property
     def because(self) -> str:
         """Return what was seen, and what rules noted of it."""
-        return "; ".join((self.diagnosis.because, *self.notes))
+        return "; ".join((self.diagnosis.because, *self.notes, *self._not_again()))
+
+    def _not_again(self) -> Iterator[str]:
+        """Say which nodes get no rank again because the fault asks for a device reset, and which do by a person's decision."""
+        for node in self.members:
+            kinds = dict.fromkeys(fault.kind for fault in self._needs_reset() if fault.node == node)
+            if node in self.kept:
+                yield f"a person keeps {node} in service"
+            if kinds:
+                yield f"{', '.join(kinds)} asks for a device reset, which Holdfast does not do: no rank is started on {node} again"
 
     @property
     def is_common(self) -> bool:
@@ -164,7 +175,8 @@ class Case:
 
     def against_nodes(self) -> tuple[Fault, ...]:
         """Return the faults for which the nodes they were seen on have to answer."""
-        return tuple(fault for fault in self.diagnosis.against_nodes() if fault.node and fault.kind not in self.common)
+        against = (fault for fault in self.diagnosis.against_nodes() if fault.node and fault.kind not in self.common)
+        return tuple(fault for fault in against if fault.node not in self.kept)
 
     @property
     def announced(self) -> frozenset[str]:
@@ -176,14 +188,24 @@ class Case:
     def leaving(self) -> frozenset[str]:
         """Nodes that cannot hold ranks now: the lost ones and those that a fault asks to leave, root or not.
 
-        Nobody here may reset a device that ranks use: its node leaves as well, as long as there are spares to take the places. So does one
-        that had the same fault too often.
+        Nothing resets devices, so a node whose ranks were stopped by a fault that asks for a reset leaves: the same error would stop them
+        again. Other nodes leave only while there are spares to take their places: those whose ranks went on through such a fault, those
+        that should be evicted once they are idle (they are, if that fault is the root), and those that had the same fault too often.
         """
-        against = self.against_nodes()
-        surely = self.lost | {fault.node for fault in against if fault.node and self.levels.of(fault) is Level.EVICT_NOW}
-        reset = {fault.node for fault in against if self.levels.of(fault) is Level.RESET_DEVICE and fault.entry.blame in _HARDWARE}
-        while_spares = surely | self.worn | {node for node in reset if node}
+        against, root = self.against_nodes(), self.diagnosis.root
+        evicted = {fault.node for fault in against if self.levels.of(fault) is Level.EVICT_NOW}
+        surely = self.lost | {node for node in evicted | {fault.node for fault in self._needs_reset()} if node}
+        idle = {fault.node for fault in against if self.levels.of(fault) is Level.EVICT_WHEN_IDLE and fault is root}
+        reset = {fault.node for fault in against if self._is_reset(fault)}
+        while_spares = surely | self.worn | {node for node in reset | idle if node}
         return while_spares if len(while_spares & set(self.members)) <= len(self.spares) else surely
+
+    def _needs_reset(self) -> list[Fault]:
+        """Return the faults that stopped ranks and ask for a device reset."""
+        return [one for one in self.against_nodes() if self._is_reset(one) and (one is self.diagnosis.root or one.rank is not None)]
+
+    def _is_reset(self, fault: Fault) -> bool:
+        return self.levels.of(fault) is Level.RESET_DEVICE and fault.entry.blame in _HARDWARE
 
     @property
     def unfit(self) -> tuple[str, ...]:

@@ -37,6 +37,16 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldFault:
+    """A fault that a node is held for."""
+
+    kind: str
+    """Of the catalogue."""
+    device: str = ""
+    """The device that had it, where that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
     """One reason why a node is not, or not gladly, given to jobs."""
 
@@ -46,6 +56,8 @@ class Hold:
     owner: Owner
     because: str
     evidence: tuple[str, ...] = ()
+    faults: tuple[HeldFault, ...] = ()
+    """What a burn-in has to exercise before it lifts this hold (`policies.required_checks`)."""
     at: float
     until: float | None = None
     """A doubt ends then, a person's hold becomes one that a burn-in lifts, and for a quarantine a burn-in is due; empty: never."""
@@ -217,6 +229,8 @@ class Word:
     seen: float | None = None
     """When its evidence was seen; empty: when it is said."""
     evidence: tuple[str, ...] = field(default=())
+    faults: tuple[HeldFault, ...] = field(default=())
+    """The faults that the evidence is of."""
     approved: str = ""
     """The person who said that a program may isolate the node, though more of the cluster is out than programs may take out."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from detectors.associations import follows_step, is_echo
-from detectors.catalogue import Level
+from detectors.catalogue import Blame, Level
 from detectors.inference import BLAMED
 from policies.approval import AskAPerson
 from policies.bad_loss import GoBack
@@ -86,6 +86,9 @@ class StopWhenSpent:
 class RestartInPlace:
     """Restart the workers on the nodes they have, until the node's budget is spent."""
 
+    gpu: int = 1
+    """Restarts in place on one node within the window for the same GPU fault, while other nodes could take its ranks."""
+
     def __call__(self, case: Case) -> Decision | Pass:
         """Answer a fault of a process whose node still answers."""
         root = case.diagnosis.root
@@ -99,11 +102,18 @@ class RestartInPlace:
         used = sum(one.node == root.node for one in counted)
         if used >= case.budget.in_place:
             return Pass(f"{used} restarts of {root.node or 'the job'} within {case.budget.window:.0f} s are as many as the budget allows")
+        same = sum(one.node == root.node and one.kind == root.kind for one in counted)
+        if root.entry.blame is Blame.GPU and same >= self.gpu and self._has_alternative(case):
+            return Pass(f"{same} restart(s) of {root.node} did not cure {root.kind}, and other nodes can take its ranks")
         rotate = follows_step(root.kind) and len(case.members) > 1
         because = f"{case.because}; restart {used + 1} of {case.budget.in_place} within {case.budget.window:.0f} s"
         if rotate:
             because += ", with the ranks on other nodes to see whether the failure follows the step"
         return Decision(rung=Rung.RESTART_IN_PLACE, because=because, rotate=rotate)
+
+    def _has_alternative(self, case: Case) -> bool:
+        """Tell whether the job could go on without the node of the root fault."""
+        return bool(case.spares) or len(case.members) - 1 >= max(1, case.least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

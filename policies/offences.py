@@ -10,6 +10,7 @@ from detectors.catalogue import Blame, Fault, Level, Levels
 from detectors.node import AGENT_LOST, NODE_APART, NODE_LEAVING, NODE_LOST
 from detectors.process import START_FAILED
 from policies.case import Case
+from policies.holds import HeldFault
 
 ENDED: Final = frozenset({NODE_LOST.id, AGENT_LOST.id, START_FAILED.id, NODE_LEAVING.id})
 """Kinds that say that something ended, and not why: power, maintenance, a command that is not there. They are held against no node."""
@@ -28,6 +29,8 @@ class Offence:
     """It takes the node out of service; else it leaves a doubt."""
     because: str
     evidence: tuple[str, ...]
+    faults: tuple[HeldFault, ...] = ()
+    """The faults that the evidence is of."""
     seen: float
     """When the newest of the evidence was seen (seconds since 1970)."""
 
@@ -67,4 +70,5 @@ def _is_grave(fault: Fault, level: Level) -> bool:
 def _offence(node: str, faults: list[Fault], *, grave: bool, words: tuple[str, ...] = ()) -> Offence:
     quotes = (f"{fault.kind}: {fault.quote}" if fault.quote else fault.kind for fault in faults)
     words = tuple(dict.fromkeys((*words, *quotes)))
-    return Offence(node=node, grave=grave, because=words[0], evidence=words, seen=max(fault.at for fault in faults))
+    held = tuple(dict.fromkeys(HeldFault(kind=fault.kind, device=fault.device) for fault in faults))
+    return Offence(node=node, grave=grave, because=words[0], evidence=words, faults=held, seen=max(fault.at for fault in faults))

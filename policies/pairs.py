@@ -103,7 +103,7 @@ def _found(node: str, mine: Sequence[Meeting], well: set[str], bad: set[str]) ->
         which = " and ".join(_told(one, node) for one in failed)
         return Found(mark=Mark.FAILED, words=f"one of both ends is bad, not known which: {which}")
     blind = "; ".join(_told(one, node) for one in mine)
-    return Found(mark=Mark.BLIND, words=blind or "there was no other node to try it with")
+    return Found(mark=Mark.SKIPPED, words=blind or "there was no other node to try it with")
 
 
 def _told(one: Meeting, node: str) -> str:

@@ -7,6 +7,7 @@ hold that is not open, or of evidence from before the node's last return) change
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from policies.holds import (
@@ -14,6 +15,7 @@ from policies.holds import (
     TESTABLE,
     Answer,
     Changed,
+    HeldFault,
     Hold,
     HoldKind,
     NeedsPerson,
@@ -45,11 +47,16 @@ def doubt(node: Node, word: Word, ward: Ward) -> Answer:
     rules = ward.rules
     recent = [at for at in node.doubts if at > node.back and word.at - at < rules.doubt_window]
     node = replace(node, doubts=(*node.doubts, word.at))
-    opened = _hold(node, HoldKind.DOUBT, word, until=word.at + rules.doubt_window)
+    before = [fault for one in node.of_kind(HoldKind.DOUBT) for fault in one.faults]
+    opened = _hold(node, HoldKind.DOUBT, replace(word, faults=_merged(before, word.faults)), until=word.at + rules.doubt_window)
     suspected = _after(node, (opened,), word, opened.number)
     if not rules.doubts or len(recent) + 1 < rules.doubts:
         return suspected
-    times = replace(word, because=f"doubted {len(recent) + 1} times within {rules.doubt_window / 3600:g} h, last: {word.because}")
+    times = replace(
+        word,
+        because=f"doubted {len(recent) + 1} times within {rules.doubt_window / 3600:g} h, last: {word.because}",
+        faults=opened.faults,
+    )
     answer = quarantine(node, times, ward)
     return answer if isinstance(answer, Changed) else suspected
 
@@ -60,10 +67,12 @@ def quarantine(node: Node, word: Word, ward: Ward) -> Answer:
         return Stale(f"{node.name} came back after that was seen")
     present = node.of_kind(HoldKind.QUARANTINE, HoldKind.RETIREMENT)
     if present and not present[0].test:
+        if any(fault not in present[0].faults for fault in word.faults):
+            return _after(node, _with(node, _with_faults(present[0], word)), word, present[0].number)
         how = "retired" if node.of_kind(HoldKind.RETIREMENT) else "quarantined"
         return Stale(f"{node.name} is {how} already, by hold {present[0].number}")
     if present:
-        return _failed(node, present[0], word, f"a fault came in between: {word.because}", ward.rules)
+        return _failed(node, _with_faults(present[0], word), word, f"a fault came in between: {word.because}", ward.rules)
     if not node.is_isolated and ward.isolated + 1 > ward.most and not word.approved:
         return NeedsPerson(
             f"{ward.isolated} of the cluster's {ward.size} node(s) are out of service, and programs may take out {ward.most}"
@@ -248,7 +257,26 @@ def _not_a_person(word: Word, verb: str) -> Refused | None:
 
 
 def _hold(node: Node, kind: HoldKind, word: Word, *, until: float | None = None) -> Hold:
-    return Hold(number=node.number + 1, kind=kind, owner=word.owner, because=word.because, evidence=word.evidence, at=word.at, until=until)
+    return Hold(
+        number=node.number + 1,
+        kind=kind,
+        owner=word.owner,
+        because=word.because,
+        evidence=word.evidence,
+        faults=word.faults,
+        at=word.at,
+        until=until,
+    )
+
+
+def _with_faults(hold: Hold, word: Word) -> Hold:
+    """Return *hold* with the faults of *word* too: a burn-in has to exercise the parts of all of them."""
+    evidence = (*hold.evidence, *(one for one in word.evidence if one not in hold.evidence))
+    return replace(hold, evidence=evidence, faults=_merged(hold.faults, word.faults))
+
+
+def _merged(first: Iterable[HeldFault], second: Iterable[HeldFault]) -> tuple[HeldFault, ...]:
+    return tuple(dict.fromkeys((*first, *second)))
 
 
 def _open(node: Node, number: int, kinds: frozenset[HoldKind]) -> Hold | None:

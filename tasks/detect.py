@@ -291,4 +291,5 @@ def a_case(run: Run, incident: IncidentInWork | None, diagnosis: Diagnosis, lost
         takeovers=incident.takeovers if incident is not None else 0,
         askable=bool(run.consent.seconds),
         approved=frozenset(incident.approved if incident is not None else ()),
+        kept=run.wards.kept(seen, run.levels),
     )

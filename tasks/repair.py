@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 
 from prefect import task
-from prefect.artifacts import create_table_artifact
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
+from detectors.trials import Mark
 from holdfast.log import note
-from holdfast.report.wording import plural
-from policies.burn_in import in_words
+from holdfast.report.burn_ins import burn_ins_markdown, in_a_sentence
+from policies.burn_in import in_words, stays_out
 from policies.holds import NodeMove
+from policies.node_states import NodeState
 from tasks import repairs
 
 log = logging.getLogger("holdfast.control")
@@ -54,26 +56,17 @@ def conclude(cluster: str) -> list[str]:
 
 @task(task_run_name="publish repairs of {cluster}", cache_policy=NO_CACHE)
 def publish(cluster: str) -> str:
-    """Show all that was tried as a table, and tell of each move by an event; return the run in a sentence."""
+    """Publish what was tested as an artifact, and each move as an event; return the run in a sentence."""
     repair = repairs.of(cluster)
     after = repair.known()
-    tried = [
-        {
-            "node": node,
-            "outcome": str(found.mark),
-            "state": str(after[node].state),
-            "because": found.because,
-            "checks": "; ".join(found.evidence),
-        }
-        for node, found in repair.outcomes.items()
-    ]
-    left = [
-        {"node": node, "outcome": "not tried", "state": str(after[node].state), "because": why, "checks": ""}
-        for node, why in repair.left.items()
-        if node not in repair.outcomes
-    ]
-    words = in_a_sentence({node: str(found.mark) for node, found in repair.outcomes.items()}, len(left))
-    _sent(create_table_artifact(table=[*tried, *left], key=artifact_key(cluster), description=f"Burn-ins on cluster {cluster}: {words}"))
+    states = {node: one.state for node, one in after.items()}
+    left = {node: why for node, why in repair.left.items() if node not in repair.outcomes}
+    words = in_a_sentence(repair.outcomes, len(left))
+    text = burn_ins_markdown(repair.outcomes, left, states)
+    _sent(create_markdown_artifact(markdown=text, key=artifact_key(cluster), description=f"Burn-ins on cluster {cluster}: {words}"))
+    for node, found in repair.outcomes.items():
+        if found.mark is Mark.SKIPPED and states[node] is NodeState.QUARANTINED:
+            note(log, "node.stays-out", level=logging.WARNING, node=node, why=stays_out(found, str(states[node])))
     for node, move in repair.moves:
         _emit(cluster, node, move)
     return words
@@ -82,12 +75,6 @@ def publish(cluster: str) -> str:
 def artifact_key(cluster: str) -> str:
     """Return under which name the UI shows the newest table of *cluster*."""
     return f"{cluster}-burn-ins"
-
-
-def in_a_sentence(outcomes: dict[str, str], left: int) -> str:
-    """Return a run of the flow in a sentence."""
-    counted = [f"{list(outcomes.values()).count(mark)} {mark}" for mark in ("passed", "failed", "blind") if mark in outcomes.values()]
-    return ", ".join([plural(len(outcomes), "node"), *counted, *([f"{left} not tried"] if left else [])])
 
 
 def _emit(cluster: str, node: str, move: NodeMove) -> None:

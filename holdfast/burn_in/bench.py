@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
@@ -16,6 +16,7 @@ from holdfast.burn_in.post import Post, Silent
 from holdfast.burn_in.posts import Posts
 from policies.burn_in import OFFSET, UNCERTAIN, Outcome, held_against, outcome
 from policies.pairs import Meeting, findings, next_round
+from policies.required_checks import Need
 
 HANDS: Final = 64
 """Nodes that are tried at once. Each costs who asks a thread that waits, and a connection."""
@@ -45,6 +46,8 @@ class Bench:
     now: Callable[[], float] = time.time
     """The clock that those of the nodes are held against."""
     relay: Relay | None = None
+    wanted: Mapping[str, Sequence[Need]] = field(default_factory=dict)
+    """Node to the parts of it that the checks have to exercise."""
     _open: dict[str, Post] = field(default_factory=dict)
     _over: bool = False
     _why: dict[str, str] = field(default_factory=dict)
@@ -59,7 +62,7 @@ class Bench:
                 checks[node].append(check)
         finally:
             self._let_go()
-        return {node: outcome(node, checks[node]) for node in nodes}
+        return {node: outcome(node, checks[node], self.wanted.get(node, ())) for node in nodes}
 
     def _each(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Do *work* for all at once; for one after another where nodes are one machine, as they would only take each other's time."""
@@ -84,7 +87,7 @@ class Bench:
         """Try one node by itself."""
         post = self._post(node)
         if post is None:
-            found = [Check(name="reach", mark=Mark.BLIND, words=self._why[node])]
+            found = [Check(name="reach", mark=Mark.SKIPPED, words=self._why[node])]
             self.tell(node, found[0])
             return found
         found = []
@@ -100,7 +103,8 @@ class Bench:
         yield from post.ask("compute", seconds=PARTS["compute"] * plan.seconds)
         if plan.torch:
             yield from post.ask("matrix", seconds=PARTS["matrix"] * plan.seconds)
-            yield from post.ask("gpu", seconds=PARTS["gpu"] * plan.seconds, share=plan.memory_share)
+            expected = plan.gpus.get(post.node, 0)
+            yield from post.ask("gpu", seconds=PARTS["gpu"] * plan.seconds, share=plan.memory_share, expected=expected)
         yield from post.ask("memory", seconds=PARTS["memory"] * plan.seconds, share=plan.memory_share, most=plan.memory_most)
         yield from post.ask(
             "disk", seconds=max(1.0, PARTS["disk"] * plan.seconds), folder=self.posts.folder(post.node), size=plan.disk_size
@@ -115,7 +119,7 @@ class Bench:
         try:
             off, uncertain = post.offset(self.now)
         except Silent as error:
-            return replace(check, mark=Mark.BLIND, words=str(error))
+            return replace(check, mark=Mark.SKIPPED, words=str(error))
         return replace(check, figures={**check.figures, OFFSET: off, UNCERTAIN: uncertain})
 
     def _post(self, node: str) -> Post | None:
@@ -133,15 +137,15 @@ class Bench:
 
     def _network(self, nodes: Sequence[str], partners: Sequence[str]) -> dict[str, Check]:
         """Have nodes meet in rounds; return of each what is known of its end then."""
-        begun, met, figures = time.monotonic(), list[Meeting](), dict[str, dict[str, float]]()
+        begun, met, told = time.monotonic(), list[Meeting](), dict[str, Check]()
         tested = [node for node in nodes if node in self._open]
         for _ in range(self.plan.rounds):
             pairs = next_round(tested, partners, met)
             if not pairs:
                 break
-            for meeting, measured in self._each(self._meet, pairs):
+            for meeting, ends in self._each(self._meet, pairs):
                 met.append(meeting)
-                figures |= {end: measured for end in (meeting.a, meeting.b) if meeting.mark is Mark.PASSED or end not in figures}
+                told |= {end: check for end, check in ends.items() if meeting.mark is Mark.PASSED or end not in told}
         spent = time.monotonic() - begun
         is_alone = len(nodes) + len(partners) < 2  # noqa: PLR2004 (a pair)
         return {
@@ -149,29 +153,31 @@ class Bench:
                 name="network",
                 mark=found.mark,
                 words=found.words,
-                figures=figures.get(node, {}),
+                figures=told[node].figures if node in told else {},
+                devices=told[node].devices if node in told else (),
                 seconds=spent,
                 needed=not is_alone and not self.plan.short,
             )
             for node, found in findings(tested, met).items()
         }
 
-    def _meet(self, pair: tuple[str, str]) -> tuple[Meeting, dict[str, float]]:
-        """Have the first come to the second, and exchange blocks both ways; return what came of it, and what was measured."""
+    def _meet(self, pair: tuple[str, str]) -> tuple[Meeting, dict[str, Check]]:
+        """Have the first connect to the second, and exchange blocks both ways; return the result, and each end's check with the figures."""
         a, b = pair
         comes, serves = self._post(a), self._post(b)
         if comes is None or serves is None:
             why = "; ".join(f"{node}: {self._why[node]}" for node in (a, b) if node in self._why)
-            return Meeting(a=a, b=b, mark=Mark.BLIND, words=why), {}
+            return Meeting(a=a, b=b, mark=Mark.SKIPPED, words=why), {}
         try:
             came, served = self._exchange(comes, serves)
         except Silent as error:
-            return Meeting(a=a, b=b, mark=Mark.BLIND, words=str(error)), {}
+            return Meeting(a=a, b=b, mark=Mark.SKIPPED, words=str(error)), {}
         came = held_against(came, self.plan.limits)
+        ends = {a: came, b: replace(served, figures=came.figures)}
         for end, check in ((a, came), (b, served)):
             if check.mark is not Mark.PASSED:
-                return Meeting(a=a, b=b, mark=check.mark, words=f"at {end}, {check.words}"), dict(came.figures)
-        return Meeting(a=a, b=b, mark=Mark.PASSED), dict(came.figures)
+                return Meeting(a=a, b=b, mark=check.mark, words=f"at {end}, {check.words}"), ends
+        return Meeting(a=a, b=b, mark=Mark.PASSED), ends
 
     def _exchange(self, a: Post, b: Post) -> tuple[Check, Check]:
         blocks = max(1, self.plan.network_size // BLOCK)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
 from policies.burn_in import Limits
@@ -34,6 +35,8 @@ class Plan:
     torch: bool
     limits: Limits
     short: bool = False
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """Node to how many GPUs the cluster file says it has."""
 
     @classmethod
     def of(cls, settings: BurnInSettings, *, seconds: float | None = None, short: bool = False) -> Self:

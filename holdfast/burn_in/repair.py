@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -27,8 +27,9 @@ from holdfast.spec import Cluster
 from policies.burn_in import Outcome
 from policies.holds import TESTABLE, Answer, Changed, Node, NodeMove, Owner, Rules, Trial, Word
 from policies.quarantine import begin_burn_in, end_burn_in
+from policies.required_checks import Need, needs
 
-PASSED: dict[Mark, bool | None] = {Mark.PASSED: True, Mark.FAILED: False, Mark.BLIND: None}
+PASSED: dict[Mark, bool | None] = {Mark.PASSED: True, Mark.FAILED: False, Mark.SKIPPED: None}
 BROKEN_OFF = "the burn-in was broken off"
 
 
@@ -110,11 +111,18 @@ class Repair:
     def try_out(self, nodes: Sequence[str]) -> dict[str, Outcome]:
         """Make the checks on *nodes*; those in service lend themselves as partners, the ones without a job first."""
         jobs = self.jobs()
-        partners = [name for name, node in self.known().items() if name not in nodes and not node.is_isolated]
+        known = self.known()
+        partners = [name for name, node in known.items() if name not in nodes and not node.is_isolated]
         partners.sort(key=lambda name: name in jobs)
+        plan, wanted = replace(self.plan, gpus=self.cluster.gpus_of), {node: self.needs(known[node]) for node in nodes}
         with open_posts(self.cluster) as posts:
-            self.outcomes |= Bench(posts, self.plan, tell=self.tell).try_out(nodes, partners)
+            self.outcomes |= Bench(posts, plan, tell=self.tell, wanted=wanted).try_out(nodes, partners)
         return self.outcomes
+
+    def needs(self, node: Node) -> tuple[Need, ...]:
+        """Return the parts of *node* that a burn-in has to exercise: those of every fault that programs hold it for."""
+        held = (fault for hold in node.of_kind(*TESTABLE) for fault in hold.faults)
+        return needs(held, self.cluster.burn_in.accept_untested)
 
     def conclude(self) -> list[tuple[str, NodeMove]]:
         """Say what came of each burn-in that was begun; return how nodes moved by that."""

@@ -19,11 +19,11 @@ from holdfast.errors import NodeNotChanged, NodesBusy
 from holdfast.history.store import History
 from holdfast.report.wording import duration, visible
 from holdfast.spec import LocalCluster, load_cluster
-from policies.burn_in import Outcome, seen
+from policies.burn_in import Outcome, in_a_word, seen, stays_out
 from policies.holds import TESTABLE, Owner
 from policies.node_states import NodeState
 
-MARKS: Final = {Mark.PASSED: COLOURS["ok"], Mark.FAILED: COLOURS["sick"], Mark.BLIND: COLOURS["unknown"]}
+MARKS: Final = {Mark.PASSED: COLOURS["ok"], Mark.FAILED: COLOURS["sick"], Mark.SKIPPED: COLOURS["unknown"]}
 
 
 def burn_in(nodes: Sequence[str], cluster_file: Path | None, *, short: bool, seconds: float | None, as_json: bool) -> int:
@@ -72,7 +72,7 @@ class _Teller:
         self._width, self._lock = width, threading.Lock()
 
     def __call__(self, node: str, check: Check) -> None:
-        mark = click.style(str(check.mark).ljust(6), fg=MARKS[check.mark])
+        mark = click.style(str(check.mark).ljust(7), fg=MARKS[check.mark])
         words = visible(f"{seen(check)}, {duration(check.seconds)}")
         with self._lock:
             click.echo(f"{node.ljust(self._width)}  {check.name.ljust(8)}  {mark}  {words}")
@@ -88,7 +88,7 @@ def _tell_verdicts(repair: Repair, found: dict[str, Outcome], begun: Sequence[st
     say()
     for node, one in found.items():
         moved = f"; {moves[node].before} -> {moves[node].after}" if node in moves else ""
-        say(f"{node}: {one.because}{moved}" if one.mark is Mark.PASSED else f"{node} {one.mark}: {one.because}{moved}")
+        say(f"{node}: {one.because}{moved}" if one.mark is Mark.PASSED else f"{node} {in_a_word(one.mark)}: {one.because}{moved}")
         _advise(node, one, after[node].state, short=repair.plan.short)
 
 
@@ -96,10 +96,13 @@ def _advise(node: str, one: Outcome, state: NodeState, *, short: bool) -> None:
     """Say what is left to do."""
     if one.mark is Mark.FAILED and state in {NodeState.HEALTHY, NodeState.SUSPECT}:
         hint(f'Jobs may still be given {node}. `holdfast nodes hold {node} --because "failed a burn-in"` takes it out.')
+    if one.mark is Mark.SKIPPED and state is NodeState.QUARANTINED:
+        hint(stays_out(one, str(state)))
     if one.mark is Mark.PASSED and short and state is NodeState.QUARANTINED:
         hint(f"{node} stays quarantined: a short burn-in lifts nothing. Leave out `--short`.")
 
 
 def _record(one: Outcome, state: str, counted: bool) -> dict[str, Any]:  # noqa: FBT001 (a field of the record)
     checks = [dataclasses.asdict(check) for check in one.checks]
-    return {"node": one.node, "outcome": one.mark, "because": one.because, "state": state, "for_a_hold": counted, "checks": checks}
+    outcome = in_a_word(one.mark)
+    return {"node": one.node, "outcome": outcome, "because": one.because, "state": state, "for_a_hold": counted, "checks": checks}

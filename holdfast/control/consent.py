@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from holdfast.errors import OperatorError
@@ -56,7 +56,15 @@ class Consent:
 
     def ask(self, about: str, against: Iterable[Offence], because: str, *, otherwise: str) -> None:
         """Ask whether nodes may be isolated, for what speaks *against* them; a question about the same nodes is put once."""
-        nodes = {one.node: {"because": one.because, "seen": one.seen, "evidence": list(one.evidence)} for one in against}
+        nodes = {
+            one.node: {
+                "because": one.because,
+                "seen": one.seen,
+                "evidence": list(one.evidence),
+                "faults": [asdict(fault) for fault in one.faults],
+            }
+            for one in against
+        }
         now = time.time()
         with self._lock:
             if any(one.about == about and one.nodes.keys() == nodes.keys() for one in (*self._wanted, *self._open.values())):

@@ -25,7 +25,7 @@ from holdfast.log import note
 from holdfast.report.wording import moment
 from holdfast.spec import Cluster
 from policies.departures import Departure
-from policies.holds import Changed, HoldKind, NeedsPerson, Node, Owner, Stale, Word, in_words
+from policies.holds import Changed, HeldFault, HoldKind, NeedsPerson, Node, Owner, Stale, Word, in_words
 from policies.node_states import NodeState
 from policies.offences import Offence, takes_out
 from policies.quarantine import doubt, quarantine
@@ -175,15 +175,27 @@ class Wards:
         return found
 
     def pardons(self, fault: Fault, levels: Levels) -> bool:
-        """Tell whether a person said that a node stays in spite of *fault*, which would take it out of service."""
+        """Tell whether *fault* counts for nothing, as a person keeps the node in spite of it; one that stopped a rank needs an answer."""
+        return fault.rank is None and self._is_kept(fault) and takes_out([fault], levels) is not None
+
+    def kept(self, faults: Iterable[Fault], levels: Levels) -> frozenset[str]:
+        """Return the nodes that a person keeps in service in spite of all of *faults* that would take them out."""
+        grave = [fault for fault in faults if takes_out([fault], levels) is not None]
+        return frozenset(str(fault.node) for fault in grave if self._is_kept(fault)) - {
+            str(fault.node) for fault in grave if not self._is_kept(fault)
+        }
+
+    def _is_kept(self, fault: Fault) -> bool:
         at, kinds = self._kept.get(fault.node or "", (0.0, frozenset()))
-        return (fault.at <= at or fault.kind in kinds) and takes_out([fault], levels) is not None
+        return fault.at <= at or fault.kind in kinds
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
     def approve(self, nodes: Iterable[str], by: str) -> None:
         """Learn that a person said that *nodes* may be isolated."""
-        self._approved |= dict.fromkeys(nodes, by)
+        for node in nodes:
+            self._approved[node] = by
+            self._kept.pop(node, None)
 
     def keep(self, nodes: Mapping[str, Any], at: float) -> None:
         """Learn that a person said at *at* that *nodes* stay in service, in spite of what speaks against each (`Question.nodes`)."""
@@ -195,6 +207,9 @@ class Wards:
     def accuse(self, found: Iterable[Offence]) -> None:
         """Hold against nodes what they have done, from now on here, and soon in the history."""
         for one in found:
+            at, kinds = self._kept.get(one.node, (0.0, frozenset()))
+            if one.grave and one.faults and all(one.seen <= at or fault.kind in kinds for fault in one.faults):
+                continue  # a person keeps the node in spite of these
             if one.grave:
                 self._grave[one.node] = one, time.time()
             else:
@@ -261,9 +276,11 @@ class Wards:
         """Do as a person said about nodes that programs may not isolate by themselves; when nobody did, all stays as it is."""
         for node, told in question.nodes.items():
             if node in question.picked:
-                self._approved[node] = question.by
+                self.approve([node], question.by)
                 evidence = tuple(map(str, told["evidence"]))
-                self.accuse([Offence(node=node, grave=True, because=str(told["because"]), evidence=evidence, seen=float(told["seen"]))])
+                faults = tuple(HeldFault(**fault) for fault in told.get("faults", ()))
+                because, seen = str(told["because"]), float(told["seen"])
+                self.accuse([Offence(node=node, grave=True, because=because, evidence=evidence, faults=faults, seen=seen)])
             elif question.by:
                 self.keep({node: told}, question.answered_at or time.time())
 
@@ -272,7 +289,7 @@ class Wards:
         now, place = time.time(), self._place()
         approved = self._approved.get(one.node, "")
         because = f"{one.because} (approved by {approved})" if approved and one.grave else one.because
-        word = Word(owner=self.owner, because=because, at=now, seen=one.seen, evidence=one.evidence, approved=approved)
+        word = Word(owner=self.owner, because=because, at=now, seen=one.seen, evidence=one.evidence, faults=one.faults, approved=approved)
         verb = quarantine if one.grave else doubt
         answer = record.say(self.history, place, one.node, lambda node, ward: verb(node, word, ward), now=now)
         if isinstance(answer, NeedsPerson):

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import func, or_
 from sqlmodel import Session, col, select
 
 from holdfast.history.models import NodeHold, ServiceMove
 from holdfast.history.store import History
-from policies.holds import Answer, Changed, Hold, HoldKind, Node, Owner, Rules, Ward, state_of
+from policies.holds import Answer, Changed, HeldFault, Hold, HoldKind, Node, Owner, Rules, Ward, state_of
 from policies.node_states import IN_SERVICE, NodeEvent, NodeState
 from policies.quarantine import settle
 
@@ -146,6 +146,7 @@ def _hold(row: NodeHold) -> Hold:
         owner=Owner(name=row.owner, person=row.person),
         because=row.because,
         evidence=tuple(row.evidence),
+        faults=tuple(HeldFault(kind=one["kind"], device=one.get("device", "")) for one in row.faults),
         at=row.at,
         until=row.until,
         drains=row.drains,
@@ -191,6 +192,7 @@ def _keep(session: Session, cluster: str, before: Node, done: Changed) -> None:
             row = _open_row(session, cluster, before.name, number)
             row.until, row.test, row.test_until = hold.until, hold.test, hold.test_until
             row.because, row.leave_by = hold.because, hold.leave_by
+            row.evidence, row.faults = list(hold.evidence), _faults(hold)
             row.newest_test = max(row.newest_test, hold.test)
     for number in old.keys() - new.keys():
         row = _open_row(session, cluster, before.name, number)
@@ -224,6 +226,7 @@ def _row(cluster: str, node: str, hold: Hold) -> NodeHold:
         person=hold.owner.person,
         because=hold.because,
         evidence=list(hold.evidence),
+        faults=_faults(hold),
         at=hold.at,
         until=hold.until,
         drains=hold.drains,
@@ -232,6 +235,10 @@ def _row(cluster: str, node: str, hold: Hold) -> NodeHold:
         newest_test=hold.test,
         test_until=hold.test_until,
     )
+
+
+def _faults(hold: Hold) -> list[dict[str, str]]:
+    return [asdict(one) for one in hold.faults]
 
 
 def _open_row(session: Session, cluster: str, node: str, number: int) -> NodeHold:

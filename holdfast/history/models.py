@@ -179,6 +179,8 @@ class NodeHold(SQLModel, table=True):
     person: bool
     because: str
     evidence: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    faults: list[dict[str, str]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    """Kind and device of each fault that it is for: what a burn-in has to exercise."""
     at: float
     until: float | None = None
     drains: bool = False

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from pydantic import Field, StrictBool, StrictInt
+import difflib
+from typing import Annotated
 
+from pydantic import AfterValidator, Field, StrictBool, StrictInt
+from pydantic_core import PydanticCustomError
+
+from detectors.catalogue import AREAS
 from holdfast.spec.durations import Duration, PositiveDuration, lasting
 from holdfast.spec.job import FilledText, Part
 from holdfast.spec.sizes import Size
 from policies.burn_in import Limits
+
+
+def _component(name: str) -> str:
+    """Refuse a name that the fault catalogue does not have."""
+    if name in AREAS:
+        return name
+    near = difflib.get_close_matches(name[:120], AREAS, n=1)
+    cure = f"Did you mean '{near[0]}'?" if near else f"Write one of: {', '.join(sorted(AREAS))}"
+    raise PydanticCustomError("component", "no component is called {shown}", {"shown": repr(name)[:80], "cure": cure})
+
+
+Untested = Annotated[FilledText, AfterValidator(_component)]
 
 
 class BurnInLimits(Part):
@@ -51,6 +68,11 @@ class BurnInSettings(Part):
     )
     nice: StrictInt = Field(default=10, ge=0, le=19, description="By how much the work's priority is lower than a job's; 19: lowest.")
     torch: StrictBool = Field(default=True, description="Also multiply matrices by torch, on processors and GPUs, where the node has it.")
+    accept_untested: tuple[Untested, ...] = Field(
+        default=(),
+        description="Components of the fault catalogue (`holdfast faults list`) whose faults a passed burn-in lifts although no check "
+        "exercises the component, say `[power, cooling]`; of all others a person returns the node.",
+    )
     before_launch: StrictBool | None = Field(
         default=None,
         description="Whether nodes work for a moment before a launch, beside the start of their agents, and come last when they fail; "

@@ -131,7 +131,7 @@ def test_a_clock_that_is_off_fails(cluster: Callable[..., LocalCluster]) -> None
     found = tried(cluster(limits={"clock": "1s"}), ["node-0"], [], now=lambda: time.time() + 30.0)["node-0"]
     assert found.mark is Mark.FAILED
     assert "its clock is off by -30 s" in found.because
-    assert check(found, "network").mark is Mark.BLIND, "there was nobody to try it with"
+    assert check(found, "network").mark is Mark.SKIPPED, "there was nobody to try it with"
 
 
 def test_a_disk_that_is_too_slow_fails(cluster: Callable[..., LocalCluster]) -> None:
@@ -146,9 +146,9 @@ def test_a_node_that_is_off_neither_passes_nor_fails(cluster: Callable[..., Loca
     made = cluster(nodes=2)
     LocalNodes.of(made).power_off("node-1")
     found = tried(made, ["node-1"], ["node-0"])["node-1"]
-    assert (found.mark, "it is switched off" in found.because) == (Mark.BLIND, True)
+    assert (found.mark, "it is switched off" in found.because) == (Mark.SKIPPED, True)
     partner = tried(made, ["node-0"], ["node-1"])["node-0"]
-    assert partner.mark is Mark.BLIND
+    assert partner.mark is Mark.SKIPPED
     assert "with node-1: node-1: it is switched off" in partner.because
 
 
@@ -157,7 +157,7 @@ def test_torch_that_is_missing_is_told_and_is_no_pass(cluster: Callable[..., Loc
     hidden = "import sys;sys.modules['torch']=None;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
     monkeypatch.setattr("holdfast.burn_in.posts.BOOT", hidden)
     found = tried(cluster(burn_in={"torch": True}), ["node-0"], ["node-1"])["node-0"]
-    assert check(found, "matrix").mark is Mark.BLIND
+    assert check(found, "matrix").mark is Mark.SKIPPED
     assert "its python3 has no torch" in check(found, "matrix").words
     assert found.mark is Mark.PASSED
 
@@ -185,7 +185,7 @@ def test_what_a_node_runs_ends_with_who_asked(post: Post) -> None:
 def test_an_order_that_makes_no_sense_is_blind(post: Post) -> None:
     """The program lives on."""
     (told,) = post.ask("disk", seconds=1)
-    assert (told.mark, told.words) == (Mark.BLIND, "KeyError: 'folder'")
+    assert (told.mark, told.words) == (Mark.SKIPPED, "KeyError: 'folder'")
     (told,) = post.ask("ticking", seconds=0.01)
     assert told.mark is Mark.PASSED
 
@@ -198,7 +198,7 @@ def test_a_check_whose_process_is_killed_is_blind(post: Post) -> None:
     wait_until(lambda: bool(children.read_text()), seconds=60)
     os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
     (told,) = post.checks(mark, time.monotonic() + 20)
-    assert (told.mark, told.words) == (Mark.BLIND, "its process ended by SIGKILL")
+    assert (told.mark, told.words) == (Mark.SKIPPED, "its process ended by SIGKILL")
 
 
 def test_a_program_that_does_not_come_up_is_silent(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:

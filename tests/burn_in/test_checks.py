@@ -56,7 +56,7 @@ def test_how_a_core_ended_is_told_apart() -> None:
     assert (told.mark, told.words) == (Mark.FAILED, "core 3: 7 is 8")
     assert judged("compute", {0: fine, 1: Ended(-11)}, {}, fine="well", seconds=0.0).mark is Mark.FAILED
     killed = judged("compute", {0: fine, 1: Ended(-9)}, {}, fine="well", seconds=0.0)
-    assert (killed.mark, killed.words) == (Mark.BLIND, "core 1: its process ended by SIGKILL")
+    assert (killed.mark, killed.words) == (Mark.SKIPPED, "core 1: its process ended by SIGKILL")
     assert judged("compute", {0: fine}, {}, fine="well", seconds=0.0).mark is Mark.PASSED
 
 
@@ -163,7 +163,7 @@ def test_a_disk_check_tells_speed_and_leaves_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_speaks_against_no_disk(tmp_path: Path) -> None:
     """Somebody named the wrong one; a disk without room is the node's trouble."""
     told = disk.disk(str(tmp_path / "gone"), disk.BLOCK, seconds=1)
-    assert (told.mark, "No such file" in told.words) == (Mark.BLIND, True)
+    assert (told.mark, "No such file" in told.words) == (Mark.SKIPPED, True)
     full = disk.disk(str(tmp_path), 100, seconds=1)
     assert full.mark is Mark.FAILED
     assert "are the least to try it" in full.words

@@ -129,7 +129,7 @@ def test_a_node_that_cannot_be_tried_stays_as_it_is(here: Command, book: History
     LocalNodes("small", cluster_directory("small"), 2).power_off("node-1")
     done = here("burn-in", "node-1", *QUICK)
     assert done.returncode == 1
-    assert "node-1 blind: not known to be well, as not all could be tried: reach: it is switched off" in done.stdout
+    assert "node-1 not proven: not all checks could run: reach: it is switched off" in done.stdout
     assert holds.moves(book, "small", "node-1")[-1].event == "untried"
 
 

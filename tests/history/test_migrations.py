@@ -86,7 +86,7 @@ def one_row_each(connection: Connection, mark: str) -> dict[str, dict[str, Any]]
 def _some(column: Column[Any], mark: str, number: int) -> Any:
     """Return a value for a column."""
     kind = column.type.python_type
-    of: dict[type, Any] = {str: f"{mark}-{number}", int: int(mark) * 100 + number, float: float(mark), bool: True, object: {"mark": mark}}
+    of: dict[type, Any] = {str: f"{mark}-{number}", int: int(mark) * 100 + number, float: float(mark), bool: True, dict: {"mark": mark}}
     return of[kind]
 
 

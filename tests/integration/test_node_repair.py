@@ -9,11 +9,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast.history import History, holds
 from holdfast.history.holds import Place
-from policies.holds import Owner, Rules, Word
+from policies.holds import HeldFault, Owner, Rules, Word
 from policies.node_states import NodeState
-from policies.quarantine import hold, quarantine
+from policies.quarantine import hold, quarantine, readmit
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_prefect_shows import asked
 from tests.waiting import wait_until
@@ -40,10 +42,11 @@ PLACE = Place(cluster="mended", names=["node-0", "node-1", "node-2"], rules=Rule
 
 
 def test_nodes_come_back_by_passing_and_are_retired_by_failing(prefect_server: PrefectServer) -> None:
-    """Node-1 is healthy again, node-0 fails twice, node-2 is a person's and stays so; the last run finds nobody."""
+    """Node-1 is healthy again, as memory and processors were exercised; node-0 fails twice, node-2 is held by a person."""
     now = time.time()
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}")) as history:
-        word = Word(owner=Owner(name="job gpt"), because="Xid 79", at=now)
+        faults = (HeldFault(kind="memory-uncorrected"), HeldFault(kind="cpu-machine-check", device="CPU 3"))
+        word = Word(owner=Owner(name="job gpt"), because="memory-uncorrected: a word was lost", faults=faults, at=now)
         held = Word(owner=Owner(name="ann@desk", person=True), because="new fan", at=now)
         for node in ("node-0", "node-1"):
             holds.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
@@ -65,16 +68,54 @@ def test_nodes_come_back_by_passing_and_are_retired_by_failing(prefect_server: P
         assert "failed burn-in 2 within 30 d: disk: its disk wrote" in last.because
 
     runs = asked(prefect_server, "flow_runs/filter", flow_runs={"name": {"any_": ["repair of mended"]}}, sort="START_TIME_ASC")
-    assert [one["state"]["message"] for one in runs] == [
-        "1 node, 1 passed, 1 not tried",
-        "1 node, 1 failed",
-        "1 node, 1 failed",
-        "no node is due for a burn-in",
-    ]
+    messages = [one["state"]["message"] for one in runs]
+    assert messages[0] == "1 node, 1 passed, 1 not tested"
+    assert all(message.startswith("1 node, 1 failed; node-0: disk: its disk wrote") for message in messages[1:3])
+    assert messages[3] == "no node is due for a burn-in"
     pages = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["mended-burn-ins"]}}, sort="CREATED_DESC")
     assert "it is held: nothing that a burn-in lifts is held against it" in pages[-1]["data"]
     assert "written MB/s" in pages[-1]["data"]
     wait_until(lambda: told(prefect_server) >= {("node-1", "healthy"), ("node-0", "quarantined"), ("node-0", "retired")}, seconds=30)
+
+
+BLIND = """
+from flows.node_repair import node_repair
+from holdfast.spec import cluster_of
+
+burn_in = {"disk_size": "4MiB", "network_size": "1MiB", "memory_most": "8MiB", "nice": 0, "limits": {"disk": 0, "network": 0, "latency": 0}}
+node_repair(cluster_of({"name": "no-gpu", "nodes": 2, "burn_in": burn_in}), nodes=["node-0"], seconds=0.05)
+"""
+
+
+@pytest.mark.skipif(any(Path("/dev").glob("nvidia[0-9]*")), reason="this machine has an NVIDIA device")
+def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_server: PrefectServer) -> None:
+    """Every other check passes; state message, artifact, log and history say why it stays and what to do. A person returns it."""
+    place, now = Place(cluster="no-gpu", names=["node-0", "node-1"], rules=Rules()), time.time()
+    with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}")) as history:
+        ecc = HeldFault(kind="cuda-uncorrectable-ecc")
+        word = Word(owner=Owner(name="job gpt"), because="cuda-uncorrectable-ecc: CUDA error", faults=(ecc,), at=now)
+        holds.say(history, place, "node-0", lambda one, ward: quarantine(one, word, ward), now=now)
+        done = subprocess.run(
+            [sys.executable, "-c", BLIND], cwd=ROOT, env=prefect_server.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        node = holds.nodes(history, place, now=time.time())["node-0"]
+        assert (node.state, node.holds[0].faults) == (NodeState.QUARANTINED, (ecc,))
+        *_, last = holds.moves(history, "no-gpu", "node-0")
+        why = "no check could exercise the GPU (no NVIDIA device is visible)"
+        assert (last.event, last.because) == ("untried", why)
+        ann = Word(owner=Owner(name="ann@desk", person=True), because="swapped the card", at=time.time())
+        holds.say(history, place, "node-0", lambda one, _: readmit(one, ann), now=time.time())
+        assert holds.nodes(history, place, now=time.time())["node-0"].state is NodeState.HEALTHY
+
+    (run,) = asked(prefect_server, "flow_runs/filter", flow_runs={"name": {"any_": ["repair of no-gpu"]}})
+    assert (run["state"]["type"], run["state"]["message"]) == ("COMPLETED", f"1 node, 1 not proven; node-0: {why}")
+    (page,) = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["no-gpu-burn-ins"]}})
+    assert f"| node-0 | not proven | quarantined | {why} |" in page["data"]
+    assert "or return it by hand with `holdfast nodes readmit node-0 --because ...`" in page["data"]
+    assert [line.split(" | ")[1] for line in page["data"].splitlines() if line.startswith(("| gpu", "| compute", "| disk"))] == [
+        "skipped", "passed", "passed",
+    ]  # fmt: skip
 
 
 def told(server: PrefectServer) -> set[tuple[str, str]]:

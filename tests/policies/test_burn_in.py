@@ -48,21 +48,21 @@ def test_a_figure_within_its_limit_passes(figures: dict[str, float]) -> None:
 
 def test_limits_are_held_against_nothing_that_did_not_pass() -> None:
     """What failed says why by itself, and what could not be made has no figures to speak of."""
-    for mark in (Mark.FAILED, Mark.BLIND):
+    for mark in (Mark.FAILED, Mark.SKIPPED):
         found = a_check(mark, figures={"sent MB/s": 1.0})
         assert held_against(found, LIMITS) is found
 
 
 def test_one_failure_is_one_too_many_and_being_blind_is_no_pass() -> None:
     """Unless what could not be seen is not needed."""
-    blind, spare = a_check(Mark.BLIND, name="disk", words="no way in"), a_check(Mark.BLIND, name="gpu", needed=False)
+    blind, spare = a_check(Mark.SKIPPED, name="disk", words="no way in"), a_check(Mark.SKIPPED, name="gpu", needed=False)
     assert outcome("a", [a_check(), spare]).mark is Mark.PASSED
-    assert outcome("a", [a_check(), blind]).mark is Mark.BLIND
+    assert outcome("a", [a_check(), blind]).mark is Mark.SKIPPED
     assert "disk: no way in" in outcome("a", [a_check(), blind]).because
     failed = outcome("a", [a_check(Mark.FAILED, words="a bit was lost"), blind])
     assert (failed.mark, failed.because) == (Mark.FAILED, "network: a bit was lost")
-    assert outcome("a", [spare]).mark is Mark.BLIND, "where nothing was tried nothing was passed"
-    assert outcome("a", []).mark is Mark.BLIND
+    assert outcome("a", [spare]).mark is Mark.SKIPPED, "where nothing was tried nothing was passed"
+    assert outcome("a", []).mark is Mark.SKIPPED
 
 
 def test_a_check_travels_as_json() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,10 @@ RETRY, TAKE_OVER, NARROW, IN_PLACE, GO_BACK, REPLACE, SHRINK, ASK, WAIT, GIVE_UP
 SPENT = tuple(a_recovery(node="a", at=NOW - 100 * n) for n in range(1, 4))
 """As many restarts in place of node a as its budget allows."""
 FRUITLESS = (a_recovery(), *(a_recovery(node=node, gained=False) for node in "abc"))
+
+ECC, LAUNCH = "cuda-uncorrectable-ecc", "cuda-launch-failure"
+AGAIN = replace(a_recovery(), kind=LAUNCH)
+"""A restart in place of node a for a failed CUDA launch."""
 
 Row = tuple[Case, dict[str, Rung]]
 
@@ -56,7 +61,23 @@ CASES: dict[str, Row] = {
     ),
     "no restarts in place allowed, a spare": (a_case(budget=Budget(in_place=0), spares=("s",)), all_say(REPLACE)),
     "a GPU that has to be reset, a spare": (a_case("gpu-memory-double-bit", spares=("s",)), all_say(REPLACE)),
-    "a GPU that has to be reset, no spare": (a_case("gpu-memory-double-bit"), all_say(IN_PLACE)),
+    "a GPU that has to be reset, no spare": (a_case("gpu-memory-double-bit"), all_say(WAIT)),
+    "a GPU that has to be reset, no spare, fewer do": (a_case("gpu-memory-double-bit", least=2), they_say(WAIT, SHRINK, SHRINK)),
+    "a GPU that has to be reset, no spare, a person can be asked": (a_case("gpu-memory-double-bit", askable=True), all_say(ASK)),
+    "an uncorrectable ECC error that a script reports, a spare": (a_case(ECC, spares=("s",)), all_say(REPLACE)),
+    "an uncorrectable ECC error that a script reports, no spare": (a_case(ECC), all_say(WAIT)),
+    "an uncorrectable ECC error that a script reports, a job of one node": (a_case(ECC, members=("a",), least=1), all_say(WAIT)),
+    "an uncorrectable ECC error after the wait for another node": (a_case(ECC, members=("a",), least=1, tried=(WAIT,)), all_say(GIVE_UP)),
+    "an ECC error of memory beside a killed rank on another node, no spare": (
+        a_case("worker-sigkill", "b", ("gpu-memory-double-bit", "a")), all_say(IN_PLACE),
+    ),
+    "a broken disk that ended a rank, a spare": (a_case("ext4-error", spares=("s",)), all_say(REPLACE)),
+    "a broken disk that ended a rank, no spare": (a_case("ext4-error"), all_say(IN_PLACE)),
+    "a failed CUDA launch, a spare": (a_case(LAUNCH, spares=("s",)), they_say(IN_PLACE, IN_PLACE, REPLACE)),
+    "a failed CUDA launch a second time, a spare": (a_case(LAUNCH, spares=("s",), past=(AGAIN,)), all_say(REPLACE)),
+    "a failed CUDA launch a second time, fewer do": (a_case(LAUNCH, least=2, past=(AGAIN,)), they_say(WAIT, SHRINK, SHRINK)),
+    "a failed CUDA launch a second time, no other node": (a_case(LAUNCH, past=(AGAIN,)), all_say(IN_PLACE)),
+    "a killed rank a second time, a spare": (a_case(spares=("s",), past=(a_recovery(),)), they_say(IN_PLACE, IN_PLACE, REPLACE)),
     "a GPU that has to be reset beside a lost node, one spare": (
         a_case("node-lost", "b", ("gpu-memory-double-bit", "a"), spares=("s",)), all_say(REPLACE),
     ),

@@ -95,6 +95,6 @@ def test_a_way_that_is_bad_between_two_good_ends_blames_neither() -> None:
 
 def test_a_meeting_that_could_not_be_speaks_against_nobody() -> None:
     """Nor does having nobody to meet."""
-    met = [Meeting(a="a", b="b", mark=Mark.BLIND, words="b is away")]
-    assert findings(["a", "c"], met)["a"].mark is Mark.BLIND
+    met = [Meeting(a="a", b="b", mark=Mark.SKIPPED, words="b is away")]
+    assert findings(["a", "c"], met)["a"].mark is Mark.SKIPPED
     assert findings(["a", "c"], met)["c"].words == "there was no other node to try it with"

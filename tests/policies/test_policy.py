@@ -27,7 +27,9 @@ def test_a_level_acts_wherever_a_rule_reads_one() -> None:
     calm = Policy(name="p", levels={"gpu-off-bus": Level.RESTART_PROCESS})
     assert calm.decide(a_case("gpu-off-bus", spares=("s",))).decision.rung is Rung.RESTART_IN_PLACE
     reset = Policy(name="p", levels={"gpu-off-bus": Level.RESET_DEVICE})
-    assert reset.decide(a_case("gpu-off-bus")).decision.rung is Rung.RESTART_IN_PLACE
+    assert reset.decide(a_case("gpu-off-bus")).decision.rung is Rung.WAIT_FOR_CAPACITY
+    again = Policy(name="p", levels={"cuda-uncorrectable-ecc": Level.RESTART_PROCESS})
+    assert again.decide(a_case("cuda-uncorrectable-ecc")).decision.rung is Rung.RESTART_IN_PLACE
     assert reset.decide(a_case("gpu-off-bus", spares=("s",))).decision.drop == ("a",)
     strict = Policy(name="p", levels={"worker-sigkill": Level.USER_ERROR})
     assert strict.decide(a_case(spares=("s",))).decision.rung is Rung.GIVE_UP

@@ -9,7 +9,7 @@ import pytest
 
 from detectors.catalogue import CATALOGUE_LEVELS, Fault, Level, Levels
 from detectors.diagnosis import Diagnosis
-from policies.holds import Answer, Changed, NeedsPerson, Node, Owner, Refused, Rules, Stale, Ward, Word, in_words
+from policies.holds import Answer, Changed, HeldFault, NeedsPerson, Node, Owner, Refused, Rules, Stale, Ward, Word, in_words
 from policies.node_states import NodeState
 from policies.offences import offences, takes_out
 from policies.quarantine import begin_burn_in, doubt, end_burn_in, hold, quarantine, readmit, release, retire, settle
@@ -47,6 +47,31 @@ def test_the_third_doubt_within_a_day_quarantines() -> None:
     assert done(doubt(twice, word(115.0), ward)).state is NodeState.SUSPECT, "the first is too old"
     assert done(doubt(twice, word(30.0), replace(ward, rules=replace(rules, doubts=0)))).state is NodeState.SUSPECT
     assert done(doubt(twice, word(30.0), replace(ward, isolated=2))).state is NodeState.SUSPECT, "programs may take no more out"
+
+
+def test_a_hold_names_every_fault_that_it_is_for() -> None:
+    """A further fault of a quarantined node joins its hold, also while a burn-in runs; the same one again is nothing new."""
+    gpu, disk, link = (
+        HeldFault(kind=kind, device=device) for kind, device in (("gpu-off-bus", "0000:18:00"), ("smart-failed", ""), ("link-down", "eth0"))
+    )
+    out = done(quarantine(FRESH, word(1.0, faults=(gpu,), evidence=("gpu-off-bus",)), WARD))
+    assert isinstance(quarantine(out, word(2.0, faults=(gpu,)), WARD), Stale)
+    both = done(quarantine(out, word(3.0, faults=(disk,), evidence=("smart-failed",)), WARD))
+    assert (both.state, len(both.holds), both.moves) == (NodeState.QUARANTINED, 1, out.moves)
+    assert (both.holds[0].faults, both.holds[0].evidence) == ((gpu, disk), ("gpu-off-bus", "smart-failed"))
+    tested = done(begin_burn_in(both, word(4.0), 1, seconds=60.0))
+    failed = done(quarantine(tested, word(5.0, faults=(link,)), WARD))
+    assert (failed.state, failed.holds[0].faults) == (NodeState.QUARANTINED, (gpu, disk, link))
+
+
+def test_doubts_that_add_up_to_a_quarantine_hand_on_their_faults() -> None:
+    """Each of the three is to be tested."""
+    node = FRESH
+    faults = [HeldFault(kind=kind) for kind in ("cuda-contained", "worker-sigill", "cuda-contained")]
+    for at, fault in enumerate(faults, start=1):
+        node = done(doubt(node, word(float(at), faults=(fault,)), WARD))
+    assert node.state is NodeState.QUARANTINED
+    assert node.holds[0].faults == tuple(faults[:2])
 
 
 def test_a_doubt_runs_out() -> None:

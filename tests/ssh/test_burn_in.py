@@ -30,7 +30,7 @@ def test_nodes_over_ssh_are_tried_and_meet(site: Site, tmp_path: Path) -> None:
     with SshPosts(cluster) as posts:
         assert posts.names() == ["one", "two", "away"]
         found = Bench(posts, Plan.of(cluster.burn_in, seconds=0.05)).try_out(["one", "two", "away"])
-    assert {node: one.mark for node, one in found.items()} == {"one": Mark.PASSED, "two": Mark.PASSED, "away": Mark.BLIND}
+    assert {node: one.mark for node, one in found.items()} == {"one": Mark.PASSED, "two": Mark.PASSED, "away": Mark.SKIPPED}
     assert "well with two" in found["one"].checks[-1].words
     assert "Connection refused" in found["away"].because
     assert list(tmp_path.iterdir()) == [], "the disk is as it was"
@@ -43,7 +43,7 @@ def test_an_interpreter_that_is_not_there_is_told(site: Site, tmp_path: Path) ->
     cluster = site.cluster(burn_in=settings(tmp_path), python="/no/such/python3")
     with SshPosts(cluster) as posts:
         found = Bench(posts, Plan.of(cluster.burn_in, seconds=0.05)).try_out(["one"])["one"]
-    assert found.mark is Mark.BLIND
+    assert found.mark is Mark.SKIPPED
     assert "/no/such/python3" in found.because
 
 
@@ -56,5 +56,5 @@ def test_a_node_that_goes_away_in_the_middle_is_blind(site: Site, tmp_path: Path
             posts, Plan.of(cluster.burn_in, seconds=0.05), tell=lambda *_: node.signal(signal.SIGKILL) if node.children() else None
         )
         found = bench.try_out(["one"])["one"]
-    assert found.mark is Mark.BLIND
+    assert found.mark is Mark.SKIPPED
     assert "ended or could not be reached" in found.because

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,8 @@ from detectors.trials import Check, Mark
 NAME: Final = "disk"
 BLOCK: Final = 4 << 20
 MB: Final = 1e6
+BUS: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+"""A PCI address, as a folder of sysfs."""
 SPARED: Final = 0.5
 """Of the space that is free a test takes no more than this share: who works on the node may need the rest."""
 THEIRS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
@@ -46,11 +49,33 @@ def disk(folder: str, size: int, *, seconds: float) -> Check:
             return Check(name=NAME, mark=Mark.FAILED, words=words, seconds=time.monotonic() - begun)
         with tempfile.TemporaryDirectory(prefix="holdfast-burn-in-", dir=place) as scratch:
             written = write(Path(scratch) / "blocks", blocks, until=begun + seconds)
-            return told(written, begun, free)
+            return replace(told(written, begun, free), devices=names_of(place))
     except OSError as error:
-        mark = Mark.BLIND if error.errno in THEIRS else Mark.FAILED
+        mark = Mark.SKIPPED if error.errno in THEIRS else Mark.FAILED
         words = f"{error.filename or place}: {error.strerror or error}"
         return Check(name=NAME, mark=mark, words=words, seconds=time.monotonic() - begun)
+
+
+def names_of(folder: Path) -> tuple[str, ...]:
+    """Return by which names the node knows the file system that holds *folder*: its mount point, and the disks and partitions below it."""
+    number = folder.stat().st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    try:
+        rows = [line.split() for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        rows = []
+    mounts = [row[4] for row in rows if row[2] == device and folder.resolve().is_relative_to(row[4])]
+    return tuple(dict.fromkeys([*sorted(mounts, key=len)[-1:], *_disks(Path("/sys/dev/block") / device)]))
+
+
+def _disks(device: Path) -> list[str]:
+    """Return a block device, the disk that it is a partition of, its PCI address, and what it is made of (RAID, LVM)."""
+    if not device.exists():
+        return []  # no block device: an overlay, a network file system
+    place = device.resolve()
+    below = [name for slave in sorted(place.glob("slaves/*")) for name in _disks(slave)]
+    whole = [place.parent.name] if (place / "partition").exists() else []
+    return [place.name, *whole, *[part for part in place.parts if BUS.fullmatch(part)][-1:], *below]
 
 
 def told(written: Written, begun: float, free: int) -> Check:

@@ -31,7 +31,7 @@ def matrix(seconds: float) -> Check:
     begun = time.monotonic()
     torch = _torch()
     if isinstance(torch, str):
-        return Check(name=MATRIX, mark=Mark.BLIND, words=torch, needed=False)
+        return Check(name=MATRIX, mark=Mark.SKIPPED, words=torch, needed=False)
     a, b, wanted = _whole(torch)
     rounds, wrong = 0, ""
     while not wrong and (not rounds or time.monotonic() < begun + seconds):
@@ -44,20 +44,36 @@ def matrix(seconds: float) -> Check:
     return Check(name=MATRIX, mark=mark, words=words, figures=figures, seconds=time.monotonic() - begun)
 
 
-def gpu(seconds: float, memory_share: float) -> list[Check]:
-    """Burn each GPU for its part of *seconds*: half of it products, half of it *memory_share* of what is free in its memory."""
+def gpu(seconds: float, memory_share: float, expected: int = 0) -> list[Check]:
+    """Burn each GPU for its part of *seconds*: half of it products, half of it *memory_share* of what is free in its memory.
+
+    *expected*: how many GPUs the cluster file says the node has; 0: it says nothing.
+    """
     devices = sorted(Path("/dev").glob("nvidia[0-9]*"))
     if not devices:
-        return [Check(name=GPU, mark=Mark.BLIND, words="it has no NVIDIA device", needed=False)]
+        words = "no NVIDIA device is visible" + (f", and the cluster file says {expected}" if expected else "")
+        return [Check(name=GPU, mark=Mark.SKIPPED, words=words, needed=expected > 0 and not Path("/dev/kfd").exists())]
+    if len(devices) < expected:
+        words = f"{len(devices)} NVIDIA device(s) are visible, and the cluster file says {expected}"
+        return [Check(name=GPU, mark=Mark.FAILED, words=words)]
     torch = _torch()
     if isinstance(torch, str):
-        return [Check(name=GPU, mark=Mark.BLIND, words=f"it has {len(devices)} NVIDIA device(s), and {torch}")]
+        return [Check(name=GPU, mark=Mark.SKIPPED, words=f"it has {len(devices)} NVIDIA device(s), and {torch}")]
     if not torch.cuda.is_available():
         words = f"it has {len(devices)} NVIDIA device(s), and its torch {torch.__version__} can use none of them"
-        return [Check(name=GPU, mark=Mark.BLIND, words=words)]
+        return [Check(name=GPU, mark=Mark.SKIPPED, words=words)]
     count = torch.cuda.device_count()
     burnt = [_burnt(torch, number, seconds / count, memory_share) for number in range(count)]
     return _compared(burnt, missing=len(devices) - count)
+
+
+def addresses(torch: Any, number: int) -> tuple[str, ...]:  # noqa: ANN401
+    """Return the PCI address of a GPU, where this torch knows it."""
+    facts = torch.cuda.get_device_properties(number)
+    try:
+        return (f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0",)
+    except AttributeError:
+        return ()
 
 
 def _torch() -> Any:  # noqa: ANN401 (torch, or why there is none)
@@ -79,6 +95,7 @@ def _whole(torch: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 (torch's own)
 def _burnt(torch: Any, number: int, seconds: float, memory_share: float) -> dict[str, Any]:  # noqa: ANN401
     """Burn one GPU, and return what it is, what was wrong, its first products and its speed."""
     found: dict[str, Any] = {"number": number, "name": torch.cuda.get_device_name(number), "wrong": "", "figures": {}, "products": []}
+    found["devices"] = addresses(torch, number)
     begun = time.monotonic()
     device = torch.device("cuda", number)
     try:
@@ -152,9 +169,10 @@ def _compared(burnt: list[dict[str, Any]], *, missing: int) -> list[Check]:
         peers = [other for other in burnt if other["name"] == one["name"] and not other["wrong"]]
         wrong = one["wrong"] or _strange(one, peers) or _slow(one, peers)
         mark, words = (Mark.FAILED, wrong) if wrong else (Mark.PASSED, f"{one['name']}: every product is the same")
-        checks.append(Check(name=f"{GPU} {one['number']}", mark=mark, words=words, figures=one["figures"], seconds=one["seconds"]))
+        facts = {name: one[name] for name in ("figures", "seconds", "devices")}
+        checks.append(Check(name=f"{GPU} {one['number']}", mark=mark, words=words, **facts))
     if missing > 0:
-        checks.append(Check(name=GPU, mark=Mark.BLIND, words=f"{missing} of its NVIDIA devices cannot be used by torch"))
+        checks.append(Check(name=GPU, mark=Mark.SKIPPED, words=f"{missing} of its NVIDIA devices cannot be used by torch"))
     return checks
 
 

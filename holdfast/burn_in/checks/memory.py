@@ -57,7 +57,7 @@ def memory(seconds: float, share: float, most: int, cores: list[int] | None = No
     size = int(min(free * share, most)) // len(used) // BLOCK * BLOCK
     if size < BLOCK:
         words = f"too little is free: {free // MIB} MiB, and a share of {share:g} of it leaves nothing for {len(used)} core(s)"
-        return Check(name=NAME, mark=Mark.BLIND, words=words, seconds=time.monotonic() - begun)
+        return Check(name=NAME, mark=Mark.SKIPPED, words=words, seconds=time.monotonic() - begun)
     found = on_each(used, lambda place: _tried(size, begun + seconds, place * size))
     return _told(found, time.monotonic() - begun)
 

@@ -39,7 +39,7 @@ ORDERS: Final[Mapping[str, Callable[[Order, Tell], Check | list[Check]]]] = {
     "disk": lambda order, _: disk.disk(order["folder"], order["size"], seconds=order["seconds"]),
     "ticking": lambda order, _: ticking.ticking(order["seconds"]),
     "matrix": lambda order, _: matrix.matrix(order["seconds"]),
-    "gpu": lambda order, _: matrix.gpu(order["seconds"], order["share"]),
+    "gpu": lambda order, _: matrix.gpu(order["seconds"], order["share"], order["expected"]),
     "serve": _serve,
     "send": lambda order, _: traffic.send(order["token"], order["blocks"], order["seconds"], order["host"], order["port"]),
 }
@@ -124,7 +124,7 @@ def _carry_out(order: Order, pipe: int) -> None:
         try:
             done = ORDERS[order["do"]](order, tell)
         except Exception as error:  # noqa: BLE001 (what nobody foresaw says nothing of the node)
-            done = Check(name=order["do"], mark=Mark.BLIND, words=f"{type(error).__name__}: {error}")
+            done = Check(name=order["do"], mark=Mark.SKIPPED, words=f"{type(error).__name__}: {error}")
         tell([packed(one) for one in (done if isinstance(done, list) else [done])])
 
 
@@ -147,7 +147,7 @@ def _hear(selector: selectors.BaseSelector, children: dict[int, Child], pipe: in
     if not child.last.startswith("["):
         ended = Ended(os.waitstatus_to_exitcode(status))
         late = -ended.status == signal.SIGALRM
-        mark = Mark.FAILED if ended.is_fault else Mark.BLIND
+        mark = Mark.FAILED if ended.is_fault else Mark.SKIPPED
         words = "it did not end in time" if late else f"its process {ended}"
         _say(child.mark, [packed(Check(name=child.name, mark=mark, words=words))])
 

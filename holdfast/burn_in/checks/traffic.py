@@ -5,11 +5,15 @@ One end serves one connection of whoever knows the token, and the other comes. B
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import socket
 import statistics
+import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from detectors.trials import Check, Mark
@@ -20,6 +24,8 @@ BLOCK: Final = 1 << 20
 PINGS: Final = 50
 TOKEN: Final = 32
 HEAD: Final = 8
+SIOCGIFADDR: Final = 0x8915
+"""Linux: asks an interface for its IPv4 address."""
 MB: Final = 1e6
 
 
@@ -30,6 +36,7 @@ def serve(token: str, blocks: int, seconds: float, port: int, tell: Callable[[in
         tell(server.getsockname()[1])
         try:
             with admitted(server, token, begun + seconds) as sock:
+                devices = interface_of(sock.getsockname()[0])
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for _ in range(PINGS):
                     sock.sendall(taken(sock, 1))
@@ -39,7 +46,7 @@ def serve(token: str, blocks: int, seconds: float, port: int, tell: Callable[[in
                 taken(sock, 1)
         except OSError as error:
             return _broken(error, begun)
-    return _told(wrong, {}, begun)
+    return _told(wrong, {}, begun, devices)
 
 
 def send(token: str, blocks: int, seconds: float, host: str, port: int) -> Check:
@@ -47,6 +54,7 @@ def send(token: str, blocks: int, seconds: float, host: str, port: int) -> Check
     begun = time.monotonic()
     try:
         with socket.create_connection((host, port), timeout=seconds) as sock:
+            devices = interface_of(sock.getsockname()[0])
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.sendall(token.encode())
             latency = _latency(sock)
@@ -67,7 +75,19 @@ def send(token: str, blocks: int, seconds: float, host: str, port: int) -> Check
         "round trip ms": 1000 * latency,
         "MB": 2 * size,
     }
-    return _told(wrong, figures, begun)
+    return _told(wrong, figures, begun, devices)
+
+
+def interface_of(address: str, root: Path = Path("/sys/class/net")) -> tuple[str, ...]:
+    """Return the interface that has *address* (IPv4), its PCI address and its RDMA device; nothing where that is not known."""
+    for folder in sorted(root.glob("*")):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, suppress(OSError):
+            told = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", folder.name.encode()[:15]))
+            if socket.inet_ntoa(told[20:24]) == address:
+                device = folder / "device"
+                bus = [device.resolve().name] if device.exists() else []
+                return (folder.name, *bus, *(one.name for one in sorted(device.glob("infiniband/*"))))
+    return ()
 
 
 def _latency(sock: socket.socket) -> float:
@@ -116,6 +136,6 @@ def _broken(error: OSError, begun: float) -> Check:
     return Check(name=NAME, mark=Mark.FAILED, words=words, seconds=time.monotonic() - begun)
 
 
-def _told(wrong: str, figures: dict[str, float], begun: float) -> Check:
+def _told(wrong: str, figures: dict[str, float], begun: float, devices: tuple[str, ...]) -> Check:
     mark, words = (Mark.FAILED, wrong) if wrong else (Mark.PASSED, "every byte arrived as it was sent")
-    return Check(name=NAME, mark=mark, words=words, figures=figures, seconds=time.monotonic() - begun)
+    return Check(name=NAME, mark=mark, words=words, figures=figures, seconds=time.monotonic() - begun, devices=devices)

@@ -1,0 +1,225 @@
+"""Which part of a node a burn-in has to exercise before it lifts a hold: from fault kinds to parts, and from parts to checks. Pure.
+
+A burn-in proves something only about the parts that its checks use. A node that is quarantined for a GPU and passes on its processors
+has proven nothing about the GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from detectors.catalogue import Blame, FaultKind
+from detectors.trials import Check, Mark
+from detectors.whole import CATALOGUE
+from policies.holds import HeldFault
+
+
+class Part(StrEnum):
+    """A part of a node that a check can exercise."""
+
+    HOST = "operating system"
+    PROCESSOR = "processors"
+    MEMORY = "host memory"
+    GPU = "GPU"
+    NETWORK = "network"
+    DISK = "disk"
+    CLOCK = "clock"
+
+
+EXERCISES: Final[Mapping[str, frozenset[Part]]] = {
+    "compute": frozenset({Part.PROCESSOR, Part.HOST}),
+    "matrix": frozenset({Part.PROCESSOR}),
+    "memory": frozenset({Part.MEMORY}),
+    "gpu": frozenset({Part.GPU}),
+    "disk": frozenset({Part.DISK}),
+    "clock": frozenset({Part.CLOCK}),
+    "network": frozenset({Part.NETWORK}),
+}
+"""What each check exercises. `gpu 3` is a `gpu` check."""
+
+OF_COMPONENT: Final[Mapping[str, Part]] = {
+    "gpu": Part.GPU,
+    "gpu memory": Part.GPU,
+    "cpu": Part.PROCESSOR,
+    "memory module": Part.MEMORY,
+    "host memory": Part.MEMORY,
+    "memory": Part.MEMORY,
+    "network": Part.NETWORK,
+    "ethernet": Part.NETWORK,
+    "storage": Part.DISK,
+    "disk": Part.DISK,
+    "raid": Part.DISK,
+    "file system": Part.DISK,
+    "clock": Part.CLOCK,
+    "node": Part.HOST,
+    "host": Part.HOST,
+    "agent": Part.HOST,
+    "kernel": Part.HOST,
+    "service": Part.HOST,
+    "limits": Part.HOST,
+}
+"""What exercises a component of the catalogue, whatever the fault is attributed to."""
+
+_SOFTWARE: Final = {
+    Blame.GPU: Part.GPU,
+    Blame.NETWORK: Part.NETWORK,
+    Blame.STORAGE: Part.DISK,
+    Blame.NODE: Part.HOST,
+    Blame.PROCESS: Part.HOST,
+    Blame.USER_CODE: Part.HOST,
+    Blame.NONE: Part.HOST,
+}
+_GPU_SOFTWARE: Final = _SOFTWARE | {Blame.NODE: Part.GPU}
+BY_BLAME: Final[Mapping[str, Mapping[Blame, Part]]] = {
+    "cuda": _GPU_SOFTWARE,
+    "driver": _GPU_SOFTWARE,
+    "nccl": _GPU_SOFTWARE,
+    "collectives": _GPU_SOFTWARE,
+    **dict.fromkeys(("worker", "communication", "user code", "pytorch", "data loader", "job"), _SOFTWARE),
+    "performance": {Blame.GPU: Part.GPU, Blame.NETWORK: Part.NETWORK},
+    "pcie": {Blame.GPU: Part.GPU},
+}
+"""Components that say what reported the fault, and not which part has it: what the fault is attributed to decides."""
+
+UNTESTED: Final[Mapping[str, str]] = {
+    "nvlink": "GPUs are tested one by one, and not the links between them",
+    "nvswitch": "GPUs are tested one by one, and not the links between them",
+    "accelerator": "only NVIDIA GPUs are tested",
+    "pcie": "the device behind the bus is not known",
+    "power": "a minute of work says nothing about power supplies",
+    "cooling": "a minute of work says nothing about fans",
+    "board": "no check reads the board's sensors",
+    "infiniband": "the network is tested by TCP, and not by RDMA",
+    "rdma": "the network is tested by TCP, and not by RDMA",
+    "network file system": "the server is another machine",
+    "checkpoint": "the storage is another machine",
+    "performance": "no check knows how fast this part has to be",
+    "container": "no check starts a container",
+    "scheduler": "no check goes through the scheduler",
+}
+"""Components that no check exercises, and why: a person returns the node, or `burn_in.accept_untested` names the component."""
+
+OF_KIND: Final[Mapping[str, Part]] = {
+    "memory-ecc-uncorrectable": Part.MEMORY,
+    "node-severed": Part.NETWORK,
+    "node-apart": Part.NETWORK,
+}
+"""Kinds whose component is the whole node, though one part of it has the fault."""
+
+CURES: Final[Mapping[Part, str]] = {
+    Part.GPU: "Repair the driver or the card",
+    Part.NETWORK: "Test it beside another node that is in service, over the link that had the fault",
+    Part.DISK: "Set `burn_in.folder` to a folder on the disk that had the fault",
+    Part.MEMORY: "Free some of its memory",
+}
+OFF: Final[Mapping[Part, str]] = {Part.GPU: "`burn_in.torch` is off"}
+"""Why a check did not run at all."""
+_BUS: Final = re.compile(r"\b(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-7])?\b", re.IGNORECASE)
+_VAGUE: Final = frozenset({"", "node", "driver"})
+"""Devices of faults that name none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """One part that a burn-in has to exercise."""
+
+    kind: str
+    """The fault kind that the node is held for."""
+    component: str
+    part: Part | None
+    """None: no check exercises it."""
+    device: str = ""
+    """The device that had the fault, as far as that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unproven:
+    """One part that a burn-in had to exercise and did not."""
+
+    words: str
+    cure: str
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def part_of(kind: FaultKind) -> Part | None:
+    """Return the part of a node that has faults of *kind*; None where no check exercises it."""
+    by_blame = BY_BLAME.get(kind.component, {}).get(kind.blame)
+    return OF_KIND.get(kind.id) or OF_COMPONENT.get(kind.component) or by_blame
+
+
+def needs(faults: Iterable[HeldFault], accepted: Collection[str] = ()) -> tuple[Need, ...]:
+    """Return what a burn-in has to exercise to lift a hold for *faults*; faults of components that are *accepted* untested ask for nothing.
+
+    A kind that the catalogue does not know any more cannot be tested.
+    """
+    found = []
+    for fault in faults:
+        entry = CATALOGUE.get(fault.kind)
+        component = entry.component if entry is not None else ""
+        if component not in accepted:
+            part = part_of(entry) if entry is not None else None
+            found.append(Need(kind=fault.kind, component=component, part=part, device=fault.device))
+    return tuple(dict.fromkeys(found))
+
+
+def unproven(wanted: Iterable[Need], checks: Iterable[Check]) -> tuple[Unproven, ...]:
+    """Return what of *wanted* no check that passed has exercised, each part once."""
+    checks = tuple(checks)
+    return tuple({str(one): one for need in wanted if (one := _unproven(need, checks)) is not None}.values())
+
+
+def _unproven(need: Need, checks: tuple[Check, ...]) -> Unproven | None:
+    if need.component == "pcie" and _BUS.search(need.device) is not None:
+        return _unproven_on_bus(need, checks)
+    if need.part is None:
+        why = UNTESTED.get(need.component, "this version does not know the fault")
+        words = f"no check exercises {need.component or 'what'} ({need.kind}): {why}"
+        return Unproven(words=words, cure="Test the part by other means")
+    mine = [check for check in checks if need.part in EXERCISES.get(check.name.partition(" ")[0], ())]
+    passed = [check for check in mine if check.mark is Mark.PASSED]
+    cure = CURES.get(need.part, "Run the burn-in again")
+    if not passed:
+        unreached = [check.words for check in checks if check.name == "reach"]
+        why = "; ".join([check.words for check in mine] or unreached) or OFF.get(need.part, "the check did not run")
+        return Unproven(words=f"no check could exercise the {need.part} ({why})", cure=cure)
+    used = [device for check in passed for device in check.devices]
+    if used and _is_a_name(need) and not any(_is_same(need.device, device) for device in used):
+        words = f"the {need.part} check used {', '.join(dict.fromkeys(used))}, and the fault ({need.kind}) was on {need.device}"
+        return Unproven(words=words, cure=cure)
+    return None
+
+
+def _unproven_on_bus(need: Need, checks: tuple[Check, ...]) -> Unproven | None:
+    """Find out whether a check used the device that a PCIe fault names by its address."""
+    used = [device for check in checks if check.mark is Mark.PASSED for device in check.devices if _BUS.search(device)]
+    if any(_is_same(need.device, device) for device in used):
+        return None
+    words = f"no check used the PCIe device {need.device} ({need.kind}); the checks used {', '.join(used) or 'none that has an address'}"
+    return Unproven(words=words, cure="Test the device by other means")
+
+
+def _is_a_name(need: Need) -> bool:
+    """Tell whether a fault names one of several devices that a check might have used."""
+    if need.device in _VAGUE:
+        return False
+    return need.part in {Part.NETWORK, Part.DISK} or (need.part is Part.GPU and _BUS.search(need.device) is not None)
+
+
+def _is_same(wanted: str, used: str) -> bool:
+    """Tell whether two names are of one device: PCI addresses however they are written, and a disk by one of its partitions."""
+    bus, other = _BUS.search(wanted), _BUS.search(used)
+    if bus is not None and other is not None:
+        return _address(bus) == _address(other)
+    part = r"(?:n\d+)?(?:p\d+)?" if wanted[-1].isdigit() else r"\d*"
+    return re.fullmatch(re.escape(wanted) + part, used) is not None
+
+
+def _address(found: re.Match[str]) -> tuple[int, int, int]:
+    domain, bus, device = found.groups()
+    return int(domain or "0", 16), int(bus, 16), int(device, 16)

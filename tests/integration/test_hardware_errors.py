@@ -1,0 +1,64 @@
+"""A hardware error that a script reports: the node gets no second rank, the job goes on without it or waits, and says why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+from holdfast.history import holds, queries, questions
+from tests.integration.stage import Play, Stage
+from tests.waiting import wait_until
+
+ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+EACH = f"if node == 'node-0' and step == 5: raise RuntimeError({ECC!r})"
+
+
+def generations_on(play: Play, node: str) -> list[int]:
+    """Return the generations that had ranks on *node*."""
+    return [one.number for one in queries.generations(play.stage.history, play.job.id) if node in one.ranks]
+
+
+def faults_of(stage: Stage, node: str) -> list[dict[str, Any]]:
+    """Return what *node* is quarantined for."""
+    return [fault for one in holds.holds(stage.history, "stage", node) for fault in one.faults]
+
+
+def test_an_ecc_error_takes_the_node_out_and_the_job_goes_on_with_fewer(stage: Stage) -> None:
+    """Without a spare the job shrinks at once: one generation ran on the bad node, and a burn-in will have to exercise its GPU."""
+    stage.count = 2
+    play = stage.play("ecc", args=["--steps", "12", "--each", EACH], nodes={"wanted": 2, "least": 1, "ranks": 1})
+    assert play.ends() == 0, play.log()
+    (incident,) = play.incidents()
+    assert (incident.kind, incident.subject, incident.rung) == ("cuda-uncorrectable-ecc", "rank 0 on node-0", "shrink")
+    assert "asks for a device reset, which Holdfast does not do: no rank is started on node-0 again" in incident.because
+    assert generations_on(play, "node-0") == [1]
+    assert faults_of(stage, "node-0") == [{"kind": "cuda-uncorrectable-ecc", "device": ""}]
+
+
+def test_an_ecc_error_on_the_only_node_makes_the_job_wait_and_say_why(stage: Stage) -> None:
+    """It is not started again on that node, and gives the operator both ways out."""
+    stage.count, stage.cluster = 1, {"quarantine": {"ask": "0s"}}
+    play = stage.play("ecc-alone", args=["--steps", "12", "--each", EACH], nodes={"wanted": 1, "ranks": 1})
+    play.reaches("WAITING")
+    wait_until(lambda: "is quarantined by job ecc-alone" in play.because(), seconds=60, explain=play.log)
+    assert "`holdfast nodes readmit node-0" in play.because()
+    assert generations_on(play, "node-0") == [1]
+    assert play.kinds() == ["cuda-uncorrectable-ecc"]
+    play.stops()
+
+
+def test_a_node_that_a_person_keeps_is_started_on_again_and_not_quarantined(stage: Stage) -> None:
+    """By default a person is asked before the only node is taken out; a refusal is a decision, and on record as the reason."""
+    stage.count = 1
+    each = EACH.replace("step == 5", "step == 5 and generation == 1")
+    play = stage.play("ecc-kept", args=["--steps", "12", "--each", each], nodes={"wanted": 1, "ranks": 1})
+    wait_until(lambda: questions.still_open(stage.history), seconds=60, explain=play.log)
+    (asked,) = questions.still_open(stage.history)
+    command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--refuse", "--because", "a test pattern"]
+    subprocess.run(command, env=stage.environment, capture_output=True, check=True)
+    assert play.ends() == 0, play.log()
+    (incident,) = play.incidents()
+    assert (incident.rung, incident.outcome) == ("restart-in-place", "recovered")
+    assert "a person keeps node-0 in service" in incident.because
+    assert (generations_on(play, "node-0"), faults_of(stage, "node-0")) == ([1, 2], [])

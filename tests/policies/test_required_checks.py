@@ -1,0 +1,141 @@
+"""What a burn-in has to exercise for which fault: by the catalogue's own kinds, and by checks as nodes send them."""
+
+from __future__ import annotations
+
+import pytest
+
+from detectors.catalogue import COMPONENTS, Level
+from detectors.trials import Check, Mark
+from detectors.whole import CATALOGUE
+from policies.burn_in import outcome, stays_out
+from policies.holds import HeldFault
+from policies.required_checks import BY_BLAME, EXERCISES, OF_COMPONENT, UNTESTED, Part, needs, part_of, unproven
+
+SOUND = tuple(Check(name=name, mark=Mark.PASSED, words="fine") for name in ("compute", "memory", "disk", "clock", "network"))
+NO_GPU = Check(name="gpu", mark=Mark.SKIPPED, words="no NVIDIA device is visible", needed=False)
+GPU_0 = Check(name="gpu 0", mark=Mark.PASSED, words="every product is the same", devices=("0000:18:00.0",))
+
+
+def network_of(*devices: str) -> Check:
+    """Return a network check that passed over those devices."""
+    return Check(name="network", mark=Mark.PASSED, words="well with node-1", devices=devices)
+
+
+def disk_of(*devices: str) -> Check:
+    """Return a disk check that passed on those devices."""
+    return Check(name="disk", mark=Mark.PASSED, words="every block was read as it was written", devices=devices)
+
+
+PARTS: dict[str, Part | None] = {
+    "cuda-uncorrectable-ecc": Part.GPU,
+    "gpu-off-bus": Part.GPU,
+    "gpu-driver-not-loaded": Part.GPU,
+    "cuda-no-device": Part.GPU,
+    "gpu-pcie-slow": Part.GPU,
+    "cpu-machine-check": Part.PROCESSOR,
+    "memory-uncorrected": Part.MEMORY,
+    "memory-ecc-uncorrectable": Part.MEMORY,
+    "nvme-media-error": Part.DISK,
+    "filesystem-read-only": Part.DISK,
+    "link-down": Part.NETWORK,
+    "node-severed": Part.NETWORK,
+    "bandwidth-low": Part.NETWORK,
+    "clocksource-unstable": Part.CLOCK,
+    "kernel-oops": Part.HOST,
+    "worker-sigsegv": Part.HOST,
+    "psu-failed": None,
+    "fan-failed": None,
+    "nvlink-error": None,
+    "nvswitch-route": None,
+    "pcie-fatal": None,
+    "port-link-downed": None,
+    "amd-bad-pages": None,
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_fault_is_of_the_part_that_its_component_says(kind: str) -> None:
+    """Of a part that no check exercises, the table says why."""
+    entry = CATALOGUE[kind]
+    assert part_of(entry) is PARTS[kind]
+    assert PARTS[kind] or entry.component in UNTESTED
+
+
+def test_every_component_and_every_part_has_its_place() -> None:
+    """A new component of the catalogue has to say how it is tested, and no kind is without a part or a reason."""
+    listed = OF_COMPONENT.keys() | BY_BLAME.keys() | UNTESTED.keys()
+    assert listed == {component for components in COMPONENTS.values() for component in components}
+    assert {part for parts in EXERCISES.values() for part in parts} == set(Part)
+    nowhere = [kind.id for kind in CATALOGUE.values() if part_of(kind) is None and kind.component not in UNTESTED]
+    assert nowhere == []
+
+
+def test_most_kinds_that_take_a_node_out_can_be_tested() -> None:
+    """The rest is a person's to return, or a setting's: links between devices, power, cooling, and other vendors' accelerators."""
+    out = [kind for kind in CATALOGUE.values() if kind.level in {Level.RESET_DEVICE, Level.EVICT_WHEN_IDLE, Level.EVICT_NOW}]
+    tested = [kind for kind in out if part_of(kind) is not None]
+    assert len(tested) > len(out) / 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "checks", "words"),
+    [
+        ("cuda-uncorrectable-ecc", "", (NO_GPU,), "no check could exercise the GPU (no NVIDIA device is visible)"),
+        ("cuda-uncorrectable-ecc", "", (), "no check could exercise the GPU (`burn_in.torch` is off)"),
+        ("cuda-uncorrectable-ecc", "", (GPU_0,), ""),
+        ("gpu-off-bus", "0000:18:00", (GPU_0,), ""),
+        ("gpu-off-bus", "00000000:18:00.0", (GPU_0,), ""),
+        ("gpu-off-bus", "0000:2a:00", (GPU_0,), "the GPU check used 0000:18:00.0, and the fault (gpu-off-bus) was on 0000:2a:00"),
+        ("gpu-driver-not-loaded", "driver", (GPU_0,), ""),
+        ("link-down", "eth1", (network_of("eth0"),), "the fault (link-down) was on eth1"),
+        ("link-down", "eth1", (network_of("eth1", "0000:5e:00.0"),), ""),
+        (
+            "link-down",
+            "eth1",
+            (network_of("eth10"),),
+            "the fault (link-down) was on eth1",
+        ),
+        ("link-down", "node", SOUND, ""),
+        ("nvme-media-error", "nvme0", (disk_of("/", "nvme0n1p2", "nvme0n1"),), ""),
+        ("disk-io-error", "sda", (disk_of("/", "sda1"),), ""),
+        (
+            "disk-io-error",
+            "sdb",
+            (disk_of("/", "sda1"),),
+            "the fault (disk-io-error) was on sdb",
+        ),
+        ("filesystem-read-only", "/data", (disk_of("/", "sda1"),), "was on /data"),
+        ("pcie-fatal", "0000:01:00.0", (disk_of("/", "nvme0n1", "0000:01:00.0"),), ""),
+        ("pcie-fatal", "0000:00:01.0", (GPU_0,), "no check used the PCIe device 0000:00:01.0 (pcie-fatal); the checks used 0000:18:00.0"),
+        ("pcie-fatal", "node", (GPU_0,), "no check exercises pcie (pcie-fatal): the device behind the bus is not known"),
+        ("cpu-machine-check", "CPU 3", SOUND, ""),
+        ("psu-failed", "", SOUND, "no check exercises power (psu-failed): a minute of work says nothing about power supplies"),
+        ("of-another-version", "", SOUND, "this version does not know the fault"),
+    ],
+)
+def test_only_a_passed_check_that_used_the_device_proves_anything(kind: str, device: str, checks: tuple[Check, ...], words: str) -> None:
+    """A check that was skipped, or that used another device, does not."""
+    found = unproven(needs([HeldFault(kind=kind, device=device)]), checks)
+    assert words in "; ".join(map(str, found)) if words else found == ()
+
+
+def test_a_part_that_could_not_be_tested_keeps_the_node_out_and_says_what_to_do() -> None:
+    """A failure goes before; without a fault to prove wrong the same checks pass."""
+    wanted = needs([HeldFault(kind="cuda-uncorrectable-ecc")])
+    found = outcome("node-0", (*SOUND, NO_GPU), wanted)
+    assert found.mark is Mark.SKIPPED
+    assert stays_out(found, "quarantined") == (
+        "node-0 stays quarantined: no check could exercise the GPU (no NVIDIA device is visible). "
+        "Repair the driver or the card, or return it by hand with `holdfast nodes readmit node-0 --because ...`."
+    )
+    assert outcome("node-0", (*SOUND, NO_GPU)).mark is Mark.PASSED
+    assert outcome("node-0", (*SOUND, GPU_0), wanted).mark is Mark.PASSED
+    bad = Check(name="disk", mark=Mark.FAILED, words="a block was read wrong")
+    assert outcome("node-0", (*SOUND, bad, NO_GPU), wanted).mark is Mark.FAILED
+
+
+def test_a_cluster_may_accept_what_no_check_can_test() -> None:
+    """By component, and nothing else with it."""
+    faults = [HeldFault(kind="psu-failed"), HeldFault(kind="fan-failed")]
+    assert [one.kind for one in needs(faults, ["power"])] == ["fan-failed"]
+    assert needs(faults, ["power", "cooling"]) == ()

@@ -1,0 +1,49 @@
+"""Burn-ins as a page: why first, what to do next, and a row for each check."""
+
+from __future__ import annotations
+
+from detectors.trials import Check, Mark
+from holdfast.report.burn_ins import burn_ins_markdown, in_a_sentence
+from policies.burn_in import Outcome, outcome
+from policies.holds import HeldFault
+from policies.node_states import NodeState
+from policies.required_checks import needs
+
+SOUND = Check(name="compute", mark=Mark.PASSED, words="every answer is the known one", figures={"cores": 8.0}, seconds=21.0)
+ODD = Check(name="disk", mark=Mark.FAILED, words="*block* 3 | of <4>\nwas read wrong", devices=("/", "sda1"))
+NO_GPU = Check(name="gpu", mark=Mark.SKIPPED, words="no NVIDIA device is visible", needed=False)
+FOUND: dict[str, Outcome] = {
+    "node-0": outcome("node-0", [SOUND]),
+    "node-1": outcome("node-1", [SOUND, NO_GPU], needs([HeldFault(kind="gpu-off-bus")])),
+    "node-2": outcome("node-2", [SOUND, ODD]),
+}
+STATES = {
+    "node-0": NodeState.HEALTHY, "node-1": NodeState.QUARANTINED, "node-2": NodeState.QUARANTINED, "node-3": NodeState.HELD,
+}  # fmt: skip
+
+
+def test_the_page_says_who_stays_out_why_and_what_to_do() -> None:
+    """What needs a person comes first; every table has as many cells in each row, whatever a node says."""
+    page = burn_ins_markdown(FOUND, {"node-3": "it is held"}, STATES)
+    rows = [[cell.strip() for cell in line[1:-1].replace("\\|", "").split("|")] for line in page.splitlines() if line.startswith("|")]
+    summary = [row for row in rows if row[0].startswith("node-")]
+    assert [row[:3] for row in summary] == [
+        ["node-2", "failed", "quarantined"],
+        ["node-1", "not proven", "quarantined"],
+        ["node-0", "passed", "healthy"],
+        ["node-3", "not tested", "held"],
+    ]
+    assert {len(row) for row in rows} == {4, 6}
+    assert summary[1][3] == "no check could exercise the GPU (no NVIDIA device is visible)"
+    assert "- node-1 stays quarantined: no check could exercise the GPU" in page
+    assert "`holdfast nodes readmit node-1 --because ...`" in page
+    assert "\\*block\\* 3 \\| of &lt;4&gt; was read wrong" in page
+    assert page.index("## What to do") < page.index("## Checks of node-2") < page.index("## Checks of node-0")
+
+
+def test_a_run_in_a_sentence_gives_the_reasons() -> None:
+    """Three of them: more do not fit the line that the UI has for it."""
+    assert in_a_sentence({"node-0": FOUND["node-0"]}, 1) == "1 node, 1 passed, 1 not tested"
+    assert in_a_sentence({"node-1": FOUND["node-1"]}, 0).startswith("1 node, 1 not proven; node-1: no check could exercise the GPU")
+    many = {f"node-{number}": outcome(f"node-{number}", [ODD]) for number in range(5)}
+    assert in_a_sentence(many, 0).endswith("; and 2 more")
