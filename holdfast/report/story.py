@@ -13,6 +13,7 @@ import sqlalchemy
 from sqlmodel import col, select
 
 from holdfast.history import queries
+from holdfast.history.lease import flow_run_url
 from holdfast.history.models import (
     Checkpoint,
     Decision,
@@ -103,6 +104,8 @@ class Story:
     """What each generation had in the memory of nodes."""
     remarks: Sequence[Remark]
     steps: Steps
+    flow_run_url: str = ""
+    """Page of the job's newest flow run in the Prefect UI; empty where it has none."""
 
     @property
     def state(self) -> str:
@@ -162,6 +165,7 @@ def gather(history: History, job: Job, *, now: float) -> Story:
         snapshots=queries.snapshots(history, job.id),
         remarks=queries.remarks(history, job.id),
         steps=_steps(history, job, generations),
+        flow_run_url=flow_run_url(history, job.id),
     )
 
 

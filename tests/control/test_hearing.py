@@ -149,7 +149,12 @@ def test_nodes_of_one_machine_say_one_line_about_it(told: Told) -> None:
     for kind, lines in ("local", 1), ("ssh", 3):
         told.run.cluster = SimpleNamespace(kind=kind)
         for number, node in enumerate(MEMBERSHIP):
-            facts = {"kind": "host-overloaded", "part": "processors", "quote": "load 9 on 2 processors", "source": f"host check on {node}"}
+            facts: dict[str, Any] = {
+                "kind": "host-overloaded",
+                "part": "processors",
+                "quote": "load 9 on 2 processors",
+                "source": f"host check on {node}",
+            }
             told.hears("node.fault", node=node, seen_at=float(lines + number), **facts)
         assert len(told.remarks) == lines
     assert len(noted) == 4

@@ -59,11 +59,12 @@ class WardsOnRecord(Wards):
         """Say it to the history."""
         return say(self.history, self.place, name, act, now=self.now)
 
-    def run_out(self, name: str) -> None:
-        """Let any word, one that comes to nothing, settle what has run out."""
+    def run_out(self, name: str) -> int:
+        """Let any word, one that comes to nothing, settle what has run out; how many moves that were, the rows tell."""
         self.say(name, lambda _, __: Stale("nothing"))
+        return 0
 
-    def counters_never_fall(self, before: Node, after: Node) -> None:
+    def counters_never_fall(self, before: Node, after: Node, moves: int | None = None) -> None:
         """See that no row goes: they are the counters."""
         assert after.number >= before.number
         assert after.moves >= before.moves

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,11 @@ def test_a_process_that_ended_unnoticed_is_seen() -> None:
     assert not [one for one in read_processes().stuck if one.pid == child.pid]
 
 
+def is_zombie(pid: int) -> bool:
+    """Tell whether the process has ended and nobody has waited for it."""
+    return state_of(pid) == "Z"
+
+
 def test_a_zombie_of_holdfasts_own_processes_is_no_fault_of_the_node() -> None:
     """The parent decides: a process that is started as `python -m holdfast.agent...`, whatever its child was."""
     code = "import os, time\npid = os.fork()\nif pid == 0: os._exit(0)\nprint(pid, flush=True)\ntime.sleep(60)"
@@ -134,7 +140,7 @@ def test_a_zombie_of_holdfasts_own_processes_is_no_fault_of_the_node() -> None:
         with subprocess.Popen([sys.executable, "-c", code, *marks], stdout=subprocess.PIPE, text=True) as parent:
             assert parent.stdout
             pid = int(parent.stdout.readline())
-            wait_until(lambda pid=pid: state_of(pid) == "Z", seconds=20)
+            wait_until(partial(is_zombie, pid), seconds=20)
             assert (pid in {one.pid for one in read_processes().stuck}) is seen
             parent.kill()
 
