@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +20,10 @@ import pytest
 from holdfast.chaos import Chaos
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, models, queries
-from tests.integration.conftest import PrefectServer
-from tests.integration.stage import PACED
+from holdfast.ports import free_port
+from tests.integration.conftest import START_SECONDS, PrefectServer, answers
+from tests.integration.flow_server import Flows
+from tests.integration.stage import PACED, Stage
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -198,18 +201,6 @@ def desk(shared_desk: Desk) -> Desk:
     return shared_desk
 
 
-def test_cancel_saves_and_stops_a_job_whose_worker_is_gone(desk: Desk) -> None:
-    """No worker knows the process any more, and none need to: the flow polls its own state."""
-    run = desk.submits("worker-gone")
-    desk.kills_the_worker()
-    run.trains()
-    run.cancels()
-    message = run.reaches("CANCELLED")
-    assert message.startswith("cancelled in Prefect"), message
-    assert run.job_reaches("CANCELLED").because == "cancelled in Prefect"
-    run.leaves_nothing()
-
-
 def test_cancel_works_under_another_worker_than_the_one_that_started_the_run(desk: Desk) -> None:
     """As after every restart of the worker's unit."""
     run = desk.submits("worker-restarted")
@@ -250,8 +241,11 @@ def test_a_suspended_job_releases_its_nodes_and_the_same_job_continues_when_it_i
     assert (first.number, second.number) == (1, 2)
     assert second.resumed_step is not None
     assert second.resumed_step >= made - 1, "a step that was made before is lost"
-    run.cancels()
-    run.reaches("CANCELLED")
+    desk.kills_the_worker()
+    run.cancels()  # no worker is left, and none is needed: the flow polls its own state
+    assert run.reaches("CANCELLED").startswith("cancelled in Prefect")
+    assert run.job_reaches("CANCELLED").because == "cancelled in Prefect"
+    run.leaves_nothing()
 
 
 def test_a_fault_while_a_job_is_being_suspended_is_not_fatal(desk: Desk) -> None:
@@ -311,3 +305,90 @@ def _lease(desk: Desk, run: Run) -> models.Lease:
         assert lease is not None
         session.expunge(lease)
         return lease
+
+
+def test_a_run_without_a_deployment_waits_in_its_process_also_while_the_server_is_restarted(
+    tmp_path: Path, prefect_database: Path, flows: Flows
+) -> None:
+    """As `holdfast run` starts it: paused it releases its nodes, resumed it continues, cancelled it ends; the server dies in between."""
+    server = OwnServer(tmp_path / "prefect", prefect_database)
+    home = tmp_path / "h"
+    stage = Stage(home, server.environment | {"HOLDFAST_HOME": str(home), "PYTHONPATH": str(ROOT)}, flows)
+    try:
+        server.starts()
+        play = stage.play("in-place", args=["--steps", "100000"], nodes={"wanted": 2, "ranks": 1})
+        play.steps_to(5)
+        until = (datetime.now(UTC) + timedelta(minutes=10)).isoformat()
+        details = {"pause_timeout": until, "pause_reschedule": False}
+        server.sets("train in-place", "PAUSED", "Paused", **details)
+        play.reaches("SUSPENDED", seconds=SECONDS)
+        wait_until(lambda: not stage.left(), seconds=SECONDS, explain=play.log)
+        server.dies()
+        server.starts()
+        server.sets("train in-place", "RUNNING", "Running")
+        wait_until(lambda: len(queries.generations(stage.history, play.job.id)) == 2, seconds=SECONDS, explain=play.log)
+        play.steps_to(play.chaos.step() + 3, seconds=SECONDS)
+        server.dies()
+        play.steps_to(play.chaos.step() + 3, seconds=SECONDS)
+        server.starts()
+        server.sets("train in-place", "CANCELLING", "Cancelling")
+        assert play.ends() == 3, play.log()
+        assert play.because() == "cancelled in Prefect"
+    finally:
+        stage.close()
+        server.dies()
+
+
+@dataclass
+class OwnServer:
+    """A Prefect server that may die, and comes back where it was."""
+
+    place: Path
+    template: Path
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.place.mkdir()
+        shutil.copy(self.template, self.place)
+
+    @property
+    def url(self) -> str:
+        """Return the address of the API."""
+        return f"http://127.0.0.1:{self.port}/api"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the environment of the server, and of who talks to it."""
+        bare = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "HOLDFAST_"))}
+        ours = {name: os.environ[name] for name in ("HOLDFAST_VAULTS", "HOLDFAST_KERNEL_LOG")}
+        return bare | ours | {"PREFECT_HOME": str(self.place), "PREFECT_API_URL": self.url, "DO_NOT_TRACK": "1"}
+
+    def starts(self) -> None:
+        """Start it, and wait until it answers."""
+        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
+        with (self.place / "server.log").open("ab") as out:
+            self.process = subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        wait_until(lambda: answers(self.url), seconds=START_SECONDS, explain=(self.place / "server.log").read_text)
+
+    def dies(self) -> None:
+        """End it by SIGKILL, with all it started."""
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def sets(self, name: str, kind: str, state: str, **details: Any) -> None:
+        """Set the state of the flow run of that name, as the UI does."""
+        body = {"flow_runs": {"name": {"any_": [name]}}}
+        found = list[dict[str, Any]]()
+
+        def is_set() -> bool:
+            if not found:
+                found.extend(httpx.post(f"{self.url}/flow_runs/filter", json=body, timeout=30).json())
+            told = {"state": {"type": kind, "name": state, "state_details": details}, "force": kind == "RUNNING"}
+            answer = httpx.post(f"{self.url}/flow_runs/{found[0]['id']}/set_state", json=told, timeout=30)
+            return answer.is_success and answer.json()["status"] == "ACCEPT"
+
+        wait_until(is_set, seconds=SECONDS)
