@@ -28,8 +28,8 @@ def cluster_health(
     Args:
         cluster: Whose nodes to look at.
         deadline: Seconds that one attempt to look at one node may take.
-        sweeps: How often to look before this run ends. Connections stay open from look to look.
-        every: Seconds from one look to the next.
+        sweeps: How often to look before this run ends. One for a schedule: a run that waits for a further look stays running.
+        every: Seconds from one look to the next, where there are several.
     """
     return ended_in_words(lambda: _look(cluster, deadline, sweeps, every))
 
@@ -41,5 +41,5 @@ def _look(cluster: Cluster, deadline: float, sweeps: int, every: float) -> FlowS
             sweep(cluster.name, deadline=deadline, at=begun + number * every)
             classify(cluster.name)
             record(cluster.name)
-            said = publish(cluster.name)
+            said = publish(cluster.name).message or ""
     return Completed(message=said)

@@ -40,6 +40,8 @@ class Standing(StrEnum):
 
 SICK: Final = frozenset({Level.RESET_DEVICE, Level.EVICT_WHEN_IDLE, Level.EVICT_NOW})
 HARMLESS: Final = frozenset({Level.RECORD, Level.USER_ERROR})
+OF_USE: Final = frozenset({"host-overloaded"})
+"""Kinds that say how busy a node is now, and not that anything is wrong with it: they are shown, and make no node degraded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +211,7 @@ def _is_over(one: Finding, now: float) -> bool:
 
 
 def _standing(findings: tuple[Finding, ...]) -> Standing:
-    levels = {one.level for one in findings}
+    levels = {one.level for one in findings if one.kind not in OF_USE}
     if levels & SICK:
         return Standing.SICK
     return Standing.DEGRADED if levels - HARMLESS else Standing.OK

@@ -100,7 +100,7 @@ def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
         if line.strip():
             lines.append(line.rstrip())
             line = " " * indent
-        *whole, rest = _pieces(word, width - cell_len(line))
+        *whole, rest = _pieces(word, max(1, width - indent))
         for piece in whole:
             lines.append(line + piece)
             line = " " * indent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -274,3 +275,23 @@ def test_a_job_that_tells_no_steps_says_where_its_words_are(here: Command, book:
     assert words in here("status", "plain").stdout
     author.move("RUNNING", "all 2 rank(s) are at work", seconds=59)
     assert words not in here("status", "plain").stdout
+
+
+def test_a_life_marks_incidents_and_counts_notes_that_came_again(holdfast: Command, running: Author) -> None:
+    """Begin and end of each incident stand out; eleven notes of one cause are one line with the time of the last."""
+    for number in range(11):
+        running.remark(f"rank 1 on n0 (host-overloaded): watched; staying costs {15 + number} ms a step", seconds=20 + number)
+    lines = holdfast("history", "gpt-small").stdout.splitlines()
+    notes = [line for line in lines if "host-overloaded" in line]
+    assert len(notes) == 1
+    assert re.search(r"staying costs 15 ms a step \(11 times, last at \d\d:\d\d:\d\d\)$", notes[0])
+    assert [line.split("  ")[1] for line in lines if line.startswith("! ")] == [
+        "incident 1: worker-sigkill on rank 1 on n0, detected after 20 ms",
+        "incident 2: node-lost on node n1, detected after 20 ms",
+        "incident 3: worker-exception on rank 3 on n2, detected after 20 ms",
+    ]
+    assert [line.split("  ")[1] for line in lines if line.startswith("= ")] == [
+        "incident 1 recovered by restart-in-place in 310 ms, 2 steps computed again, now generation 2",
+        "incident 2 recovered by replace-node in 310 ms, 2 steps computed again, now generation 3",
+    ]
+    assert any(line.endswith("RESCHEDULING") for line in lines), "the reason that the decision gave is not repeated"

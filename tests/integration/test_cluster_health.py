@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from flows.cluster_health import cluster_health
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History
 from holdfast.history.looks import verdict_changes, verdicts
+from tasks.probe import CELL
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_prefect_shows import asked
 from tests.waiting import wait_until
@@ -35,11 +39,20 @@ def test_nodes_are_shown_and_only_changes_are_told(prefect_server: PrefectServer
     assert [one["state_type"] for one in (first, second)] == ["COMPLETED"] * 2
     assert "3 nodes in" in first["state"]["message"]
     assert "1 unreachable" in second["state"]["message"]
-    tasks = [one["name"] for one in asked(prefect_server, "task_runs/filter", flow_runs=by_name)]
-    assert sorted(tasks) == sorted(4 * [f"{verb} checked" for verb in ("sweep", "classify", "record", "publish")]), "one task a sweep"
+    tasks = asked(prefect_server, "task_runs/filter", flow_runs=by_name)
+    verbs = ("probe", "judge", "record", "publish")
+    assert sorted(one["name"] for one in tasks) == sorted(4 * [f"{verb} the nodes of checked" for verb in verbs]), "one task a sweep"
+    said = [one["state"]["message"] for one in tasks]
+    assert all(said), "each says what it did"
+    assert "2 of 3 nodes answered; no answer from node-1" in said
+    assert any(words.startswith("node-1: ") for words in said), "the change is told where it was found"
 
     pages = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["checked-nodes"]}}, sort="CREATED_DESC")
-    assert '"node": "node-1", "verdict": "unreachable", "evidence": "no answer, ' in pages[0]["data"]
+    table = json.loads(pages[0]["data"])
+    lost = next(row for row in table if row["node"] == "node-1")
+    assert lost["health"] == "unreachable"
+    assert lost["seen"].startswith("no answer, ")
+    assert max(len(cell) for row in table for cell in row.values()) <= CELL, "the UI cuts what is longer"
     assert pages[0]["flow_run_id"] == second["id"]
 
     wait_until(lambda: unreachable(prefect_server), seconds=60)
@@ -60,3 +73,8 @@ def unreachable(server: PrefectServer) -> list[dict[str, Any]]:
     """Return the events of nodes that became unreachable."""
     found = asked(server, "events/filter", filter={"event": {"name": ["holdfast.node.unreachable"]}}, limit=50)
     return [one for one in found["events"] if one["payload"]["cluster"] == "checked"]
+
+
+def test_a_look_is_one_look_by_default() -> None:
+    """A run that waits for further looks would stand in the UI as running for minutes."""
+    assert inspect.signature(cluster_health.fn).parameters["sweeps"].default == 1

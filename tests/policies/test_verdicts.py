@@ -205,3 +205,11 @@ def test_a_verdict_grows_old() -> None:
     (told,) = story(AWAY)
     assert told.is_fresh(FRESH)
     assert not told.is_fresh(FRESH + 1)
+
+
+def test_a_node_that_is_only_busy_is_not_degraded() -> None:
+    """Its load is shown, and says nothing against it."""
+    assert isinstance(WELL.host, HostReading)
+    (verdict,) = story(dataclasses.replace(WELL, host=dataclasses.replace(WELL.host, load_5m=90.0)))
+    assert [one.kind for one in verdict.findings] == ["host-overloaded"]
+    assert verdict.standing == "ok"
