@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,12 @@ def test_the_bill_is_drawn(name: str, here: Command, book: History, tmp_path: Pa
     assert done.stdout.splitlines()[-1] == str(tmp_path / name)
     content = (tmp_path / name).read_bytes()
     if name.endswith("html"):
-        words = " ".join(Page(content.decode()).root.words.split())
+        root = Page(content.decode()).root
+        words = " ".join(root.words.split())
+        uses, losses = root.find("ul", class_="legend")
+        assert len(uses.find("li")) <= 10, "each picture has its own legend and its own scale"
+        assert re.search(r"lost to faults [\d.]+ (?:s|min|h).*?, [\d.]+%", uses.words), "a piece too thin to be seen is told in numbers"
+        assert len(losses.find("li")) > 2
         for told in ("78.3%", "worker-stopped", "steps thrown away", "node-1", "over 3 recoveries"):
             assert told in words
         assert b"http://" not in content.replace(b"http://www.w3.org", b"")
