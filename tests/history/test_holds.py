@@ -59,11 +59,13 @@ class WardsOnRecord(Wards):
         """Say it to the history."""
         return say(self.history, self.place, name, act, now=self.now)
 
-    def run_out(self, name: str) -> None:
+    def run_out(self, name: str) -> int:
         """Let any word, one that comes to nothing, settle what has run out."""
+        before = self.read(name).moves
         self.say(name, lambda _, __: Stale("nothing"))
+        return self.read(name).moves - before
 
-    def counters_never_fall(self, before: Node, after: Node) -> None:
+    def counters_never_fall(self, before: Node, after: Node, moves: int | None = None) -> None:
         """See that no row goes: they are the counters."""
         assert after.number >= before.number
         assert after.moves >= before.moves
