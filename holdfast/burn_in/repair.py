@@ -114,7 +114,7 @@ class Repair:
         known = self.known()
         partners = [name for name, node in known.items() if name not in nodes and not node.is_isolated]
         partners.sort(key=lambda name: name in jobs)
-        gpus = {} if self.cluster.kind == "slurm" else self.cluster.gpus_of  # which nodes Slurm lends is not known before
+        gpus = {} if self.cluster.kind == "slurm" else self.cluster.gpus_of
         plan, wanted = replace(self.plan, gpus=gpus), {node: self.needs(known[node]) for node in nodes}
         with open_posts(self.cluster) as posts:
             self.outcomes |= Bench(posts, plan, tell=self.tell, wanted=wanted).try_out(nodes, partners)

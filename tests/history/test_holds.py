@@ -60,9 +60,10 @@ class WardsOnRecord(Wards):
         return say(self.history, self.place, name, act, now=self.now)
 
     def run_out(self, name: str) -> int:
-        """Let any word, one that comes to nothing, settle what has run out; how many moves that were, the rows tell."""
+        """Let any word, one that comes to nothing, settle what has run out."""
+        before = self.read(name).moves
         self.say(name, lambda _, __: Stale("nothing"))
-        return 0
+        return self.read(name).moves - before
 
     def counters_never_fall(self, before: Node, after: Node, moves: int | None = None) -> None:
         """See that no row goes: they are the counters."""
