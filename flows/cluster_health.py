@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Final
 
 from prefect import flow
 from prefect.client.schemas.objects import State as FlowState
+from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import PositiveFloat, PositiveInt
 
@@ -20,8 +21,8 @@ from tasks.probe import classify, publish, record, sweep
 THIS_MACHINE: Final = "local:1"
 
 
-def _run_name(parameters: dict[str, Any]) -> str:
-    return f"health of {name_of(parameters['cluster'])}"
+def _run_name() -> str:
+    return f"health of {name_of(flow_run.parameters['cluster'])}"
 
 
 @flow(name="cluster-health", flow_run_name=_run_name, retries=0, validate_parameters=True)
@@ -31,7 +32,7 @@ def cluster_health(
     """Find sick and silent nodes before a job lands on them.
 
     Args:
-        cluster: Whose nodes to look at: `local:1` (the worker's machine), the name of a saved cluster, or the path of a cluster file.
+        cluster: Whose nodes to look at: local:1 (the worker's machine), the name of a saved cluster, or the path of a cluster file.
         deadline: Seconds that one attempt to look at one node may take.
         sweeps: How often to look before this run ends. Connections stay open from look to look.
         every: Seconds from one look to the next.

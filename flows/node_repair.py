@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from prefect import flow
 from prefect.client.schemas.objects import State as FlowState
+from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import PositiveFloat
 
@@ -17,8 +16,8 @@ from tasks.repair import begin, burn_in, conclude, find, publish
 from tasks.repairs import repairing
 
 
-def _run_name(parameters: dict[str, Any]) -> str:
-    return f"repair of {name_of(parameters['cluster'])}"
+def _run_name() -> str:
+    return f"repair of {name_of(flow_run.parameters['cluster'])}"
 
 
 @flow(name="node-repair", flow_run_name=_run_name, retries=0, validate_parameters=True)
@@ -26,7 +25,7 @@ def node_repair(cluster: Choice = THIS_MACHINE, nodes: list[str] | None = None, 
     """Bring nodes back that pass a burn-in; those that fail stay out, are tried less often, and are retired at last.
 
     Args:
-        cluster: Whose nodes to try: `local:1` (the worker's machine), the name of a saved cluster, or the path of a cluster file.
+        cluster: Whose nodes to try: local:1 (the worker's machine), the name of a saved cluster, or the path of a cluster file.
         nodes: Nodes to try now, whether they are due or not; empty: those that are due.
         seconds: How long a node works; empty: as the cluster says (`burn_in.seconds`).
     """

@@ -57,12 +57,12 @@ def train(  # noqa: PLR0913, PLR0917 (each is a field of the form)
 
     Args:
         name: Lowercase letters, digits and dashes. A job of this name that is still training is reattached.
-        script: Absolute path of a Python script (`/data/gpt/train.py`), or a command (`python -m gpt.train`).
+        script: Absolute path of a Python script (/data/gpt/train.py), or a command (python -m gpt.train).
         args: Arguments of the script, as on a command line.
-        nnodes: How many nodes train. Spare nodes and the least number are under *Advanced*.
+        nnodes: How many nodes train. Spare nodes and the least number are under Advanced.
         nproc_per_node: Ranks (worker processes) on each node: usually one for each GPU.
         workdir: Absolute path in which the script starts; empty: the folder that the script is in, or for a command the home folder.
-        cluster: `local` (the worker's machine; `local:3`: three nodes), the name of a cluster saved on the worker or in Prefect, or the
+        cluster: local (the worker's machine; local:3 has three nodes), the name of a cluster saved on the worker or in Prefect, or the
             path of a cluster file on the worker.
         advanced: Spare nodes, environment, checkpoints, recovery, timeouts: all other fields of a job file.
     """

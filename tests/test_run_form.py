@@ -23,7 +23,7 @@ from flows.run_form import train
 from flows.training_job import training_job
 from holdfast.errors import BadFile, BadParameters, UnknownCluster
 from holdfast.spec import LocalCluster, SlurmCluster, SshCluster, TrainingJob, cluster_of
-from holdfast.spec.form import advanced_schema, job_of
+from holdfast.spec.form import advanced_schema, job_of, parameters_of
 from holdfast.spec.job import Part
 from holdfast.spec.sizes import parse, text_of
 from tasks.named_clusters import chosen
@@ -171,6 +171,32 @@ def test_the_worker_says_what_is_wrong_by_the_names_of_the_form(given: dict[str,
         filled_in(**given)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "script": "/data/gpt/train.py",
+            "args": ["--data", "my text"],
+            "nodes": {"wanted": 2, "ranks": 8, "spare": 1, "labels": {"gpu": "h200"}},
+        },
+        {
+            "command": ["python", "-c", "print('a b')"],
+            "environment": {"A": "1"},
+            "checkpoint": {"every": "auto", "memory": {"limit": "8GB"}},
+        },
+    ],
+)
+def test_a_job_can_be_written_as_the_form_takes_it(fields: dict[str, Any]) -> None:
+    """For `run_deployment` in a flow of one's own: the deployment then runs the very job."""
+    job = TrainingJob.model_validate({"name": "gpt", "directory": "/data/gpt", **fields})
+    given = json.loads(json.dumps(parameters_of(job, LocalCluster(nodes=3), standby=True)))
+    assert validate(given, schema_of(train)) == []
+    assert chosen(given.pop("cluster")) == LocalCluster(nodes=3)
+    advanced = given.pop("advanced")
+    assert advanced.pop("standby") is True
+    assert job_of(given, advanced) == job
 
 
 def test_parameters_come_back_as_they_were_sent() -> None:

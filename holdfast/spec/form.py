@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from holdfast.errors import BadParameters, Problem
-from holdfast.spec.job import NAME, TrainingJob
+from holdfast.spec.job import NAME, TrainingJob, is_policy_file
 from holdfast.spec.problems import problems_in
 
 Schema = dict[str, Any]
@@ -39,9 +39,34 @@ def job_of(fields: Mapping[str, Any], advanced: Mapping[str, Any]) -> TrainingJo
             raise BadParameters((Problem(field="advanced.nodes", reason=f"{nodes!r:.80} holds no fields", cure="Write an object"),))
         program = _program(fields["script"], fields["args"], fields["workdir"])
         said = {**advanced, "nodes": {**nodes, "wanted": fields["nnodes"], "ranks": fields["nproc_per_node"]}}
-        return TrainingJob.model_validate({**said, "name": fields["name"], **program})
+        job = TrainingJob.model_validate({**said, "name": fields["name"], **program})
     except ValidationError as error:
         raise BadParameters(tuple(in_the_form(problems_in(error, TrainingJob)))) from None
+    return job.model_copy(update={"policy": str(job.inside(job.policy))}) if is_policy_file(job.policy) else job
+
+
+def parameters_of(job: TrainingJob, cluster: Any = None, *, standby: bool = False) -> Schema:  # noqa: ANN401 (a cluster, its fields, its name)
+    """Return the parameters with which the deployment `training-job/train` runs *job*: what `run_deployment` and the API take.
+
+    *cluster* is a cluster, its fields, or a name for it; None: this machine.
+    """
+    fields = job.model_dump(mode="json", exclude_defaults=True)
+    nodes = {name: value for name, value in fields.pop("nodes", {}).items() if name not in {"wanted", "ranks"}}
+    words = {name: fields.pop(name, None) for name in ("name", "script", "command", "args", "directory")}
+    if job.script is not None and not job.script.endswith(".py"):
+        cure = "Rename it, or make it a command"
+        raise BadParameters((Problem(field="script", reason=f"{job.script!r:.80} does not end in .py", cure=cure),))
+    advanced = {**fields, **({"nodes": nodes} if nodes else {}), **({"standby": True} if standby else {})}
+    return {
+        "name": job.name,
+        "script": shlex.join(job.command or [str(job.inside(job.script or ""))]),
+        "args": shlex.join(words["args"] or []),
+        "nnodes": job.nodes.wanted,
+        "nproc_per_node": job.nodes.ranks,
+        "workdir": str(job.inside(".")),
+        "cluster": "local" if cluster is None else getattr(cluster, "model_dump", lambda **_: cluster)(mode="json"),
+        "advanced": advanced,
+    }
 
 
 def in_the_form(problems: list[Problem]) -> Iterator[Problem]:
@@ -136,6 +161,7 @@ def _shown(field: Schema) -> Schema:
     if field.get("type") == "object" and "properties" in field:
         return {"title": field["title"], "description": field["description"], "anyOf": _collapsed(field)["anyOf"]}
     own = {name: value for name, value in field.items() if name != "anyOf" and (name, value) != ("default", None)}
+    own["description"] = own["description"].replace("`", "").replace(", relative to the job file", "")  # the UI shows it as it is
     choices = [one for one in field.get("anyOf", []) if one != {"type": "null"}]
     if len(choices) == 1:
         return {**choices[0], **own}
