@@ -26,6 +26,8 @@ from benchmarks.measuring import ROOT, wait_for
 from holdfast.ports import free_port
 from holdfast.prefect_server import QUIET, why_away
 from holdfast.process import children_of
+from holdfast.spec import TrainingJob
+from holdfast.spec.form import parameters_of
 from tests.history.postgres_server import MISSING, PostgresServer, programs
 
 POOL: Final = "holdfast"
@@ -160,8 +162,10 @@ class Plane:
             command = [sys.executable, "-m", "prefect", "--no-prompt", *argv]
             subprocess.run(command, cwd=ROOT, env=self.environment, check=True, stdin=subprocess.DEVNULL, capture_output=True)
 
-    def submit(self, parameters: dict[str, Any]) -> None:
+    def submit(self, described: dict[str, Any]) -> None:
         """Have some worker run the job, as soon as the server can be reached."""
+        job, standby = TrainingJob.model_validate(described["job"]), bool(described.get("standby"))
+        parameters = parameters_of(job, described["cluster"], standby=standby)
 
         def asked() -> bool:
             try:

@@ -7,31 +7,37 @@ from typing import Final
 
 from prefect import flow
 from prefect.client.schemas.objects import State as FlowState
+from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import PositiveFloat, PositiveInt
 
 from flows.ending import ended_in_words
-from holdfast.spec import Cluster, LocalCluster
+from holdfast.spec import Cluster
 from holdfast.sweeping import DEADLINE
 from tasks.checkups import checking_up
+from tasks.named_clusters import Choice, chosen, name_of
 from tasks.probe import classify, publish, record, sweep
 
-THIS_MACHINE: Final = LocalCluster(nodes=1)
+THIS_MACHINE: Final = "local:1"
 
 
-@flow(name="cluster-health", flow_run_name="health of {cluster.name}", retries=0, validate_parameters=True)
+def _run_name() -> str:
+    return f"health of {name_of(flow_run.parameters['cluster'])}"
+
+
+@flow(name="cluster-health", flow_run_name=_run_name, retries=0, validate_parameters=True)
 def cluster_health(
-    cluster: Cluster = THIS_MACHINE, deadline: PositiveFloat = DEADLINE, sweeps: PositiveInt = 1, every: PositiveFloat = 60.0
+    cluster: Choice = THIS_MACHINE, deadline: PositiveFloat = DEADLINE, sweeps: PositiveInt = 1, every: PositiveFloat = 60.0
 ) -> FlowState:
     """Find sick and silent nodes before a job lands on them.
 
     Args:
-        cluster: Whose nodes to look at.
+        cluster: Whose nodes to look at: local:1 (the worker's machine), the name of a saved cluster, or the path of a cluster file.
         deadline: Seconds that one attempt to look at one node may take.
         sweeps: How often to look before this run ends. One for a schedule: a run that waits for a further look stays running.
         every: Seconds from one look to the next, where there are several.
     """
-    return ended_in_words(lambda: _look(cluster, deadline, sweeps, every))
+    return ended_in_words(lambda: _look(chosen(cluster), deadline, sweeps, every))
 
 
 def _look(cluster: Cluster, deadline: float, sweeps: int, every: float) -> FlowState:

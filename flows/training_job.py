@@ -21,7 +21,7 @@ from holdfast.control.run import Run
 from holdfast.control.steering import steering
 from holdfast.control.wheel import Aside, Ended
 from holdfast.outcome import TrainingResult
-from holdfast.spec import Cluster, LocalCluster, TrainingJob
+from holdfast.spec import Cluster, TrainingJob
 from policies.case import Rung
 from policies.states import Event, State
 from tasks.ask import Asker
@@ -34,6 +34,7 @@ from tasks.isolate import isolate
 from tasks.launch import launch
 from tasks.migrate import migrate
 from tasks.monitor import monitor
+from tasks.named_clusters import Choice, chosen
 from tasks.publish import Publisher
 from tasks.reschedule import reschedule
 from tasks.resume import resume
@@ -53,21 +54,19 @@ STEPS: Final[Mapping[State, Step]] = {
 }
 """Which task takes a job out of which state."""
 
-THIS_MACHINE: Final = LocalCluster()
-
 
 @flow(name="training-job", flow_run_name="train {job.name}", validate_parameters=True, retries=0, on_crashed=[explain_crash])
-def training_job(job: TrainingJob, cluster: Cluster = THIS_MACHINE, standby: bool = False) -> FlowState:  # noqa: FBT001, FBT002 (a switch of Prefect's form)
+def training_job(job: TrainingJob, cluster: Choice = "local", standby: bool = False) -> FlowState:  # noqa: FBT001, FBT002 (a switch of Prefect's form)
     """Keep a training job running through faults until it completes, fails for good, or is stopped.
 
     A job of this name that already runs without a flow is adopted: no step is lost and no worker restarts.
 
     Args:
         job: What to run, on how many nodes, and how it recovers.
-        cluster: Where the nodes come from.
+        cluster: Where the nodes come from: a cluster, or the name of one (`local:3`, a saved one, a file).
         standby: Wait while another flow steers the job, and take over when that dies.
     """
-    return ended_in_words(lambda: _train(job, cluster, standby=standby))
+    return ended_in_words(lambda: _train(job, chosen(cluster), standby=standby))
 
 
 def _train(job: TrainingJob, cluster: Cluster, *, standby: bool) -> FlowState:

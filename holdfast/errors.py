@@ -4,6 +4,8 @@ HoldfastError
 ├── HandedOver               this flow was told to let go of its job, which trains on
 ├── OperatorError            a person can mend it: says what is wrong, where, and the cure
 │   ├── BadFile              a job, cluster or policy file that cannot be used as it is
+│   ├── BadParameters        what was filled in for a flow run makes no job
+│   ├── UnknownCluster       no cluster is known by that name
 │   ├── JobAlreadyRunning    another flow holds the lease of this job
 │   ├── OtherVersion         the job's agents speak another version of the protocol
 │   ├── NotEnoughNodes       more nodes wanted than the cluster can give
@@ -98,6 +100,28 @@ class BadFile(OperatorError):
 
     def __str__(self) -> str:
         return "\n".join([f"{self.path}: {len(self.problems)} problem(s)", *(f"  {p}" for p in self.problems)])
+
+
+class BadParameters(OperatorError):
+    """What was filled in for a flow run makes no job."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return f"the job was not started, {len(self.problems)} problem(s): " + "; ".join(str(problem) for problem in self.problems)
+
+
+class UnknownCluster(OperatorError):
+    """No cluster is known by that name."""
+
+    def __init__(self, name: str, why: str, cure: str) -> None:
+        super().__init__(name, why, cure)
+        self.name, self.why, self.cure = name, why, cure
+
+    def __str__(self) -> str:
+        return f"no cluster is called '{self.name[:80]}'{f': {self.why}' if self.why else ''}. {self.cure}"
 
 
 class JobAlreadyRunning(OperatorError):

@@ -20,7 +20,7 @@ log = logging.getLogger("holdfast.publish")
 def explain_crash(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
     """Say in a crashed flow run's state whether training continues, and how to have it controlled again. Runs in the worker."""
     job = flow_run.parameters.get("job")
-    name = job.get("name") if isinstance(job, dict) else None
+    name = job.get("name") if isinstance(job, dict) else flow_run.parameters.get("name")  # by itself where the run form was filled in
     if not name:
         return
     try:

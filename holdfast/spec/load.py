@@ -54,6 +54,23 @@ def load_cluster(path: str | os.PathLike[str]) -> Cluster:
     return draft.cluster
 
 
+def cluster_in(said: str | Mapping[str, Any] | object, source: str) -> Cluster:
+    """Return the cluster that *said* describes, as YAML, JSON or fields; *source* is what a message calls it.
+
+    Files that it names relatively are seen from the home of who runs this.
+    """
+    draft = Draft()
+    try:
+        document = Document(said) if isinstance(said, str) else Document("{}")  # fields have no lines
+        fields = mapping_of(document, "Write at least `kind:`") if isinstance(said, str) else said
+        draft.cluster = _cluster(fields, draft.problems, document)
+    except Unreadable as error:
+        draft.problems.append(error.problem)
+    if draft.problems or draft.cluster is None:
+        raise BadFile(shown(source), tuple(draft.problems))
+    return _cluster_at_home(draft.cluster, Path.home())
+
+
 def reread_cluster(path: str | os.PathLike[str]) -> Cluster:
     """Return the cluster in the file at *path*, its own or a job's; what is wrong with a job there is not asked."""
     draft, file = Draft(), Path(path)

@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Final
 
 from annotated_types import Gt
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 UNITS: Final = {
@@ -35,5 +35,17 @@ def parse(value: object) -> int:
     return size
 
 
-Size = Annotated[int, BeforeValidator(parse), Gt(0), WithJsonSchema({"type": "string", "examples": ["8GB", "512MiB"]})]
-"""Bytes, at least one."""
+def text_of(size: int) -> str:
+    """Return *size* bytes as `parse` reads it, in the largest unit that gives a whole number."""
+    unit = max((unit for unit, worth in UNITS.items() if size % worth == 0), key=UNITS.__getitem__) if size else "b"
+    return f"{size // UNITS[unit]}{unit[0].upper()}{unit[1:-1]}{'B' if unit != 'b' else ''}"
+
+
+Size = Annotated[
+    int,
+    BeforeValidator(parse),
+    Gt(0),
+    PlainSerializer(text_of, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "examples": ["8GB", "512MiB"]}),
+]
+"""Bytes, at least one; a form shows them as text."""

@@ -1,0 +1,252 @@
+"""The run form: its defaults are valid, bad input is refused in words, and what is filled in becomes the job that was meant."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prefect import Flow
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import ValidationError, validate
+from pydantic import BaseModel
+
+from flows.cluster_health import cluster_health
+from flows.node_repair import node_repair
+from flows.run_form import train
+from flows.training_job import training_job
+from holdfast.errors import BadFile, BadParameters, UnknownCluster
+from holdfast.spec import LocalCluster, SlurmCluster, SshCluster, TrainingJob, cluster_of
+from holdfast.spec.form import advanced_schema, job_of, parameters_of
+from holdfast.spec.job import Part
+from holdfast.spec.sizes import parse, text_of
+from tasks.named_clusters import chosen
+
+FLOWS: list[Flow[..., Any]] = [train, training_job, cluster_health, node_repair]
+GOOD = {"name": "gpt", "script": "/data/train.py"}
+
+
+def schema_of(flow: Flow[..., Any]) -> dict[str, Any]:
+    """Return the schema that Prefect's server holds the parameters of *flow* against."""
+    return parameter_schema(flow).model_dump_for_openapi()
+
+
+def parts(model: type[BaseModel] = Part) -> Iterator[type[BaseModel]]:
+    """Yield all that a user writes, at whatever depth."""
+    for one in model.__subclasses__():
+        yield one
+        yield from parts(one)
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.fn.__name__)
+def test_the_defaults_of_every_flow_are_valid_by_its_own_schema(flow: Flow[..., Any]) -> None:
+    """As the form submits them: each field with the default that its schema names."""
+    schema = schema_of(flow)
+    defaults = {name: field["default"] for name, field in schema["properties"].items() if "default" in field}
+    assert defaults.keys() | set(schema.get("required", [])) == set(inspect.signature(flow.fn).parameters)
+    assert validate(defaults, schema, ignore_required=True) == []
+
+
+@pytest.mark.parametrize("part", sorted(parts(), key=lambda part: part.__name__), ids=lambda part: part.__name__)
+def test_the_defaults_of_every_part_are_valid_by_its_own_schema(part: type[BaseModel]) -> None:
+    """Amounts of memory are text there, and were numbers: no form that held a cluster could be submitted."""
+    schema = part.model_json_schema()
+    for name, field in schema["properties"].items():
+        if "default" in field:
+            jsonschema.validate(field["default"], {**field, "$defs": schema.get("$defs", {})})
+            assert part.model_fields[name].is_required() is False
+    if not any(field.is_required() for field in part.model_fields.values()):
+        jsonschema.validate(part().model_dump(mode="json"), schema)
+
+
+@given(st.integers(min_value=0, max_value=2**62))
+def test_an_amount_of_memory_is_read_as_it_was_written(size: int) -> None:
+    """Also one that is no whole number of any unit but bytes."""
+    assert parse(text_of(size)) == size
+
+
+def shown(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each field that the form shows, with its name."""
+    for name, field in schema.get("properties", {}).items():
+        yield name, field
+        for choice in field.get("anyOf", []):
+            yield from shown(choice)
+
+
+def test_the_form_says_of_each_field_what_it_is_and_asks_for_few() -> None:
+    """Two are required; what most jobs leave alone is in one object that shows nothing unless it is asked to; no field is `None`."""
+    schema = schema_of(train)
+    assert schema["required"] == ["name", "script"]
+    assert list(schema["properties"]) == ["name", "script", "args", "nnodes", "nproc_per_node", "workdir", "cluster", "advanced"]
+    assert schema["properties"]["advanced"]["anyOf"][0]["properties"] == {}
+    fields = list(shown(schema))
+    assert len(fields) > 60
+    assert [name for name, field in fields if not (field.get("title") and field.get("description"))] == []
+    assert '"null"' not in json.dumps([field for _, field in fields if "then" not in field])
+    known = dict(fields)
+    assert known["progress"]["enum"] == ["auto", "steps", "none"]
+    assert len(json.dumps(schema)) < 100_000
+
+
+def test_the_form_has_every_field_of_a_job() -> None:
+    """What a job file can say the form can say too."""
+    named = {"name", "script", "command", "args", "directory"}
+    assert advanced_schema()["then"]["properties"].keys() == TrainingJob.model_fields.keys() - named | {"standby"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"script": "/data/train.py"}, "'name' is a required property"),
+        ({"name": "gpt"}, "'script' is a required property"),
+        ({**GOOD, "name": "Bad Name"}, "'name'. Failure reason: 'Bad Name' does not match 'lowercase letters, digits and dashes"),
+        ({**GOOD, "script": "train.py"}, "'script'. Failure reason: 'train.py' does not match 'absolute path of a script, or a command"),
+        ({**GOOD, "script": "./train.py --steps 3"}, "does not match 'absolute path of a script, or a command"),
+        ({**GOOD, "script": " "}, "does not match 'absolute path of a script, or a command"),
+        ({**GOOD, "workdir": "gpt"}, "'workdir'. Failure reason: 'gpt' does not match 'absolute path"),
+        ({**GOOD, "nnodes": 0}, "'nnodes'. Failure reason: 0 is less than the minimum of 1"),
+        ({**GOOD, "cluster": ""}, "'cluster'"),
+        ({**GOOD, "advanced": {"chekpoint": {}}}, "'advanced'. Failure reason: Additional properties are not allowed ('chekpoint' was"),
+        ({**GOOD, "advanced": {"checkpoint": {"keep": 1}}}, "'advanced.checkpoint.keep'. Failure reason: 1 is less than the minimum of 2"),
+        (
+            {**GOOD, "advanced": {"progress": "maybe"}},
+            "'advanced.progress'. Failure reason: 'maybe' is not one of ['auto', ",
+        ),
+        ({**GOOD, "advanced": {"command": ["x"]}}, "Additional properties are not allowed ('command' was unexpected)"),
+    ],
+)
+def test_the_server_refuses_bad_input_field_by_field(given: dict[str, Any], words: str) -> None:
+    """Before there is a run: these are the words of its 409."""
+    with pytest.raises(ValidationError) as refused:
+        validate(given, schema_of(train), raise_on_error=True)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "script", ["/data/train.py", "~/train.py --steps 3", "'/data/my runs/t.py'", "python train.py", "python -m gpt", "gpt"]
+)
+def test_a_script_is_an_absolute_path_or_a_command(script: str) -> None:
+    """With its arguments, if one likes."""
+    assert validate({**GOOD, "script": script}, schema_of(train)) == []
+
+
+def filled_in(advanced: dict[str, Any] | None = None, **fields: Any) -> TrainingJob:
+    """Return the job of a form in which no more than *fields* is filled in."""
+    defaults = {"args": "", "nnodes": 1, "nproc_per_node": 1, "workdir": ""}
+    return job_of({**GOOD, **defaults, **fields}, advanced or {})
+
+
+def test_what_is_filled_in_becomes_the_job_that_was_meant() -> None:
+    """A script with the folder that it is in, a command with the home folder, words as a shell splits them."""
+    plain = filled_in(args="--data 'my text' -v", nnodes=2, nproc_per_node=8)
+    assert (plain.script, plain.args, plain.directory) == ("/data/train.py", ["--data", "my text", "-v"], "/data")
+    assert (plain.nodes.wanted, plain.nodes.ranks) == (2, 8)
+    module = filled_in(script="python -m gpt", args="--steps 3")
+    assert (module.command, module.directory, module.args) == (["python", "-m", "gpt", "--steps", "3"], "~", [])
+    there = filled_in(script="python train.py", workdir="/data/gpt", advanced={"nodes": {"spare": 1}, "checkpoint": {"every": 10}})
+    assert (there.directory, there.nodes.spare, there.nodes.wanted, there.checkpoint.every) == ("/data/gpt", 1, 1, 10)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"script": "python train.py"}, "script: train.py is a relative path, and there is no workdir. Write its absolute path, or name"),
+        ({"script": "/data/train.py 'open"}, 'script: "/data/train.py \'open" cannot be split into words: no closing quotation'),
+        ({"name": "Bad Name"}, "name: 'Bad Name' is not a name of small letters, digits and dashes"),
+        ({"advanced": {"checkpoint": {"keep": 1}}}, "advanced.checkpoint.keep: 1 is not greater than or equal to 2"),
+        ({"advanced": {"nodes": {"least": 3}}}, "advanced.nodes.least: the fewest nodes (3) are more than wanted (1)"),
+        ({"advanced": {"nodes": 3}}, "advanced.nodes: 3 holds no fields"),
+        ({"nnodes": 0}, "nnodes: 0 is not greater than or equal to 1"),
+    ],
+)
+def test_the_worker_says_what_is_wrong_by_the_names_of_the_form(given: dict[str, Any], words: str) -> None:
+    """What the server's schema cannot know, and what comes past it, as from a flow that calls this one."""
+    with pytest.raises(BadParameters) as refused:
+        filled_in(**given)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "script": "/data/gpt/train.py",
+            "args": ["--data", "my text"],
+            "nodes": {"wanted": 2, "ranks": 8, "spare": 1, "labels": {"gpu": "h200"}},
+        },
+        {
+            "command": ["python", "-c", "print('a b')"],
+            "environment": {"A": "1"},
+            "checkpoint": {"every": "auto", "memory": {"limit": "8GB"}},
+        },
+    ],
+)
+def test_a_job_can_be_written_as_the_form_takes_it(fields: dict[str, Any]) -> None:
+    """For `run_deployment` in a flow of one's own: the deployment then runs the very job."""
+    job = TrainingJob.model_validate({"name": "gpt", "directory": "/data/gpt", **fields})
+    given = json.loads(json.dumps(parameters_of(job, LocalCluster(nodes=3), standby=True)))
+    assert validate(given, schema_of(train)) == []
+    assert chosen(given.pop("cluster")) == LocalCluster(nodes=3)
+    advanced = given.pop("advanced")
+    assert advanced.pop("standby") is True
+    assert job_of(given, advanced) == job
+
+
+def test_parameters_come_back_as_they_were_sent() -> None:
+    """Prefect keeps them as JSON, and hands them to the flow again on Retry."""
+    given = {**GOOD, "nnodes": 2, "cluster": "local:2", "advanced": {"nodes": {"spare": 1}}}
+    defaults = {"args": "", "nproc_per_node": 1, "workdir": ""}
+    first = train.validate_parameters(given)
+    assert first == {**defaults, **given}
+    assert train.validate_parameters(json.loads(json.dumps(train.serialize_parameters(first)))) == first
+    job, cluster = TrainingJob(name="a", script="/a.py", checkpoint={"memory": {"limit": "8GB"}}), LocalCluster(nodes=2)
+    stored = json.loads(json.dumps(training_job.serialize_parameters({"job": job, "cluster": cluster, "standby": False})))
+    again = training_job.validate_parameters(stored)
+    assert again["job"] == job
+    assert chosen(again["cluster"]) == cluster
+
+
+# -- the cluster ------------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_is_found_by_a_word_for_it(holdfast_home: Path, tmp_path: Path) -> None:
+    """This machine, a file, a file in the worker's folder of clusters, YAML and fields; Prefect is not asked for these."""
+    (tmp_path / "lab.yaml").write_text("kind: ssh\nname: lab\nhosts: [a, b]\nkey: keys/id\n")
+    (holdfast_home / "clusters.d").mkdir()
+    (holdfast_home / "clusters.d" / "rack.yaml").write_text("kind: slurm\nname: rack\n")
+    assert chosen("local") == LocalCluster()
+    assert chosen("local", nodes=9) == LocalCluster(nodes=9)
+    assert chosen("local:2") == LocalCluster(nodes=2)
+    lab = chosen(str(tmp_path / "lab.yaml"))
+    assert isinstance(lab, SshCluster)
+    assert lab.key == str(tmp_path / "keys/id")
+    assert isinstance(chosen("rack"), SlurmCluster)
+    assert chosen('{"kind": "local", "nodes": 3}') == chosen({"kind": "local", "nodes": 3}) == LocalCluster(nodes=3)
+    assert chosen(LocalCluster(nodes=7)) == LocalCluster(nodes=7)
+    written = json.loads(json.dumps(lab.model_dump(mode="json")))
+    assert chosen(written) == cluster_of(written)
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "words"),
+    [
+        ("lab.yaml", UnknownCluster, "no cluster is called 'lab.yaml': it is a relative path, and a flow run has no folder of its own"),
+        ("local:0", BadFile, "nodes: 0 is not greater than or equal to 1"),
+        ("/nowhere/lab.yaml", BadFile, "/nowhere/lab.yaml: 1 problem(s)\n  file: does not exist"),
+        ({"kind": "lcal"}, BadFile, "no kind of cluster is called 'lcal'. Did you mean 'local'?"),
+        ({"kind": "local", "nods": 3}, BadFile, "nods: unknown field. Did you mean 'nodes'?"),
+        ("{foo", BadFile, "not valid YAML"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_refused_in_words(said: Any, error: type[Exception], words: str) -> None:
+    """Before any node is looked at."""
+    with pytest.raises(error) as refused:
+        chosen(said)
+    assert words in str(refused.value)
