@@ -31,6 +31,7 @@ from holdfast.spec import Cluster
 from holdfast.sweeping import DEADLINE
 from tasks import probe, repair
 from tasks.checkups import checking_up
+from tasks.named_clusters import chosen, name_of
 from tasks.repairs import repairing
 
 
@@ -40,7 +41,7 @@ def _named(words: Callable[[Mapping[str, Any]], str]) -> Callable[[], str]:
 
 
 def _cluster_in(parameters: Mapping[str, Any]) -> str:
-    return str(getattr(parameters["cluster"], "name", parameters["cluster"]))
+    return name_of(parameters["cluster"])
 
 
 def _job_in(parameters: Mapping[str, Any]) -> str:
@@ -63,18 +64,19 @@ def _evaluated(parameters: Mapping[str, Any]) -> str:
 
 @task(name="probe-cluster", task_run_name=_named(lambda given: f"probe cluster {_cluster_in(given)}"), cache_policy=NO_CACHE)
 def probe_cluster(
-    cluster: Cluster, *, min_healthy: int | None = None, allow_degraded: bool = True, timeout_seconds: float = DEADLINE
+    cluster: Cluster | str, *, min_healthy: int | None = None, allow_degraded: bool = True, timeout_seconds: float = DEADLINE
 ) -> ClusterHealth:
     """Examine every node of a cluster once, from outside, and return the health of each.
 
     The result goes to the history, from which a launch learns which nodes to avoid, and to the artifact `CLUSTER-nodes`.
 
     Args:
-        cluster: Whose nodes to examine.
+        cluster: Whose nodes to examine: a cluster, or the name of one, as the run form takes it (`local:3`, a saved one, a file).
         min_healthy: Raise `TooFewHealthyNodes` unless at least so many are healthy; empty: never.
         allow_degraded: Whether a node that works, but shows a fault worth watching, counts as healthy there.
         timeout_seconds: How long one attempt to reach one node may take.
     """
+    cluster = chosen(cluster)
     with checking_up(cluster) as checkup:
         probe.sweep.fn(cluster.name, deadline=timeout_seconds)
         probe.classify.fn(cluster.name)
@@ -94,7 +96,7 @@ def probe_cluster(
     task_run_name=_named(_burned_in),
     cache_policy=NO_CACHE,
 )
-def burn_in_nodes(cluster: Cluster, nodes: Sequence[str], *, seconds: float | None = None, must_pass: bool = True) -> BurnInReport:
+def burn_in_nodes(cluster: Cluster | str, nodes: Sequence[str], *, seconds: float | None = None, must_pass: bool = True) -> BurnInReport:
     """Try nodes out with real work: processor, memory, disk, network and GPU. A node in quarantine returns to service if it passes.
 
     Args:
@@ -103,6 +105,7 @@ def burn_in_nodes(cluster: Cluster, nodes: Sequence[str], *, seconds: float | No
         seconds: How long each node works; empty: as the cluster says (`burn_in.seconds`).
         must_pass: Raise `BurnInFailed` unless every node passes; a node that could not be checked did not pass.
     """
+    cluster = chosen(cluster)
     with repairing(cluster, seconds, nodes) as work:
         report = run_burn_in(work, nodes)
         repair.publish.fn(cluster.name)
@@ -121,7 +124,7 @@ def burn_in_nodes(cluster: Cluster, nodes: Sequence[str], *, seconds: float | No
     cache_policy=NO_CACHE,
 )
 def wait_for_capacity(
-    cluster: Cluster,
+    cluster: Cluster | str,
     *,
     nodes: int,
     labels: Mapping[str, str] | None = None,
@@ -139,7 +142,7 @@ def wait_for_capacity(
         timeout_seconds: Raise `CapacityTimeout` after so long.
         poll_seconds: Time between two looks.
     """
-    logger = get_run_logger()
+    logger, cluster = get_run_logger(), chosen(cluster)
     with checking_capacity(cluster, labels) as check:
         found = wait_for(check, nodes, timeout_seconds=timeout_seconds, poll_seconds=poll_seconds, tell=logger.info)
     logger.info("cluster '%s': %s free: %s", cluster.name, plural(len(found.free), "node"), ", ".join(found.free))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.exceptions import ObjectNotFound
 from pydantic import Field, SkipValidation, WithJsonSchema
 
 from holdfast import places
@@ -80,18 +81,19 @@ def _saved(said: str) -> Cluster:
     with get_client(sync_client=True) as client:
         if kind != BLOCK and (variable := client.read_variable_by_name(name)) is not None:
             return cluster_in(variable.value, VARIABLE + name)
-        if kind != VARIABLE and name in (blocks := dict(_blocks(client))):
-            return cluster_in(blocks[name], BLOCK + name)
+        if kind != VARIABLE and (saved := _block(client, name)) is not None:
+            return cluster_in(saved, BLOCK + name)
         known = ["local", *_known(client)]
-    cure = f'Known here: {", ".join(known)}. Save others: `prefect variable set NAME "$(cat FILE)"`'
+    cure = f'Known here, blocks aside: {", ".join(known)}. Save others: `prefect variable set NAME "$(cat FILE)"`'
     raise UnknownCluster(said, "", cure)
 
 
-def _blocks(client: SyncPrefectClient) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of each block that may hold a cluster."""
-    for one in client.read_block_documents_by_type(SLUG, include_secrets=True):
-        if one.name is not None:
-            yield one.name, one.data.get("value")
+def _block(client: SyncPrefectClient, name: str) -> Any:  # noqa: ANN401 (JSON, or text)
+    """Return what the block of that name holds; nothing where there is none. No other secret is read."""
+    try:
+        return client.read_block_document_by_name(name, SLUG, include_secrets=True).data.get("value")
+    except ObjectNotFound:
+        return None
 
 
 def _known(client: SyncPrefectClient) -> Iterator[str]:
@@ -99,7 +101,6 @@ def _known(client: SyncPrefectClient) -> Iterator[str]:
     for folder in folders():
         yield from sorted(file.stem for file in folder.glob("*.yaml"))
     yield from sorted(one.name for one in client.read_variables() if _may_be_one(one.value))
-    yield from sorted(name for name, value in _blocks(client) if _may_be_one(value))
 
 
 def _may_be_one(value: object) -> bool:

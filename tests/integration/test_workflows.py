@@ -18,7 +18,7 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, queries
 from holdfast.process import marked
 from tests.integration.conftest import PrefectServer
-from tests.integration.test_deployment import POOL, ended, prefect, started, state_of, worker
+from tests.integration.test_deployment import POOL, ended, id_in, prefect, state_of, worker
 from tests.integration.test_prefect_shows import asked
 from tests.waiting import wait_until
 
@@ -26,6 +26,11 @@ __all__ = ["worker"]  # a fixture
 
 ROOT = Path(__file__).parents[2]
 STEPS = 300
+
+
+def started(server: PrefectServer, deployment: str, params: str) -> str:
+    """Have a worker run the deployment, and return the id of the run."""
+    return id_in(prefect(server, "deployment", "run", deployment, "--params", params))
 
 
 @pytest.fixture(scope="module")
