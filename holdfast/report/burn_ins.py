@@ -1,9 +1,12 @@
-"""Burn-ins of one cluster as Markdown: what came of each node and why, what to do, and every check in a row of its own."""
+"""Burn-ins of one cluster as Markdown: what came of each node and why, what to do, and every check on a line of its own.
+
+Lists, and no tables: the Prefect UI does not wrap the cells of a table and cuts it off at the right edge.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from detectors.trials import Check, Mark
@@ -21,9 +24,9 @@ _ORDER: Final = (Mark.FAILED, Mark.SKIPPED, Mark.PASSED)
 def burn_ins_markdown(outcomes: Mapping[str, Outcome], left: Mapping[str, str], states: Mapping[str, NodeState]) -> str:
     """Return *outcomes* by node, the nodes that were *left* out and why, and the *states* of all of them now."""
     found = sorted(outcomes.values(), key=lambda one: _ORDER.index(one.mark))
-    rows = [(one.node, in_a_word(one.mark), str(states[one.node]), one.because) for one in found]
-    rows += [(node, "not tested", str(states[node]), why) for node, why in left.items() if node not in outcomes]
-    blocks = [_table(("Node", "Burn-in", "State now", "Why"), rows)]
+    lines = [_node(one.node, in_a_word(one.mark), states[one.node], one.because) for one in found]
+    lines += [_node(node, "not tested", states[node], why) for node, why in left.items() if node not in outcomes]
+    blocks = ["\n".join(lines)]
     to_do = [f"- {_plain(words)}" for one in found if (words := _to_do(one, states[one.node]))]
     if to_do:
         blocks += ["## What to do", "\n".join(to_do)]
@@ -51,22 +54,19 @@ def _to_do(one: Outcome, state: NodeState) -> str:
     return f"{one.node} stays {state}: repair what failed. The next burn-in is due later each time."
 
 
+def _node(node: str, ended: str, state: NodeState, why: str) -> str:
+    return f"- **{_plain(node)}**: {ended}, now {state}. Reason: {_plain(why)}"
+
+
 def _checks(checks: Sequence[Check]) -> str:
-    ordered = sorted(checks, key=lambda check: _ORDER.index(check.mark))
-    rows = [
-        (check.name, str(check.mark), check.words, figures_of(check) or "-", ", ".join(check.devices) or "-", duration(check.seconds))
-        for check in ordered
-    ]
-    return _table(("Check", "Result", "What was seen", "Measured", "Device", "Took"), rows)
+    return "\n".join(_check(one) for one in sorted(checks, key=lambda check: _ORDER.index(check.mark)))
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(_lines(head, rows))
-
-
-def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    for row in (head, ["---"] * len(head), *([_plain(cell) for cell in row] for row in rows)):
-        yield f"| {' | '.join(row)} |"
+def _check(one: Check) -> str:
+    """Return a check on one line."""
+    figures, devices = figures_of(one), ", ".join(one.devices)
+    said = [_plain(one.words), *([_plain(figures)] if figures else []), *([f"on {_plain(devices)}"] if devices else [])]
+    return f"- **{_plain(one.name)}**: {one.mark} after {duration(one.seconds)}. {'; '.join(said)}"
 
 
 def _plain(text: str) -> str:

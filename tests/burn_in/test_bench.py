@@ -79,6 +79,8 @@ def test_a_sound_machine_passes_and_tells_its_figures(cluster: Callable[..., Loc
     assert check(found, "memory").figures["MiB"] >= 1
     assert check(found, "network").figures["sent MB/s"] > 0
     assert check(found, "network").words == "well with node-2"
+    assert check(found, "network").devices == ("lo",), "either end knows its interface"
+    assert check(found, "disk").devices[0].startswith("/"), "the mount point comes first"
 
 
 def test_the_bad_end_of_a_bad_pair_is_named(cluster: Callable[..., LocalCluster], relays: list[Relay]) -> None:

@@ -79,15 +79,26 @@ def send(token: str, blocks: int, seconds: float, host: str, port: int) -> Check
 
 
 def interface_of(address: str, root: Path = Path("/sys/class/net")) -> tuple[str, ...]:
-    """Return the interface that has *address* (IPv4), its PCI address and its RDMA device; nothing where that is not known."""
+    """Return the interface that has *address*, its PCI address and its RDMA device; nothing where that is not known."""
+    address = address.removeprefix("::ffff:")  # IPv4 at a socket that takes both
     for folder in sorted(root.glob("*")):
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, suppress(OSError):
-            told = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", folder.name.encode()[:15]))
-            if socket.inet_ntoa(told[20:24]) == address:
-                device = folder / "device"
-                bus = [device.resolve().name] if device.exists() else []
-                return (folder.name, *bus, *(one.name for one in sorted(device.glob("infiniband/*"))))
+        if address in _addresses(folder.name):
+            device = folder / "device"
+            bus = [device.resolve().name] if device.exists() else []
+            return (folder.name, *bus, *(one.name for one in sorted(device.glob("infiniband/*"))))
     return ()
+
+
+def _addresses(interface: str) -> list[str]:
+    """Return the first IPv4 address and the IPv6 addresses of an interface."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, suppress(OSError):
+        told = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        found.append(socket.inet_ntoa(told[20:24]))
+    with suppress(OSError):
+        rows = [line.split() for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()]
+        found += [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])) for row in rows if row[5] == interface]
+    return found
 
 
 def _latency(sock: socket.socket) -> float:
