@@ -66,7 +66,7 @@ def _check(one: Check) -> str:
     """Return a check on one line."""
     figures, devices = figures_of(one), ", ".join(one.devices)
     said = [_plain(one.words), *([_plain(figures)] if figures else []), *([f"on {_plain(devices)}"] if devices else [])]
-    return f"- **{_plain(one.name)}**: {one.mark} after {duration(one.seconds)}. {'; '.join(said)}"
+    return f"- **{_plain(one.name)}**: {one.mark} after {duration(one.seconds)}: {'; '.join(said)}"
 
 
 def _plain(text: str) -> str:
