@@ -7,13 +7,12 @@ import time
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.events import emit_event
 
 from detectors.looks import Missed
 from detectors.readings import NodeReading
 from holdfast.report.wording import moment
-from policies.verdicts import Change
 from tasks import checkups
+from tasks.events import emit_nodes
 
 
 @task(task_run_name="sweep {cluster}", cache_policy=NO_CACHE)
@@ -46,23 +45,13 @@ def publish(cluster: str) -> str:
         for told in checkup.verdicts.values()
     ]
     _sent(create_table_artifact(table=table, key=artifact_key(cluster), description=f"Nodes of cluster {cluster}: {checkup.in_words}"))
-    for change in checkup.changes:
-        _emit(cluster, change)
+    emit_nodes(cluster, [(change.node, change, {"kinds": [one.kind for one in change.new]}) for change in checkup.changes])
     return checkup.in_words
 
 
 def artifact_key(cluster: str) -> str:
     """Return under which name the UI shows the newest table of *cluster*."""
     return f"{cluster}-nodes"
-
-
-def _emit(cluster: str, change: Change) -> None:
-    name = f"{cluster}.{change.node}"
-    resource = {"prefect.resource.id": f"holdfast.node.{name}", "prefect.resource.name": name}
-    facts = {"cluster": cluster, "node": change.node, "before": change.before, "after": change.after, "because": change.because}
-    _sent(
-        emit_event(event=f"holdfast.node.{change.after}", resource=resource, payload={**facts, "kinds": [one.kind for one in change.new]})
-    )
 
 
 def _sent(_answer: object) -> None:

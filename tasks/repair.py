@@ -7,13 +7,12 @@ import logging
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.events import emit_event
 
 from holdfast.log import note
 from holdfast.report.wording import plural
 from policies.burn_in import in_words
-from policies.holds import NodeMove
 from tasks import repairs
+from tasks.events import emit_nodes
 
 log = logging.getLogger("holdfast.control")
 
@@ -74,8 +73,7 @@ def publish(cluster: str) -> str:
     ]
     words = in_a_sentence({node: str(found.mark) for node, found in repair.outcomes.items()}, len(left))
     _sent(create_table_artifact(table=[*tried, *left], key=artifact_key(cluster), description=f"Burn-ins on cluster {cluster}: {words}"))
-    for node, move in repair.moves:
-        _emit(cluster, node, move)
+    emit_nodes(cluster, [(node, move, {"hold": move.hold}) for node, move in repair.moves])
     return words
 
 
@@ -88,13 +86,6 @@ def in_a_sentence(outcomes: dict[str, str], left: int) -> str:
     """Return a run of the flow in a sentence."""
     counted = [f"{list(outcomes.values()).count(mark)} {mark}" for mark in ("passed", "failed", "blind") if mark in outcomes.values()]
     return ", ".join([plural(len(outcomes), "node"), *counted, *([f"{left} not tried"] if left else [])])
-
-
-def _emit(cluster: str, node: str, move: NodeMove) -> None:
-    name = f"{cluster}.{node}"
-    resource = {"prefect.resource.id": f"holdfast.node.{name}", "prefect.resource.name": name}
-    facts = {"cluster": cluster, "node": node, "before": str(move.before), "after": str(move.after), "because": move.because}
-    _sent(emit_event(event=f"holdfast.node.{move.after}", resource=resource, payload={**facts, "hold": move.hold}))
 
 
 def _sent(_answer: object) -> None:

@@ -20,6 +20,7 @@ from holdfast.control.deposit import Deposit
 from holdfast.control.farewell import save_what_lives
 from holdfast.control.fleet import Fleet
 from holdfast.control.handover import Handover, heeding_the_signal, machine_goes_down, termination_lets_go
+from holdfast.control.news import began
 from holdfast.control.plan import how_to_run, log_directory
 from holdfast.control.requests import Requests
 from holdfast.control.run import Run
@@ -103,6 +104,7 @@ def _steered(wheel: Wheel, history: History, tell: Tell, handover: Handover, rea
         run.tell = tell
         runs.enter(run)
         try:
+            tell("began", began(run))
             yield run
         except HandedOver as error:
             note(log, "job.handed-over", job=run.job.name, why=error.why)
@@ -175,6 +177,7 @@ def _told_to_end(run: Run, how: str) -> None:
 
 def _let_go(run: Run) -> None:
     """End what has to end, and hand back the lease."""
+    run.tell("released", {"over": run.over})
     try:
         if run.handed_over and run.lost is None:
             run.remark(f"the flow on {this_host().partition('/')[0]} lets go of the job, which trains on: {run.handover.why}")

@@ -13,8 +13,9 @@ from markdown_it.token import Token
 from holdfast.history.models import Decision, Fault, Incident, Job, Phase
 from holdfast.history.store import History
 from holdfast.report import wording
+from holdfast.report.case import Case
 from holdfast.report.markdown import incident_markdown
-from holdfast.report.story import Case, Story
+from holdfast.report.story import Story
 from tests.cli.written_history import a_verdict
 from tests.report import filled, odd
 
