@@ -654,7 +654,7 @@ def notify() -> None:
     "lost_after",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Alert when no heartbeat of a job's controller came for so long, 10 at least; 0: never. Default: 80, which is a minute without one.",
+    help="Alert when no heartbeat of a controller came for so long, 10 at least; 0: never. Default: 80, a minute without one.",
 )
 @as_json
 def add_address(name: str, address: str, everything: bool, lost_after: float | None, as_json: bool) -> int:

@@ -42,7 +42,7 @@ HAPPENED: Final[Mapping[str, str]] = {
     "job-output-silent": "printed nothing for too long",
     "collective-stuck": "hung in a collective",
     "agent-lost": "lost its agent; the node still answers",
-    "node-lost": "is unreachable: neither its agent nor the node answers",
+    "node-lost": "is unreachable",
     "node-unknown": "lost its agent, and the node could not be checked",
     "node-leaving": "is about to be taken away",
     "node-severed": "is cut off from the other nodes",
@@ -78,7 +78,7 @@ RULES: Final[Mapping[str, str]] = {
 
 def what(case: Case) -> str:
     """Say what happened to whom: ``rank 1 on node-1 was killed (SIGKILL)``."""
-    kind, target = case.incident.kind, case.incident.subject
+    kind, target = case.incident.kind, case.incident.subject.removeprefix("node ")
     happened = HAPPENED.get(kind)
     if happened is None and (signal := _SIGNAL.fullmatch(kind)) is not None:
         happened = f"was ended by {signal[1].upper()}"
@@ -192,9 +192,9 @@ def sentence(case: Case) -> str:
     return "; ".join(part for part in (what(case), done(case), cost(case) or "recovery is under way") if part)
 
 
-def with_time(case: Case) -> str:
-    """Return the sentence with the time of day (UTC) before it."""
-    return f"{time_of_day(case.incident.fault_at)} {sentence(case)}"
+def with_time(case: Case, zone: str = "") -> str:
+    """Return the sentence with the time of day (UTC) before it, and the name of the *zone* after that."""
+    return f"{time_of_day(case.incident.fault_at)}{zone} {sentence(case)}"
 
 
 def time_of_day(at: float) -> str:

@@ -19,9 +19,6 @@ MOST_NODES: Final = 64
 """Nodes that the page lists one by one."""
 BAR: Final = 20
 """Characters of the progress bar."""
-SIGNS: Final[Mapping[str, str]] = {State.RUNNING: "🟢", State.COMPLETED: "✅", State.FAILED: "🔴", State.CANCELLED: "⚪"}
-"""State to its sign; every other one is on its way."""
-ON_ITS_WAY: Final = "🟡"
 
 
 def nowhere(_number: int) -> str:
@@ -82,8 +79,8 @@ class JobFacts:
 def job_page(facts: JobFacts, now: float) -> str:
     """Return the page as Markdown."""
     blocks = [
-        f"# {SIGNS.get(facts.state, ON_ITS_WAY)} {plain(facts.job)}: {facts.state}",
-        f"**To do:** {plain(to_do(facts))}.",
+        f"# {plain(facts.job)}: {facts.state}",
+        f"**Action:** {plain(to_do(facts))}.",
         _state(facts, now),
         "## Incidents",
         *_incidents(facts),

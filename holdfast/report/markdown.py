@@ -25,13 +25,24 @@ MEANINGS: Final = {
     "isolate": "stop ranks, take unhealthy nodes out",
     "failed attempt": "an action that did not bring the job back",
     "wait": "wait for nodes or for an approval",
-    "reschedule": "place ranks on nodes and start them, or promote hot spares",
+    "reschedule": "place and start ranks, or promote hot spares",
     "communication": "form the process groups",
     "load": "load the state",
     "warm-up": "compile and run the first step",
     "rollback": "steps that are computed a second time",
 }
 """Phase to what happens in it."""
+ACTS: Final = {
+    "drop": "nodes removed",
+    "add": "nodes added",
+    "need": "nodes needed",
+    "seats": "ranks replaced",
+    "vacate": "ranks left out",
+    "rotate": "ranks change nodes",
+    "before": "goes on from before step",
+    "skip": "batches left out, by step",
+}
+"""Field of a decision to what it says."""
 
 LONGEST: Final = 4000
 """Characters of one piece of evidence; the history has all of it."""
@@ -55,7 +66,7 @@ def incident_markdown(case: Case, job: str, *, quarantined: Mapping[str, str] = 
         *_inside(incident),
         "## What was seen",
         *(_seen(case.faults) if case.faults else ["No fault was recorded with it."]),
-        *_explained(case.verdicts),
+        *_explained(case.verdicts, (incident.kind, incident.subject)),
         "## What was decided",
         *(_decided(case.decisions) if case.decisions else [plain(incident.because) or "Nothing was decided yet."]),
         "---",
@@ -102,14 +113,14 @@ def _time(phases: Sequence[Phase]) -> Iterator[str]:
     rows = [
         (
             plain(LABELS.get(part.label, part.label)) + (f" ({part.kind.term})" if part.kind.term else ""),
-            MEANINGS.get(part.kind.name, part.kind.meaning),
             wording.duration(part.seconds),
             wording.share(part.share),
+            MEANINGS.get(part.kind.name, part.kind.meaning),
         )
         for part in found
     ]
-    rows.append(("**total (T)**", "", f"**{wording.duration(sum(part.seconds for part in found))}**", ""))
-    yield table(("Phase", "What happens in it", "Time", "Share"), rows, right=(2, 3))
+    rows.append(("**total (T)**", f"**{wording.duration(sum(part.seconds for part in found))}**", "", ""))
+    yield table(("Phase", "Time", "Share", "What happens in it"), rows, right=(1, 2))
     yield (
         "T0 is rollback, T1 reschedule, T2 communication, T3 load, T4 warm-up and compile. Training stands still in all phases but "
         "rollback, which is work done a second time."
@@ -151,12 +162,14 @@ def _seen(faults: Sequence[Fault]) -> Iterator[str]:
         yield _folded(f"{wording.plural(len(others), 'secondary failure')}", lines)
 
 
-def _explained(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield the hypotheses that were weighed: the likeliest with its evidence, the others folded."""
+def _explained(verdicts: Sequence[Verdict], root: tuple[str, str]) -> Iterator[str]:
+    """Yield the hypotheses that were weighed: the likeliest with its evidence, the others folded; nothing where *root* was the only one."""
     found = list(explanations(verdicts))
     if not found:
         return
     first, *others = found
+    if not others and not first.unexplained and (first.kind, first.subject) == root:
+        return
     yield "## How it was explained"
     yield f"**{wording.share(first.weight)}** {plain(first.kind)} of {plain(first.subject)}"
     lines = [f"- {wording.moment(at)}, {plain(source)}: {plain(quote)}" for at, source, quote in first.evidence]
@@ -173,7 +186,8 @@ def _decided(decisions: Sequence[Decision]) -> Iterator[str]:
     """Yield the decisions in order, each with its reason; what was considered before is folded."""
     for decision in decisions:
         yield f"**{plain(decision.rung)}**: {plain(decision.because)}"
-        short = [f"- {plain(piece.name)}: {plain(piece.text)}" for piece in pieces(wording.act(decision.act), longest=LONGEST)]
+        act = {ACTS.get(name, name): value for name, value in wording.act(decision.act).items()}
+        short = [f"- {plain(piece.name)}: {plain(piece.text)}" for piece in pieces(act, longest=LONGEST)]
         if short:
             yield "\n".join(short)
         if decision.passed_over:

@@ -217,9 +217,9 @@ class Notifications:
             level=level,
             subject=subject,
             text=paragraphs(
-                f"{incident_words.with_time(case)} (UTC).",
+                f"{incident_words.with_time(case, ' UTC:')}.",
                 f"Seen: {quote}" if quote else "",
-                f"To do: {incident_words.to_do(case, job, quarantined)}.",
+                f"Action: {incident_words.to_do(case, job, quarantined)}.",
                 f"All of it: `holdfast show {incident.number} --job {job}`",
             ),
             nodes=tuple(dict.fromkeys([*incident_words.all_nodes(case), *quarantined])),
@@ -238,7 +238,7 @@ class Notifications:
             level=Level.ATTENTION,
             subject=incident_words.brief(subject, 200),
             text=paragraphs(
-                f"{incident_words.with_time(case)} (UTC).",
+                f"{incident_words.with_time(case, ' UTC:')}.",
                 f"Now: {incident_words.brief(self._reason, 500)}",
                 ". ".join(incident_words.of_quarantine(node, reason) for node, reason in quarantined.items()),
             ),
@@ -290,7 +290,7 @@ def without_controller(sender: Sender, *, state: str, step: int | None, at: floa
         text=paragraphs(
             f"The controller on {sender.host or 'its host'} sent its last heartbeat when the job was {state}{reached}. "
             "Training continues under the agents on the nodes, but nobody would answer the next fault.",
-            f"To do: reattach a controller. Run `holdfast run {sender.job}.yaml` again, or press Retry on the flow run in the Prefect UI. "
+            f"Action: reattach a controller. Run `holdfast run {sender.job}.yaml` again, or press Retry on the flow run in the Prefect UI. "
             "No step is lost and no worker restarts.",
         ),
     )

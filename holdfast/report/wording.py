@@ -173,7 +173,7 @@ def taken_over(facts: Mapping[str, Any] | None) -> list[str]:
     said = [f"{plural(facts.get('rebuilt') or 0, 'group')} built anew, {facts.get('kept') or 0} kept"]
     if facts.get("bytes"):
         speed = f" at {size(round(facts['bandwidth']))}/s" if facts.get("bandwidth") else ""
-        over = "" if facts.get("source") == "memory" else f", over {_all(facts['interfaces'])}"
+        over = "" if facts.get("source") == "memory" or not facts.get("interfaces") else f", over {_all(facts['interfaces'])}"
         said.append(f"{size(facts['bytes'])} of state taken from {_source(facts)}{speed}{over}")
     elif facts.get("source") == "checkpoint":
         said.append("no living rank held the state: all went on from a checkpoint")
