@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from detectors.catalogue import CATALOGUE
+from detectors.catalogue import CATALOGUE, Level
 from holdfast.history.models import Decision
 from holdfast.report import wording
 from holdfast.report.case import Case
@@ -158,7 +158,7 @@ DONE: Final[Mapping[str, Callable[[Decision, str], str]]] = {
     Rung.REPLACE_NODE: _replaced_node,
     Rung.SHRINK: _shrunk,
     Rung.WAIT_FOR_CAPACITY: lambda _decision, _target: "the job waited for nodes",
-    Rung.GIVE_UP: lambda decision, _target: f"no recovery was possible: {brief(decision.because)}",
+    Rung.GIVE_UP: lambda _decision, _target: "no recovery was possible",
 }
 """Recovery action to what it did, from the decision and the target of the incident."""
 
@@ -231,11 +231,22 @@ def outcome(case: Case) -> str:
 def to_do(case: Case, job: str, quarantined: Mapping[str, str]) -> str:
     """Return what a person should do about an incident, with the nodes that were *quarantined* for it and why."""
     advice = [of_quarantine(node, reason) for node, reason in quarantined.items()]
-    entry = CATALOGUE.get(case.incident.kind)
     if case.incident.outcome == "gave-up":
-        cure = f"{entry.action}. " if entry is not None else ""
-        advice.insert(0, f"{cure}Then run the job again: `holdfast run {job}.yaml` goes on from its newest checkpoint")
+        advice.insert(0, f"{_cure(case)}; then run the job again: `holdfast run {job}.yaml` goes on from its newest checkpoint")
     return ". ".join(advice) or NOTHING_TO_DO
+
+
+def _cure(case: Case) -> str:
+    """Say what to do about the root fault of a job that failed."""
+    entry = CATALOGUE.get(case.incident.kind)
+    if entry is None:
+        return "see what was found"
+    return "fix the script, the traceback is in the incident" if entry.level is Level.USER_ERROR else entry.action
+
+
+def why_failed(case: Case) -> str:
+    """Say why no recovery was possible; empty where there was one."""
+    return brief(case.incident.because, 400) if case.incident.outcome == "gave-up" else ""
 
 
 def of_quarantine(node: str, reason: str) -> str:

@@ -82,6 +82,8 @@ def _answers(case: Case, job: str, quarantined: Mapping[str, str]) -> Iterator[s
     detected = wording.duration(max(0.0, incident.detected_at - incident.fault_at))
     yield f"**What happened:** {plain(words.what(case))}{at}, {wording.moment(incident.fault_at)}. It was detected after {detected}."
     yield f"**What was done:** {plain(words.done(case) or 'nothing yet')}."
+    if why := words.why_failed(case):
+        yield f"**Why no recovery was possible:** {plain(why)}."
     yield f"**What it cost:** {plain(words.cost(case) or 'not known yet, recovery is under way')}."
     yield f"**What to do:** {plain(words.to_do(case, job, quarantined))}."
 

@@ -183,7 +183,7 @@ class Notifications:
         (state, reason), self._end = self._end, None
         if state is State.FAILED and over is not None and over.incident.outcome == "gave-up":
             self._closed = None
-            return [*self._gathered(now), self._of_incident(over, "ended", Level.ATTENTION, "job failed: ")]
+            return [*self._gathered(now), self._of_incident(over, "ended", Level.ATTENTION)]
         found = [*(self._over(now) if over is not None else []), *self._gathered(now), *self._rest()]
         level = Level.ATTENTION if state is State.FAILED else Level.INFO
         ident, text = f"job {self.sender.name}", incident_words.brief(reason, 1000)
@@ -205,10 +205,10 @@ class Notifications:
         self._held.append(notification)
         return []
 
-    def _of_incident(self, case: Case, state: str, level: Level, before: str = "") -> Notification:
+    def _of_incident(self, case: Case, state: str, level: Level) -> Notification:
         quarantined, self._quarantined = self._quarantined, {}
         incident, job = case.incident, self.sender.job
-        subject = f"{before}incident {incident.number}: {incident_words.short(case)}"
+        subject = f"incident {incident.number}: {incident_words.short(case)}" if state == "over" else _failed(case)
         subject += "".join(f"; {node} quarantined" for node in quarantined)
         quote = incident_words.root_quote(case)
         draft = Notification(
@@ -219,6 +219,7 @@ class Notifications:
             text=paragraphs(
                 f"{incident_words.with_time(case, ' UTC:')}.",
                 f"Seen: {quote}" if quote else "",
+                f"Why: {why}" if (why := incident_words.why_failed(case)) else "",
                 f"Action: {incident_words.to_do(case, job, quarantined)}.",
                 f"All of it: `holdfast show {incident.number} --job {job}`",
             ),
@@ -277,6 +278,11 @@ class Notifications:
         words = "\n".join(one.subject.removeprefix(f"[{name}] ") for one in held)
         ident, subject = f"job {name} since {now:.0f}", f"{len(held)} more incidents"
         return [self.sender.sign(Notification(id=ident, state="many", level=Level.INFO, subject=subject, text=words))]
+
+
+def _failed(case: Case) -> str:
+    """Return the subject of a job that an incident ended."""
+    return f"job failed: {incident_words.brief(incident_words.what(case), 120)} (incident {case.incident.number})"
 
 
 def without_controller(sender: Sender, *, state: str, step: int | None, at: float) -> Notification:
