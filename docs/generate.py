@@ -34,7 +34,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_HISTORY": "Database URL of the history, `sqlite:///...` or `postgresql://...`. Default: `history.db` in the folder above.",
     "HOLDFAST_LOG": "`json` has the command line, flows and agents log one JSON object a line. Default: `text`.",
     "HOLDFAST_SIGTERM": "What SIGTERM to a flow means: `stop` stops the job, `hand-over` ends the flow and not the job. Default: `stop`.",
-    "HOLDFAST_CONTROLLER_HEARTBEAT": "Seconds between two heartbeats of a controller, from which an alert is made when they stop. Default: `20`.",
+    "HOLDFAST_CONTROLLER_HEARTBEAT": "Seconds between two heartbeats of a controller; when they stop, an alert is sent. Default: `20`.",
     "HOLDFAST_VAULTS": "Folder on a memory file system below which nodes keep training state. Default: `/dev/shm`.",
     "HOLDFAST_KERNEL_LOG": "Where an agent follows the kernel's log: the host's, or a syslog daemon's file. Default: `/dev/kmsg`.",
     "HOLDFAST_NODE_ROOT": "Where an agent finds the `/proc` and `/sys` of its node, if the host's are mounted elsewhere. Default: `/`.",
