@@ -25,11 +25,8 @@ from holdfast.report.notifications import Level, Notification
 from holdfast.report.wording import about
 from tasks import events
 from tasks.addresses import KINDS, block_of, is_generic
+from tasks.events import CONTROLLER, PREFIX, is_of_controllers
 
-PREFIX: Final = "holdfast-"
-"""The names of our blocks and automations begin with it."""
-CONTROLLER: Final = "-controller"
-"""The names of the automations that alert when a job has no controller end with it."""
 NEEDED: Final = (ATTENTION, RESOLVED, TEST)
 ALL: Final = (*NEEDED, INFO)
 SUBJECT: Final = "{{ event.payload.subject }}"
@@ -184,7 +181,7 @@ def test(name: str) -> dict[str, Any]:
 
 def _known(client: SyncPrefectClient) -> list[dict[str, Any]]:
     ours = _ours(client)
-    watching = {one.name: one for one in ours if one.name.endswith(CONTROLLER)}
+    watching = {one.name: one for one in ours if is_of_controllers(one.name)}
     found = []
     for one in ours:
         if one.name in watching:

@@ -25,7 +25,7 @@ from holdfast.errors import BadSetting
 from holdfast.history.models import Fault, Question
 from holdfast.history.questions import in_words
 from holdfast.log import note
-from holdfast.prefect_events import CLUSTER, HEARTBEAT, HEARTBEAT_SECONDS, INCIDENT, JOB, NODE
+from holdfast.prefect_events import CLUSTER, HEARTBEAT, HEARTBEAT_SECONDS, INCIDENT, JOB, NODE, RELEASED
 from holdfast.prefect_links import incident_key, job_key, progress_key, ui_link
 from holdfast.report import incident_words as words
 from holdfast.report import notifications as told
@@ -51,6 +51,8 @@ TICK: Final = 1.0
 """Seconds between two looks at what is due."""
 LAST_SECONDS: Final = 5.0
 """How long the end of a flow waits for the server to take what is left."""
+QUIET_SECONDS: Final = 1.0
+"""How long the end of a job that is watched waits before it releases the watch."""
 SMOOTHING: Final = 0.1
 """Weight of the newest step in the average time of a step."""
 BEAT: Final = "HOLDFAST_CONTROLLER_HEARTBEAT"
@@ -89,6 +91,8 @@ class Publisher:
         self._last_case: Case | None = None
         self._faults: dict[tuple[str, str], float] = {}
         """Kind and target of the faults that were sent, and when."""
+        self._is_watched = False
+        """An automation waits for heartbeats."""
         self._failing = False
         handlers: dict[str, tuple[Callable[[Facts], Any], Callable[[Any], None]]] = {
             "began": (dict, self._began),
@@ -152,6 +156,18 @@ class Publisher:
         for notification in self._notifications.last(time.time()):
             self._notify(notification)
         self._show_page()
+        if self._facts.over:
+            self._release()
+
+    def _release(self) -> None:
+        """Say once more that no heartbeat is to be expected, when it is quiet.
+
+        To end an expectation Prefect reads before it writes, which SQLite refuses ("database is locked") when anybody writes in between;
+        it tries four times at once and gives up. The event of the job's end comes when much is written, so this one waits a moment.
+        """
+        if self._is_watched:
+            time.sleep(QUIET_SECONDS)
+        self._emit(RELEASED, state=self._facts.state)
 
     # -- news ---------------------------------------------------------------------------------------------------------
 
@@ -175,6 +191,7 @@ class Publisher:
             self._emit("holdfast.job.reattached", state=page.state, host=page.host)
             page.cases = list(newest_cases(facts["history"], job.id, MOST_INCIDENTS))
             page.incidents = page.cases[-1].incident.number if page.cases else 0
+        self._is_watched = events.is_watched()
 
     def _released(self, _facts: Facts) -> None:
         self._next_beat = None
