@@ -53,6 +53,8 @@ LAST_SECONDS: Final = 5.0
 """How long the end of a flow waits for the server to take what is left."""
 QUIET_SECONDS: Final = 1.0
 """How long the end of a job that is watched waits before it releases the watch."""
+APART_SECONDS: Final = 0.3
+"""Between two notifications at the end: of two at once a Prefect server on SQLite has been seen to hold one back for a minute."""
 SMOOTHING: Final = 0.1
 """Weight of the newest step in the average time of a step."""
 BEAT: Final = "HOLDFAST_CONTROLLER_HEARTBEAT"
@@ -153,7 +155,8 @@ class Publisher:
             self._failing = True
 
     def _last(self) -> None:
-        for notification in self._notifications.last(time.time()):
+        for number, notification in enumerate(self._notifications.last(time.time())):
+            time.sleep(APART_SECONDS if number else 0.0)
             self._notify(notification)
         self._show_page()
         if self._facts.over:

@@ -21,6 +21,8 @@ from tests.integration.conftest import PrefectServer
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
+PATIENCE = 100.0
+"""Seconds: a Prefect server on SQLite may wait a whole minute for its own database."""
 TWO = {"wanted": 2, "ranks": 1, "spare": 1}
 
 
@@ -107,7 +109,7 @@ def each_once(server: PrefectServer, job: str) -> list[dict[str, Any]]:
     """Wait until the server has the events of a job with one incident, and see that it has none twice; return them."""
     names = {"job.launching", "fault.seen", "incident.opened", "incident.recovered", "job.completed"}
     whole = {f"holdfast.{name}" for name in names}
-    wait_until(lambda: whole <= {one["event"] for one in events(server, job)}, seconds=60, explain=lambda: str(events(server, job)))
+    wait_until(lambda: whole <= {one["event"] for one in events(server, job)}, seconds=PATIENCE, explain=lambda: str(events(server, job)))
     found = [one for one in events(server, job) if one["event"] in whole]
     faults = [(one["payload"]["kind"], one["payload"]["target"]) for one in found if one["event"] == "holdfast.fault.seen"]
     assert ("worker-sigkill", "rank 1 on node-1") in faults
@@ -156,7 +158,7 @@ def test_a_run_shows_its_name_page_incidents_and_events(stage: Stage, prefect_se
     more = {"incident": "holdfast.incident.shown.1", "node": "holdfast.node.stage.node-1"}
     assert (about | more).items() <= roles["holdfast.incident.recovered"].items()
 
-    wait_until(lambda: len(mail(mailbox, "shown")) >= 2, seconds=30, explain=lambda: str(mailbox.mail))
+    wait_until(lambda: len(mail(mailbox, "shown")) >= 2, seconds=PATIENCE, explain=lambda: str(mailbox.mail))
     over, ended = sorted(mail(mailbox, "shown"), key=lambda one: one["state"], reverse=True)
     (row,) = play.incidents()
     assert (over["id"], over["state"], over["level"], over["nodes"]) == (f"incident {row.id}", "over", "info", ["node-1"])
@@ -178,20 +180,22 @@ def test_a_quarantine_needs_a_person_and_a_failed_job_is_one_notification(
     stage.count = 4
     play = stage.play("ecc", args=["--steps", "10", "--each", ECC], nodes={"wanted": 2, "ranks": 1, "spare": 1})
     assert play.ends() == 0, play.log()
-    wait_until(lambda: len(mail(mailbox, "ecc")) >= 2, seconds=30, explain=lambda: str(mailbox.mail))
+    wait_until(lambda: len(mail(mailbox, "ecc")) >= 2, seconds=PATIENCE, explain=lambda: str(mailbox.mail))
     incident = next(one for one in mail(mailbox, "ecc") if one["state"] == "over")
     assert incident["level"] == "attention"
     assert incident["subject"].endswith("; node-1 quarantined")
     assert "node-1 is quarantined: cuda-uncorrectable-ecc" in incident["text"]
     assert "node-1 is quarantined" in artifact(prefect_server, "ecc-incident-1")["data"]
     of_node = {"event": {"name": ["holdfast.node.quarantined"]}, "resource": {"id": ["holdfast.node.stage.node-1"]}}
-    wait_until(lambda: asked(prefect_server, "events/filter", filter=of_node, limit=5)["events"], seconds=30)
+    wait_until(lambda: asked(prefect_server, "events/filter", filter=of_node, limit=5)["events"], seconds=PATIENCE)
     (moved,) = asked(prefect_server, "events/filter", filter=of_node, limit=5)["events"]
     assert "holdfast.job.ecc" in {one["prefect.resource.id"] for one in moved["related"]}
 
     play = stage.play("wrong", args=["--steps", "10", "--each", WRONG], nodes={"wanted": 2, "ranks": 1})
     assert play.ends() == 1, play.log()
-    wait_until(lambda: [one for one in mail(mailbox, "wrong") if one["state"] == "ended"], seconds=30, explain=lambda: str(mailbox.mail))
+    wait_until(
+        lambda: [one for one in mail(mailbox, "wrong") if one["state"] == "ended"], seconds=PATIENCE, explain=lambda: str(mailbox.mail)
+    )
     (failed,) = [one for one in mail(mailbox, "wrong") if one["level"] == "attention"]
     assert failed["subject"].startswith("[stage/wrong] job failed: rank 0 on node-")
     assert "model.py:12" in failed["text"]
@@ -207,7 +211,7 @@ def test_a_job_without_a_controller_is_an_alert_that_the_next_controller_withdra
         return [one["level"] for one in mail(mailbox, "lost") if one["id"] == "controller stage/lost"]
 
     def tells(*levels: str) -> None:
-        wait_until(lambda: told() == [*levels], seconds=60, explain=lambda: f"{told()}\n{mailbox.mail}\n{play.log()}")
+        wait_until(lambda: told() == [*levels], seconds=PATIENCE, explain=lambda: f"{told()}\n{mailbox.mail}\n{play.log()}")
 
     play = stage.play("lost", args=["--steps", "100000"], nodes={"wanted": 2, "ranks": 1})
     play.steps_to(3)
@@ -231,7 +235,7 @@ def test_a_job_without_a_controller_is_an_alert_that_the_next_controller_withdra
     play.stops()
     alone = {"id": str(uuid4()), "event": HEARTBEAT, "occurred": datetime.now(UTC).isoformat(), "payload": {"alert": {"id": "alone"}}}
     posted(prefect_server, "events", [{**alone, "resource": {"prefect.resource.id": "holdfast.job.alone"}}])
-    wait_until(lambda: mail(mailbox, "alone"), seconds=60, explain=lambda: str(mailbox.mail))
+    wait_until(lambda: mail(mailbox, "alone"), seconds=PATIENCE, explain=lambda: str(mailbox.mail))
     assert told() == ["attention", "resolved", "attention", "resolved"], "nothing comes of a job that ended before this heartbeat"
 
 
@@ -239,7 +243,7 @@ def adopts(play: Play, number: int) -> None:
     """Wait until so many flows have reattached the job, and trained with it."""
     wait_until(
         lambda: [one.text for one in queries.remarks(play.stage.history, play.job.id) if "adopted the job" in one.text][number - 1 :],
-        seconds=60,
+        seconds=PATIENCE,
         explain=play.log,
     )
     play.steps_to(play.chaos.step() + 3)
