@@ -34,6 +34,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_HISTORY": "Database URL of the history, `sqlite:///...` or `postgresql://...`. Default: `history.db` in the folder above.",
     "HOLDFAST_LOG": "`json` has the command line, flows and agents log one JSON object a line. Default: `text`.",
     "HOLDFAST_SIGTERM": "What SIGTERM to a flow means: `stop` stops the job, `hand-over` ends the flow and not the job. Default: `stop`.",
+    "HOLDFAST_CONTROLLER_HEARTBEAT": "Seconds between two heartbeats of a controller; when they stop, an alert is sent. Default: `20`.",
     "HOLDFAST_VAULTS": "Folder on a memory file system below which nodes keep training state. Default: `/dev/shm`.",
     "HOLDFAST_KERNEL_LOG": "Where an agent follows the kernel's log: the host's, or a syslog daemon's file. Default: `/dev/kmsg`.",
     "HOLDFAST_NODE_ROOT": "Where an agent finds the `/proc` and `/sys` of its node, if the host's are mounted elsewhere. Default: `/`.",
@@ -263,11 +264,27 @@ def settings_page() -> str:
     return "\n".join(parts)
 
 
+def events_page() -> str:
+    """Show the events that Prefect gets: what each is about, what it is related to, and what it says."""
+    from holdfast.prefect_events import RESOURCES, rows  # noqa: PLC0415 (the other pages do not need it)
+
+    return "\n".join([
+        HEAD,
+        "# Events\n",
+        "What Holdfast sends to the Prefect server: for automations to act on, and for the event feed of its UI.",
+        "Each event has the job or the node that it is about as its resource, and is related to the others that apply.",
+        "Notifications about nodes alone have the cluster as their resource.\n",
+        table(("Role", "Resource id"), *((role, f"`{ident}`") for role, ident in RESOURCES.items())),
+        table(("Event", "Meaning", "About", "Related to", "Payload"), *rows()),
+    ])  # fmt: skip
+
+
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "states.md": states_page,
     "faults.md": faults_page,
     "cli.md": cli_page,
     "settings.md": settings_page,
+    "events.md": events_page,
 }
 """Page to what draws it."""
 

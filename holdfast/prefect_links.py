@@ -10,13 +10,14 @@ from urllib.parse import quote
 
 from holdfast.prefect_server import configured, setting
 
-Kind = Literal["flow-run", "task-run", "artifact", "deployment", "automation"]
-"""What the UI has a page for; an artifact is named by its key, everything else by its id."""
+Kind = Literal["flow-run", "task-run", "artifact", "artifact-version", "deployment", "automation"]
+"""What the UI has a page for; an artifact with all its versions is named by its key, everything else by its id."""
 
 PAGES: Final[dict[Kind, str]] = {
     "flow-run": "runs/flow-run",
     "task-run": "runs/task-run",
     "artifact": "artifacts/key",
+    "artifact-version": "artifacts/artifact",
     "deployment": "deployments/deployment",
     "automation": "automations/automation",
 }

@@ -1,4 +1,4 @@
-"""Where messages go: a Prefect block and an automation for each address, so that the server sends them whatever becomes of a flow.
+"""Where notifications go: for each address a Prefect block and two automations, so that the server sends them whatever becomes of a flow.
 
 ``python -m tasks.notify`` takes one order as JSON on its standard input, as addresses hold secrets: `holdfast notify` runs it.
 """
@@ -8,34 +8,41 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 from uuid import UUID
 
-from prefect.blocks.notifications import SlackWebhook
-from prefect.blocks.webhook import Webhook
+from prefect.blocks.core import Block
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.events import Event, emit_event
 from prefect.events.actions import ActionTypes, CallWebhook, SendNotification
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
-from pydantic import SecretStr
+from prefect.exceptions import ObjectNotFound
 
 from holdfast.errors import OperatorError
-from holdfast.report.messages import Message
+from holdfast.prefect_events import ADDRESS, ATTENTION, CLUSTER, ENDS, HEARTBEAT, INFO, JOB, LOST_SECONDS, RESOLVED, TEST, resource_id
+from holdfast.report.notifications import Level, Notification
+from holdfast.report.wording import about
+from tasks import events
+from tasks.addresses import KINDS, block_of, is_generic
+from tasks.events import CONTROLLER, PREFIX, is_of_controllers
 
-PREFIX: Final = "holdfast-"
-"""What our blocks and automations are called begins with it."""
-ATTENTION: Final = ("holdfast.message.attention", "holdfast.node.sick", "holdfast.node.unreachable")
-ALL: Final = (*ATTENTION, "holdfast.message.info", "holdfast.node.ok", "holdfast.node.degraded")
-SUBJECT: Final = (
-    "{% if event.payload.subject %}{{ event.payload.subject }}{% else %}{{ event.resource.name }}: {{ event.event }}{% endif %}"
-)
-TEXT: Final = "{% if event.payload.text %}{{ event.payload.text }}{% else %}{{ event.payload.because }}{% endif %}"
+NEEDED: Final = (ATTENTION, RESOLVED, TEST)
+ALL: Final = (*NEEDED, INFO)
+SUBJECT: Final = "{{ event.payload.subject }}"
+TEXT: Final = "{{ event.payload.text }}"
 WHOLE: Final = (
     '{"event": {{ event.event | tojson }}, "at": {{ event.occurred.isoformat() | tojson }}, "resource": {{ event.resource.id | tojson }}, '
     '"payload": {{ event.payload | tojson }}}'
 )
-"""What a webhook is sent: `payload.id` tells which earlier message a new one takes the place of."""
+"""What a webhook is sent: of two with the same `payload.id` the later one replaces the earlier one."""
+LOST_SUBJECT: Final = "{{ event.payload.alert.subject }}"
+LOST_TEXT: Final = "{{ event.payload.alert.text }}"
+LOST_WHOLE: Final = (
+    '{"event": "holdfast.notification.attention", "at": {{ event.occurred.isoformat() | tojson }}, '
+    '"resource": {{ event.resource.id | tojson }}, "payload": {{ event.payload.alert | tojson }}}'
+)
+"""The same of an alert that a job has no controller: the last heartbeat brought it along."""
 
 
 class Unheard(OperatorError):
@@ -50,7 +57,7 @@ class Unheard(OperatorError):
 
 
 class NoSuchAddress(OperatorError):
-    """No messages go there."""
+    """No notifications go there."""
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         super().__init__(name, known)
@@ -60,33 +67,67 @@ class NoSuchAddress(OperatorError):
         return f"no address is called '{self.name}'. " + (f"There are: {', '.join(self.known)}." if self.known else "There is none.")
 
 
-def add(name: str, *, kind: str, url: str, everything: bool) -> dict[str, Any]:
-    """Send messages to *url* from now on: to a webhook as JSON, or to whatever apprise makes of it. Takes the place of one of that name."""
-    address = SecretStr(url)
-    action: ActionTypes
-    if kind == "webhook":
-        headers = cast("Any", {"Content-Type": "application/json"})
-        ident = cast("UUID", Webhook(url=address, headers=headers).save(PREFIX + name, overwrite=True))
-        action = CallWebhook(block_document_id=ident, payload=WHOLE)
-    else:  # this block hands any address on to apprise as it is
-        ident = cast("UUID", SlackWebhook(url=address).save(PREFIX + name, overwrite=True))
-        action = SendNotification(block_document_id=ident, subject=SUBJECT, body=TEXT)
-    automation = AutomationCore(
+def add(name: str, *, url: str, everything: bool, lost_after: float = LOST_SECONDS) -> dict[str, Any]:
+    """Send notifications to *url* from now on, and an alert when a job has had no controller for *lost_after* seconds (0: none).
+
+    Replaces an address of that name.
+    """
+    block = block_of(url)
+    ident = cast("UUID", block.save(PREFIX + name, overwrite=True))
+    with get_client(sync_client=True) as client:
+        _delete(client, name)
+        client.create_automation(_of_notifications(name, block, ident, everything=everything))
+        if lost_after:
+            client.create_automation(_of_controllers(name, block, ident, lost_after))
+    _forget_blocks(name, but=type(block))
+    found = {"name": name, "block": type(block).get_block_type_slug(), "generic": is_generic(block, url), "all": everything}
+    return {**found, "lost_after": lost_after}
+
+
+def _of_notifications(name: str, block: Block, ident: UUID, *, everything: bool) -> AutomationCore:
+    """Return the automation that sends what controllers and flows tell."""
+    about_whom = [resource_id(JOB, "*"), resource_id(CLUSTER, "*"), resource_id(ADDRESS, name)]
+    return AutomationCore(
         name=PREFIX + name,
-        description="Messages of Holdfast, made by `holdfast notify`.",
+        description="Sends notifications of Holdfast. Made by `holdfast notify`.",
         trigger=EventTrigger(
-            expect=set(ALL if everything else ATTENTION),
+            match=cast("Any", {"prefect.resource.id": about_whom}),
+            expect=set(ALL if everything else NEEDED),
             for_each={"prefect.resource.id"},
             posture=Posture.Reactive,
             threshold=1,
             within=timedelta(0),
         ),
-        actions=[action],
+        actions=[_action(block, ident, SUBJECT, TEXT, WHOLE)],
     )
-    with get_client(sync_client=True) as client:
-        _delete(client, name)
-        client.create_automation(automation)
-    return {"name": name, "kind": kind, "all": everything}
+
+
+def _of_controllers(name: str, block: Block, ident: UUID, seconds: float) -> AutomationCore:
+    """Return the automation that alerts when the heartbeats of a job's controller stop before the job has ended.
+
+    Each heartbeat begins the wait for the next one; the end of the job ends it. The server needs no process of ours for that.
+    """
+    return AutomationCore(
+        name=PREFIX + name + CONTROLLER,
+        description=f"Alerts when a job of Holdfast has had no controller for {about(seconds)}. Made by `holdfast notify`.",
+        trigger=EventTrigger(
+            match=cast("Any", {"prefect.resource.id": resource_id(JOB, "*")}),
+            after={HEARTBEAT},
+            expect={HEARTBEAT, *ENDS},
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=seconds),
+        ),
+        actions=[_action(block, ident, LOST_SUBJECT, LOST_TEXT, LOST_WHOLE)],
+    )
+
+
+def _action(block: Block, ident: UUID, subject: str, text: str, whole: str) -> ActionTypes:
+    """Return what the server does with an event: a webhook is sent JSON, everything else subject and text."""
+    if block.get_block_type_slug() == "webhook":
+        return CallWebhook(block_document_id=ident, payload=whole)
+    return SendNotification(block_document_id=ident, subject=subject, body=text)
 
 
 def remove(name: str) -> dict[str, Any]:
@@ -95,49 +136,76 @@ def remove(name: str) -> dict[str, Any]:
         known = tuple(one["name"] for one in _known(client))
         if not _delete(client, name):
             raise NoSuchAddress(name, known)
-        for kind in (Webhook, SlackWebhook):
-            document = f"{kind.get_block_type_slug()}/{PREFIX}{name}"
-            try:
-                kind.delete(PREFIX + name)
-            except ValueError:
-                continue
-            return {"name": name, "removed": document}
-    return {"name": name, "removed": ""}
+    return {"name": name, "removed": _forget_blocks(name)}
+
+
+def _forget_blocks(name: str, but: type[Block] | None = None) -> list[str]:
+    """Delete the blocks that keep the address *name*, *but* the one of that type; return them."""
+    gone = []
+    for kind in KINDS:
+        if kind is but:
+            continue
+        try:
+            kind.delete(PREFIX + name)
+        except ValueError:
+            continue
+        gone.append(f"{kind.get_block_type_slug()}/{PREFIX}{name}")
+    return gone
 
 
 def addresses() -> list[dict[str, Any]]:
-    """Return where messages go; what is secret of an address stays with the server."""
+    """Return where notifications go; what is secret of an address stays with the server."""
     with get_client(sync_client=True) as client:
         return _known(client)
 
 
 def test(name: str) -> dict[str, Any]:
-    """Have the server send one message on its whole way."""
+    """Have the server send one notification to *name*, and to no other address."""
     with get_client(sync_client=True) as client:
         known = tuple(one["name"] for one in _known(client))
     if name not in known:
         raise NoSuchAddress(name, known)
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    message = Message(
-        id=f"test {at}", state="over", attention=True, subject="[holdfast] a test", text=f"Asked for at {at}. Nothing is wrong."
+    notification = Notification(
+        id=f"test {at}",
+        state="over",
+        level=Level.INFO,
+        subject="[holdfast] test notification",
+        text=f"Requested with `holdfast notify test {name}` at {at}. Nothing is wrong.",
+        host=events.host(),
     )
-    facts = {slot: getattr(message, slot) for slot in Message.__slots__}
-    sent: Event | None = emit_event(event=ATTENTION[0], resource={"prefect.resource.id": "holdfast.test"}, payload=facts)
-    if sent is None:
+    if events.emit(TEST, events.Resource(role=ADDRESS, names=(name,)), **asdict(notification)) is None:
         raise Unheard("it takes no events")
-    return {"name": name, "sent_to": list(known)}
+    return {"name": name}
 
 
 def _known(client: SyncPrefectClient) -> list[dict[str, Any]]:
-    return [
-        {
+    ours = _ours(client)
+    watching = {one.name: one for one in ours if is_of_controllers(one.name)}
+    found = []
+    for one in ours:
+        if one.name in watching:
+            continue
+        watch = watching.get(one.name + CONTROLLER)
+        after = watch.trigger.within.total_seconds() if watch is not None and isinstance(watch.trigger, EventTrigger) else 0.0
+        found.append({
             "name": one.name.removeprefix(PREFIX),
-            "kind": "webhook" if any(isinstance(action, CallWebhook) for action in one.actions) else "apprise",
-            "all": isinstance(one.trigger, EventTrigger) and ALL[-1] in one.trigger.expect,
+            "block": _block_of(client, one),
+            "all": isinstance(one.trigger, EventTrigger) and INFO in one.trigger.expect,
+            "lost_after": after,
             "enabled": one.enabled,
-        }
-        for one in _ours(client)
-    ]
+        })  # fmt: skip
+    return found
+
+
+def _block_of(client: SyncPrefectClient, one: Automation) -> str:
+    """Return the type of the block that keeps an address."""
+    idents = [action.block_document_id for action in one.actions if isinstance(action, CallWebhook | SendNotification)]
+    try:
+        block_type = client.read_block_document(idents[0], include_secrets=False).block_type
+    except (ObjectNotFound, IndexError):
+        return "lost"
+    return block_type.name if block_type is not None else ""
 
 
 def _ours(client: SyncPrefectClient) -> list[Automation]:
@@ -145,7 +213,7 @@ def _ours(client: SyncPrefectClient) -> list[Automation]:
 
 
 def _delete(client: SyncPrefectClient, name: str) -> bool:
-    found = [one for one in _ours(client) if one.name == PREFIX + name]
+    found = [one for one in _ours(client) if one.name in {PREFIX + name, PREFIX + name + CONTROLLER}]
     for one in found:
         client.delete_automation(one.id)
     return bool(found)

@@ -11,7 +11,6 @@ from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.events import emit_event
 from prefect.states import Completed
 
 from detectors.looks import Missed
@@ -20,6 +19,7 @@ from holdfast.health import Checkup
 from holdfast.report.wording import plural, some
 from policies.verdicts import Change, Verdict, worst_first
 from tasks import checkups
+from tasks.events import emit_nodes
 
 HEALTH: Final = {"ok": "healthy", "sick": "unhealthy"}
 """The words of the table for standings that the history calls otherwise."""
@@ -70,8 +70,7 @@ def publish(cluster: str) -> State[str]:
     table = [row for verdict in checkup.verdicts.values() for row in rows(verdict)]
     said = summary(checkup)
     _sent(create_table_artifact(table=table, key=artifact_key(cluster), description=f"Nodes of cluster {cluster}: {said}"))
-    for change in checkup.changes:
-        _emit(cluster, change)
+    emit_nodes(cluster, [(change.node, change, {"kinds": [one.kind for one in change.new]}) for change in checkup.changes])
     return Completed(message=said, data=said)
 
 
@@ -105,15 +104,6 @@ def _in_short(change: Change) -> str:
 def artifact_key(cluster: str) -> str:
     """Return under which name the UI shows the newest table of *cluster*."""
     return f"{cluster}-nodes"
-
-
-def _emit(cluster: str, change: Change) -> None:
-    name = f"{cluster}.{change.node}"
-    resource = {"prefect.resource.id": f"holdfast.node.{name}", "prefect.resource.name": name}
-    facts = {"cluster": cluster, "node": change.node, "before": change.before, "after": change.after, "because": change.because}
-    _sent(
-        emit_event(event=f"holdfast.node.{change.after}", resource=resource, payload={**facts, "kinds": [one.kind for one in change.new]})
-    )
 
 
 def _sent(_answer: object) -> None:

@@ -7,15 +7,14 @@ import logging
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.events import emit_event
 
 from detectors.trials import Mark
 from holdfast.log import note
 from holdfast.report.burn_ins import burn_ins_markdown, in_a_sentence
 from policies.burn_in import in_words, stays_out
-from policies.holds import NodeMove
 from policies.node_states import NodeState
 from tasks import repairs
+from tasks.events import emit_nodes
 
 log = logging.getLogger("holdfast.control")
 
@@ -67,21 +66,13 @@ def publish(cluster: str) -> str:
     for node, found in repair.outcomes.items():
         if found.mark is Mark.SKIPPED and states[node] is NodeState.QUARANTINED:
             note(log, "node.stays-out", level=logging.WARNING, node=node, why=stays_out(found, str(states[node])))
-    for node, move in repair.moves:
-        _emit(cluster, node, move)
+    emit_nodes(cluster, [(node, move, {"hold": move.hold}) for node, move in repair.moves])
     return words
 
 
 def artifact_key(cluster: str) -> str:
     """Return under which name the UI shows the newest table of *cluster*."""
     return f"{cluster}-burn-ins"
-
-
-def _emit(cluster: str, node: str, move: NodeMove) -> None:
-    name = f"{cluster}.{node}"
-    resource = {"prefect.resource.id": f"holdfast.node.{name}", "prefect.resource.name": name}
-    facts = {"cluster": cluster, "node": node, "before": str(move.before), "after": str(move.after), "because": move.because}
-    _sent(emit_event(event=f"holdfast.node.{move.after}", resource=resource, payload={**facts, "hold": move.hold}))
 
 
 def _sent(_answer: object) -> None:

@@ -630,40 +630,50 @@ def approve(number: int | None, refuse: bool, nodes: tuple[str, ...], because: s
 @app.group(
     cls=_Words,
     epilog=example(
-        "holdfast notify add ops --webhook https://ops.example.com/hook",
-        "holdfast notify add mail --apprise - < address",
+        "holdfast notify add ops https://ops.example.com/hook",
+        "holdfast notify add oncall - < address",
         "holdfast notify test ops",
     ),
 )
 def notify() -> None:
-    """Send messages to persons, one an incident.
+    """Send notifications to persons, one an incident.
 
-    They are sent by the Prefect server that PREFECT_API_URL names, whatever becomes of a flow.
+    They are sent by the Prefect server that PREFECT_API_URL names, whatever becomes of a controller.
     """
 
 
-@notify.command("add", epilog=example("holdfast notify add ops --webhook https://ops.example.com/hook"))
+@notify.command(
+    "add",
+    epilog=example("holdfast notify add ops https://ops.example.com/hook", "holdfast notify add team https://hooks.slack.com/services/..."),
+)
 @click.argument("name")
-@click.option("--webhook", metavar="URL", help="It is sent JSON; `-`: read the URL from standard input.")
-@click.option("--apprise", metavar="URL", help="Any address that apprise knows: mail, Slack, Teams, ...; `-`: read it from standard input.")
+@click.argument("address")
 @click.option("--all", "everything", is_flag=True, help="Also what needs nobody: recovered incidents, jobs that ended well.")
+@click.option(
+    "--no-controller-after",
+    "lost_after",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Alert when no heartbeat of a controller came for so long, 10 at least; 0: never. Default: 80, a minute without one.",
+)
 @as_json
-def add_address(name: str, webhook: str | None, apprise: str | None, everything: bool, as_json: bool) -> int:
-    """Send messages to an address called NAME.
+def add_address(name: str, address: str, everything: bool, lost_after: float | None, as_json: bool) -> int:
+    """Send notifications to ADDRESS, under a NAME.
 
-    By default those that need a person: an incident that lasts, a question, a failed job, a sick node.
+    ADDRESS is a web address that is sent JSON, that of Slack, Teams, Discord, PagerDuty, Opsgenie, Mattermost, Twilio or SendGrid, or
+    any that Apprise knows, such as mailto://. `-` reads it from standard input, as it may be a secret. Prefect keeps it in the block
+    type that matches. By default it gets what needs a person: an incident that lasts, a question, a failed job, a quarantined or sick
+    node, a job without a controller.
     """
     from holdfast.cli.notifying import add
 
-    if (webhook is None) == (apprise is None):
-        raise click.UsageError("Name one address: by --webhook or by --apprise.")
-    return add(name, webhook or apprise or "", kind="webhook" if webhook else "apprise", everything=everything, as_json=as_json)
+    return add(name, address, everything=everything, lost_after=lost_after, as_json=as_json)
 
 
 @notify.command("list", epilog=example("holdfast notify list"))
 @as_json
 def list_addresses(as_json: bool) -> int:
-    """List where messages go."""
+    """List where notifications go."""
     from holdfast.cli.notifying import addresses
 
     return addresses(as_json=as_json)
@@ -673,7 +683,7 @@ def list_addresses(as_json: bool) -> int:
 @click.argument("name")
 @as_json
 def test_address(name: str, as_json: bool) -> int:
-    """Send one message on its whole way; all addresses get it."""
+    """Have the server send one notification to NAME."""
     from holdfast.cli.notifying import test
 
     return test(name, as_json=as_json)

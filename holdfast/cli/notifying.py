@@ -1,9 +1,10 @@
-"""`holdfast notify`: where messages go. Prefect's server sends them; what talks to it is a process of its own, as Prefect takes seconds."""
+"""`holdfast notify`: where notifications go. Prefect's server sends them; what talks to it is its own process, as Prefect takes seconds."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,14 @@ import click
 
 from holdfast.cli.output import hint, say, say_json, say_rows
 from holdfast.errors import OperatorError
+from holdfast.prefect_events import LOST_SECONDS
 from holdfast.prefect_server import is_configured
+from holdfast.report.wording import duration
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+SHORTEST: Final = 10.0
+"""Seconds without a heartbeat after which Prefect can alert at the earliest."""
+NAME: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
 class NoServer(OperatorError):
@@ -23,7 +29,7 @@ class NoServer(OperatorError):
 
     def __str__(self) -> str:
         return (
-            "messages are sent by a Prefect server that stays, and none is configured. "
+            "notifications are sent by a Prefect server that stays, and none is configured. "
             "Start one (`prefect server start`) and set PREFECT_API_URL to its API."
         )
 
@@ -39,19 +45,25 @@ class NotDone(OperatorError):
         return self.why
 
 
-def add(name: str, address: str, *, kind: str, everything: bool, as_json: bool) -> int:
-    """Send messages to an address; `-`: it is read from standard input, as it may be a secret."""
-    url = sys.stdin.readline().strip() if address == "-" else address
-    if not url.partition("://")[0].isascii() or "://" not in url:
-        raise click.BadParameter("this is no address: it has no `://`.", param_hint=f"'--{kind}'")
-    if kind == "webhook" and url.partition("://")[0] not in {"http", "https"}:
-        raise click.BadParameter("a webhook begins with http:// or https://; `--apprise` takes others.", param_hint="'--webhook'")
-    done = _order(do="add", name=name, kind=kind, url=url, everything=everything)
+def add(name: str, address: str, *, everything: bool, lost_after: float | None, as_json: bool) -> int:
+    """Send notifications to an address; `-`: it is read from standard input, as it may be a secret."""
+    if NAME.fullmatch(name) is None or name.endswith("-controller"):
+        raise click.BadParameter("use letters, digits and dashes, not `-controller` at the end.", param_hint="'NAME'")
+    seconds = LOST_SECONDS if lost_after is None else lost_after
+    if 0 < seconds < SHORTEST:
+        raise click.BadParameter(f"0, or {SHORTEST:.0f} at least: Prefect watches no faster.", param_hint="'--no-controller-after'")
+    url = sys.stdin.readline().strip() if address == "-" else address.strip()
+    done = _order(do="add", name=name, url=url, everything=everything, lost_after=seconds)
     if as_json:
         say_json(done)
-    else:
-        say(f"{name}: {'all messages go' if everything else 'what needs a person goes'} there from now on.")
-        hint(f"`holdfast notify test {name}` sends one.")
+        return 0
+    say(f"{name}: {'all notifications go' if everything else 'what needs a person goes'} there from now on.")
+    if done["generic"]:
+        scheme = url.partition("://")[0]
+        hint(f"Prefect has no block type for {scheme}://, so a Slack Webhook block keeps the address: it passes any on to Apprise.")
+    if seconds:
+        hint(f"An alert is sent when a job has had no controller for {duration(seconds)}.")
+    hint(f"`holdfast notify test {name}` sends a test notification.")
     return 0
 
 
@@ -66,26 +78,35 @@ def remove(name: str, *, as_json: bool) -> int:
 
 
 def test(name: str, *, as_json: bool) -> int:
-    """Send one message."""
+    """Send one notification."""
     done = _order(do="test", name=name)
     if as_json:
         say_json(done)
     else:
-        say(f"A message is on its way to {', '.join(done['sent_to'])}.")
+        say(f"A test notification is on its way to {name}.")
     return 0
 
 
 def addresses(*, as_json: bool) -> int:
-    """List where messages go."""
+    """List where notifications go."""
     found = _order(do="list")
     if as_json:
         say_json(found)
     elif not found:
-        say("No messages go anywhere.")
-        hint("`holdfast notify add ops --webhook URL` changes that.")
+        say("No notifications go anywhere.")
+        hint("`holdfast notify add ops https://ops.example.com/hook` changes that.")
     else:
-        rows = [(one["name"], one["kind"], "all" if one["all"] else "attention", "yes" if one["enabled"] else "paused") for one in found]
-        say_rows(("NAME", "KIND", "MESSAGES", "SENT"), rows)
+        rows = [
+            (
+                one["name"],
+                one["block"],
+                "all" if one["all"] else "attention",
+                duration(one["lost_after"]) if one["lost_after"] else "never",
+                "yes" if one["enabled"] else "paused",
+            )
+            for one in found
+        ]
+        say_rows(("NAME", "BLOCK", "NOTIFICATIONS", "NO CONTROLLER", "SENT"), rows)
     return 0
 
 

@@ -30,6 +30,7 @@ from holdfast.control.hearing import Hearing
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
 from holdfast.control.move import MoveInWork
+from holdfast.control.news import nodes_of
 from holdfast.control.past import Past
 from holdfast.control.plan import roles_environment, seat_environment
 from holdfast.control.preflight import Preflight
@@ -345,6 +346,8 @@ class Run:
 
     def _tell_news(self) -> None:
         """Tell of what was found beside the flow's work."""
+        if self.incident is None or self.state is State.WAITING:
+            self.tell("nodes", nodes_of(self))
         for why, nodes in self.preflight.news(self.members).items():
             self.remark(f"{', '.join(nodes)}: {why}")
         for words in self.traffic.news():
@@ -415,7 +418,7 @@ class Run:
         self._rows[id(fault)] = fault, row
         if len(self._rows) > REMEMBERED:
             del self._rows[next(iter(self._rows))]
-        self.tell("fault", {"kind": fault.kind, "subject": fault.subject, "quote": fault.quote, "level": self.levels.of(fault)})
+        self.tell("fault", {"fault": row})
         return row
 
     def rows_of(self, faults: Iterable[Fault]) -> set[str]:

@@ -21,6 +21,7 @@ from holdfast.control.farewell import newest_on_disk, save_what_lives
 from holdfast.control.fleet import Fleet
 from holdfast.control.flow_run import FlowRun
 from holdfast.control.handover import Handover, heeding_the_signal
+from holdfast.control.news import began
 from holdfast.control.plan import how_to_run, log_directory
 from holdfast.control.requests import Requests
 from holdfast.control.run import Run
@@ -113,6 +114,7 @@ def _steered(wheel: Wheel, history: History, tell: Tell, handover: Handover, rea
         run.tell = tell
         runs.enter(run)
         try:
+            tell("began", began(run))
             with heeding_termination(run):
                 yield run
         except HandedOver as error:
@@ -175,6 +177,7 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handove
 
 def _let_go(run: Run) -> None:
     """End what has to end, and hand back the lease."""
+    run.tell("released", {"over": run.over})
     try:
         if run.handed_over and run.lost is None:
             run.remark(f"the flow on {this_host().partition('/')[0]} lets go of the job, which trains on: {run.handover.why}")

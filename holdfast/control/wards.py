@@ -299,6 +299,7 @@ class Wards:
         if isinstance(answer, Changed):
             for move in answer.moves:
                 self.remark(f"{one.node}: {move.before} -> {move.after}: {move.because}")
+                self.consent.tell("node-moved", {"node": one.node, "move": move, "hold": answer.hold})
         elif isinstance(answer, Stale):
             note(log, "node.accusation-stale", node=one.node, why=answer.why)
 

@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from holdfast.history.models import Decision, Fault, Incident, Phase, Verdict
+from holdfast.report import incident_words as words
 from holdfast.report import wording
+from holdfast.report.case import Case
 from holdfast.report.evidence import pieces
 from holdfast.report.phases import parts
 from holdfast.report.weighing import explanations
+
+NONE: Final[Mapping[str, str]] = MappingProxyType({})
+LABELS: Final = {"warm-up": "warm-up and compile"}
+"""Phases whose name in the history is not the one that readers know."""
+MEANINGS: Final = {
+    "detect": "from the fault until the controller knows of it",
+    "diagnose": "find the root cause and choose the action",
+    "isolate": "stop ranks, take unhealthy nodes out",
+    "failed attempt": "an action that did not bring the job back",
+    "wait": "wait for nodes or for an approval",
+    "reschedule": "place and start ranks, or promote hot spares",
+    "communication": "form the process groups",
+    "load": "load the state",
+    "warm-up": "compile and run the first step",
+    "rollback": "steps that are computed a second time",
+}
+"""Phase to what happens in it."""
+ACTS: Final = {
+    "drop": "nodes removed",
+    "add": "nodes added",
+    "need": "nodes needed",
+    "seats": "ranks replaced",
+    "vacate": "ranks left out",
+    "rotate": "ranks change nodes",
+    "before": "goes on from before step",
+    "skip": "batches left out, by step",
+}
+"""Field of a decision to what it says."""
 
 LONGEST: Final = 4000
 """Characters of one piece of evidence; the history has all of it."""
@@ -19,104 +51,170 @@ _SPECIAL: Final = re.compile(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)|^(?:[-+#=](?=[-+#=\
 _HTML: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
-def incident_markdown(
-    incident: Incident, faults: Sequence[Fault], decisions: Sequence[Decision], phases: Sequence[Phase], verdicts: Sequence[Verdict] = ()
-) -> str:
-    """Return what was seen, how it was explained, what was decided and why, and where the time went."""
+def incident_markdown(case: Case, job: str, *, quarantined: Mapping[str, str] = NONE, run_link: str = "", page_link: str = "") -> str:
+    """Return an incident of *job* for whoever is on call: what happened, what was done, what it cost, what to do, and the evidence.
+
+    *quarantined* are the nodes that it took out of service, and why; the links are those of the flow run and of the job page.
+    """
+    incident = case.incident
     blocks = [
-        f"# Incident {incident.number}: {_plain(incident.kind)}",
-        _summary(incident),
-        "## What was seen",
-        *(_seen(faults) if faults else ["No fault was recorded with it."]),
-        *_explained(verdicts),
-        "## What was decided",
-        *(_decided(decisions) if decisions else [_plain(incident.because) or "Nothing was decided yet."]),
+        f"# {plain(words.headline(case))}",
+        *_answers(case, job, quarantined),
+        _facts(incident),
         "## Where the time went",
-        _phase_table(phases) if phases else "No phase was recorded.",
-        f"Incident `{_code(incident.id)}`, happened {wording.moment(incident.fault_at)}, closed {wording.moment(incident.closed_at)}.",
+        *_time(case.phases),
+        *_inside(incident),
+        "## What was seen",
+        *(_seen(case.faults) if case.faults else ["No fault was recorded with it."]),
+        *_explained(case.verdicts, (incident.kind, incident.subject)),
+        "## What was decided",
+        *(_decided(case.decisions) if case.decisions else [plain(incident.because) or "Nothing was decided yet."]),
+        "---",
+        _links(incident, job, run_link, page_link),
     ]
     return "\n\n".join(blocks) + "\n"
 
 
-def _summary(incident: Incident) -> str:
-    """Return the incident's numbers as a table of two columns."""
+def _answers(case: Case, job: str, quarantined: Mapping[str, str]) -> Iterator[str]:
+    """Yield the four answers that somebody on call wants first."""
+    incident = case.incident
+    at = "" if incident.step_before is None else f", at step {wording.count(incident.step_before)}"
+    detected = wording.duration(max(0.0, incident.detected_at - incident.fault_at))
+    yield f"**What happened:** {plain(words.what(case))}{at}, {wording.moment(incident.fault_at)}. It was detected after {detected}."
+    yield f"**What was done:** {plain(words.done(case) or 'nothing yet')}."
+    if why := words.why_failed(case):
+        yield f"**Why no recovery was possible:** {plain(why)}."
+    yield f"**What it cost:** {plain(words.cost(case) or 'not known yet, recovery is under way')}."
+    yield f"**What to do:** {plain(words.to_do(case, job, quarantined))}."
+
+
+def _facts(incident: Incident) -> str:
+    """Return the incident's numbers as a table."""
     generation = f"{incident.generation_before} → {wording.count(incident.generation_after)}"
-    steps = f"had reached {wording.count(incident.step_before)}, resumed from {wording.count(incident.resumed_step)}"
+    steps = f"reached {wording.count(incident.step_before)}, resumed from {wording.count(incident.resumed_step)}"
     rows = [
-        ("Subject", _plain(incident.subject)),
-        ("Outcome", _plain(incident.outcome or ("open" if incident.closed_at is None else "closed"))),
-        ("Recovery", _plain(incident.rung or wording.NOTHING)),
-        ("Detected in", wording.duration(max(0.0, incident.detected_at - incident.fault_at))),
+        ("Fault kind", plain(incident.kind)),
+        ("Target", plain(incident.subject)),
+        ("Recovery action", plain(incident.rung or wording.NOTHING)),
+        ("Outcome", plain(incident.outcome or ("open" if incident.closed_at is None else "closed"))),
         ("Downtime", wording.duration(incident.downtime_s)),
-        ("Steps lost", wording.count(incident.steps_lost)),
         ("Steps", steps),
+        ("Steps lost", wording.count(incident.steps_lost)),
         ("Generation", generation),
-        *(
-            ("Take-over" if "rebuilt" in (incident.facts or {}) else "State", _plain(sentence))
-            for sentence in wording.taken_over(incident.facts)
-        ),
+        ("Closed", wording.moment(incident.closed_at)),
     ]
-    return _table(("", ""), rows)
+    return table(("Fact", "Value"), rows)
+
+
+def _time(phases: Sequence[Phase]) -> Iterator[str]:
+    """Yield the phases with what happens in each, their times and shares, and their sum."""
+    if not phases:
+        yield "No phase was recorded."
+        return
+    found = parts(phases)
+    rows = [
+        (
+            plain(LABELS.get(part.label, part.label)) + (f" ({part.kind.term})" if part.kind.term else ""),
+            wording.duration(part.seconds),
+            wording.share(part.share),
+            MEANINGS.get(part.kind.name, part.kind.meaning),
+        )
+        for part in found
+    ]
+    rows.append(("**total (T)**", f"**{wording.duration(sum(part.seconds for part in found))}**", "", ""))
+    yield table(("Phase", "Time", "Share", "What happens in it"), rows, right=(1, 2))
+    yield (
+        "T0 is rollback, T1 reschedule, T2 communication, T3 load, T4 warm-up and compile. Training stands still in all phases but "
+        "rollback, which is work done a second time."
+    )
+
+
+def _inside(incident: Incident) -> Iterator[str]:
+    """Yield what the recovery did inside the workers, where that is known."""
+    sentences = wording.taken_over(incident.facts)
+    if sentences:
+        yield "## What the recovery did"
+        yield "\n".join(f"- {plain(sentence)}" for sentence in sentences)
 
 
 def _seen(faults: Sequence[Fault]) -> Iterator[str]:
-    """Yield the faults, the root first, each with its evidence."""
-    for fault in sorted(faults, key=lambda fault: not fault.root):
+    """Yield the root cause with its evidence, then the secondary failures, a line each."""
+    ordered = sorted(faults, key=lambda fault: not fault.root)
+    roots, others = [one for one in ordered if one.root] or ordered[:1], [one for one in ordered if not one.root]
+    for fault in roots:
         step = "" if fault.step is None else f", step {wording.count(fault.step)}"
-        root = "**root** · " if fault.root else ""
-        yield f"### {_plain(fault.kind)} on {_plain(fault.subject)}"
-        against = "" if fault.blame in {"", "none"} else f" · speaks against {_plain(fault.blame)}"
-        yield f"{root}level {_plain(fault.level)}{against} · generation {fault.generation}{step}"
+        yield f"### {plain(fault.kind)} on {plain(fault.subject)}"
+        against = "" if fault.blame in {"", "none"} else f", attributed to {plain(fault.blame)}"
+        root = "root cause, " if fault.root else ""
+        yield f"{root}asks for {plain(fault.level)}{against}, generation {fault.generation}{step}"
         found = list(pieces(fault.evidence, longest=LONGEST))
-        short = [f"- {_plain(piece.name)}: {_plain(piece.text)}" for piece in found if not piece.block]
+        short = [f"- {plain(piece.name)}: {plain(piece.text)}" for piece in found if not piece.block]
         if short:
             yield "\n".join(short)
         for piece in found:
             if piece.block:
-                yield f"{_plain(piece.name)}:"
+                yield f"{plain(piece.name)}:"
                 yield _fenced(piece.text)
+    others = [one for one in others if one not in roots]
+    if others:
+        lines = [
+            f"{wording.visible(one.kind)} on {wording.visible(one.subject)}: {words.brief(str(one.evidence.get('quote') or ''))}"
+            for one in others
+        ]
+        yield _folded(f"{wording.plural(len(others), 'secondary failure')}", lines)
 
 
-def _explained(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yield the explanations that were weighed, each with its evidence."""
+def _explained(verdicts: Sequence[Verdict], root: tuple[str, str]) -> Iterator[str]:
+    """Yield the hypotheses that were weighed: the likeliest with its evidence, the others folded; nothing where *root* was the only one."""
     found = list(explanations(verdicts))
     if not found:
         return
+    first, *others = found
+    if not others and not first.unexplained and (first.kind, first.subject) == root:
+        return
     yield "## How it was explained"
-    for one in found:
-        yield f"**{wording.share(one.weight)}** {_plain(one.kind)} of {_plain(one.subject)}"
-        lines = [f"- {wording.moment(at)}, {_plain(source)}: {_plain(quote)}" for at, source, quote in one.evidence]
-        lines += [f"- explains {_plain(one.explains)}"] if one.explains else []
-        lines += [f"- leaves unexplained {_plain(one.unexplained)}"] if one.unexplained else []
+    yield f"**{wording.share(first.weight)}** {plain(first.kind)} of {plain(first.subject)}"
+    lines = [f"- {wording.moment(at)}, {plain(source)}: {plain(quote)}" for at, source, quote in first.evidence]
+    lines += [f"- explains {plain(first.explains)}"] if first.explains else []
+    lines += [f"- leaves unexplained {plain(first.unexplained)}"] if first.unexplained else []
+    if lines:
         yield "\n".join(lines)
+    if others:
+        summary = f"{wording.plural(len(others), 'other hypothesis', 'other hypotheses')}"
+        yield _folded(summary, [f"{wording.share(one.weight)} {one.kind} of {one.subject}" for one in others])
 
 
 def _decided(decisions: Sequence[Decision]) -> Iterator[str]:
-    """Yield the decisions in order, each with its `because`."""
+    """Yield the decisions in order, each with its reason; what was considered before is folded."""
     for decision in decisions:
-        yield f"**{_plain(decision.rung)}** by {_plain(decision.rule)}"
-        yield f"> because {_plain(decision.because)}"
-        short = [f"- {_plain(piece.name)}: {_plain(piece.text)}" for piece in pieces(wording.act(decision.act), longest=LONGEST)]
-        passed = [f"- passed over {_plain(rule)}: {_plain(str(why))}" for rule, why in decision.passed_over.items()]
-        if short or passed:
-            yield "\n".join(short + passed)
+        yield f"**{plain(decision.rung)}**: {plain(decision.because)}"
+        act = {ACTS.get(name, name): value for name, value in wording.act(decision.act).items()}
+        short = [f"- {plain(piece.name)}: {plain(piece.text)}" for piece in pieces(act, longest=LONGEST)]
+        if short:
+            yield "\n".join(short)
+        if decision.passed_over:
+            passed = [f"{words.rule_in_words(rule)}: no, {reason}" for rule, reason in decision.passed_over.items()]
+            yield _folded("What the policy considered first, and why not", passed)
 
 
-def _phase_table(phases: Sequence[Phase]) -> str:
-    """Return the phases with their terms, seconds and shares, and their sum."""
-    found = parts(phases)
-    rows = [(_plain(part.label), part.kind.term, f"{part.seconds:.3f}", wording.share(part.share)) for part in found]
-    rows.append(("**all**", "**T**", f"**{sum(part.seconds for part in found):.3f}**", ""))
-    return _table(("Phase", "Term", "Seconds", "Share"), rows, right=(2, 3))
+def _links(incident: Incident, job: str, run_link: str, page_link: str) -> str:
+    links = [f"[{name}]({link})" for name, link in (("Flow run", run_link), ("Job page", page_link)) if link]
+    return " · ".join([*links, f"`holdfast show {incident.number} --job {_code(job)}`", f"incident `{_code(incident.id)}`"])
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+def _folded(summary: str, lines: Sequence[str]) -> str:
+    """Return a list that a reader opens with a click. It is HTML on one line: the Prefect UI renders nothing else folded."""
+    items = "".join(f"<li>{html.escape(' '.join(wording.visible(line).split()))}</li>" for line in lines)
+    return f"<details><summary>{html.escape(summary)}</summary><ul>{items}</ul></details>"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     """Return a Markdown table; the columns *right* are aligned to the right."""
     rule = ["---:" if column in right else ":---" for column in range(len(head))]
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return *text* on one line so that Markdown and HTML show it as it is."""
     line = " ".join(wording.visible(text).split())
     return _SPECIAL.sub(r"\\\g<0>", line).translate(_HTML)

@@ -14,9 +14,10 @@ import detectors.catalogue
 import detectors.whole  # enters every kind into the catalogue
 from holdfast.history.models import Checkpoint, Fault, Generation, NodeMove
 from holdfast.report import evidence, facts, loss, memory, phases, recoveries, timeline, weighing, wording
+from holdfast.report.case import Case
 from holdfast.report.ink import Box, pens
 from holdfast.report.notes import collapsed
-from holdfast.report.story import Case, Story
+from holdfast.report.story import Story
 from holdfast.report.surroundings import surroundings
 
 MOST_INCIDENTS: Final = 80

@@ -16,21 +16,19 @@ from holdfast.history import queries
 from holdfast.history.lease import flow_run_url
 from holdfast.history.models import (
     Checkpoint,
-    Decision,
     Fault,
     Generation,
     Incident,
     Job,
     Move,
     NodeMove,
-    Phase,
     Remark,
     Snapshots,
     Step,
-    Verdict,
 )
 from holdfast.history.queries import TERMINAL, Losses
 from holdfast.history.store import History
+from holdfast.report.case import Case
 from holdfast.report.thinning import Floats, Places
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -74,17 +72,6 @@ class Steps:
     def with_loss(self) -> bool:
         """Say whether there is any finite loss."""
         return bool(np.isfinite(self.loss).any())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One incident with everything that hangs on it."""
-
-    incident: Incident
-    faults: Sequence[Fault]
-    decisions: Sequence[Decision]
-    phases: Sequence[Phase]
-    verdicts: Sequence[Verdict] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,20 @@ def duration(seconds: float | None) -> str:
     return f"{whole // _DAY} d {whole % _DAY // _HOUR:02d} h"
 
 
+def about(seconds: float) -> str:
+    """Say how long *seconds* are as one says what is only estimated: ``10 min``, ``2 h 10 min``, ``3 d 4 h``."""
+    if not math.isfinite(seconds) or seconds < _MINUTE:
+        return f"{max(0, round(seconds))} s" if math.isfinite(seconds) else NOTHING
+    minutes = round(seconds / _MINUTE)
+    if minutes < _HOUR // _MINUTE:
+        return f"{minutes} min"
+    if seconds < _DAY:
+        hours, rest = divmod(round(minutes / 10) * 10, 60)
+        return f"{hours} h {rest} min" if rest else f"{hours} h"
+    days, hours = divmod(round(seconds / _HOUR), 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
 def _short(seconds: float) -> str:
     for limit, factor, unit, digits in ((0.0095, 1000, "ms", 1), (0.9995, 1000, "ms", 0), (9.995, 1, "s", 2)):
         if seconds < limit:
@@ -180,7 +194,7 @@ def taken_over(facts: Mapping[str, Any] | None) -> list[str]:
     said = [f"{plural(facts.get('rebuilt') or 0, 'group')} built anew, {facts.get('kept') or 0} kept"]
     if facts.get("bytes"):
         speed = f" at {size(round(facts['bandwidth']))}/s" if facts.get("bandwidth") else ""
-        over = "" if facts.get("source") == "memory" else f", over {_all(facts['interfaces'])}"
+        over = "" if facts.get("source") == "memory" or not facts.get("interfaces") else f", over {_all(facts['interfaces'])}"
         said.append(f"{size(facts['bytes'])} of state taken from {_source(facts)}{speed}{over}")
     elif facts.get("source") == "checkpoint":
         said.append("no living rank held the state: all went on from a checkpoint")

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
+from tasks.addresses import BadAddress, block_of, is_generic
 from tests.cli.conftest import Command
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Apprise imports the libraries of all services that are there
+TEAMS = f"https://prod-1.westus.logic.azure.com:443/workflows/{'6' * 32}/triggers/manual/paths/invoke?sig={'K' * 43}"
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("add", "ops"), "Name one address"),
-        (("add", "ops", "--webhook", "http://a", "--apprise", "mailto://a"), "Name one address"),
-        (("add", "ops", "--webhook", "example.com"), "it has no `://`"),
-        (("add", "ops", "--webhook", "mailto://a"), "`--apprise` takes others"),
-        (("add", "ops", "--webhook", "http://a"), "set PREFECT_API_URL"),
+        (("add", "ops"), "Missing argument 'ADDRESS'"),
+        (("add", "Ops Team", "http://a"), "use letters, digits and dashes"),
+        (("add", "ops", "http://a", "--no-controller-after", "5"), "0, or 10 at least"),
+        (("add", "ops", "http://a"), "set PREFECT_API_URL"),
         (("list",), "set PREFECT_API_URL"),
         (("test", "ops"), "set PREFECT_API_URL"),
     ],
@@ -35,3 +41,56 @@ def test_a_server_that_is_away_is_named(here: Command, monkeypatch: pytest.Monke
     refused = here("notify", "list")
     assert refused.returncode == 2
     assert "Look at PREFECT_API_URL" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("ops.example.com", "it does not begin with a scheme"),
+        ("https://", "it is empty behind the scheme"),
+        ("https://ops.example.com:99999/", "Port out of range"),
+        ("https:///hook", "it names no host"),
+        ("https://ops example.com/", "it contains spaces"),
+        ("nonsense://x", "nothing is known about nonsense://"),
+        ("slack://bad", "slack:// needs other parts than these"),
+        ("workflows://host/id/sig", "Teams takes the https:// address"),
+    ],
+)
+def test_an_address_that_nothing_can_be_sent_to_is_refused_before_it_is_kept(address: str, why: str) -> None:
+    """With the reason, and examples."""
+    with pytest.raises(BadAddress, match=re.escape(why)):
+        block_of(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "block_type", "generic"),
+    [
+        ("https://ops.example.com/hook", "webhook", False),
+        ("https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ", "slack-webhook", False),
+        (f"https://discord.com/api/webhooks/123456789012345678/{'a' * 36}", "discord-webhook", False),
+        (
+            f"https://prod-1.westus.logic.azure.com:443/workflows/{'6' * 32}/triggers/manual/paths/invoke?sig={'K' * 43}",
+            "ms-teams-webhook",
+            False,
+        ),
+        (f"pagerduty://{'A' * 20}@{'B' * 20}", "pager-duty-webhook", False),
+        ("opsgenie://aaaaaaaa-bbbb-cccc-dddd-ffffffffffff/@me/#ops", "opsgenie-webhook", False),
+        ("mmosts://chat.example.com:8443/abcdefghijklmn?channels=ops", "mattermost-webhook", False),
+        (f"twilio://AC{'a' * 32}:{'b' * 32}@+18005551234/+18005551235", "twilio-sms", False),
+        ("sendgrid://SG.abcdef:me@example.com/you@example.com", "sendgrid-email", False),
+        ("mailto://user:password@example.com?to=a@example.com", "slack-webhook", True),
+    ],
+)
+def test_an_address_is_kept_in_the_block_type_that_matches(address: str, block_type: str, generic: bool) -> None:  # noqa: FBT001 (a table)
+    """What Prefect has no block type for is kept in the one that passes any address on to Apprise, and said to be."""
+    block = block_of(address)
+    assert block.get_block_type_slug() == block_type
+    assert is_generic(block, address) is generic
+
+
+def test_what_an_address_says_beside_its_secret_is_kept_too() -> None:
+    """Channels, targets, port and so on."""
+    mattermost: Any = block_of("mmosts://chat.example.com:8443/abcdefghijklmn?channels=ops")
+    assert (mattermost.hostname, mattermost.port, mattermost.secure, mattermost.channels) == ("chat.example.com", 8443, True, ["ops"])
+    opsgenie: Any = block_of("opsgenie://aaaaaaaa-bbbb-cccc-dddd-ffffffffffff/@me/#ops")
+    assert (opsgenie.target_user, opsgenie.target_team) == (["me"], ["ops"])

@@ -9,24 +9,35 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from holdfast.history import queries
+from holdfast.prefect_events import HEARTBEAT
 from tests.integration.conftest import PrefectServer
-from tests.integration.stage import Stage
+from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
+PATIENCE = 100.0
+"""Seconds: a Prefect server on SQLite may wait a whole minute for its own database."""
 TWO = {"wanted": 2, "ranks": 1, "spare": 1}
 
 
 def asked(server: PrefectServer, path: str, **body: Any) -> Any:
     """Return the API's answer to a POST."""
+    return json.loads(posted(server, path, body))
+
+
+def posted(server: PrefectServer, path: str, body: Any) -> bytes:
+    """Post *body*; return what comes back."""
     request = urllib.request.Request(  # noqa: S310 (our own http address)
         f"{server.url}/{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 (our own http address)
-        return json.load(answer)
+        return bytes(answer.read())
 
 
 class Mailbox(http.server.ThreadingHTTPServer):
@@ -52,13 +63,20 @@ class Mailbox(http.server.ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/hook"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
+def heartbeats(stage: Stage) -> None:
+    """Have heartbeats come often enough for an alert after ten seconds without one."""
+    stage.environment["HOLDFAST_CONTROLLER_HEARTBEAT"] = "2"
+
+
+@pytest.fixture(scope="module")
 def mailbox(prefect_server: PrefectServer) -> Iterator[Mailbox]:
-    """Have all messages sent to a mailbox while the test lasts."""
+    """Have all notifications sent to a mailbox while the tests of this file last."""
     with Mailbox() as box:
         threading.Thread(target=box.serve_forever, daemon=True).start()
-        notify(prefect_server, "add", "box", "--webhook", "-", "--all", stdin=box.address)
+        notify(prefect_server, "add", "box", "-", "--all", "--no-controller-after", "10", stdin=box.address)
         yield box
+        notify(prefect_server, "remove", "box")
         box.shutdown()
 
 
@@ -70,8 +88,39 @@ def notify(server: PrefectServer, *words: str, stdin: str = "") -> str:
     return done.stdout
 
 
-def test_a_run_shows_its_name_progress_incidents_and_events(stage: Stage, prefect_server: PrefectServer, mailbox: Mailbox) -> None:
-    """The flow run is named for the job; each incident is a page of its own; each is one message to whoever asked for them."""
+def mail(box: Mailbox, job: str) -> list[dict[str, Any]]:
+    """Return what was sent about *job*."""
+    return [one["payload"] for one in box.mail if one["resource"] == f"holdfast.job.{job}"]
+
+
+def events(server: PrefectServer, job: str) -> list[dict[str, Any]]:
+    """Return the events of *job* that the server has, the oldest first."""
+    wanted = {"event": {"prefix": ["holdfast."]}, "resource": {"id": [f"holdfast.job.{job}"]}}
+    return list(reversed(asked(server, "events/filter", filter=wanted, limit=50)["events"]))
+
+
+def artifact(server: PrefectServer, key: str) -> dict[str, Any]:
+    """Return the only version of an artifact."""
+    (found,) = asked(server, "artifacts/filter", artifacts={"key": {"any_": [key]}})
+    return dict(found)
+
+
+def each_once(server: PrefectServer, job: str) -> list[dict[str, Any]]:
+    """Wait until the server has the events of a job with one incident, and see that it has none twice; return them."""
+    names = {"job.launching", "fault.seen", "incident.opened", "incident.recovered", "job.completed"}
+    whole = {f"holdfast.{name}" for name in names}
+    wait_until(lambda: whole <= {one["event"] for one in events(server, job)}, seconds=PATIENCE, explain=lambda: str(events(server, job)))
+    found = [one for one in events(server, job) if one["event"] in whole]
+    faults = [(one["payload"]["kind"], one["payload"]["target"]) for one in found if one["event"] == "holdfast.fault.seen"]
+    assert ("worker-sigkill", "rank 1 on node-1") in faults
+    assert len(faults) == len(set(faults)), "the same fault is sent once"
+    rest = [one["event"] for one in found if one["event"] != "holdfast.fault.seen"]
+    assert sorted(rest) == sorted(whole - {"holdfast.fault.seen"}), "each once"
+    return found
+
+
+def test_a_run_shows_its_name_page_incidents_and_events(stage: Stage, prefect_server: PrefectServer, mailbox: Mailbox) -> None:
+    """The flow run is named for the job; it has a page, and so has each incident; each is one notification, no event is twice."""
     play = stage.play("shown", args=["--steps", "120"], nodes=TWO)
     play.chaos.at_step(10, lambda: play.chaos.kill(1))
     assert play.ends() == 0, play.log()
@@ -80,35 +129,121 @@ def test_a_run_shows_its_name_progress_incidents_and_events(stage: Stage, prefec
     (run,) = asked(prefect_server, "flow_runs/filter", flow_runs=by_name)
     assert run["state_type"] == "COMPLETED"
     assert run["state"]["message"] == "all 2 rank(s) ended with status 0"
-    tasks = {one["name"] for one in asked(prefect_server, "task_runs/filter", flow_runs=by_name)}
-    assert {"launch shown", "monitor shown", "detect shown", "isolate shown", "reschedule shown", "resume shown"} <= tasks
+    link = f"{prefect_server.url.removesuffix('/api')}/runs/flow-run/{run['id']}"
 
-    (page,) = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["shown-incident-1"]}})
+    incident = artifact(prefect_server, "shown-incident-1")
+    assert incident["flow_run_id"] == run["id"]
+    assert incident["description"].startswith("Incident 1: rank 1 on node-1 killed (SIGKILL), recovered in ")
+    for words in ("worker-sigkill", "restart-in-place", "restart 1 of 3 within 3600 s", "reschedule (T1)", link):
+        assert words in incident["data"]
+    progress = artifact(prefect_server, "shown-progress")
+    assert (progress["flow_run_id"], progress["data"]) == (run["id"], 100.0)
+    assert "step 120 of 120, loss 0.00833" in progress["description"]
+    page = artifact(prefect_server, "shown")
     assert page["flow_run_id"] == run["id"]
-    for words in ("worker-sigkill", "restart-in-place", "restart 1 of 3 within 3600 s", "reschedule", "T1"):
+    for words in (
+        "# shown: COMPLETED",
+        "nothing to do",
+        f"/artifacts/artifact/{incident['id']}",
+        "all workers were restarted",
+        "rank 1",
+        link,
+    ):
         assert words in page["data"]
 
-    (progress,) = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["shown-progress"]}})
-    assert progress["flow_run_id"] == run["id"]
-    assert progress["data"] == 100.0
-    assert "step 120 of 120, loss 0.0083" in progress["description"]
+    found = each_once(prefect_server, "shown")
+    roles = {one["event"]: {of["prefect.resource.role"]: of["prefect.resource.id"] for of in one["related"]} for one in found}
+    about = {"flow-run": f"prefect.flow-run.{run['id']}", "cluster": "holdfast.cluster.stage"}
+    assert about.items() <= roles["holdfast.job.completed"].items()
+    more = {"incident": "holdfast.incident.shown.1", "node": "holdfast.node.stage.node-1"}
+    assert (about | more).items() <= roles["holdfast.incident.recovered"].items()
 
-    def events() -> set[str]:
-        found = asked(prefect_server, "events/filter", filter={"event": {"prefix": ["holdfast."]}}, limit=50)
-        return {one["event"] for one in found["events"] if one["resource"]["prefect.resource.id"] == "holdfast.job.shown"}
+    wait_until(lambda: len(mail(mailbox, "shown")) >= 2, seconds=PATIENCE, explain=lambda: str(mailbox.mail))
+    over, ended = sorted(mail(mailbox, "shown"), key=lambda one: one["state"], reverse=True)
+    (row,) = play.incidents()
+    assert (over["id"], over["state"], over["level"], over["nodes"]) == (f"incident {row.id}", "over", "info", ["node-1"])
+    assert over["subject"].startswith("[stage/shown] incident 1: rank 1 on node-1 killed (SIGKILL), recovered in ")
+    assert (over["cluster"], over["link"], bool(over["host"])) == ("stage", link, True)
+    assert (ended["state"], ended["subject"]) == ("ended", "[stage/shown] completed")
+    listed = notify(prefect_server, "list")
+    assert "box   Webhook  all            10.0 s         yes" in listed
 
-    wanted = {"holdfast.fault.seen", "holdfast.incident.recovered", "holdfast.recovery.done", "holdfast.job.completed"}
-    wait_until(lambda: wanted <= events(), seconds=60, explain=lambda: str(events()))
 
-    def mail() -> list[dict[str, Any]]:
-        return [one["payload"] for one in mailbox.mail if one["resource"] == "holdfast.job.shown"]
+ECC = "if rank == 1 and generation == 1 and step == 5: raise RuntimeError('CUDA error: uncorrectable ECC error encountered')"
+WRONG = "if rank == 0 and step == 8: raise ValueError('sizes do not fit in /a/very/long/path/to/model.py:12')"
 
-    wait_until(lambda: len(mail()) >= 2, seconds=30, explain=lambda: str(mailbox.mail))
-    over, ended = sorted(mail(), key=lambda one: one["state"], reverse=True)
-    (incident,) = play.incidents()
-    assert (over["id"], over["state"], over["attention"]) == (f"incident {incident.id}", "over", False)
-    assert "incident 1, worker-sigkill of rank 1" in over["subject"]
-    assert "restart-in-place: training again after" in over["text"]
-    assert (ended["state"], ended["subject"]) == ("ended", "[shown] completed")
-    assert "box   webhook  all       yes" in notify(prefect_server, "list")
-    assert "nothing goes there any more" in notify(prefect_server, "remove", "box")
+
+def test_a_quarantine_needs_a_person_and_a_failed_job_is_one_notification(
+    stage: Stage, prefect_server: PrefectServer, mailbox: Mailbox
+) -> None:
+    """The quarantine comes with its incident, and is an event of the node; the failure of the job with the incident that it is of."""
+    stage.count = 4
+    play = stage.play("ecc", args=["--steps", "10", "--each", ECC], nodes={"wanted": 2, "ranks": 1, "spare": 1})
+    assert play.ends() == 0, play.log()
+    wait_until(lambda: len(mail(mailbox, "ecc")) >= 2, seconds=PATIENCE, explain=lambda: str(mailbox.mail))
+    incident = next(one for one in mail(mailbox, "ecc") if one["state"] == "over")
+    assert incident["level"] == "attention"
+    assert incident["subject"].endswith("; node-1 quarantined")
+    assert "node-1 is quarantined: cuda-uncorrectable-ecc" in incident["text"]
+    assert "node-1 is quarantined" in artifact(prefect_server, "ecc-incident-1")["data"]
+    of_node = {"event": {"name": ["holdfast.node.quarantined"]}, "resource": {"id": ["holdfast.node.stage.node-1"]}}
+    wait_until(lambda: asked(prefect_server, "events/filter", filter=of_node, limit=5)["events"], seconds=PATIENCE)
+    (moved,) = asked(prefect_server, "events/filter", filter=of_node, limit=5)["events"]
+    assert "holdfast.job.ecc" in {one["prefect.resource.id"] for one in moved["related"]}
+
+    play = stage.play("wrong", args=["--steps", "10", "--each", WRONG], nodes={"wanted": 2, "ranks": 1})
+    assert play.ends() == 1, play.log()
+    wait_until(
+        lambda: [one for one in mail(mailbox, "wrong") if one["state"] == "ended"], seconds=PATIENCE, explain=lambda: str(mailbox.mail)
+    )
+    (failed,) = [one for one in mail(mailbox, "wrong") if one["level"] == "attention"]
+    assert failed["subject"].startswith("[stage/wrong] job failed: rank 0 on node-")
+    assert "model.py:12" in failed["text"]
+    assert "/a/very/long/path" not in failed["text"] + failed["subject"]
+
+
+def test_a_job_without_a_controller_is_an_alert_that_the_next_controller_withdraws(
+    stage: Stage, prefect_server: PrefectServer, mailbox: Mailbox
+) -> None:
+    """The server sends it when the flow is killed, each time; not when another flow takes over in time, and not of a job that has ended."""
+
+    def told() -> list[str]:
+        return [one["level"] for one in mail(mailbox, "lost") if one["id"] == "controller stage/lost"]
+
+    def tells(*levels: str) -> None:
+        wait_until(lambda: told() == [*levels], seconds=PATIENCE, explain=lambda: f"{told()}\n{mailbox.mail}\n{play.log()}")
+
+    play = stage.play("lost", args=["--steps", "100000"], nodes={"wanted": 2, "ranks": 1})
+    play.steps_to(3)
+    play.dies()
+    play = stage.again("lost", play.spec)
+    adopts(play, 1)
+    workers = play.pids()
+    play.dies()
+    tells("attention")  # one: of the second flow, as the first one's would have come before
+    alert = next(one for one in mail(mailbox, "lost") if one["level"] == "attention")
+    assert alert["subject"].startswith("[stage/lost] no controller since ")
+    for words in ("Training continues", "nobody would answer the next fault", "`holdfast run lost.yaml`", "Retry"):
+        assert words in alert["text"]
+    play = stage.again("lost", play.spec)
+    tells("attention", "resolved")
+    play.dies()
+    tells("attention", "resolved", "attention")
+    play = stage.again("lost", play.spec)
+    tells("attention", "resolved", "attention", "resolved")
+    assert play.pids() == workers, "it has trained on all the time"
+    play.stops()
+    alone = {"id": str(uuid4()), "event": HEARTBEAT, "occurred": datetime.now(UTC).isoformat(), "payload": {"alert": {"id": "alone"}}}
+    posted(prefect_server, "events", [{**alone, "resource": {"prefect.resource.id": "holdfast.job.alone"}}])
+    wait_until(lambda: mail(mailbox, "alone"), seconds=PATIENCE, explain=lambda: str(mailbox.mail))
+    assert told() == ["attention", "resolved", "attention", "resolved"], "nothing comes of a job that ended before this heartbeat"
+
+
+def adopts(play: Play, number: int) -> None:
+    """Wait until so many flows have reattached the job, and trained with it."""
+    wait_until(
+        lambda: [one.text for one in queries.remarks(play.stage.history, play.job.id) if "adopted the job" in one.text][number - 1 :],
+        seconds=PATIENCE,
+        explain=play.log,
+    )
+    play.steps_to(play.chaos.step() + 3)

@@ -21,8 +21,9 @@ from holdfast.history import queries
 from holdfast.history.models import Fault, Incident, Job, Move, Remark, Verdict
 from holdfast.history.store import History
 from holdfast.report import wording, write_report
+from holdfast.report.case import Case
 from holdfast.report.page import page
-from holdfast.report.story import Case, Steps, Story, gather
+from holdfast.report.story import Steps, Story, gather
 from tests.report import filled, odd
 from tests.report.parsed import Element, Page
 

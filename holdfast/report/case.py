@@ -1,0 +1,27 @@
+"""One incident with everything that the history keeps of it. Standard library and the history's models only: flows import it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from holdfast.history import History, queries
+from holdfast.history.models import Decision, Fault, Incident, Phase, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One incident with everything that hangs on it."""
+
+    incident: Incident
+    faults: Sequence[Fault]
+    decisions: Sequence[Decision]
+    phases: Sequence[Phase]
+    verdicts: Sequence[Verdict] = ()
+
+
+def newest_cases(history: History, job_id: str, most: int) -> Iterator[Case]:
+    """Yield the newest incidents of a job, oldest first, with faults and decisions only."""
+    for one in queries.incidents(history, job_id)[-most:]:
+        faults, decisions = queries.faults(history, incident_id=one.id), queries.decisions(history, incident_id=one.id)
+        yield Case(incident=one, faults=faults, decisions=decisions, phases=[])

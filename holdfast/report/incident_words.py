@@ -1,0 +1,266 @@
+"""An incident in plain words: what happened, what was done, what it cost, and what a person should do.
+
+The same words on the incident page, the job page, in notifications and in the log of the flow run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from detectors.catalogue import CATALOGUE, Level
+from holdfast.history.models import Decision
+from holdfast.report import wording
+from holdfast.report.case import Case
+from policies.case import Rung
+
+NOTHING_TO_DO: Final = "nothing to do"
+MOST_QUOTED: Final = 160
+"""Characters of a quote in a sentence."""
+_PATH: Final = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\"(),]+/)+(?=[^\s/:'\"(),])")
+_SIGNAL: Final = re.compile(r"worker-(sig[a-z0-9]+)")
+
+HAPPENED: Final[Mapping[str, str]] = {
+    "worker-sigkill": "was killed (SIGKILL)",
+    "worker-oom-killed": "was killed by the kernel: out of memory",
+    "worker-exit-code": "exited with an error status",
+    "worker-exit-early": "exited before its steps were done",
+    "worker-exception": "raised an exception",
+    "worker-peer-lost": "failed because another rank went away",
+    "worker-gpu-out-of-memory": "ran out of GPU memory",
+    "worker-disk-full": "failed: no space left on a disk",
+    "worker-storage-failed": "failed: a storage error",
+    "worker-service-unreachable": "failed: a service that the script uses did not answer",
+    "worker-stopped": "was stopped by a signal",
+    "worker-start-failed": "could not start its workers",
+    "worker-command-not-runnable": "could not run the workers' command",
+    "rank-silent": "made no progress while other ranks did",
+    "job-hang": "hung: no rank made progress",
+    "job-never-stepped": "never reached its first step",
+    "job-output-silent": "printed nothing for too long",
+    "collective-stuck": "hung in a collective",
+    "agent-lost": "lost its agent; the node still answers",
+    "node-lost": "is unreachable",
+    "node-unknown": "lost its agent, and the node could not be checked",
+    "node-leaving": "is about to be taken away",
+    "node-severed": "is cut off from the other nodes",
+    "loss-not-finite": "had a loss that is not finite",
+    "loss-lost": "had a loss that stayed not finite",
+}
+"""Fault kind to what happened to its target; other kinds have the title of the catalogue."""
+
+QUOTED: Final = frozenset({"worker-exception", "worker-start-failed", "worker-command-not-runnable"})
+"""Kinds that say little without the words of the error."""
+
+RULES: Final[Mapping[str, str]] = {
+    "StopForUserError": "fail the job because the script is at fault",
+    "StopWhenFruitless": "fail the job after recoveries without a new step",
+    "StopWhenSpent": "fail the job after too many recoveries",
+    "ExcuseWhenCommon": "blame no node, because many nodes have the fault",
+    "LeaveWhenFrequent": "leave the node, because it had this fault often",
+    "LeaveWhenFlapping": "leave the node, because the fault comes and goes",
+    "GoBack": "go back to an earlier checkpoint",
+    "RetryStep": "retry the step",
+    "TakeOver": "replace the lost ranks and keep the others running",
+    "Narrow": "go on with fewer copies of the model",
+    "RestartInPlace": "restart the workers on the same nodes",
+    "ReplaceBySpare": "replace the node with a spare",
+    "Shrink": "restart on fewer nodes",
+    "AskAPerson": "ask a person for approval",
+    "WaitForCapacity": "wait for nodes",
+    "RestartAgain": "restart once more, each rank on another node",
+    "GiveUp": "fail the job",
+}
+"""Rule of a policy to what it would have done."""
+
+
+def what(case: Case) -> str:
+    """Say what happened to whom: ``rank 1 on node-1 was killed (SIGKILL)``."""
+    kind, target = case.incident.kind, case.incident.subject.removeprefix("node ")
+    happened = HAPPENED.get(kind)
+    if happened is None and (signal := _SIGNAL.fullmatch(kind)) is not None:
+        happened = f"was ended by {signal[1].upper()}"
+    if happened is None:
+        return f"{target}: {_title(kind)}"
+    subject = "the job" if target == "job" else target
+    said = f"{subject} {happened}"
+    quote = root_quote(case) if kind in QUOTED else ""
+    return f"{said}: {quote}" if quote else said
+
+
+def _title(kind: str) -> str:
+    entry = CATALOGUE.get(kind)
+    title = entry.title if entry is not None else kind
+    return title if title[1:2].isupper() else title[:1].lower() + title[1:]
+
+
+def root_quote(case: Case) -> str:
+    """Return the words of the root fault on one line, short, without folders of files; empty where there are none."""
+    root = next((one for one in case.faults if one.root), None)
+    words = str(root.evidence.get("quote") or "") if root is not None else ""
+    for name in (case.incident.subject, case.incident.kind):
+        words = words.removeprefix(f"{name}: ").removeprefix(f"{name} ")
+    return brief(words)
+
+
+def brief(words: str, most: int = MOST_QUOTED) -> str:
+    """Return *words* on one line, with file names instead of paths, and no longer than *most* characters."""
+    line = _PATH.sub("", " ".join(wording.visible(words).split()))
+    return line if len(line) <= most else line[: most - 1].rstrip() + "…"
+
+
+def done(case: Case) -> str:
+    """Say what was done about it; empty before anything was decided."""
+    acts = [one for one in case.decisions if one.rung != Rung.ASK_A_PERSON]
+    if not acts:
+        return ""
+    said = _done(acts[-1], case.incident.subject)
+    return f"{said} (attempt {len(acts)})" if len(acts) > 1 and acts[-1].rung != Rung.GIVE_UP else said
+
+
+def _done(decision: Decision, target: str) -> str:
+    """Say what one decision did."""
+    words = DONE.get(decision.rung)
+    return words(decision, target) if words is not None else f"{decision.rung} was tried"
+
+
+def _replaced(decision: Decision, target: str) -> str:
+    return "; ".join(_seat(one, target) for one in decision.act.get("seats") or ()) or "the lost ranks were replaced"
+
+
+def _restarted(decision: Decision, _target: str) -> str:
+    return "all workers were restarted" + (", each on another node" if decision.act.get("rotate") else " on the same nodes")
+
+
+def _went_back(decision: Decision, _target: str) -> str:
+    skipped = ", and the batches in question were left out" if decision.act.get("skip") else ""
+    return f"all ranks went back to a checkpoint from before step {wording.count(decision.act.get('before'))}{skipped}"
+
+
+def _replaced_node(decision: Decision, _target: str) -> str:
+    drop, add = (wording.some(decision.act.get(name) or ()) for name in ("drop", "add"))
+    return f"{add or 'a spare node'} replaced {drop or 'the node'}"
+
+
+def _shrunk(decision: Decision, _target: str) -> str:
+    drop = wording.some(decision.act.get("drop") or ())
+    return "all workers were restarted on fewer nodes" + (f", without {drop}" if drop else "")
+
+
+DONE: Final[Mapping[str, Callable[[Decision, str], str]]] = {
+    Rung.RETRY_STEP: lambda _decision, _target: "process groups were rebuilt and the step was run again",
+    Rung.TAKE_OVER: _replaced,
+    Rung.NARROW: lambda decision, _target: f"training went on without rank {wording.ranks(decision.act.get('vacate') or ())}",
+    Rung.RESTART_IN_PLACE: _restarted,
+    Rung.GO_BACK: _went_back,
+    Rung.REPLACE_NODE: _replaced_node,
+    Rung.SHRINK: _shrunk,
+    Rung.WAIT_FOR_CAPACITY: lambda _decision, _target: "the job waited for nodes",
+    Rung.GIVE_UP: lambda _decision, _target: "no recovery was possible",
+}
+"""Recovery action to what it did, from the decision and the target of the incident."""
+
+
+def _seat(seat: Mapping[str, Any], target: str) -> str:
+    process = "a new process" if seat.get("standby") is None else "hot spare"
+    rank = f"rank {seat.get('rank')}"
+    took = "took over" if target.startswith(f"{rank} ") or target == rank else f"took over {rank}"
+    return f"{process} on {seat.get('node')} {took}"
+
+
+def cost(case: Case) -> str:
+    """Say how it ended and what it cost; empty while it is open."""
+    incident = case.incident
+    match incident.outcome:
+        case "recovered":
+            facts = [] if incident.downtime_s is None else [f"training again after {wording.duration(incident.downtime_s)}"]
+            facts += [] if incident.steps_lost is None else [f"{wording.plural(incident.steps_lost, 'step')} lost"]
+            return ", ".join(facts) or "training again"
+        case "passed":
+            return "it passed by itself"
+        case "stopped":
+            return "the job was stopped before it recovered"
+        case "gave-up":
+            return "the job failed"
+    return ""
+
+
+def sentence(case: Case) -> str:
+    """Return the whole incident in one sentence, without the time: what happened; what was done; what it cost."""
+    return "; ".join(part for part in (what(case), done(case), cost(case) or "recovery is under way") if part)
+
+
+def with_time(case: Case, zone: str = "") -> str:
+    """Return the sentence with the time of day (UTC) before it, and the name of the *zone* after that."""
+    return f"{time_of_day(case.incident.fault_at)}{zone} {sentence(case)}"
+
+
+def time_of_day(at: float) -> str:
+    """Return the time of day in UTC."""
+    return datetime.fromtimestamp(at, tz=UTC).strftime("%H:%M:%S")
+
+
+def headline(case: Case) -> str:
+    """Return the incident in a few words: ``Incident 1: rank 1 on node-1 killed (SIGKILL), recovered in 260 ms``."""
+    return f"Incident {case.incident.number}: {short(case)}"
+
+
+def short(case: Case) -> str:
+    """Return whom it concerns and how it ended."""
+    happened = brief(what(case), 100).replace(" was ", " ", 1)
+    return f"{happened}, {outcome(case)}"
+
+
+def outcome(case: Case) -> str:
+    """Return how the incident ended, in a few words."""
+    incident = case.incident
+    match incident.outcome:
+        case "recovered":
+            return "recovered" + ("" if incident.downtime_s is None else f" in {wording.duration(incident.downtime_s)}")
+        case "passed":
+            return "passed by itself"
+        case "stopped":
+            return "job stopped"
+        case "gave-up":
+            return "job failed"
+    return "recovery under way" if incident.closed_at is None else "closed"
+
+
+def to_do(case: Case, job: str, quarantined: Mapping[str, str]) -> str:
+    """Return what a person should do about an incident, with the nodes that were *quarantined* for it and why."""
+    advice = [of_quarantine(node, reason) for node, reason in quarantined.items()]
+    if case.incident.outcome == "gave-up":
+        advice.insert(0, f"{_cure(case)}; then run the job again: `holdfast run {job}.yaml` goes on from its newest checkpoint")
+    return ". ".join(advice) or NOTHING_TO_DO
+
+
+def _cure(case: Case) -> str:
+    """Say what to do about the root fault of a job that failed."""
+    entry = CATALOGUE.get(case.incident.kind)
+    if entry is None:
+        return "see what was found"
+    return "fix the script, the traceback is in the incident" if entry.level is Level.USER_ERROR else entry.action
+
+
+def why_failed(case: Case) -> str:
+    """Say why no recovery was possible; empty where there was one."""
+    return brief(case.incident.because, 400) if case.incident.outcome == "gave-up" else ""
+
+
+def of_quarantine(node: str, reason: str) -> str:
+    """Say that a node is out of service, and what brings it back."""
+    why = f": {brief(reason)}" if reason else ""
+    return f"{node} is quarantined{why}. It returns once it passes a burn-in (deployment `node-repair`, or `holdfast burn-in`)"
+
+
+def rule_in_words(rule: str) -> str:
+    """Say what a policy's rule would have done, by its name; *rule* is the name, with or without its settings."""
+    name = rule.partition("(")[0].strip()
+    return RULES.get(name) or re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+
+
+def all_nodes(case: Case) -> Sequence[str]:
+    """Return the nodes that the faults of an incident name, in order."""
+    return list(dict.fromkeys(one.node for one in case.faults if one.node))

@@ -1,0 +1,195 @@
+"""The job page of the Prefect UI: where the job is, what happened lately, and what a person should do. Pure: facts in, Markdown out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.history.models import Question
+from holdfast.report import incident_words as words
+from holdfast.report import wording
+from holdfast.report.case import Case
+from holdfast.report.markdown import plain, table
+from policies.states import TERMINAL, State
+
+MOST_INCIDENTS: Final = 10
+"""Incidents that the page lists."""
+MOST_NODES: Final = 64
+"""Nodes that the page lists one by one."""
+BAR: Final = 20
+"""Characters of the progress bar."""
+
+
+def nowhere(_number: int) -> str:
+    """Link an incident nowhere."""
+    return ""
+
+
+@dataclass(kw_only=True)
+class JobFacts:
+    """All that the page knows of a job."""
+
+    job: str
+    cluster: str = ""
+    host: str = ""
+    began: float = 0.0
+    """When the job was submitted (seconds since 1970)."""
+    state: str = State.LAUNCHING
+    reason: str = ""
+    step: int | None = None
+    until: int | None = None
+    loss: float | None = None
+    pace: float | None = None
+    """Seconds of a step, averaged over the newest ones."""
+    ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Node to the ranks that it holds."""
+    spares: Sequence[str] = ()
+    hot_spares: Mapping[str, int] = field(default_factory=dict)
+    """Node to how many hot spares are ready on it."""
+    isolated: Mapping[str, str] = field(default_factory=dict)
+    """Nodes out of service, and why."""
+    question: Question | None = None
+    """What a person is asked now."""
+    cases: list[Case] = field(default_factory=list)
+    """The newest incidents, oldest first."""
+    incidents: int = 0
+    """All of them."""
+    run_link: str = ""
+    incident_link: Callable[[int], str] = nowhere
+
+    @property
+    def over(self) -> bool:
+        """Tell whether the job has ended."""
+        return self.state in TERMINAL
+
+    @property
+    def share(self) -> float:
+        """Return how far the job is: 0 to 1."""
+        return min(1.0, self.step / self.until) if self.step is not None and self.until else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Return the estimated time to the last step; nothing where it cannot be told."""
+        if self.until is None or self.step is None or self.pace is None or self.over:
+            return None
+        return max(0, self.until - self.step) * self.pace
+
+
+def job_page(facts: JobFacts, now: float) -> str:
+    """Return the page as Markdown."""
+    blocks = [
+        f"# {plain(facts.job)}: {facts.state}",
+        f"**Action:** {plain(to_do(facts))}.",
+        _state(facts, now),
+        "## Incidents",
+        *_incidents(facts),
+        "## Nodes",
+        *_nodes(facts),
+        "---",
+        _links(facts),
+        f"Updated {wording.moment(now)} by the controller on {plain(facts.host or 'an unknown host')}.",
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def progress_words(facts: JobFacts) -> str:
+    """Return step, loss and time left in words: ``step 120 of 400, loss 0.0083, about 10 min left``."""
+    if facts.step is None:
+        return "no step yet"
+    said = [f"step {facts.step:,} of {facts.until:,}" if facts.until else f"step {facts.step:,}"]
+    said += [f"loss {facts.loss:.4g}"] if facts.loss is not None else []
+    left = facts.seconds_left
+    said += [f"about {wording.about(left)} left"] if left else []
+    return ", ".join(said)
+
+
+def description(facts: JobFacts) -> str:
+    """Return the page in one line, as lists of artifacts show it."""
+    newest = f"; last incident: {words.short(facts.cases[-1])}" if facts.cases else ""
+    return f"{facts.state.lower()}, {progress_words(facts)}{newest}"
+
+
+def to_do(facts: JobFacts) -> str:
+    """Return what a person should do."""
+    newest = facts.cases[-1] if facts.cases else None
+    isolated = [f"{node} is out of service: {words.brief(why, 300)}" for node, why in facts.isolated.items()]
+    if facts.question is not None:
+        asked = f"answer question {facts.question.number}: {words.brief(facts.question.because, 300)}"
+        return f"{asked}. `holdfast approve {facts.question.number}`, or the paused flow run in the Prefect UI"
+    if facts.state == State.FAILED:
+        if newest is not None and newest.incident.outcome == "gave-up":
+            return "; ".join([words.to_do(newest, facts.job, {}), *isolated])
+        return f"see why ({words.brief(facts.reason, 300)}), then run the job again: it goes on from its newest checkpoint"
+    if facts.state == State.WAITING:
+        return "; ".join([f"the job waits: {words.brief(facts.reason, 300)}", *isolated])
+    if facts.state == State.CANCELLED:
+        return f"nothing; `holdfast run {facts.job}.yaml` goes on from the newest checkpoint"
+    return "; ".join(isolated) or words.NOTHING_TO_DO
+
+
+def _state(facts: JobFacts, now: float) -> str:
+    rows = [("State", f"{facts.state}: {plain(words.brief(facts.reason, 300))}" if facts.reason else facts.state)]
+    if facts.step is not None:
+        step = wording.count(facts.step)
+        if facts.until:
+            filled = round(BAR * facts.share)
+            bar = "█" * filled + "░" * (BAR - filled)
+            step = f"{step} of {wording.count(facts.until)} {bar} {wording.share(facts.share)}"
+        rows.append(("Step", step))
+    if (left := facts.seconds_left) is not None:
+        rows.append(("Time left", f"about {wording.about(left)}"))
+    if facts.pace is not None:
+        rows.append(("Step time", wording.duration(facts.pace)))
+    if facts.loss is not None:
+        rows.append(("Loss", f"{facts.loss:.4g}"))
+    rows.append(("Nodes", _counts(facts)))
+    if facts.began:
+        rows.append(("Submitted", f"{wording.moment(facts.began)}, {wording.about(max(0.0, now - facts.began))} ago"))
+    return table(("", plain(f"{facts.cluster}/{facts.job}" if facts.cluster else facts.job)), rows)
+
+
+def _counts(facts: JobFacts) -> str:
+    ranks = sum(len(held) for held in facts.ranks.values())
+    said = [f"{wording.plural(len(facts.ranks), 'node')} with {wording.plural(ranks, 'rank')}"]
+    said += [wording.plural(len(facts.spares), "spare node")] if facts.spares else []
+    hot = sum(facts.hot_spares.values())
+    said += [wording.plural(hot, "hot spare")] if hot else []
+    said += [f"{len(facts.isolated)} out of service"] if facts.isolated else []
+    return ", ".join(said)
+
+
+def _incidents(facts: JobFacts) -> Iterator[str]:
+    if not facts.cases:
+        yield "None."
+        return
+    lines = []
+    for case in reversed(facts.cases[-MOST_INCIDENTS:]):
+        number, link = case.incident.number, facts.incident_link(case.incident.number)
+        name = f"[Incident {number}]({link})" if link else f"Incident {number}"
+        lines.append(f"- {name}: {plain(words.with_time(case))}")
+    yield "\n".join(lines)
+    if (more := facts.incidents - len(lines)) > 0:
+        yield f"{wording.plural(more, 'earlier incident')}: `holdfast history {facts.job}`"
+
+
+def _nodes(facts: JobFacts) -> Iterator[str]:
+    rows = [(plain(node), f"rank {wording.ranks(held)}" if held else wording.NOTHING) for node, held in facts.ranks.items()]
+    rows += [(plain(node), "spare node") for node in facts.spares]
+    rows = [(node, does + _hot(facts.hot_spares.get(node, 0))) for node, does in rows]
+    rows += [(plain(node), f"out of service: {plain(words.brief(why, 200))}") for node, why in facts.isolated.items()]
+    if not rows:
+        yield "None yet."
+        return
+    yield table(("Node", "What it does"), rows[:MOST_NODES])
+    if (more := len(rows) - MOST_NODES) > 0:
+        yield f"and {wording.count(more)} more: `holdfast status {facts.job}`"
+
+
+def _hot(number: int) -> str:
+    return f", {wording.plural(number, 'hot spare')}" if number else ""
+
+
+def _links(facts: JobFacts) -> str:
+    run = [f"[Flow run]({facts.run_link})"] if facts.run_link else []
+    return " · ".join([*run, f"`holdfast report {facts.job}` draws losses, incidents and times", f"`holdfast status {facts.job}`"])
