@@ -138,7 +138,8 @@ class Publisher:
                 work = _NOTHING
             if work is None:
                 break
-            self._guarded(partial(*work))
+            handler, facts = work
+            self._guarded(partial(handler, facts))
             if time.monotonic() >= due:
                 due = time.monotonic() + TICK
                 for look in (self._beat, self._look_at_notifications, self._look_at_incident, self._look_at_page):

@@ -149,12 +149,10 @@ def test_no_flow_takes_a_sites_default_of_retries() -> None:
     """Each says `retries=0`: from 3.9.1 on Prefect runs a flow that returned Failed again, and a job that failed for good is not to."""
     marked = {}
     for path in (*ROOT.glob("flows/*.py"), *ROOT.glob("tasks/*.py"), *ROOT.glob("holdfast/**/*.py"), *ROOT.glob("examples/*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            for mark in getattr(node, "decorator_list", []):
-                if isinstance(node, ast.FunctionDef) and "flow" in {
-                    getattr(mark, "id", ""),
-                    getattr(getattr(mark, "func", None), "id", ""),
-                }:
+        functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+        for node in functions:
+            for mark in node.decorator_list:
+                if "flow" in {getattr(mark, "id", ""), getattr(getattr(mark, "func", None), "id", "")}:
                     given = {one.arg: ast.unparse(one.value) for one in getattr(mark, "keywords", [])}
                     marked[f"{path.relative_to(ROOT)}:{node.name}"] = given.get("retries")
     assert {"flows/training_job.py:training_job", "tasks/ask.py:approval"} < set(marked)

@@ -128,6 +128,7 @@ def page() -> Iterator[Page]:
         browser.close()
 
 
+@pytest.mark.timeout(900)  # a minute and a quarter on a quiet machine, in a dozen processes that each import Prefect
 def test_a_newcomer_follows_the_page_from_nothing_to_a_trained_job(reader: Reader, page: Page) -> None:
     """Server, pool, deployments, worker; a job from the form, one from the command line; schedules; a cluster that Prefect keeps."""
     server, worker, command_line, schedules, own_cluster = STEPS
@@ -164,12 +165,15 @@ def fill_in_the_form(page: Page, address: str, script: str) -> None:
     expect(page.get_by_text("'script' is a required property").first).to_be_visible(timeout=PATIENCE)
 
     page.reload()  # with what is wrong still on the page, Prefect's UI starts the run at the second press, or at the first one
+    expect(page.get_by_role("spinbutton").first).to_have_value("1", timeout=PATIENCE)  # the defaults have come: they overwrite nothing now
     name.fill("hello")
-    page.get_by_role("textbox", name="Script or command").fill(script)
+    line = page.get_by_role("textbox", name="Script or command")
+    line.fill(script)
+    expect(name).to_have_value("hello")
+    expect(line).to_have_value(script)
     submit.click()
-    page.wait_for_url(re.compile(r"/deployment/[^/]*$"))
+    page.wait_for_url(re.compile(r"/deployment/[^/]*$"), wait_until="commit")  # the page changes without being loaded anew
     page.locator('a[href*="/runs/flow-run/"]').first.click()
-    page.wait_for_url(re.compile(r"/runs/flow-run/"))
+    page.wait_for_url(re.compile(r"/runs/flow-run/"), wait_until="commit")
     expect(page.get_by_text("train hello").first).to_be_visible(timeout=PATIENCE)
     expect(page.get_by_text("Completed", exact=True).first).to_be_visible(timeout=PATIENCE)
-    page.screenshot(path="/tmp/form/w2.png", full_page=True)
