@@ -123,6 +123,8 @@ def to_do(facts: JobFacts) -> str:
         return f"see why ({words.brief(facts.reason, 300)}), then run the job again: it goes on from its newest checkpoint"
     if facts.state == State.WAITING:
         return "; ".join([f"the job waits: {words.brief(facts.reason, 300)}", *isolated])
+    if facts.state == State.SUSPENDED:
+        return f"resume the flow run in Prefect, or run the job again: it continues as the same job, {facts.job}"
     if facts.state == State.CANCELLED:
         return f"nothing; `holdfast run {facts.job}.yaml` goes on from the newest checkpoint"
     return "; ".join(isolated) or words.NOTHING_TO_DO
