@@ -57,7 +57,7 @@ def test_the_defaults_of_every_flow_are_valid_by_its_own_schema(flow: Flow[..., 
     assert validate(defaults, schema, ignore_required=True) == []
 
 
-@pytest.mark.parametrize("part", sorted(parts(), key=lambda part: part.__name__), ids=lambda part: part.__name__)
+@pytest.mark.parametrize("part", [pytest.param(part, id=part.__name__) for part in sorted(parts(), key=lambda part: part.__name__)])
 def test_the_defaults_of_every_part_are_valid_by_its_own_schema(part: type[BaseModel]) -> None:
     """Amounts of memory are text there, and were numbers: no form that held a cluster could be submitted."""
     schema = part.model_json_schema()

@@ -121,13 +121,12 @@ def to_do(facts: JobFacts) -> str:
         if newest is not None and newest.incident.outcome == "gave-up":
             return "; ".join([words.to_do(newest, facts.job, {}), *isolated])
         return f"see why ({words.brief(facts.reason, 300)}), then run the job again: it goes on from its newest checkpoint"
-    if facts.state == State.WAITING:
-        return "; ".join([f"the job waits: {words.brief(facts.reason, 300)}", *isolated])
-    if facts.state == State.SUSPENDED:
-        return f"resume the flow run in Prefect, or run the job again: it continues as the same job, {facts.job}"
-    if facts.state == State.CANCELLED:
-        return f"nothing; `holdfast run {facts.job}.yaml` goes on from the newest checkpoint"
-    return "; ".join(isolated) or words.NOTHING_TO_DO
+    by_state = {
+        State.WAITING: "; ".join([f"the job waits: {words.brief(facts.reason, 300)}", *isolated]),
+        State.SUSPENDED: "resume the flow run in Prefect, or run the job again: the same job continues",
+        State.CANCELLED: f"nothing; `holdfast run {facts.job}.yaml` goes on from the newest checkpoint",
+    }
+    return by_state.get(State(facts.state)) or "; ".join(isolated) or words.NOTHING_TO_DO
 
 
 def _state(facts: JobFacts, now: float) -> str:
