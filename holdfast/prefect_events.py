@@ -36,9 +36,6 @@ HEARTBEAT_SECONDS: Final = 20.0
 """Seconds between two heartbeats of a controller."""
 LOST_SECONDS: Final = 80.0
 """Seconds without a heartbeat after which an alert is sent: by then the job has had no controller for a minute at least."""
-RELEASED: Final = "holdfast.job.controller-released"
-ENDS: Final = (*(f"holdfast.job.{state.lower()}" for state in (State.COMPLETED, State.FAILED, State.CANCELLED)), RELEASED)
-"""Events after which no controller is expected any more."""
 ATTENTION: Final = "holdfast.notification.attention"
 RESOLVED: Final = "holdfast.notification.resolved"
 INFO: Final = "holdfast.notification.info"
@@ -124,21 +121,14 @@ _KINDS: Final = (
         name=HEARTBEAT,
         about=JOB,
         related=_OF_JOB,
-        meaning=f"A controller runs the job; sent every {HEARTBEAT_SECONDS:.0f} s. `holdfast notify add` makes an automation that alerts "
-        "when these stop before the job has ended",
+        meaning=f"A controller runs the job; sent every {HEARTBEAT_SECONDS:.0f} s. While the job has not ended, an automation "
+        "sends an alert when these stop",
         fields={
             "state": "state of the job",
             "host": "host of the controller",
             "step": "newest step",
             "alert": "the notification to send when no further heartbeat comes",
         },
-    ),
-    EventKind(
-        name=RELEASED,
-        about=JOB,
-        related=_OF_JOB,
-        meaning="The controller of a job that has ended is about to exit: no heartbeat is expected any more",
-        fields={"state": "state of the job"},
     ),
     EventKind(
         name="holdfast.fault.seen",

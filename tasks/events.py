@@ -31,10 +31,6 @@ from holdfast.report.notifications import Level, Notification, of_nodes
 
 LOOK_BACK: Final = timedelta(days=7)
 """How long ago the last heartbeat may be for which an alert is looked for."""
-PREFIX: Final = "holdfast-"
-"""The names of our blocks and automations begin with it."""
-CONTROLLER: Final = "-controller"
-"""The names of the automations that alert when a job has no controller end with it."""
 CHANNELS: Final = {Level.ATTENTION: ATTENTION, Level.RESOLVED: RESOLVED, Level.INFO: INFO}
 
 
@@ -124,17 +120,6 @@ def emit_node(cluster: str, node: str, change: Change, related: Iterable[Resourc
 def host() -> str:
     """Return the name of this host."""
     return this_host().partition("/")[0]
-
-
-def is_watched() -> bool:
-    """Tell whether an automation of ours waits for heartbeats."""
-    with get_client(sync_client=True) as client:
-        return any(one.enabled and is_of_controllers(one.name) for one in client.read_automations())
-
-
-def is_of_controllers(automation: str) -> bool:
-    """Tell whether an automation is one that `holdfast notify` made to watch controllers, by its name."""
-    return automation.startswith(PREFIX) and automation.endswith(CONTROLLER)
 
 
 def alerted(job: str) -> bool:

@@ -1,4 +1,4 @@
-"""Where notifications go: for each address a Prefect block and two automations, so that the server sends them whatever becomes of a flow.
+"""Where notifications go: for each address a Prefect block and an automation, so that the server sends them whatever becomes of a flow.
 
 ``python -m tasks.notify`` takes one order as JSON on its standard input, as addresses hold secrets: `holdfast notify` runs it.
 """
@@ -15,17 +15,17 @@ from uuid import UUID
 
 from prefect.blocks.core import Block
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.events.actions import ActionTypes, CallWebhook, SendNotification
+from prefect.events.actions import CallWebhook, SendNotification
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
 
 from holdfast.errors import OperatorError
-from holdfast.prefect_events import ADDRESS, ATTENTION, CLUSTER, ENDS, HEARTBEAT, INFO, JOB, LOST_SECONDS, RESOLVED, TEST, resource_id
+from holdfast.prefect_events import ADDRESS, ATTENTION, CLUSTER, INFO, JOB, LOST_SECONDS, RESOLVED, TEST, resource_id
 from holdfast.report.notifications import Level, Notification
-from holdfast.report.wording import about
 from tasks import events
 from tasks.addresses import KINDS, block_of, is_generic
-from tasks.events import CONTROLLER, PREFIX, is_of_controllers
+from tasks.watches import ADDRESS as ADDRESS_TAG
+from tasks.watches import ALERT, PREFIX, action, after_tag, seconds_of, tagged
 
 NEEDED: Final = (ATTENTION, RESOLVED, TEST)
 ALL: Final = (*NEEDED, INFO)
@@ -36,13 +36,6 @@ WHOLE: Final = (
     '"payload": {{ event.payload | tojson }}}'
 )
 """What a webhook is sent: of two with the same `payload.id` the later one replaces the earlier one."""
-LOST_SUBJECT: Final = "{{ event.payload.alert.subject }}"
-LOST_TEXT: Final = "{{ event.payload.alert.text }}"
-LOST_WHOLE: Final = (
-    '{"event": "holdfast.notification.attention", "at": {{ event.occurred.isoformat() | tojson }}, '
-    '"resource": {{ event.resource.id | tojson }}, "payload": {{ event.payload.alert | tojson }}}'
-)
-"""The same of an alert that a job has no controller: the last heartbeat brought it along."""
 
 
 class Unheard(OperatorError):
@@ -76,20 +69,19 @@ def add(name: str, *, url: str, everything: bool, lost_after: float = LOST_SECON
     ident = cast("UUID", block.save(PREFIX + name, overwrite=True))
     with get_client(sync_client=True) as client:
         _delete(client, name)
-        client.create_automation(_of_notifications(name, block, ident, everything=everything))
-        if lost_after:
-            client.create_automation(_of_controllers(name, block, ident, lost_after))
+        client.create_automation(_of_notifications(name, block, ident, everything=everything, lost_after=lost_after))
     _forget_blocks(name, but=type(block))
     found = {"name": name, "block": type(block).get_block_type_slug(), "generic": is_generic(block, url), "all": everything}
     return {**found, "lost_after": lost_after}
 
 
-def _of_notifications(name: str, block: Block, ident: UUID, *, everything: bool) -> AutomationCore:
-    """Return the automation that sends what controllers and flows tell."""
+def _of_notifications(name: str, block: Block, ident: UUID, *, everything: bool, lost_after: float) -> AutomationCore:
+    """Return the automation that sends what controllers and flows tell; controllers read from its tags who wants an alert without them."""
     about_whom = [resource_id(JOB, "*"), resource_id(CLUSTER, "*"), resource_id(ADDRESS, name)]
     return AutomationCore(
         name=PREFIX + name,
         description="Sends notifications of Holdfast. Made by `holdfast notify`.",
+        tags=[ADDRESS_TAG, *([after_tag(lost_after)] if lost_after else [])],
         trigger=EventTrigger(
             match=cast("Any", {"prefect.resource.id": about_whom}),
             expect=set(ALL if everything else NEEDED),
@@ -98,36 +90,13 @@ def _of_notifications(name: str, block: Block, ident: UUID, *, everything: bool)
             threshold=1,
             within=timedelta(0),
         ),
-        actions=[_action(block, ident, SUBJECT, TEXT, WHOLE)],
+        actions=[action(ident, CallWebhook if is_webhook(block) else SendNotification, SUBJECT, TEXT, WHOLE)],
     )
 
 
-def _of_controllers(name: str, block: Block, ident: UUID, seconds: float) -> AutomationCore:
-    """Return the automation that alerts when the heartbeats of a job's controller stop before the job has ended.
-
-    Each heartbeat begins the wait for the next one; the end of the job ends it. The server needs no process of ours for that.
-    """
-    return AutomationCore(
-        name=PREFIX + name + CONTROLLER,
-        description=f"Alerts when a job of Holdfast has had no controller for {about(seconds)}. Made by `holdfast notify`.",
-        trigger=EventTrigger(
-            match=cast("Any", {"prefect.resource.id": resource_id(JOB, "*")}),
-            after={HEARTBEAT},
-            expect={HEARTBEAT, *ENDS},
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=timedelta(seconds=seconds),
-        ),
-        actions=[_action(block, ident, LOST_SUBJECT, LOST_TEXT, LOST_WHOLE)],
-    )
-
-
-def _action(block: Block, ident: UUID, subject: str, text: str, whole: str) -> ActionTypes:
-    """Return what the server does with an event: a webhook is sent JSON, everything else subject and text."""
-    if block.get_block_type_slug() == "webhook":
-        return CallWebhook(block_document_id=ident, payload=whole)
-    return SendNotification(block_document_id=ident, subject=subject, body=text)
+def is_webhook(block: Block) -> bool:
+    """Tell whether what a block keeps is sent JSON."""
+    return block.get_block_type_slug() == "webhook"
 
 
 def remove(name: str) -> dict[str, Any]:
@@ -180,22 +149,16 @@ def test(name: str) -> dict[str, Any]:
 
 
 def _known(client: SyncPrefectClient) -> list[dict[str, Any]]:
-    ours = _ours(client)
-    watching = {one.name: one for one in ours if is_of_controllers(one.name)}
-    found = []
-    for one in ours:
-        if one.name in watching:
-            continue
-        watch = watching.get(one.name + CONTROLLER)
-        after = watch.trigger.within.total_seconds() if watch is not None and isinstance(watch.trigger, EventTrigger) else 0.0
-        found.append({
+    return [
+        {
             "name": one.name.removeprefix(PREFIX),
             "block": _block_of(client, one),
             "all": isinstance(one.trigger, EventTrigger) and INFO in one.trigger.expect,
-            "lost_after": after,
+            "lost_after": seconds_of(one),
             "enabled": one.enabled,
-        })  # fmt: skip
-    return found
+        }
+        for one in tagged(client, ADDRESS_TAG)
+    ]
 
 
 def _block_of(client: SyncPrefectClient, one: Automation) -> str:
@@ -208,14 +171,14 @@ def _block_of(client: SyncPrefectClient, one: Automation) -> str:
     return block_type.name if block_type is not None else ""
 
 
-def _ours(client: SyncPrefectClient) -> list[Automation]:
-    return sorted((one for one in client.read_automations() if one.name.startswith(PREFIX)), key=lambda one: one.name)
-
-
 def _delete(client: SyncPrefectClient, name: str) -> bool:
-    found = [one for one in _ours(client) if one.name in {PREFIX + name, PREFIX + name + CONTROLLER}]
+    """Delete the automation of an address, and those that send alerts there; tell whether there was one."""
+    found = [one for one in tagged(client, ADDRESS_TAG) if one.name == PREFIX + name]
     for one in found:
         client.delete_automation(one.id)
+    for one in tagged(client, ALERT):
+        if one.name.startswith(f"{PREFIX}{name}-alert-"):
+            client.delete_automation(one.id)
     return bool(found)
 
 

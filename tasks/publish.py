@@ -25,7 +25,7 @@ from holdfast.errors import BadSetting
 from holdfast.history.models import Fault, Question
 from holdfast.history.questions import in_words
 from holdfast.log import note
-from holdfast.prefect_events import CLUSTER, HEARTBEAT, HEARTBEAT_SECONDS, INCIDENT, JOB, NODE, RELEASED
+from holdfast.prefect_events import CLUSTER, HEARTBEAT, HEARTBEAT_SECONDS, INCIDENT, JOB, NODE
 from holdfast.prefect_links import incident_key, job_key, progress_key, ui_link
 from holdfast.report import incident_words as words
 from holdfast.report import notifications as told
@@ -34,7 +34,7 @@ from holdfast.report.job_page import MOST_INCIDENTS, JobFacts, description, job_
 from holdfast.report.markdown import incident_markdown
 from holdfast.report.notifications import NEEDS_SOMEBODY, Notification, Notifications, Sender
 from policies.states import TERMINAL
-from tasks import events
+from tasks import events, watches
 from tasks.events import Resource
 
 log = logging.getLogger("holdfast.publish")
@@ -47,14 +47,12 @@ OPEN_SECONDS: Final = 2.0
 """Seconds after which the page of an incident that still lasts is made; one that is over by then has its page at once."""
 FAULT_SECONDS: Final = 3600.0
 """Seconds within which a fault of the same kind on the same target is sent once, unless another incident began."""
+WATCH_SECONDS: Final = 60.0
+"""Seconds between two looks at who wants an alert when the job has no controller."""
 TICK: Final = 1.0
 """Seconds between two looks at what is due."""
 LAST_SECONDS: Final = 5.0
 """How long the end of a flow waits for the server to take what is left."""
-QUIET_SECONDS: Final = 1.0
-"""How long the end of a job that is watched waits before it releases the watch."""
-APART_SECONDS: Final = 0.3
-"""Between two notifications at the end: of two at once a Prefect server on SQLite has been seen to hold one back for a minute."""
 SMOOTHING: Final = 0.1
 """Weight of the newest step in the average time of a step."""
 BEAT: Final = "HOLDFAST_CONTROLLER_HEARTBEAT"
@@ -93,8 +91,9 @@ class Publisher:
         self._last_case: Case | None = None
         self._faults: dict[tuple[str, str], float] = {}
         """Kind and target of the faults that were sent, and when."""
-        self._is_watched = False
-        """An automation waits for heartbeats."""
+        self._next_watch = 0.0
+        """When it is looked next who wants an alert when there is no controller."""
+        self._is_unwatched = False
         self._failing = False
         handlers: dict[str, tuple[Callable[[Facts], Any], Callable[[Any], None]]] = {
             "began": (dict, self._began),
@@ -156,22 +155,11 @@ class Publisher:
             self._failing = True
 
     def _last(self) -> None:
-        for number, notification in enumerate(self._notifications.last(time.time())):
-            time.sleep(APART_SECONDS if number else 0.0)
+        if self._facts.over and self._facts.cluster:
+            self._guarded(self._unwatch)
+        for notification in self._notifications.last(time.time()):
             self._notify(notification)
         self._show_page()
-        if self._facts.over:
-            self._release()
-
-    def _release(self) -> None:
-        """Say once more that no heartbeat is to be expected, when it is quiet.
-
-        To end an expectation Prefect reads before it writes, which SQLite refuses ("database is locked") when anybody writes in between;
-        it tries four times at once and gives up. The event of the job's end comes when much is written, so this one waits a moment.
-        """
-        if self._is_watched:
-            time.sleep(QUIET_SECONDS)
-        self._emit(RELEASED, state=self._facts.state)
 
     # -- news ---------------------------------------------------------------------------------------------------------
 
@@ -195,7 +183,6 @@ class Publisher:
             self._emit("holdfast.job.reattached", state=page.state, host=page.host)
             page.cases = list(newest_cases(facts["history"], job.id, MOST_INCIDENTS))
             page.incidents = page.cases[-1].incident.number if page.cases else 0
-        self._is_watched = events.is_watched()
 
     def _released(self, _facts: Facts) -> None:
         self._next_beat = None
@@ -206,7 +193,14 @@ class Publisher:
         self._emit(f"holdfast.job.{facts['after'].lower()}", **moved, reason=facts["because"])
         self._notifications.moved(facts["after"], facts["because"])
         if facts["after"] in TERMINAL:
-            self._next_beat = None  # the event just sent ends the expectation of heartbeats
+            self._next_beat = None
+            self._guarded(self._unwatch)
+
+    def _unwatch(self) -> None:
+        """Expect no heartbeat any more, as the job has ended."""
+        if not self._is_unwatched:
+            watches.unwatch(self._facts.job)
+            self._is_unwatched = True
 
     def _nodes(self, facts: Facts) -> None:
         before = (self._facts.ranks, self._facts.spares, self._facts.hot_spares, self._facts.isolated)
@@ -308,6 +302,9 @@ class Publisher:
             self._look_for_alert = False
             if alerted:
                 self._notify(told.with_controller_again(self._notifications.sender))
+        if time.monotonic() >= self._next_watch:
+            self._next_watch = time.monotonic() + WATCH_SECONDS
+            self._guarded(lambda: watches.watch(self._facts.job))
         self._next_beat = time.monotonic() + self._beat_seconds
         page = self._facts
         alert = told.without_controller(self._notifications.sender, state=page.state, step=page.step, at=time.time())

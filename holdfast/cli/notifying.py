@@ -47,8 +47,8 @@ class NotDone(OperatorError):
 
 def add(name: str, address: str, *, everything: bool, lost_after: float | None, as_json: bool) -> int:
     """Send notifications to an address; `-`: it is read from standard input, as it may be a secret."""
-    if NAME.fullmatch(name) is None or name.endswith("-controller"):
-        raise click.BadParameter("use letters, digits and dashes, not `-controller` at the end.", param_hint="'NAME'")
+    if NAME.fullmatch(name) is None or "-alert-" in f"{name}-":
+        raise click.BadParameter("use small letters, digits and dashes, and not the word `alert`.", param_hint="'NAME'")
     seconds = LOST_SECONDS if lost_after is None else lost_after
     if 0 < seconds < SHORTEST:
         raise click.BadParameter(f"0, or {SHORTEST:.0f} at least: Prefect watches no faster.", param_hint="'--no-controller-after'")

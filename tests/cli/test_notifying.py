@@ -18,7 +18,7 @@ TEAMS = f"https://prod-1.westus.logic.azure.com:443/workflows/{'6' * 32}/trigger
     ("words", "why"),
     [
         (("add", "ops"), "Missing argument 'ADDRESS'"),
-        (("add", "Ops Team", "http://a"), "use letters, digits and dashes"),
+        (("add", "Ops Team", "http://a"), "use small letters, digits and dashes"),
         (("add", "ops", "http://a", "--no-controller-after", "5"), "0, or 10 at least"),
         (("add", "ops", "http://a"), "set PREFECT_API_URL"),
         (("list",), "set PREFECT_API_URL"),
