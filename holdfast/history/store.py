@@ -149,6 +149,8 @@ def _parsed(url: str) -> URL:
     driver = _DRIVERS.get(target.drivername)
     if driver is None:
         raise HistoryUnreachable(shown(url), "only sqlite:/// and postgresql:// are spoken")
+    if driver == "sqlite" and "?" in url:  # a file may be called so, and there are no options
+        target = target.set(database=url.partition("///")[2], query={})
     if driver == "sqlite" and (target.database or ":memory:") == ":memory:":
         raise HistoryUnreachable(shown(url), "it names no file, as in sqlite:////folder/history.db")
     if target.username is not None and "@" in f"{target.host}{target.database}":  # or its rest is taken for a host, and shown
