@@ -122,27 +122,24 @@ def host() -> str:
     return this_host().partition("/")[0]
 
 
-def alerted(job: str) -> bool:
-    """Tell whether an automation fired on the job's last heartbeat: somebody was told that the job has no controller."""
-    about, since = resource_id(JOB, job), DateTime.now("UTC") - LOOK_BACK
+def last_heartbeat(job: str) -> str:
+    """Return the id of the job's newest heartbeat that the server has recorded; empty when there is none."""
+    names, about = EventNameFilter(name=[HEARTBEAT]), EventResourceFilter(id=[resource_id(JOB, job)])
+    return _newest(EventFilter(event=names, resource=about, occurred=_lately()))
+
+
+def alerted(heartbeat: str) -> bool:
+    """Tell whether an automation is known to have fired on a heartbeat: somebody was told that the job has no controller."""
+    names, related = EventNameFilter(name=["prefect.automation.triggered"]), EventRelatedFilter(id=[f"prefect.event.{heartbeat}"])
+    return bool(_newest(EventFilter(event=names, related=related, occurred=_lately())))
+
+
+def _lately() -> EventOccurredFilter:
+    return EventOccurredFilter(since=DateTime.now("UTC") - LOOK_BACK)
+
+
+def _newest(wanted: EventFilter) -> str:
+    """Return the id of the newest event of the *wanted* ones; empty when there is none."""
     with get_client(sync_client=True) as client:
-        found: Any = client.read_events(
-            filter=EventFilter(
-                event=EventNameFilter(name=[HEARTBEAT]),
-                resource=EventResourceFilter(id=[about]),
-                occurred=EventOccurredFilter(since=since),
-            ),
-            limit=1,
-        )
-        if not found.events:
-            return False
-        last = found.events[0]
-        fired: Any = client.read_events(
-            filter=EventFilter(
-                event=EventNameFilter(name=["prefect.automation.triggered"]),
-                related=EventRelatedFilter(id=[f"prefect.event.{last.id}"]),
-                occurred=EventOccurredFilter(since=since),
-            ),
-            limit=1,
-        )
-    return bool(fired.events)
+        found: Any = client.read_events(filter=wanted, limit=1)
+    return str(found.events[0].id) if found.events else ""

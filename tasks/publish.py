@@ -49,6 +49,8 @@ FAULT_SECONDS: Final = 3600.0
 """Seconds within which a fault of the same kind on the same target is sent once, unless another incident began."""
 WATCH_SECONDS: Final = 60.0
 """Seconds between two looks at who wants an alert when the job has no controller."""
+ALERT_SECONDS: Final = 20.0
+"""How long a new controller looks for an alert that was sent before: the server records its own events after a few seconds."""
 TICK: Final = 1.0
 """Seconds between two looks at what is due."""
 LAST_SECONDS: Final = 5.0
@@ -59,7 +61,8 @@ BEAT: Final = "HOLDFAST_CONTROLLER_HEARTBEAT"
 """Variable: seconds between two heartbeats of a controller."""
 
 Facts = Mapping[str, Any]
-_NOTHING: Final[tuple[Callable[[Any], None], Any]] = (lambda _: None, None)
+Work = tuple[Callable[[Any], None], Any]
+_NOTHING: Final[Work] = (lambda _: None, None)
 
 
 class Publisher:
@@ -72,12 +75,15 @@ class Publisher:
         self._run = events.flow_run_id()
         self._facts = JobFacts(job=job, run_link=ui_link("flow-run", self._run) if self._run else "", incident_link=self._incident_link)
         self._notifications = Notifications(Sender(job=job))
-        self._work: queue.SimpleQueue[tuple[Callable[[Any], None], Any] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._beat_seconds = beat_seconds()
         self._next_beat: float | None = None
         """When the next heartbeat is due; nothing while this flow does not run the job."""
         self._look_for_alert = False
         """Somebody may have been told that the job has no controller."""
+        self._heartbeat_before = ""
+        """The last heartbeat before this controller's first one, while it is looked whether an alert was sent on it."""
+        self._alert_until = self._next_look = 0.0
         self._next_page = self._next_event = 0.0
         self._is_news = False
         self._shown: tuple[int | None, str] | None = None
@@ -137,11 +143,11 @@ class Publisher:
                 work = _NOTHING
             if work is None:
                 break
-            handler, facts = work
-            self._guarded(partial(handler, facts))
+            handler, news = work
+            self._guarded(partial(handler, news))
             if time.monotonic() >= due:
                 due = time.monotonic() + TICK
-                for look in (self._beat, self._look_at_notifications, self._look_at_incident, self._look_at_page):
+                for look in (self._beat, self._look_at_alert, self._look_at_notifications, self._look_at_incident, self._look_at_page):
                     self._guarded(look)
         self._guarded(self._last)
 
@@ -294,14 +300,12 @@ class Publisher:
     # -- what is due --------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Send a heartbeat; before the first one, and after the server was away, withdraw an alert that it may have sent."""
+        """Send a heartbeat; before the first one, and after the server was away, see which one was the last."""
         if self._next_beat is None or time.monotonic() < self._next_beat:
             return
         if self._look_for_alert:
-            alerted = events.alerted(self._facts.job)  # raises while the server is away: so it is looked for again
-            self._look_for_alert = False
-            if alerted:
-                self._notify(told.with_controller_again(self._notifications.sender))
+            self._heartbeat_before = events.last_heartbeat(self._facts.job)  # raises while the server is away: so it is looked for again
+            self._look_for_alert, self._alert_until = False, time.monotonic() + ALERT_SECONDS
         if time.monotonic() >= self._next_watch:
             self._next_watch = time.monotonic() + WATCH_SECONDS
             self._guarded(lambda: watches.watch(self._facts.job))
@@ -309,6 +313,16 @@ class Publisher:
         page = self._facts
         alert = told.without_controller(self._notifications.sender, state=page.state, step=page.step, at=time.time())
         self._emit(HEARTBEAT, state=page.state, host=page.host, step=page.step, alert=asdict(alert))
+
+    def _look_at_alert(self) -> None:
+        """Withdraw an alert that the server sent before this controller was there."""
+        if self._heartbeat_before and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + ALERT_SECONDS / 4
+            if events.alerted(self._heartbeat_before):
+                self._heartbeat_before = ""
+                self._notify(told.with_controller_again(self._notifications.sender))
+            elif time.monotonic() > self._alert_until:
+                self._heartbeat_before = ""
 
     def _look_at_notifications(self) -> None:
         for notification in self._notifications.tick(time.time()):

@@ -9,14 +9,11 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from holdfast.history import queries
-from holdfast.prefect_events import HEARTBEAT
 from tests.integration.conftest import PrefectServer
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
@@ -28,16 +25,11 @@ TWO = {"wanted": 2, "ranks": 1, "spare": 1}
 
 def asked(server: PrefectServer, path: str, **body: Any) -> Any:
     """Return the API's answer to a POST."""
-    return json.loads(posted(server, path, body))
-
-
-def posted(server: PrefectServer, path: str, body: Any) -> bytes:
-    """Post *body*; return what comes back."""
     request = urllib.request.Request(  # noqa: S310 (our own http address)
         f"{server.url}/{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 (our own http address)
-        return bytes(answer.read())
+        return json.load(answer)
 
 
 class Mailbox(http.server.ThreadingHTTPServer):
@@ -213,11 +205,15 @@ def test_a_job_without_a_controller_is_an_alert_that_the_next_controller_withdra
     def tells(*levels: str) -> None:
         wait_until(lambda: told() == [*levels], seconds=PATIENCE, explain=lambda: f"{told()}\n{mailbox.mail}\n{play.log()}")
 
+    def alerts() -> list[str]:
+        return [one["name"] for one in asked(prefect_server, "automations/filter") if "-alert-" in one["name"]]
+
     play = stage.play("lost", args=["--steps", "100000"], nodes={"wanted": 2, "ranks": 1})
     play.steps_to(3)
     play.dies()
     play = stage.again("lost", play.spec)
     adopts(play, 1)
+    assert alerts() == ["holdfast-box-alert-lost"]
     workers = play.pids()
     play.dies()
     tells("attention")  # one: of the second flow, as the first one's would have come before
@@ -233,10 +229,7 @@ def test_a_job_without_a_controller_is_an_alert_that_the_next_controller_withdra
     tells("attention", "resolved", "attention", "resolved")
     assert play.pids() == workers, "it has trained on all the time"
     play.stops()
-    alone = {"id": str(uuid4()), "event": HEARTBEAT, "occurred": datetime.now(UTC).isoformat(), "payload": {"alert": {"id": "alone"}}}
-    posted(prefect_server, "events", [{**alone, "resource": {"prefect.resource.id": "holdfast.job.alone"}}])
-    wait_until(lambda: mail(mailbox, "alone"), seconds=PATIENCE, explain=lambda: str(mailbox.mail))
-    assert told() == ["attention", "resolved", "attention", "resolved"], "nothing comes of a job that ended before this heartbeat"
+    assert alerts() == [], "nobody waits for a heartbeat of a job that has ended"
 
 
 def adopts(play: Play, number: int) -> None:
