@@ -11,7 +11,7 @@ from pydantic import Field, WithJsonSchema
 
 from flows.ending import ended_in_words
 from flows.training_job import training_job
-from holdfast.errors import BadParameters
+from holdfast.errors import BadParameters, Problem
 from holdfast.spec import Cluster, TrainingJob, checks
 from holdfast.spec.form import NAME_PATTERN, SCRIPT_PATTERN, WORKDIR_PATTERN, advanced_schema, in_the_form, job_of
 from tasks.named_clusters import Choice, chosen
@@ -78,11 +78,14 @@ def train(  # noqa: PLR0913, PLR0917 (each is a field of the form)
 def _train(fields: Mapping[str, Any], cluster: Cluster | str | Mapping[str, Any], advanced: dict[str, Any]) -> FlowState:
     standby = bool(advanced.pop("standby", False))
     job = job_of(fields, advanced)
-    return training_job.fn(job, _fit(job, chosen(cluster, nodes=job.nodes.wanted + job.nodes.spare)), standby=standby)
+    where = chosen(cluster, nodes=job.nodes.wanted + job.nodes.spare)
+    if problems := checks(job, where):
+        raise BadParameters(tuple(_as_filled_in(problem, job, fields["workdir"]) for problem in in_the_form(problems)))
+    return training_job.fn(job, where, standby=standby)
 
 
-def _fit(job: TrainingJob, cluster: Cluster) -> Cluster:
-    """Return the cluster on which the job can run; raise `BadParameters` with what is missing on it or on this machine."""
-    if problems := checks(job, cluster):
-        raise BadParameters(tuple(in_the_form(problems)))
-    return cluster
+def _as_filled_in(problem: Problem, job: TrainingJob, workdir: str) -> Problem:
+    """Return a problem with a folder that nobody named as one with the script that it was taken from."""
+    if problem.field == "workdir" and not workdir and job.script is not None:
+        return Problem(field="script", reason=f"{job.script} does not exist", cure="Mend the path; it is one on the worker's machine")
+    return problem
