@@ -118,10 +118,14 @@ def submit(server: PrefectServer, **filled_in: Any) -> dict[str, Any]:
     fields = one["parameter_openapi_schema"]["properties"]
     parameters = {name: field["default"] for name, field in fields.items() if "default" in field} | filled_in
     body = {"state": {"type": "SCHEDULED"}, "parameters": parameters, "enforce_parameter_schema": True}
-    try:
-        return dict(asked(server, f"deployments/{one['id']}/create_flow_run", **body))
-    except urllib.error.HTTPError as error:
-        return {"status": error.code, **json.load(error)}
+
+    def answer() -> dict[str, Any]:
+        try:
+            return dict(asked(server, f"deployments/{one['id']}/create_flow_run", **body))
+        except urllib.error.HTTPError as error:
+            return {"status": error.code, **json.load(error)} if error.code != 503 else {}  # SQLite is locked: the UI tries again, too
+
+    return wait_until(answer, seconds=60)
 
 
 def job_in(worker: Path, name: str, script: str) -> dict[str, Any]:
