@@ -304,7 +304,7 @@ def replay(policy: str, job: str | None, since: str | None, as_json: bool) -> in
 @click.option("--textfile", type=file_path, metavar="FILE", help="Write FILE as a whole, for node_exporter's textfile collector.")
 @as_json
 def metrics(serve: str | None, textfile: Path | None, as_json: bool) -> int:
-    """Print, serve or write metrics for Prometheus, read from the history.
+    """Print, serve or write the metrics for Prometheus.
 
     Jobs and their steps, incidents and downtime, checkpoints, nodes, ETTR: printed once in Prometheus' text format, or served,
     or written to a file. Nothing but the history is read.
