@@ -11,10 +11,11 @@ from typing import Final
 
 from holdfast.agent.guardian import guard
 from holdfast.agent.identity import Identity, take_node
-from holdfast.agent.kernel_log import ELSEWHERE, KERNEL_LOG
+from holdfast.agent.kernel_log import KERNEL_LOG
 from holdfast.agent.service import Service
 from holdfast.log import set_up
 from holdfast.process import AGENT_MARK, NODE_MARK, fresh_signals, mark_of, marked, sweep
+from holdfast.readers.kernel import ELSEWHERE
 from holdfast.wire import encode
 
 ROOT: Final = "HOLDFAST_NODE_ROOT"

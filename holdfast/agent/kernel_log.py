@@ -17,8 +17,6 @@ from holdfast.readers.kernel import KMSG, KernelLog
 log = logging.getLogger("holdfast.agent")
 
 KERNEL_LOG: Final = Path("/") / KMSG
-ELSEWHERE: Final = "HOLDFAST_KERNEL_LOG"
-"""Variable with the place of the kernel's log where that is not it: a mount of the host's, or a file that a syslog daemon writes."""
 POLL: Final = 0.2
 """Seconds between two readings of an ordinary file, which cannot be waited for."""
 

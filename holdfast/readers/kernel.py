@@ -15,6 +15,8 @@ from typing import Final
 from detectors.readings import KernelLine, KernelReading
 
 KMSG: Final = Path("dev/kmsg")
+ELSEWHERE: Final = "HOLDFAST_KERNEL_LOG"
+"""Variable with the place of the kernel's log where that is not it: a mount of the host's, or a file that a syslog daemon writes."""
 RECORD: Final = 16384
 """Bytes that hold any record (the kernel's own limit is 8 KiB), and some lines of what a test puts in its place."""
 LEVELS: Final = 7
@@ -92,6 +94,7 @@ def parsed(raw: bytes) -> KernelLine | None:
 
 def read_kernel(root: Path = Path("/")) -> KernelReading:
     """Return the newest warnings and errors that the log still has; raise `OSError` where it cannot be read."""
-    with closing(KernelLog(root / KMSG, from_end=False)) as log:
+    elsewhere = os.environ.get(ELSEWHERE) if root == Path("/") else None
+    with closing(KernelLog(Path(elsewhere) if elsewhere else root / KMSG, from_end=False, plain=elsewhere is not None)) as log:
         newest = deque((line for line in log.read() if line.level <= WARNING), maxlen=NEWEST)
         return KernelReading(lines=tuple(newest), lost=log.lost)

@@ -15,7 +15,7 @@ from detectors.evidence import HangLimits
 from detectors.health import judge, see_growth
 from detectors.readings import Growth, KernelLine, KernelReading, NodeReading
 from detectors.xids import xid_of
-from holdfast.readers.kernel import KernelLog, parsed, read_kernel
+from holdfast.readers.kernel import ELSEWHERE, KernelLog, parsed, read_kernel
 
 KMSG = Path("/dev/kmsg")
 WRITABLE = os.access(KMSG, os.R_OK | os.W_OK)
@@ -49,8 +49,9 @@ def test_a_line_of_the_real_log_wakes_who_waits_for_it() -> None:
 
 
 @pytest.mark.skipif(not WRITABLE, reason="needs root and a kernel log that takes lines")
-def test_a_look_at_the_real_log_has_its_newest_warnings() -> None:
+def test_a_look_at_the_real_log_has_its_newest_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order."""
+    monkeypatch.delenv(ELSEWHERE)
     mark = f"holdfast-test-{uuid.uuid4().hex}"
     written(f"{mark} one")
     written(f"{mark} two")
