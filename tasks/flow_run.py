@@ -18,6 +18,7 @@ from prefect.client.schemas.objects import FlowRun as PrefectFlowRun
 from prefect.client.schemas.objects import State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, Pause
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from holdfast.control.flow_run import FlowRun
 from holdfast.control.run import Run
@@ -31,6 +32,8 @@ POLL_SECONDS: Final = 2.0
 SETTLING_SECONDS: Final = 30.0
 """How long the process of the flow run before may take to end that run itself."""
 LAST_SECONDS: Final = 5.0
+SAYING_SECONDS: Final = 20.0
+"""How long a suspended flow run tries to say in its state what was saved, while the server does not answer."""
 
 
 class OwnFlowRun:
@@ -75,10 +78,7 @@ class OwnFlowRun:
         Raise `Pause` where Prefect starts the flow again on resume. Return only once a run that waits in its process (one without a
         deployment, which nobody would start again) was resumed or cancelled; raise `Pause` as well when it was ended while it waited.
         """
-        try:
-            self._say(saved)
-        except Exception as error:  # noqa: BLE001 (the server is away: what was saved is in the history)
-            note(log, "prefect.unreachable", level=logging.WARNING, why=error)
+        self._say(saved)
         if self._is_started_again():
             raise Pause(state=self._paused)
         while self.flow_run.suspended and not self.flow_run.cancelled:
@@ -91,7 +91,8 @@ class OwnFlowRun:
     def _follow(self) -> None:
         while not self._over.is_set():
             try:
-                with get_client(sync_client=True) as client:
+                # retried here, so that no answer is awaited for minutes after the server is back
+                with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}), get_client(sync_client=True) as client:
                     self._poll_while_it_answers(client)
             except Exception as error:  # noqa: BLE001 (the server may be away for hours, and training goes on)
                 if not self._failing:
@@ -154,13 +155,28 @@ class OwnFlowRun:
             self._run.handover.ask("its flow run was resumed in another process")
 
     def _say(self, saved: str) -> None:
-        """Put *saved* into the state of this flow run, if it is still suspended: a person may have resumed it meanwhile."""
+        """Put *saved* into the state of this flow run while it is suspended; give up after a while: the history has it."""
+        deadline = time.monotonic() + SAYING_SECONDS
+        while saved and self.flow_run.suspended:
+            try:
+                self._say_once(saved)
+            except Exception as error:  # noqa: BLE001 (the server may be away for longer than anybody waits here)
+                if time.monotonic() > deadline:
+                    note(log, "prefect.unreachable", level=logging.WARNING, why=error)
+                    return
+                time.sleep(POLL_SECONDS)
+            else:
+                return
+
+    def _say_once(self, saved: str) -> None:
+        """Set the state that was read a moment ago, with its message; Prefect's client does not send it again by itself.
+
+        Between two attempts a person may resume the flow run, and a state that is sent late would suspend it again.
+        """
         assert self._own is not None
-        if not saved:
-            return
-        with get_client(sync_client=True) as client:
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
             state = client.read_flow_run(self._own.id).state
-            if state is None or not state.is_paused():
+            if state is None or not state.is_paused() or state.message == saved:
                 return
             told: State[Any] = State(type=state.type, name=state.name, message=saved, state_details=state.state_details)
             client.set_flow_run_state(self._own.id, told, force=True)

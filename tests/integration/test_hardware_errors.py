@@ -41,7 +41,8 @@ def test_an_ecc_error_on_the_only_node_makes_the_job_wait_and_say_why(stage: Sta
     stage.count, stage.cluster = 1, {"quarantine": {"ask": "0s"}}
     play = stage.play("ecc-alone", args=["--steps", "12", "--each", EACH], nodes={"wanted": 1, "ranks": 1})
     play.reaches("WAITING")
-    wait_until(lambda: "is quarantined by job ecc-alone" in play.because(), seconds=60, explain=play.log)
+    wait_until(lambda: faults_of(stage, "node-0"), seconds=60, explain=play.log)
+    assert " by job ecc-alone" in play.because()  # taken out, or quarantined already: the hold is written beside the recovery
     assert "`holdfast nodes readmit node-0" in play.because()
     assert generations_on(play, "node-0") == [1]
     assert play.kinds() == ["cuda-uncorrectable-ecc"]

@@ -42,7 +42,7 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
         attempts(one, queries.decisions(stage.history, incident_id=one.id), queries.moves(stage.history, play.job.id))
         for one in play.incidents()
     )
-    assert [one["rule"] for one in first] == ["RestartInPlace()"]
+    assert [one["rule"] for one in first] == ["RestartInPlace(gpu=1)"]
     (attempt,) = second
     assert (attempt["rule"], attempt["policy"]) == ("ReplaceBySpare(on_echo=True)", str(file))
     assert attempt["passed_over"]["RestartInPlace"].endswith("cannot hold ranks")

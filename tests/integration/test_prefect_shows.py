@@ -92,7 +92,9 @@ def events(server: PrefectServer, job: str) -> list[dict[str, Any]]:
 
 def artifact(server: PrefectServer, key: str) -> dict[str, Any]:
     """Return the only version of an artifact."""
-    (found,) = asked(server, "artifacts/filter", artifacts={"key": {"any_": [key]}})
+    versions = asked(server, "artifacts/filter", artifacts={"key": {"any_": [key]}})
+    assert len(versions) == 1, versions
+    (found,) = versions
     return dict(found)
 
 
@@ -169,18 +171,18 @@ def test_a_quarantine_needs_a_person_and_a_failed_job_is_one_notification(
 ) -> None:
     """The quarantine comes with its incident, and is an event of the node; the failure of the job with the incident that it is of."""
     stage.count = 4
-    play = stage.play("ecc", args=["--steps", "10", "--each", ECC], nodes={"wanted": 2, "ranks": 1, "spare": 1})
+    play = stage.play("ecc-told", args=["--steps", "10", "--each", ECC], nodes={"wanted": 2, "ranks": 1, "spare": 1})
     assert play.ends() == 0, play.log()
-    wait_until(lambda: len(mail(mailbox, "ecc")) >= 2, seconds=PATIENCE, explain=lambda: str(mailbox.mail))
-    incident = next(one for one in mail(mailbox, "ecc") if one["state"] == "over")
+    wait_until(lambda: len(mail(mailbox, "ecc-told")) >= 2, seconds=PATIENCE, explain=lambda: str(mailbox.mail))
+    incident = next(one for one in mail(mailbox, "ecc-told") if one["state"] == "over")
     assert incident["level"] == "attention"
     assert incident["subject"].endswith("; node-1 quarantined")
     assert "node-1 is quarantined: cuda-uncorrectable-ecc" in incident["text"]
-    assert "node-1 is quarantined" in artifact(prefect_server, "ecc-incident-1")["data"]
+    assert "node-1 is quarantined" in artifact(prefect_server, "ecc-told-incident-1")["data"]
     of_node = {"event": {"name": ["holdfast.node.quarantined"]}, "resource": {"id": ["holdfast.node.stage.node-1"]}}
     wait_until(lambda: asked(prefect_server, "events/filter", filter=of_node, limit=5)["events"], seconds=PATIENCE)
     (moved,) = asked(prefect_server, "events/filter", filter=of_node, limit=5)["events"]
-    assert "holdfast.job.ecc" in {one["prefect.resource.id"] for one in moved["related"]}
+    assert "holdfast.job.ecc-told" in {one["prefect.resource.id"] for one in moved["related"]}
 
     play = stage.play("wrong", args=["--steps", "10", "--each", WRONG], nodes={"wanted": 2, "ranks": 1})
     assert play.ends() == 1, play.log()

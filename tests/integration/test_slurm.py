@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import exits
 from holdfast.chaos import Chaos
 from holdfast.history import holder_of, holds, queries
 from holdfast.history.holds import Place
@@ -242,7 +243,7 @@ def test_a_job_that_is_run_inside_of_an_allocation_uses_it_and_ends_saved_before
     play.steps_to(5)
     before = play.pids()
     play.process.send_signal(signal.SIGTERM)
-    assert play.process.wait(60) == -signal.SIGTERM, play.log()
+    assert play.process.wait(60) == exits.HANDED_OVER, play.log()
     assert "which trains on: the machine of the flow goes down" in remarks(play)
     again = stage.again("inside", play.spec)
     wait_until(lambda: "a new flow adopted the job" in remarks(again), seconds=60, explain=again.log)
