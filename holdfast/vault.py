@@ -44,6 +44,10 @@ _HEAD: Final = struct.Struct("<8sQI32s")
 """Magic, bytes of data that are there, length of the label, its SHA-256."""
 _PROGRESS: Final = struct.Struct("<Q")
 _MASK: Final = (1 << 64) - 1
+_TAIL_HEAD: Final = 128
+"""Bytes of a tail beside its table, index, names and blobs, at most."""
+_SLICE_ROOM: Final = 64
+"""Bytes that a tail has for each slice, at most."""
 
 
 class Unusable(Exception):
@@ -84,7 +88,7 @@ class Label:
     time: float
     """When it was begun, in seconds since 1970."""
     tail: int = 0
-    """Bytes of the tail; 0 in a draft."""
+    """Bytes of the tail; in a draft those that it has at most, so that whoever takes a copy can tell whether all of it fits."""
     digest: str = ""
     """SHA-256 of the tail."""
 
@@ -155,16 +159,25 @@ def word_sum(data: bytes | bytearray | memoryview) -> int:
     return total & _MASK
 
 
+def tail_limit(data: int, index: int, blobs: Mapping[str, bytes], cut: int = CUT) -> int:
+    """Return how many bytes a tail has at most: over *data* bytes in slices of *cut*, with an *index* of so many bytes of JSON."""
+    names = len(json.dumps({name: len(blob) for name, blob in blobs.items()}))
+    return _TAIL_HEAD + _SLICE_ROOM * -(-data // cut) + index + names + sum(map(len, blobs.values()))
+
+
 # -- writing ------------------------------------------------------------------------------------------------------------
 
 
 class Slot:
     """A file that takes one snapshot after the other."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or make the file; raise ``OSError`` when that cannot be."""
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        """Open or make the file, which must not be there yet if it is to be *fresh*; raise ``OSError`` when that cannot be.
+
+        No link is followed: outside of a vault somebody else may have laid one out.
+        """
         self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if fresh else 0), 0o600)
         self._held = False
         self._map: mmap.mmap | None = None
         self.data: memoryview = memoryview(bytearray())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import struct
@@ -39,6 +40,20 @@ def written(path: Path, *, part: int = 0, parts: int = 1, step: int = 7, seed: i
     whole = slot.seal(label, sums, ENTRIES, {"rng": b"random", "empty": b""})
     slot.close()
     return whole
+
+
+@pytest.mark.parametrize("cut", [1, CUT, vault.CUT])
+@pytest.mark.parametrize("blobs", [{}, {"rng": b"random", "empty": b"", 'a name of "many" lettérs': bytes(100_000)}])
+def test_no_tail_is_longer_than_its_draft_announces(tmp_path: Path, cut: int, blobs: dict[str, bytes]) -> None:
+    """Whoever takes a copy keeps room for so much."""
+    data = bytes(sum(SIZES))
+    facts: dict[str, Any] = {"rank": 3, "world": 4, "piece": "p", "part": 0, "parts": 1, "cut": cut, "time": 1.5}
+    limit = vault.tail_limit(len(data), len(json.dumps(ENTRIES)), blobs, cut)
+    slot = Slot(tmp_path / "a.snap")
+    slot.begin(Label(step=1, lineage=1, size=len(data), tail=limit, **facts))
+    sealed = slot.seal(Label(step=1, lineage=1, size=len(data), tail=limit, **facts), [0] * -(-len(data) // cut), ENTRIES, blobs)
+    slot.close()
+    assert len(json.dumps(ENTRIES)) + sum(map(len, blobs.values())) < sealed.tail <= limit
 
 
 def is_whole(path: Path) -> bool:
