@@ -12,6 +12,7 @@ HoldfastError
 │   ├── TooFewDescriptors    more nodes than this process may have connections
 │   ├── NotWritable          a directory that must be written cannot be
 │   ├── NotReadable          a directory or a file that must be read cannot be
+│   ├── UnusableFolder       a folder of Holdfast's own that is none, or that somebody else could change
 │   ├── UnusableFile         a key, or a file of keys, with which nobody can log in
 │   │   └── SecretAway       who keeps a secret does not answer now
 │   ├── NoKeysThere          nodes that nobody logs in to
@@ -206,6 +207,17 @@ class NotReadable(OperatorError):
 
     def __str__(self) -> str:
         return f"{self.what} {self.path} cannot be read: {self.reason}. {self.cure}."
+
+
+class UnusableFolder(OperatorError):
+    """A folder of Holdfast's own, named by a variable, that is none, or that somebody else could change."""
+
+    def __init__(self, variable: str, path: str, why: str, cure: str) -> None:
+        super().__init__(variable, path, why, cure)
+        self.variable, self.path, self.why, self.cure = variable, path, why, cure
+
+    def __str__(self) -> str:
+        return f"{self.variable} ({self.path}) cannot be used: {self.why}. {self.cure}."
 
 
 class UnusableFile(OperatorError):

@@ -156,7 +156,7 @@ def test_a_home_that_cannot_be_written_is_told(holdfast: Command, files: Any, tm
     """A file where the folder should be."""
     done = holdfast("run", files(JOB), HOLDFAST_HOME=str(tmp_path / "train.py"))
     assert done.returncode == 2
-    assert "cannot be written" in done.stderr
+    assert "train.py is no folder" in done.stderr
 
 
 @pytest.mark.parametrize(
