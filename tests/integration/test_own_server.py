@@ -10,12 +10,12 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
@@ -34,98 +34,119 @@ while not pathlib.Path("enough").exists():
 """
 
 
-def asked(url: str, pair: str | None = None, body: object = None) -> Any:
-    """Return what the server at *url* answers to who shows *pair*; the status when it is another than 200."""
-    proof = {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"} if pair else {}
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **proof})  # noqa: S310 (our own address)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code
+class Job:
+    """A job that naps, run by a command that knows no Prefect server."""
 
+    def __init__(self, place: Path, home: Path) -> None:
+        self.place, self.home, self.prefect = place, home, place / "prefect"
+        self.prefect.mkdir(mode=0o755)
+        (self.prefect / "prefect.db").touch(0o644)  # as an earlier version left it
+        (place / "nap.py").write_text(SCRIPT)
+        (place / "job.yaml").write_text("name: nap\nscript: nap.py\ncluster: {nodes: 1}\n")
+        given = {"HOLDFAST_HOME": str(home), "PREFECT_HOME": str(self.prefect), "PYTHONPATH": str(ROOT), "DO_NOT_TRACK": "1"}
+        bare = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        command = [sys.executable, "-m", "holdfast", "run", "job.yaml"]
+        self.command = subprocess.Popen(command, cwd=place, env=bare | given, umask=0o022)
 
-def listened(url: str, pair: str | None) -> str:
-    """Return how the server answers to who wants to hear all events and shows *pair*."""
-    with connect(f"{url.replace('http', 'ws', 1)}/events/out", subprotocols=[Subprotocol("prefect")]) as line:
-        line.send(json.dumps({"type": "auth", "token": pair}))
-        try:
-            return str(json.loads(line.recv(timeout=30))["type"])
-        except ConnectionClosed as error:
-            return str(error.rcvd.reason if error.rcvd else "closed")
+    def log(self) -> str:
+        """Return the flow's log."""
+        path = self.home / "jobs" / "nap" / "flow.log"
+        return path.read_text() if path.exists() else ""
 
-
-def test_a_server_of_our_own_is_its_users_alone(tmp_path: Path, holdfast_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flow, tasks, events and artifacts go through it as ever; who has not the password learns nothing, also not from its files."""
-    prefect = tmp_path / "prefect"
-    prefect.mkdir(mode=0o755)
-    (prefect / "prefect.db").touch(0o644)  # as an earlier version left it
-    (tmp_path / "nap.py").write_text(SCRIPT)
-    (tmp_path / "job.yaml").write_text("name: nap\nscript: nap.py\ncluster: {nodes: 1}\n")
-    given = {"HOLDFAST_HOME": str(holdfast_home), "PREFECT_HOME": str(prefect), "PYTHONPATH": str(ROOT), "DO_NOT_TRACK": "1"}
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    log = holdfast_home / "jobs" / "nap" / "flow.log"
-    monkeypatch.setenv("HOLDFAST_HOME", str(holdfast_home))
-    before = os.umask(0o022)
-    try:
-        command = subprocess.Popen([sys.executable, "-m", "holdfast", "run", "job.yaml"], cwd=tmp_path, env=bare | given)
-    finally:
-        os.umask(before)
-    try:
+    def server(self) -> Server:
+        """Return the server, once the log tells of it."""
         said = wait_until(
-            lambda: re.search(r"Prefect UI while this job runs: (\S+)/runs \(.* in (\S+)\)", log.read_text() if log.exists() else ""),
-            seconds=SECONDS,
+            lambda: re.search(r"Prefect UI while this job runs: (\S+)/runs \(.* in (\S+)\)", self.log()), seconds=SECONDS, explain=self.log
         )
-        address, password = said[1], Path(said[2])
-        pair, api = password.read_text().strip(), f"{address}/api"
+        return Server(said[1], Path(said[2]))
 
-        # Everything of the job comes to be there, for who has the password.
-        wait_until(lambda: _state() == "RUNNING", seconds=SECONDS, explain=log.read_text)
-        (run,) = wait_until(lambda: asked(f"{api}/flow_runs/filter", pair, {}), seconds=SECONDS)
-        assert run["state_name"] == "Running"
-        wait_until(lambda: asked(f"{api}/task_runs/filter", pair, {}), seconds=SECONDS, explain=log.read_text)
-        wait_until(lambda: "nap" in {one["key"] for one in asked(f"{api}/artifacts/filter", pair, {})}, seconds=SECONDS, explain=log.read_text)
-        wait_until(lambda: any(name.startswith("holdfast.") for name in _events(api, pair)), seconds=SECONDS, explain=log.read_text)
-        assert listened(api, pair) == "auth_success"
+    def state(self) -> str:
+        """Return the job's state, as the history has it."""
+        with closing(History.open(create=False)) as history:
+            found = queries.jobs(history, "nap", limit=1)
+            move = queries.state_of(history, found[0].id) if found else None
+            return move.after if move else ""
 
-        # And for nobody else.
-        assert asked(f"{address}/ui-settings")["auth"] == "BASIC"
-        for wrong in (None, "holdfast:", f"{pair}x"):
-            for place in ("flow_runs", "block_documents", "artifacts", "events"):
-                assert asked(f"{api}/{place}/filter", wrong, {}) == HTTPStatus.UNAUTHORIZED
-            assert asked(f"{api}/flow_runs/{run['id']}/set_state", wrong, {"state": {"type": "CANCELLED"}}) == HTTPStatus.UNAUTHORIZED
-            assert listened(api, wrong) != "auth_success"
-        readable = [path for path in prefect.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
-        assert (readable, password.stat().st_mode & 0o777) == ([], 0o600)
-        secret = pair.partition(":")[2].encode()
-        assert secret not in (tmp_path / "environ").read_bytes()
-        assert secret not in b"".join(_commands())
-        assert secret.decode() not in log.read_text() + (prefect / "holdfast-server.log").read_text()
+    def end(self) -> None:
+        """Let the job end, and see that it ended well."""
+        (self.place / "enough").touch()
+        assert self.command.wait(SECONDS) == 0, self.log()
+        wait_until(lambda: not leftovers(self.home), seconds=SECONDS)
+
+
+@dataclass
+class Server:
+    """Where the server listens, and the file with its password."""
+
+    address: str
+    password: Path
+
+    def __post_init__(self) -> None:
+        self.pair = self.password.read_text().strip()
+
+    def asked(self, path: str, pair: str | None, body: object = None) -> Any:
+        """Return what it answers to who shows *pair*; the status when it is another than 200."""
+        proof = {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"} if pair else {}
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **proof}
+        request = urllib.request.Request(f"{self.address}/{path}", data=data, headers=headers)  # noqa: S310 (our own address)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    def found(self, what: str) -> list[dict[str, Any]]:
+        """Return all of a kind that there is, for who has the password."""
+        told = self.asked(f"api/{what}/filter", self.pair, {})
+        return list(told["events"] if what == "events" else told)
+
+    def listened(self, pair: str | None) -> str:
+        """Return how it answers to who wants to hear all events and shows *pair*."""
+        url = f"{self.address.replace('http', 'ws', 1)}/api/events/out"
+        with connect(url, subprotocols=[Subprotocol("prefect")]) as line:
+            line.send(json.dumps({"type": "auth", "token": pair}))
+            try:
+                return str(json.loads(line.recv(timeout=30))["type"])
+            except ConnectionClosed as error:
+                return str(error.rcvd.reason if error.rcvd else "closed")
+
+
+def test_a_server_of_our_own_is_its_users_alone(tmp_path: Path, holdfast_home: Path) -> None:
+    """Flow, tasks, events and artifacts go through it as ever; who has not the password learns nothing, also not from its files."""
+    job = Job(tmp_path, holdfast_home)
+    try:
+        server = job.server()
+        wait_until(lambda: job.state() == "RUNNING", seconds=SECONDS, explain=job.log)
+        for what, of_it in (("flow_runs", "name"), ("task_runs", "name"), ("artifacts", "key"), ("events", "event")):
+            wanted = {"artifacts": "nap", "events": "holdfast."}.get(what, "")
+            wait_until(lambda what=what, of_it=of_it, wanted=wanted: _has(server, what, of_it, wanted), seconds=SECONDS, explain=job.log)  # type: ignore[misc]
+        assert server.listened(server.pair) == "auth_success"
+        assert server.asked("ui-settings", None)["auth"] == "BASIC"
+        (run,) = server.found("flow_runs")
+        for wrong in (None, "holdfast:", f"{server.pair}x"):
+            for what in ("flow_runs", "block_documents", "artifacts", "events"):
+                assert server.asked(f"api/{what}/filter", wrong, {}) == HTTPStatus.UNAUTHORIZED
+            assert server.asked(f"api/flow_runs/{run['id']}/set_state", wrong, {"state": {"type": "CANCELLED"}}) == HTTPStatus.UNAUTHORIZED
+            assert server.listened(wrong) != "auth_success"
+        assert [path for path in job.prefect.rglob("*") if path.is_file() and path.stat().st_mode & 0o077] == []
+        secret = server.pair.partition(":")[2]
+        assert secret not in (tmp_path / "environ").read_text() + job.log() + (job.prefect / "holdfast-server.log").read_text()
+        assert secret not in _commands()
     finally:
-        (tmp_path / "enough").touch()
-        assert command.wait(SECONDS) == 0
-    wait_until(lambda: not leftovers(holdfast_home), seconds=SECONDS)
-    assert password.read_text().strip() == pair
+        job.end()
+    assert server.password.read_text().strip() == server.pair
 
 
-def _state() -> str:
-    with closing(History.open(create=False)) as history:
-        found = queries.jobs(history, "nap", limit=1)
-        move = queries.state_of(history, found[0].id) if found else None
-        return move.after if move else ""
+def _has(server: Server, what: str, of_it: str, wanted: str) -> bool:
+    return any(str(one[of_it]).startswith(wanted) for one in server.found(what))
 
 
-def _events(api: str, pair: str) -> list[str]:
-    return [one["event"] for one in asked(f"{api}/events/filter", pair, {"limit": 50})["events"]]
-
-
-def _commands() -> list[bytes]:
+def _commands() -> str:
+    """Return the command lines of all processes."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found.append(path.read_bytes())
-        except OSError:
-            continue
-    return found
+        with suppress(OSError):
+            found.append(path.read_bytes().decode(errors="replace"))
+    return "\n".join(found)
