@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import hmac
+import selectors
 import socket
 import time
+from dataclasses import dataclass, field
 from typing import Final
 
 KNOCK: Final = 2.0
-"""Seconds that a caller may take to show the token, before the next one is let in."""
+"""Seconds that a caller may take to show the whole token; others are heard meanwhile."""
+MOST: Final = 32
+"""Callers that have not shown it yet: with one more the oldest is hung up on."""
+
+
+class Nobody(TimeoutError):
+    """Nobody who knows the token came in time; whether the way there is sound nobody knows either."""
+
+
+@dataclass(slots=True, eq=False)
+class _Caller:
+    """One who has not shown the token yet, what it has shown so far, and until when it may go on."""
+
+    socket: socket.socket
+    until: float
+    shown: bytearray = field(default_factory=bytearray)
 
 
 def open_port(port: int = 0, *, backlog: int | None = None) -> socket.socket:
@@ -21,19 +38,82 @@ def open_port(port: int = 0, *, backlog: int | None = None) -> socket.socket:
 def admitted(server: socket.socket, token: str, until: float) -> socket.socket:
     """Return the connection of who shows the token until then (monotonic), and its time limit is then too.
 
-    Raise ``OSError`` when nobody does.
+    All callers are heard at once: one that says nothing, or a byte now and then, keeps nobody else waiting, and not us beyond *until*.
+    Raise `Nobody` when none of them knows the token.
     """
-    while True:
-        server.settimeout(max(0.01, until - time.monotonic()))
-        sock, _ = server.accept()
-        sock.settimeout(max(0.01, min(KNOCK, until - time.monotonic())))
+    found = _Hall(server, token.encode()).wait(until)
+    found.settimeout(max(0.01, until - time.monotonic()))
+    return found
+
+
+class _Hall:
+    """Where callers wait to be let in."""
+
+    def __init__(self, server: socket.socket, token: bytes) -> None:
+        self._server, self._token = server, token
+        self._callers: list[_Caller] = []
+        """The oldest first."""
+        self._selector = selectors.DefaultSelector()
+
+    def wait(self, until: float) -> socket.socket:
+        """Return the connection of who shows the token; all others are hung up on."""
+        self._server.settimeout(0)
+        self._selector.register(self._server, selectors.EVENT_READ)
         try:
-            if hmac.compare_digest(taken(sock, len(token)), token.encode()):
-                sock.settimeout(max(0.01, until - time.monotonic()))
-                return sock
+            while (now := time.monotonic()) < until:
+                ends = min([until, *(caller.until for caller in self._callers)])
+                for key, _ in self._selector.select(max(0.0, ends - now)):
+                    if key.data is None:
+                        self._let_in()
+                    elif self._knows(key.data):
+                        self._selector.unregister(key.data.socket)
+                        self._callers.remove(key.data)
+                        return key.data.socket  # type: ignore[no-any-return]
+                for late in [caller for caller in self._callers if caller.until <= time.monotonic()]:
+                    self._send_away(late)
+            raise Nobody("nobody who knows the token came in time")
+        finally:
+            for caller in self._callers[:]:
+                self._send_away(caller)
+            self._selector.close()
+
+    def _let_in(self) -> None:
+        try:
+            sock, _ = self._server.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left, or the caller is gone already
+            time.sleep(0.01)
+            if self._callers:
+                self._send_away(self._callers[0])
+            return
+        sock.settimeout(0)
+        caller = _Caller(sock, time.monotonic() + KNOCK)
+        self._selector.register(sock, selectors.EVENT_READ, caller)
+        self._callers.append(caller)
+        if len(self._callers) > MOST:
+            self._send_away(self._callers[0])
+
+    def _knows(self, caller: _Caller) -> bool:
+        """Take in what a caller shows; tell whether it is the token. Who shows something else is sent away."""
+        try:
+            data = caller.socket.recv(len(self._token) - len(caller.shown))
+        except BlockingIOError:
+            return False
         except OSError:
-            pass  # a stranger that says nothing is no trouble of the network
-        sock.close()
+            data = b""
+        caller.shown += data
+        if len(caller.shown) == len(self._token) and hmac.compare_digest(bytes(caller.shown), self._token):
+            return True
+        if not data or len(caller.shown) == len(self._token):
+            self._send_away(caller)
+        return False
+
+    def _send_away(self, caller: _Caller) -> None:
+        if caller in self._callers:
+            self._callers.remove(caller)
+            self._selector.unregister(caller.socket)
+            caller.socket.close()
 
 
 def taken(sock: socket.socket, size: int) -> bytes:
