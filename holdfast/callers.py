@@ -6,25 +6,69 @@ import hmac
 import selectors
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 KNOCK: Final = 2.0
 """Seconds that a caller may take to show the whole token; others are heard meanwhile."""
 MOST: Final = 32
-"""Callers that have not shown it yet: with one more the oldest is hung up on."""
+"""Strangers that are borne with for so long."""
+GRACE: Final = 0.5
+"""Seconds that they have while there are more: a thousand ranks that come at once, from busy machines, are no strangers a moment later."""
+BURST: Final = 256
+"""Strangers that are borne with for a moment: with one more the oldest is hung up on."""
 
 
 class Nobody(TimeoutError):
     """Nobody who knows the token came in time; whether the way there is sound nobody knows either."""
 
 
+Stranger = TypeVar("Stranger")
+
+
+class Strangers(Generic[Stranger]):
+    """Who has not proved yet that it may come in, the oldest first, and which of them have had their time."""
+
+    def __init__(self) -> None:
+        self._since: dict[Stranger, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def __iter__(self) -> Iterator[Stranger]:
+        return iter(list(self._since))
+
+    def add(self, one: Stranger) -> None:
+        """Note one who has just come."""
+        self._since[one] = time.monotonic()
+
+    def discard(self, one: Stranger) -> None:
+        """Forget one who has gone, or is no stranger any more."""
+        self._since.pop(one, None)
+
+    def late(self, most: int, seconds: float) -> list[Stranger]:
+        """Return whom to hang up on: who has been here for so many *seconds*, or a moment while there are more than *most*."""
+        now, found = time.monotonic(), list[Stranger]()
+        for place, (one, since) in enumerate(self._since.items()):
+            patience = GRACE if place < len(self._since) - most else seconds
+            if place >= len(self._since) - BURST and now - since < min(patience, seconds):
+                break
+            found.append(one)
+        return found
+
+    def due(self, most: int, seconds: float) -> float | None:
+        """Return in how many seconds somebody will be late; None while nobody is here."""
+        for since in self._since.values():
+            return max(0.0, since + (min(GRACE, seconds) if len(self._since) > most else seconds) - time.monotonic())
+        return None
+
+
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """One who has not shown the token yet, what it has shown so far, and until when it may go on."""
+    """One who has not shown the token yet, and what it has shown so far."""
 
     socket: socket.socket
-    until: float
     shown: bytearray = field(default_factory=bytearray)
 
 
@@ -51,8 +95,7 @@ class _Hall:
 
     def __init__(self, server: socket.socket, token: bytes) -> None:
         self._server, self._token = server, token
-        self._callers: list[_Caller] = []
-        """The oldest first."""
+        self._callers = Strangers[_Caller]()
         self._selector = selectors.DefaultSelector()
 
     def wait(self, until: float) -> socket.socket:
@@ -61,19 +104,19 @@ class _Hall:
         self._selector.register(self._server, selectors.EVENT_READ)
         try:
             while (now := time.monotonic()) < until:
-                ends = min([until, *(caller.until for caller in self._callers)])
-                for key, _ in self._selector.select(max(0.0, ends - now)):
+                due = self._callers.due(MOST, KNOCK)
+                for key, _ in self._selector.select(until - now if due is None else min(due, until - now)):
                     if key.data is None:
                         self._let_in()
                     elif self._knows(key.data):
                         self._selector.unregister(key.data.socket)
-                        self._callers.remove(key.data)
+                        self._callers.discard(key.data)
                         return key.data.socket  # type: ignore[no-any-return]
-                for late in [caller for caller in self._callers if caller.until <= time.monotonic()]:
+                for late in self._callers.late(MOST, KNOCK):
                     self._send_away(late)
             raise Nobody("nobody who knows the token came in time")
         finally:
-            for caller in self._callers[:]:
+            for caller in self._callers:
                 self._send_away(caller)
             self._selector.close()
 
@@ -84,18 +127,22 @@ class _Hall:
             return
         except OSError:  # no descriptor is left, or the caller is gone already
             time.sleep(0.01)
-            if self._callers:
-                self._send_away(self._callers[0])
+            for caller in self._callers:
+                self._send_away(caller)
             return
-        sock.settimeout(0)
-        caller = _Caller(sock, time.monotonic() + KNOCK)
-        self._selector.register(sock, selectors.EVENT_READ, caller)
-        self._callers.append(caller)
-        if len(self._callers) > MOST:
-            self._send_away(self._callers[0])
+        caller = _Caller(sock)
+        try:
+            sock.settimeout(0)
+            self._selector.register(sock, selectors.EVENT_READ, caller)
+        except OSError:
+            sock.close()
+        else:
+            self._callers.add(caller)
 
     def _knows(self, caller: _Caller) -> bool:
         """Take in what a caller shows; tell whether it is the token. Who shows something else is sent away."""
+        if caller.socket.fileno() < 0:  # sent away in this very round
+            return False
         try:
             data = caller.socket.recv(len(self._token) - len(caller.shown))
         except BlockingIOError:
@@ -110,8 +157,8 @@ class _Hall:
         return False
 
     def _send_away(self, caller: _Caller) -> None:
-        if caller in self._callers:
-            self._callers.remove(caller)
+        self._callers.discard(caller)
+        if caller.socket.fileno() >= 0:
             self._selector.unregister(caller.socket)
             caller.socket.close()
 

@@ -203,13 +203,13 @@ def test_strangers_on_its_port_fail_no_nodes_network() -> None:
     """Many silent ones, and one that says a byte now and then for longer than the check may take."""
     port, over = queue.SimpleQueue[int](), threading.Event()
     with ThreadPoolExecutor() as hands, ExitStack() as strangers:
-        serving = hands.submit(traffic.serve, TOKEN, 1, 5.0, 0, port.put)
+        serving = hands.submit(traffic.serve, TOKEN, 1, 20.0, 0, port.put)
         door = ("127.0.0.1", port.get())
         for _ in range(2 * MOST):
             strangers.enter_context(socket.create_connection(door, timeout=20))
         trickle = strangers.enter_context(socket.create_connection(door, timeout=20))
         hands.submit(_trickled, trickle, over)
-        sent = traffic.send(TOKEN, 1, 5.0, *door)
+        sent = traffic.send(TOKEN, 1, 20.0, *door)
         over.set()
         assert (sent.mark, serving.result().mark) == (Mark.PASSED, Mark.PASSED), (sent.words, serving.result().words)
 
