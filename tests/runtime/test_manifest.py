@@ -186,6 +186,20 @@ class Attribute:
         return getattr, (self.of, self.name)
 
 
+@pytest.mark.parametrize("of", [Path, Metadata, torch.Size, _MEM_FORMAT_ENCODING, _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST, torch.float32])
+@pytest.mark.parametrize("state", [{"exists": 5}, (None, {"exists": 5})], ids=["fields", "slots"])
+def test_metadata_changes_nothing_that_was_there_before(tmp_path: Path, of: object, state: object) -> None:
+    """Pickle sets fields of whatever it has at hand, a class too."""
+    here, before = type(Path("/")) if of is Path else of, dir(of)
+    said = pickle.dumps((here, state), protocol=4)
+    assert said.endswith(pickle.TUPLE2 + pickle.MEMOIZE + pickle.STOP)
+    (tmp_path / METADATA).write_bytes(said[:-3] + pickle.BUILD + pickle.STOP)
+    with pytest.raises(pickle.UnpicklingError, match="would change"):
+        Reader(tmp_path)
+    assert dir(of) == before
+    assert Path("/").exists() is True
+
+
 def test_metadata_that_an_early_python_3_11_wrote_is_read(tmp_path: Path) -> None:
     """It pickles members of enumerations in a way of its own; the same way to anything else is refused."""
     layout = _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
