@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable
@@ -70,9 +72,12 @@ class Server(ThreadingHTTPServer):
 
 def write(path: Path, told: str) -> None:
     """Write the file as a whole: who reads it meanwhile has the one before. Everybody may read it: node_exporter is another user."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    if path.is_dir():  # also the root, which has no name
+        raise NotWritable("the file for node_exporter", str(path), os.strerror(errno.EISDIR))
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        # Others may write to such a folder: what they lay out there is neither followed nor filled.
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
             os.fchmod(descriptor, 0o644)
             file.write(told)

@@ -158,6 +158,27 @@ def test_the_files_are_shared_out_once_each_and_about_evenly() -> None:
     assert max(loads) <= sum(loads) / 8 + max(file.size for file in files.values())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        '{"format": 1, "files": ' + "[" * 900 + "]" * 900 + "}",
+        '{"format": 1, "x": "\\ud800"}',
+        "1" * 10_000,
+        '{"format": 1e999}',
+    ],
+    ids=["deep", "deep and whole", "half a character", "a long number", "no number"],
+)
+def test_a_manifest_that_nobody_thought_of_makes_a_checkpoint_unusable(tmp_path: Path, text: str) -> None:
+    """Not the program that reads it: the one before is still good."""
+    folder = manifest.folder_of(tmp_path, 5)
+    folder.mkdir()
+    (folder / manifest.MANIFEST).write_text(text)
+    with pytest.raises(manifest.Unusable):
+        manifest.read(folder)
+    assert list(manifest.whole_steps(tmp_path)) == []
+
+
 class Harm:
     """A pickle that would run a command when loaded."""
 
