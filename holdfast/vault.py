@@ -20,9 +20,11 @@ import math
 import mmap
 import os
 import re
+import secrets
 import socket
 import stat
 import struct
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -500,8 +502,38 @@ def vaults_of(node: str) -> list[Path]:
 
 
 def root() -> Path:
-    """Return the folder of this user's vaults: below ``HOLDFAST_VAULTS``, or the memory file system."""
-    return Path(os.environ.get("HOLDFAST_VAULTS") or ROOT) / f"holdfast-{os.getuid()}"
+    """Return the folder of this user's vaults: below ``HOLDFAST_VAULTS``, or the memory file system.
+
+    Anybody may make folders there. Where somebody else has taken the name, this user's folder has one that nobody can guess: the first
+    of those that there are, so that all processes find the same.
+    """
+    place = Path(os.environ.get("HOLDFAST_VAULTS") or ROOT)
+    usual = place / f"holdfast-{os.getuid()}"
+    if not _is_anothers(usual):
+        return usual
+    if not (found := _others_of(usual)):
+        with suppress(OSError):
+            usual.with_name(f"{usual.name}.{time.time_ns():020}-{secrets.token_hex(8)}").mkdir(mode=0o700)
+        found = _others_of(usual)
+    return found[0] if found else usual
+
+
+def _is_anothers(folder: Path) -> bool:
+    """Tell whether somebody else has made *folder*, or a link in its place."""
+    try:
+        return folder.lstat().st_uid != os.getuid()
+    except OSError:
+        return False
+
+
+def _others_of(usual: Path) -> list[Path]:
+    """Return this user's folders for vaults that are not called as *usual*, the oldest first."""
+    found = []
+    for one in usual.parent.glob(f"{usual.name}.*"):
+        with suppress(OSError):
+            if _is_ours(one):
+                found.append(one)
+    return sorted(found)
 
 
 def make(vault: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import stat
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -259,3 +262,25 @@ def test_vaults_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert vault.vaults_of("a") == sorted(places[:2])
     vault.wipe(places[0])
     assert vault.vaults_of("a") == [places[1]]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
+def test_a_folder_that_somebody_else_made_first_keeps_nobody_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a link, nor many with names like ours; all processes find the same folder, and nothing of theirs is touched."""
+    monkeypatch.setenv("HOLDFAST_VAULTS", str(tmp_path))
+    tmp_path.chmod(0o1777)
+    theirs = tmp_path / f"holdfast-{os.getuid()}"
+    theirs.mkdir(mode=0o777)
+    for like in (theirs, tmp_path / f"{theirs.name}.0", tmp_path / f"{theirs.name}.{0:020}-x"):
+        like.mkdir(exist_ok=True)
+        os.chown(like, 65534, 65534)
+    place = vault.vault_of("node", "job")
+    vault.make(place)
+    assert stat.S_IMODE(place.parent.stat().st_mode) == stat.S_IMODE(place.stat().st_mode) == 0o700
+    command = "import os; from holdfast import vault; vault.make(vault.vault_of('other', 'job')); print(vault.root())"
+    told = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    assert told.stdout.strip() == str(vault.root()) == str(place.parent)
+    assert vault.vaults_of("node") == [place]
+    assert list(theirs.iterdir()) == []
+    vault.wipe(place)
+    assert vault.vaults_of("node") == []
