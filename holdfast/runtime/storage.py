@@ -246,12 +246,13 @@ class _Unpickler(pickle._Unpickler):  # noqa: SLF001 (the one in Python: in the 
     """
 
     def _build(self) -> None:
-        made = type(self.stack[-2])
+        changed = self.stack[-2]  # type: ignore[attr-defined]
+        made = type(changed)
         if made.__name__ not in _RECORDS or not made.__module__.startswith("torch.distributed.checkpoint."):
-            raise pickle.UnpicklingError(f"what would change {str(self.stack[-2])[:80]} does not belong into a checkpoint's metadata")
-        pickle._Unpickler.load_build(self)  # noqa: SLF001
+            raise pickle.UnpicklingError(f"what would change {str(changed)[:80]} does not belong into a checkpoint's metadata")
+        pickle._Unpickler.load_build(self)  # type: ignore[attr-defined] # noqa: SLF001
 
-    dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: _build}  # noqa: SLF001, RUF012
+    dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: _build}  # type: ignore[dict-item] # noqa: SLF001, RUF012
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 (the type of the overridden method)
         """Return the class *name* of *module* if DCP's metadata may hold it."""

@@ -292,7 +292,7 @@ def test_callers_that_say_nothing_neither_shut_prometheus_out_nor_pile_up() -> N
     """Far more than may be there at once."""
     with serving() as server, ExitStack() as lines:
         before = threading.active_count()
-        silent = [lines.enter_context(socket.create_connection(server.server_address[:2], timeout=30)) for _ in range(4 * MOST)]
+        silent = [lines.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=30)) for _ in range(4 * MOST)]
         assert fetch(f"http://127.0.0.1:{server.server_port}/metrics")[::2] == (200, "told 1\n")
         assert silent[0].recv(1) == b"", "the oldest has been hung up on"
         wait_until(lambda: threading.active_count() <= before + MOST, seconds=30)
@@ -301,7 +301,7 @@ def test_callers_that_say_nothing_neither_shut_prometheus_out_nor_pile_up() -> N
 def test_a_request_has_its_time_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then holds no thread for ever."""
     monkeypatch.setattr("holdfast.metrics.serving.SECONDS", 0.5)
-    with serving() as server, socket.create_connection(server.server_address[:2], timeout=30) as line:
+    with serving() as server, socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as line:
 
         def gone() -> bool:
             try:

@@ -55,9 +55,10 @@ class Job:
 
     def server(self) -> Server:
         """Return the server, once the log tells of it."""
-        said = wait_until(
+        said: re.Match[str] | None = wait_until(
             lambda: re.search(r"Prefect UI while this job runs: (\S+)/runs \(.* in (\S+)\)", self.log()), seconds=SECONDS, explain=self.log
         )
+        assert said is not None
         return Server(said[1], Path(said[2]))
 
     def state(self) -> str:
