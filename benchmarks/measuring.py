@@ -29,7 +29,7 @@ def wait_for(condition: Callable[[], Any], what: str, *, every: float = 0.002, s
 @contextmanager
 def prefect(place: Path) -> Iterator[dict[str, str]]:
     """Give the environment of a Prefect server that serves all rounds."""
-    server = TemporaryServer(place / "server.log", {**os.environ, "PREFECT_HOME": str(place / "prefect"), "PYTHONPATH": str(ROOT)})
+    server = TemporaryServer(place / "prefect", "server.log", {**os.environ, "PYTHONPATH": str(ROOT)})
     try:
         server.wait()
         yield server.environment

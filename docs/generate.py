@@ -30,7 +30,7 @@ E = TypeVar("E", bound=StrEnum)
 HEAD: Final = "<!-- Written by `make docs`; a change made here is lost. -->\n"
 
 VARIABLES: Final[Mapping[str, str]] = {
-    "HOLDFAST_HOME": "Folder of everything that Holdfast keeps: jobs, local clusters, the history. Default: `~/.holdfast`.",
+    "HOLDFAST_HOME": "Folder of all that Holdfast keeps: jobs, local clusters, the history; of this user alone. Default: `~/.holdfast`.",
     "HOLDFAST_HISTORY": "Database URL of the history, `sqlite:///...` or `postgresql://...`. Default: `history.db` in the folder above.",
     "HOLDFAST_LOG": "`json` has the command line, flows and agents log one JSON object a line. Default: `text`.",
     "HOLDFAST_SIGTERM": "What SIGTERM to a flow means: `stop` stops the job, `hand-over` ends the flow and not the job. Default: `stop`.",
@@ -39,6 +39,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_KERNEL_LOG": "Where an agent follows the kernel's log: the host's, or a syslog daemon's file. Default: `/dev/kmsg`.",
     "HOLDFAST_NODE_ROOT": "Where an agent finds the `/proc` and `/sys` of its node, if the host's are mounted elsewhere. Default: `/`.",
     "HOLDFAST_PREFECT_STANDS_IN": "Set by `holdfast run` for a flow with a Prefect server of its own: the one that was named and is away.",
+    "HOLDFAST_PREFECT_STANDS_IN_AUTH": "Set beside it: user and password for the one that was named.",
 }
 """What a person may set, and what it means."""
 

@@ -62,7 +62,7 @@ def run_demo(json_file: Path | None, browser: bool) -> int:  # noqa: FBT001 (the
     stage = _set_stage()
     try:
         with _ends_tidily(), _prefect(stage) as server:
-            say(f"Prefect UI (while the demo runs): {server}/runs" if server else "Prefect: the server that is configured.")
+            say(f"Prefect UI (while the demo runs): {server}" if server else "Prefect: the server that is configured.")
             return _play(stage, json_file, browser=browser)
     except KeyboardInterrupt:
         say("stopped; nothing of the demo is left running.")
@@ -135,18 +135,16 @@ def _ends_tidily() -> Iterator[None]:
 
 @contextmanager
 def _prefect(stage: Path) -> Iterator[str | None]:
-    """Give the address of a Prefect server of our own; none when one is configured."""
+    """Give the words for a Prefect server of our own; none when one is configured."""
     if is_configured():
         yield None
         return
-    folder = stage / "prefect"
-    folder.mkdir()
     say("Starting a Prefect server for the demo ...")
-    server = TemporaryServer(folder / "server.log", {**os.environ, "PREFECT_HOME": str(folder), "PREFECT_LOGGING_LEVEL": "WARNING"})
+    server = TemporaryServer(stage / "prefect", "server.log", {**os.environ, "PREFECT_LOGGING_LEVEL": "WARNING"})
     os.environ.update(server.environment)
     try:
         server.wait()
-        yield server.address
+        yield server.words
     finally:
         server.close()
 

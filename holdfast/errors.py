@@ -12,6 +12,7 @@ HoldfastError
 │   ├── TooFewDescriptors    more nodes than this process may have connections
 │   ├── NotWritable          a directory that must be written cannot be
 │   ├── NotReadable          a directory or a file that must be read cannot be
+│   ├── UnusableFolder       a folder of Holdfast's own that is none, or that somebody else could change
 │   ├── UnusableFile         a key, or a file of keys, with which nobody can log in
 │   │   └── SecretAway       who keeps a secret does not answer now
 │   ├── NoKeysThere          nodes that nobody logs in to
@@ -58,6 +59,15 @@ Every class passes its fields to ``Exception.__init__``, so each survives pickli
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+MOST_REPEATED: Final = 120
+"""Letters of what a person has typed that a message repeats."""
+
+
+def cut(given: str) -> str:
+    """Return what a person has typed, or as much of it as a message repeats."""
+    return given if len(given) <= MOST_REPEATED else f"{given[:MOST_REPEATED]}..."
 
 
 class HoldfastError(Exception):
@@ -208,6 +218,17 @@ class NotReadable(OperatorError):
         return f"{self.what} {self.path} cannot be read: {self.reason}. {self.cure}."
 
 
+class UnusableFolder(OperatorError):
+    """A folder of Holdfast's own, named by a variable, that is none, or that somebody else could change."""
+
+    def __init__(self, variable: str, path: str, why: str, cure: str) -> None:
+        super().__init__(variable, path, why, cure)
+        self.variable, self.path, self.why, self.cure = variable, path, why, cure
+
+    def __str__(self) -> str:
+        return f"{self.variable} ({self.path}) cannot be used: {self.why}. {self.cure}."
+
+
 class UnusableFile(OperatorError):
     """A key, or a file of keys, with which nobody can log in."""
 
@@ -257,7 +278,7 @@ class UnknownNode(OperatorError):
 
     def __str__(self) -> str:
         near = f" It has {', '.join(self.near)}." if self.near else ""
-        return f"cluster '{self.cluster}' has no node '{self.node}'.{near} Name one of its nodes, or another cluster's file."
+        return f"cluster '{self.cluster}' has no node '{cut(self.node)}'.{near} Name one of its nodes, or another cluster's file."
 
 
 class NodeNotChanged(OperatorError):
@@ -348,7 +369,7 @@ class UnknownJob(OperatorError):
 
     def __str__(self) -> str:
         known = f" Known jobs: {', '.join(self.known)}." if self.known else ""
-        return f"no job '{self.job}' in the history.{known} `holdfast history` lists all."
+        return f"no job '{cut(self.job)}' in the history.{known} `holdfast history` lists all."
 
 
 class NoJob(OperatorError):
@@ -370,7 +391,7 @@ class UnknownIncident(OperatorError):
         self.incident = incident
 
     def __str__(self) -> str:
-        return f"no incident '{self.incident}' in the history. `holdfast history JOB` lists the incidents of a job."
+        return f"no incident '{cut(self.incident)}' in the history. `holdfast history JOB` lists the incidents of a job."
 
 
 class UnknownFault(OperatorError):
@@ -382,7 +403,7 @@ class UnknownFault(OperatorError):
 
     def __str__(self) -> str:
         guess = f" Did you mean {' or '.join(self.near)}?" if self.near else ""
-        return f"The catalogue has no fault kind {self.name}.{guess} `holdfast faults` lists them."
+        return f"The catalogue has no fault kind {cut(self.name)}.{guess} `holdfast faults` lists them."
 
 
 class UnknownPolicy(OperatorError):
@@ -394,7 +415,8 @@ class UnknownPolicy(OperatorError):
 
     def __str__(self) -> str:
         near = f" Did you mean {self.near[0]!r}?" if self.near else ""
-        return f"no policy is called {self.name!r}, and no file.{near} Name {', '.join(self.known)}, or the path of a policy file (.yaml)."
+        known = ", ".join(self.known)
+        return f"no policy is called {cut(self.name)!r}, and no file.{near} Name {known}, or the path of a policy file (.yaml)."
 
 
 class BadSetting(OperatorError):
@@ -416,7 +438,7 @@ class UnknownWord(OperatorError):
         self.option, self.given, self.known = option, given, known
 
     def __str__(self) -> str:
-        return f"--{self.option} knows no {self.given!r}. Give one of: {', '.join(self.known)}."
+        return f"--{self.option} knows no {cut(self.given)!r}. Give one of: {', '.join(self.known)}."
 
 
 class NoProfile(OperatorError):

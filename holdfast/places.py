@@ -1,14 +1,111 @@
-"""Where files lie. One variable moves all of them: ``HOLDFAST_HOME`` (default ``~/.holdfast``)."""
+"""Where files lie. One variable moves all of them: ``HOLDFAST_HOME`` (default ``~/.holdfast``).
+
+Whoever may change what lies there runs programs as this user: a flow does what its job's description says, and so does the next flow what
+the history says. So the folder is looked at whenever it is asked for, and one that belongs to somebody else is refused.
+"""
 
 from __future__ import annotations
 
+import errno
+import grp
 import os
+import pwd
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+from holdfast.errors import UnusableFolder
+
+MOST_LINKS: Final = 40
+"""Links that a path may lead through, as the kernel has it."""
+OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def home() -> Path:
-    """Return the folder that holds everything Holdfast keeps."""
-    return Path(os.environ.get("HOLDFAST_HOME") or "~/.holdfast").expanduser().absolute()
+    """Return the folder that holds everything Holdfast keeps; raise `UnusableFolder` for one that somebody else could change."""
+    return own_folder("HOLDFAST_HOME", os.environ.get("HOLDFAST_HOME") or "~/.holdfast")
+
+
+def own_folder(variable: str, told: str) -> Path:
+    """Return the folder that *variable* names, be it there or not; raise `UnusableFolder` unless it is this user's alone to change."""
+    cure = f"Name a folder of your own in {variable}"
+    try:
+        told.encode()
+        folder = Path(told).expanduser().absolute()
+        flaw = next((flaw for at, facts in _on_the_way(folder) if (flaw := _flaw(at, facts, last=at == folder))), "")
+    except UnicodeEncodeError:
+        raise UnusableFolder(variable, ascii(told), "its name is not UTF-8", cure) from None
+    except RuntimeError as error:
+        raise UnusableFolder(variable, told, f"{error}".rstrip("."), f"{cure}, by its whole path") from error
+    except OSError as error:
+        raise UnusableFolder(variable, told, f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", cure) from error
+    if flaw:
+        raise UnusableFolder(variable, told, flaw, cure)
+    return folder
+
+
+def _on_the_way(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield what the path to *folder* leads through, as far as it is there: folders, links, and what these lead through."""
+    rest, at, links = [*reversed(folder.parts[1:])], Path("/"), 0
+    yield at, at.lstat()
+    while rest:
+        name = rest.pop()
+        at = at.parent if name == ".." else at / name
+        try:
+            facts = at.lstat()
+        except FileNotFoundError:
+            return
+        if stat.S_ISLNK(facts.st_mode):
+            links += 1
+            if links > MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+            yield at, facts
+            led = at.readlink()
+            rest += reversed(led.parts[1:] if led.is_absolute() else led.parts)
+            at = Path("/") if led.is_absolute() else at.parent
+        else:
+            yield at, facts
+    if not links:
+        return
+    yield folder, at.lstat()  # by the name that it was given
+
+
+def _flaw(at: Path, facts: os.stat_result, *, last: bool) -> str:
+    """Say what lets somebody else change what is at *at*, or below; *last*: it is the folder itself, where no new file may appear."""
+    if not stat.S_ISDIR(facts.st_mode) and not stat.S_ISLNK(facts.st_mode):
+        return f"{at} is no folder"
+    if facts.st_uid not in {0, os.geteuid()} and not (_is_unmapped(facts.st_uid) and not last):
+        return f"{at} belongs to {_user(facts.st_uid)}, who could have programs run as you"
+    others = 0 if stat.S_ISLNK(facts.st_mode) else facts.st_mode & OTHERS_WRITE
+    if others & stat.S_IWGRP and _is_own_group(facts.st_gid):
+        others &= ~stat.S_IWGRP
+    if others and (last or not facts.st_mode & stat.S_ISVTX):
+        return f"others may write to {at}, and so could have programs run as you (`chmod go-w` there takes that from them)"
+    return ""
+
+
+def _user(uid: int) -> str:
+    with suppress(KeyError):
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    return f"the user with the number {uid}"
+
+
+def _is_own_group(gid: int) -> bool:
+    """Tell whether a group is this user's private one, as many systems give everybody."""
+    with suppress(KeyError):
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+        return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    return False
+
+
+def _is_unmapped(uid: int) -> bool:
+    """Tell whether *uid* stands for whoever is not known in this user namespace: root's own folders of the host are such in a container."""
+    with suppress(OSError, ValueError):
+        known = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines())
+        return known < 2**32 - 1 and uid == int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
+    return False
 
 
 def history_url() -> str:
@@ -24,7 +121,8 @@ def job_directory(job: str) -> Path:
 def make_private(folder: Path) -> None:
     """Make *folder*, which may lie below others that are missing, for this user alone; raise ``OSError`` when that cannot be.
 
-    A folder of a job holds its description, its logs and its token. One that was there before keeps its owner and loses what others may do.
+    A folder of a job holds its description, its logs and its token. One that was there before keeps its owner, who must be this user or
+    root, and loses what others may do.
     """
     for one in reversed([folder, *folder.parents]):
         if not one.exists():
@@ -32,6 +130,7 @@ def make_private(folder: Path) -> None:
     facts = folder.stat()
     if facts.st_uid == os.getuid() and facts.st_mode & 0o077:
         folder.chmod(facts.st_mode & 0o700)
+    own_folder("HOLDFAST_HOME", str(folder))  # where anybody may make folders, somebody may have made it a moment before us
 
 
 def spill_file(job: str) -> Path:

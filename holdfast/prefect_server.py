@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import http.client
 import os
+import secrets
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -24,6 +26,7 @@ from typing import Final
 from holdfast.control.handover import heed_from_now_on, held_back
 from holdfast.errors import OperatorError
 from holdfast.log import line
+from holdfast.places import own_folder
 from holdfast.ports import free_port, is_free, listens
 from holdfast.process import die_with_parent
 from holdfast.secrecy import shown, without
@@ -42,6 +45,14 @@ ATTEMPTS: Final = 3
 
 STANDS_IN: Final = "HOLDFAST_PREFECT_STANDS_IN"
 """Variable: the server that was named and is away, or nothing where none was, for which one of our own stands in."""
+
+NAMED_AUTH: Final = "HOLDFAST_PREFECT_STANDS_IN_AUTH"
+"""Variable: user and password for the server that was named and is away; those of our own stand where Prefect looks for them."""
+
+PASSWORD: Final = "holdfast-server.password"  # noqa: S105 (the name of a file)
+"""File with user and password of the servers of our own, beside their database: every user of this machine reaches their port."""
+
+USER: Final = "holdfast"
 
 QUIET: Final = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
 """A server of ours sends nothing anywhere."""
@@ -82,12 +93,17 @@ def setting(name: str) -> str:
     """Return what Prefect is told by the environment, or by its active profile; empty when it is told nothing."""
     if value := os.environ.get(name):
         return value
-    folder = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
-    with suppress(OSError, ValueError, KeyError, AttributeError):
+    with suppress(OSError, ValueError, KeyError, AttributeError, RuntimeError):
+        folder = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
         profiles = tomllib.loads((folder / "profiles.toml").read_text())
         active = os.environ.get("PREFECT_PROFILE") or profiles["active"]
         return str(profiles["profiles"][active].get(name) or "")
     return ""
+
+
+def auth_string() -> str:
+    """Return user and password for the server that the operator names, or where there is none for ours; empty when none are wanted."""
+    return os.environ.get(NAMED_AUTH, "") if STANDS_IN in os.environ and named() else setting("PREFECT_API_AUTH_STRING")
 
 
 def why_away(url: str, seconds: float = PATIENCE) -> str:
@@ -109,26 +125,40 @@ def why_away(url: str, seconds: float = PATIENCE) -> str:
 
 
 class TemporaryServer:
-    """A server on a free port of the loopback interface; it dies with this process."""
+    """A server on a free port of the loopback interface; it dies with this process.
 
-    def __init__(self, log: Path, environment: dict[str, str]) -> None:
-        self.log, self._given = log, environment
+    What it knows is this user's alone: it asks for the password that stands in `password`, and its files are private.
+    """
+
+    def __init__(self, folder: Path, log: str, environment: dict[str, str]) -> None:
+        """Start it with *folder* as its home and *log* there as its log; raise ``OSError`` when that cannot be."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own_folder("PREFECT_HOME", str(folder))
+        _make_private(folder)
+        self.log, self.password = folder / log, folder / PASSWORD
+        self._auth, self._given = _kept(self.password), {**environment, "PREFECT_HOME": str(folder)}
         self._begin()
 
     def _begin(self) -> None:
         parent, self._port = os.getpid(), free_port()
         self.address = f"http://127.0.0.1:{self._port}"
-        self.environment = {**self._given, **QUIET, "PREFECT_API_URL": f"{self.address}/api"}
-        with self.log.open("ab") as output:
+        self.environment = {**self._given, **QUIET, "PREFECT_API_URL": f"{self.address}/api", "PREFECT_API_AUTH_STRING": self._auth}
+        with open(self.log, "ab", opener=_privately) as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**self.environment, "PREFECT_LOGGING_SERVER_LEVEL": "WARNING"},
+                env={**self.environment, "PREFECT_LOGGING_SERVER_LEVEL": "WARNING", "PREFECT_SERVER_API_AUTH_STRING": self._auth},
                 start_new_session=True,
+                umask=0o077,
                 preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 (nobody has started a thread yet)
             )
+
+    @property
+    def words(self) -> str:
+        """Return the address of its UI, and how to get in there."""
+        return f"{self.address}/runs (it asks for a password, which is the line in {self.password})"
 
     def wait(self) -> None:
         """Wait until the server answers; raise `ServerSilent` when it does not. One that has lost its port to somebody takes another."""
@@ -159,24 +189,58 @@ class TemporaryServer:
         self._process.wait()
 
 
+def _privately(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _make_private(folder: Path) -> None:
+    """Take from others the databases in *folder* that were made while they were everybody's to read; journals come to be like them."""
+    for one in folder.glob("*.db*"):
+        with suppress(OSError):
+            facts = one.lstat()
+            if facts.st_uid == os.getuid() and stat.S_ISREG(facts.st_mode) and facts.st_mode & 0o077:
+                one.chmod(0o600)
+
+
+def _kept(path: Path) -> str:
+    """Return user and password in the file, made if there are none yet. Several servers may begin at once, and have the same."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    with suppress(FileNotFoundError):
+        if told := _read(path):
+            return told
+        path.unlink()  # an empty one is no secret
+    try:
+        with open(beside, "x", opener=_privately, encoding="ascii") as file:
+            file.write(f"{USER}:{secrets.token_urlsafe(24)}\n")
+        with suppress(FileExistsError):
+            os.link(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return _read(path)
+
+
+def _read(path: Path) -> str:
+    with open(path, opener=_privately, encoding="ascii", errors="replace") as file:
+        return file.read(4096).strip()
+
+
 def main(arguments: list[str]) -> int:
     """Become ``python -m`` *arguments*, with a Prefect server to talk to; who is told to let go meanwhile has nothing to let go of."""
     handover, environment, known = heed_from_now_on(), dict(os.environ), configured()
     away = why_away(known) if known else ""
     if away or not known:
-        folder = Path(environment.get("PREFECT_HOME") or "~/.prefect").expanduser()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder = own_folder("PREFECT_HOME", environment.get("PREFECT_HOME") or "~/.prefect")
             if away:
                 print(f"The Prefect server at {shown(known)} cannot be used: {away}. The flow goes on with one of its own.", flush=True)  # noqa: T201
                 environment["PREFECT_API_DATABASE_CONNECTION_URL"] = f"sqlite+aiosqlite:///{folder / 'holdfast-server.db'}"
-            server = TemporaryServer(folder / "holdfast-server.log", environment)
+            server = TemporaryServer(folder, "holdfast-server.log", environment)
             server.wait()
         except (OSError, OperatorError) as error:
             print(line("refused", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
             return 2
-        environment = {**server.environment, STANDS_IN: known}
-        print(line("prefect.ui", f"Prefect UI while this job runs: {server.address}/runs"), flush=True)  # noqa: T201
+        environment = {**server.environment, STANDS_IN: known, NAMED_AUTH: setting("PREFECT_API_AUTH_STRING") if known else ""}
+        print(line("prefect.ui", f"Prefect UI while this job runs: {server.words}"), flush=True)  # noqa: T201
     command = [sys.executable, "-P", "-m", *arguments]
     with held_back():
         if handover.why:

@@ -86,9 +86,10 @@ def _silent(server: str, error: Exception) -> str:
 
 def _proof() -> dict[str, str]:
     """Return who we are to the server, as Prefect's own client says it."""
-    if key := prefect_server.setting("PREFECT_API_KEY"):
+    own = prefect_server.stands_in() and not prefect_server.named()
+    if not own and (key := prefect_server.setting("PREFECT_API_KEY")):
         return {"Authorization": f"Bearer {key}"}
-    if pair := prefect_server.setting("PREFECT_API_AUTH_STRING"):
+    if pair := prefect_server.auth_string():
         return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
     return {}
 

@@ -20,9 +20,11 @@ import math
 import mmap
 import os
 import re
+import secrets
 import socket
 import stat
 import struct
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -44,6 +46,10 @@ _HEAD: Final = struct.Struct("<8sQI32s")
 """Magic, bytes of data that are there, length of the label, its SHA-256."""
 _PROGRESS: Final = struct.Struct("<Q")
 _MASK: Final = (1 << 64) - 1
+_TAIL_HEAD: Final = 128
+"""Bytes of a tail beside its table, index, names and blobs, at most."""
+_SLICE_ROOM: Final = 64
+"""Bytes that a tail has for each slice, at most."""
 
 
 class Unusable(Exception):
@@ -84,7 +90,7 @@ class Label:
     time: float
     """When it was begun, in seconds since 1970."""
     tail: int = 0
-    """Bytes of the tail; 0 in a draft."""
+    """Bytes of the tail; in a draft those that it has at most, so that whoever takes a copy can tell whether all of it fits."""
     digest: str = ""
     """SHA-256 of the tail."""
 
@@ -155,16 +161,25 @@ def word_sum(data: bytes | bytearray | memoryview) -> int:
     return total & _MASK
 
 
+def tail_limit(data: int, index: int, blobs: Mapping[str, bytes], cut: int = CUT) -> int:
+    """Return how many bytes a tail has at most: over *data* bytes in slices of *cut*, with an *index* of so many bytes of JSON."""
+    names = len(json.dumps({name: len(blob) for name, blob in blobs.items()}))
+    return _TAIL_HEAD + _SLICE_ROOM * -(-data // cut) + index + names + sum(map(len, blobs.values()))
+
+
 # -- writing ------------------------------------------------------------------------------------------------------------
 
 
 class Slot:
     """A file that takes one snapshot after the other."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or make the file; raise ``OSError`` when that cannot be."""
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        """Open or make the file, which must not be there yet if it is to be *fresh*; raise ``OSError`` when that cannot be.
+
+        No link is followed: outside of a vault somebody else may have laid one out.
+        """
         self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if fresh else 0), 0o600)
         self._held = False
         self._map: mmap.mmap | None = None
         self.data: memoryview = memoryview(bytearray())
@@ -487,8 +502,38 @@ def vaults_of(node: str) -> list[Path]:
 
 
 def root() -> Path:
-    """Return the folder of this user's vaults: below ``HOLDFAST_VAULTS``, or the memory file system."""
-    return Path(os.environ.get("HOLDFAST_VAULTS") or ROOT) / f"holdfast-{os.getuid()}"
+    """Return the folder of this user's vaults: below ``HOLDFAST_VAULTS``, or the memory file system.
+
+    Anybody may make folders there. Where somebody else has taken the name, this user's folder has one that nobody can guess: the first
+    of those that there are, so that all processes find the same.
+    """
+    place = Path(os.environ.get("HOLDFAST_VAULTS") or ROOT)
+    usual = place / f"holdfast-{os.getuid()}"
+    if not _is_anothers(usual):
+        return usual
+    if not (found := _others_of(usual)):
+        with suppress(OSError):
+            usual.with_name(f"{usual.name}.{time.time_ns():020}-{secrets.token_hex(8)}").mkdir(mode=0o700)
+        found = _others_of(usual)
+    return found[0] if found else usual
+
+
+def _is_anothers(folder: Path) -> bool:
+    """Tell whether somebody else has made *folder*, or a link in its place."""
+    try:
+        return folder.lstat().st_uid != os.getuid()
+    except OSError:
+        return False
+
+
+def _others_of(usual: Path) -> list[Path]:
+    """Return this user's folders for vaults that are not called as *usual*, the oldest first."""
+    found = []
+    for one in usual.parent.glob(f"{usual.name}.*"):
+        with suppress(OSError):
+            if _is_ours(one):
+                found.append(one)
+    return sorted(found)
 
 
 def make(vault: Path) -> None:

@@ -163,7 +163,7 @@ def pull(address: tuple[str, int], token: str, name: str, label: Label, into: Pa
             raise Unusable(f"a file of {size} bytes is not the snapshot that was asked for")
         if vault.read_label(line.exactly(vault.PAGE)) != label:
             raise Unusable("it is not the snapshot that was asked for")
-        slot = Slot(into)
+        slot = Slot(into, fresh=True)
         try:
             slot.begin(replace(label, tail=0, digest=""))
             line.into(slot.data)

@@ -165,6 +165,21 @@ def test_deployments_can_be_told_apart() -> None:
     assert len({one["name"] for one in ours}) == len({tuple(one["tags"]) for one in ours}) == len(ours) == 3
 
 
+def test_the_script_for_slurm_keeps_its_things_in_a_folder_of_its_users(tmp_path: Path) -> None:
+    """Anybody may make folders in `$TMPDIR`: one with a name that can be guessed may be somebody else's."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "holdfast").write_text('#!/bin/sh\necho "$HOLDFAST_HOME"\n')
+    (tools / "scontrol").write_text("#!/bin/sh\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    home = tmp_path / "me"
+    given = {"PATH": f"{tools}:/usr/bin:/bin", "HOME": str(home), "USER": "me", "SLURM_JOB_ID": "1", "TMPDIR": str(tmp_path / "tmp")}
+    script = str(ROOT / "deployments" / "slurm" / "orchestrator.sbatch")
+    done = subprocess.run(["bash", script, "job.yaml"], env=given, capture_output=True, text=True, check=True, timeout=60)
+    assert Path(done.stdout.strip()).is_relative_to(home / ".holdfast")
+
+
 def test_the_script_for_slurm_is_one() -> None:
     """Bash takes it, and what it asks of sbatch stands in its head."""
     script = ROOT / "deployments" / "slurm" / "orchestrator.sbatch"

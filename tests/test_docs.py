@@ -52,6 +52,14 @@ def test_a_link_that_leads_nowhere_is_seen(tmp_path: Path) -> None:
     assert broken_links(tmp_path / "here.md") == ["gone.md", "here.md#gone"]
 
 
+def test_each_claim_about_security_names_a_test_that_there_is() -> None:
+    """A claim that nobody tries is a hope."""
+    told = re.findall(r"^\| (.+) \| `(tests/\S+\.py)::(test_\w+)` \|$", (DOCS / "security.md").read_text(), re.MULTILINE)
+    assert len(told) > 20
+    for claim, path, test in told:
+        assert f"def {test}(" in (ROOT / path).read_text(), claim
+
+
 def test_every_variable_of_ours_is_on_the_settings_page() -> None:
     """What the code reads from the environment is described, and what is described is read."""
     sources = "".join(file.read_text() for top in TOPS for file in (ROOT / top).rglob("*.py"))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import stat
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -39,6 +43,20 @@ def written(path: Path, *, part: int = 0, parts: int = 1, step: int = 7, seed: i
     whole = slot.seal(label, sums, ENTRIES, {"rng": b"random", "empty": b""})
     slot.close()
     return whole
+
+
+@pytest.mark.parametrize("cut", [1, CUT, vault.CUT])
+@pytest.mark.parametrize("blobs", [{}, {"rng": b"random", "empty": b"", 'a name of "many" lettérs': bytes(100_000)}])
+def test_no_tail_is_longer_than_its_draft_announces(tmp_path: Path, cut: int, blobs: dict[str, bytes]) -> None:
+    """Whoever takes a copy keeps room for so much."""
+    data = bytes(sum(SIZES))
+    facts: dict[str, Any] = {"rank": 3, "world": 4, "piece": "p", "part": 0, "parts": 1, "cut": cut, "time": 1.5}
+    limit = vault.tail_limit(len(data), len(json.dumps(ENTRIES)), blobs, cut)
+    slot = Slot(tmp_path / "a.snap")
+    slot.begin(Label(step=1, lineage=1, size=len(data), tail=limit, **facts))
+    sealed = slot.seal(Label(step=1, lineage=1, size=len(data), tail=limit, **facts), [0] * -(-len(data) // cut), ENTRIES, blobs)
+    slot.close()
+    assert len(json.dumps(ENTRIES)) + sum(map(len, blobs.values())) < sealed.tail <= limit
 
 
 def is_whole(path: Path) -> bool:
@@ -244,3 +262,25 @@ def test_vaults_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert vault.vaults_of("a") == sorted(places[:2])
     vault.wipe(places[0])
     assert vault.vaults_of("a") == [places[1]]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
+def test_a_folder_that_somebody_else_made_first_keeps_nobody_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a link, nor many with names like ours; all processes find the same folder, and nothing of theirs is touched."""
+    monkeypatch.setenv("HOLDFAST_VAULTS", str(tmp_path))
+    tmp_path.chmod(0o1777)
+    theirs = tmp_path / f"holdfast-{os.getuid()}"
+    theirs.mkdir(mode=0o777)
+    for like in (theirs, tmp_path / f"{theirs.name}.0", tmp_path / f"{theirs.name}.{0:020}-x"):
+        like.mkdir(exist_ok=True)
+        os.chown(like, 65534, 65534)
+    place = vault.vault_of("node", "job")
+    vault.make(place)
+    assert stat.S_IMODE(place.parent.stat().st_mode) == stat.S_IMODE(place.stat().st_mode) == 0o700
+    command = "import os; from holdfast import vault; vault.make(vault.vault_of('other', 'job')); print(vault.root())"
+    told = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    assert told.stdout.strip() == str(vault.root()) == str(place.parent)
+    assert vault.vaults_of("node") == [place]
+    assert list(theirs.iterdir()) == []
+    vault.wipe(place)
+    assert vault.vaults_of("node") == []

@@ -7,6 +7,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -110,7 +111,7 @@ class Crew:
 
     def prepare(self, plan: Plan) -> bool:
         """Take on a job's plan; tell whether its workers will start warm. Raise ``OSError`` when they could not be started at all."""
-        plan.log_directory.mkdir(parents=True, exist_ok=True)
+        _make_private(plan.log_directory)
         warm = self._births.prepare(plan)
         self.plan = plan
         return warm
@@ -344,6 +345,14 @@ class Crew:
                 self.kill(leaver)
         self._births.tick(now)
         self._settle()
+
+
+def _make_private(folder: Path) -> None:
+    """Make the folder for logs, for this user alone, wherever it lies: scripts print what is nobody else's."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(OSError):  # somebody else's: whether logs can be written there is seen when they are
+        if folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
 
 
 def _signal(worker: Worker, number: int) -> None:

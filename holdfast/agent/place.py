@@ -32,7 +32,7 @@ class Seen:
     job: str | None
 
 
-OTHERS: Final = ("HOLDFAST_HISTORY", "PREFECT_")
+OTHERS: Final = ("HOLDFAST_HISTORY", "HOLDFAST_PREFECT_", "PREFECT_")
 """Beginnings of the names of variables that are the orchestrator's alone: they may hold the password of a database, or a key."""
 
 

@@ -140,7 +140,7 @@ class Worker:
     def open_log(self) -> None:
         """Say in the log where this worker's output begins; raise ``OSError`` when there can be no log."""
         line = f"--- holdfast: {self.name}\n".encode()
-        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self.log_begin = os.fstat(log).st_size
             self.log_begin += os.write(log, line)

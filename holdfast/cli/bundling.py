@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from holdfast import places
+from holdfast.agent.log_files import JOB
 from holdfast.cli.outlook import find_job
 from holdfast.cli.output import hint, say, say_json
 from holdfast.errors import HistoryTrouble, UnknownJob
@@ -41,6 +42,6 @@ def _known(job: str) -> str:
     except HistoryTrouble:  # a history that cannot be read is a reason for a bundle, not against one
         return job
     except UnknownJob:
-        if places.job_directory(job).is_dir():  # it never came so far
+        if JOB.fullmatch(job) and places.job_directory(job).is_dir():  # it never came so far
             return job
         raise

@@ -6,12 +6,13 @@ import errno
 import io
 import os
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import click
 
 from holdfast.cli.grammar import NobodyReads, app
-from holdfast.errors import OperatorError
+from holdfast.errors import OperatorError, cut
 from holdfast.log import line
 
 REFUSED: Final = 2
@@ -28,21 +29,38 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows `?`, not a traceback
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        status = app.main(arguments, prog_name="holdfast", standalone_mode=False)
+        status = app.main(given, prog_name="holdfast", standalone_mode=False)
         sys.stdout.flush()
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except OperatorError as error:
-        return _refused(str(error))
-    except (KeyboardInterrupt, click.Abort):
-        return INTERRUPTED
-    except NobodyReads:
-        return _unheard()
-    except OSError as error:
-        return _foreign(error)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (what is no person's mistake is raised again)
+        return _ended_by(error, given)
     return status if isinstance(status, int) else 0
+
+
+def _ended_by(error: BaseException, given: Sequence[str]) -> int:
+    """Return the exit status of a command that ended by *error*, and say what there is to say."""
+    match error:
+        case click.ClickException():
+            error.show()
+            return error.exit_code
+        case OperatorError():
+            return _refused(str(error))
+        case KeyboardInterrupt() | click.Abort():
+            return INTERRUPTED
+        case NobodyReads():
+            return _unheard()
+        case OSError():
+            return _foreign(error)
+        case UnicodeEncodeError() if strange := next((one for one in given if not _is_text(one)), None):
+            return _refused(f"{strange[:80]!a} is not UTF-8: no job, node or policy is called so, and no file of theirs can be")
+        case _:
+            raise error
+
+
+def _is_text(word: str) -> bool:
+    """Tell whether *word* can be written as UTF-8: an argument may be any bytes."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
 def _open_what_is_closed() -> None:
@@ -56,7 +74,7 @@ def _foreign(error: OSError) -> int:
     """Tell what the system refused; an output that nobody reads any more needs no words."""
     if isinstance(error, BrokenPipeError) or error.errno == errno.EIO:
         return _unheard()
-    return _refused(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+    return _refused(f"{error.strerror or error}{f': {cut(str(error.filename))}' if error.filename else ''}")
 
 
 def _refused(message: str) -> int:

@@ -11,12 +11,29 @@ from typing import Any
 import click
 
 from holdfast import __version__
+from holdfast.errors import cut
 from holdfast.log import FORMAT, FORMATS
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")
 file_path = click.Path(path_type=Path)
+
+
+class _Number(click.IntRange):
+    """A whole number that a database can hold; the help does not tell which that is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 (click's signature)
+        """Return the number; refuse one that is too large."""
+        number = super().convert(value, param, ctx)
+        if number >= 2**63:
+            self.fail(f"{str(number)[:40]} is too large.", param, ctx)
+        return number
+
+
+from_zero, from_one = _Number(min=0), _Number(min=1)
+
+
 since_option = click.option("--since", metavar="WHEN", help="Only what came after: a date and time, or a duration such as 7d, so long ago.")
 
 
@@ -42,7 +59,7 @@ class _Words(click.Group):
         """Return the command that *args* begin with; refuse an unknown one with the nearest."""
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], self.commands, n=1)
-            ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else " `holdfast --help` lists them."))
+            ctx.fail(f"No such command '{cut(args[0])}'." + (f" Did you mean '{near[0]}'?" if near else " `holdfast --help` lists them."))
         return super().resolve_command(ctx, args)
 
 
@@ -162,7 +179,7 @@ def status(job: str | None, follow: bool, as_json: bool) -> int:
 
 @app.command(epilog=example("holdfast history", "holdfast history gpt-small --json"))
 @click.argument("job", required=False)
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N", help="Newest jobs to list.")
+@click.option("--limit", type=from_one, default=50, show_default=True, metavar="N", help="Newest jobs to list.")
 @as_json
 def history(job: str | None, limit: int, as_json: bool) -> int:
     """List all jobs, or what befell one JOB."""
@@ -202,7 +219,11 @@ def report(job: str | None, output: Path | None, as_json: bool) -> int:
 @app.command(epilog=example("holdfast advise gpt-small", "holdfast advise gpt-small --every 500 --every 2000"))
 @click.argument("job", required=False)
 @click.option(
-    "--every", type=click.IntRange(min=1), multiple=True, metavar="N", help="Show also what a checkpoint every N steps would cost."
+    "--every",
+    type=from_one,
+    multiple=True,
+    metavar="N",
+    help="Show also what a checkpoint every N steps would cost.",
 )
 @as_json
 def advise(job: str | None, every: tuple[int, ...], as_json: bool) -> int:
@@ -233,9 +254,9 @@ def checkpoints(job: str, verify: bool, as_json: bool) -> int:
 
 @app.command(epilog=example("holdfast logs gpt-small", "holdfast logs gpt-small --rank 3 --follow"))
 @click.argument("job", required=False)
-@click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, metavar="N", help="Only this rank; may be given several times.")
+@click.option("--rank", "ranks", type=from_zero, multiple=True, metavar="N", help="Only this rank; may be given several times.")
 @click.option("--node", metavar="NODE", help="What lies on this node, of ranks that went elsewhere too.")
-@click.option("--lines", "-n", type=click.IntRange(min=0), default=20, show_default=True, help="Last lines of each log.")
+@click.option("--lines", "-n", type=from_zero, default=20, show_default=True, help="Last lines of each log.")
 @click.option("--follow", "-f", is_flag=True, help="Go on as they grow, until the job ends.")
 @as_json
 def logs(job: str | None, ranks: tuple[int, ...], node: str | None, lines: int, follow: bool, as_json: bool) -> int:
@@ -357,7 +378,7 @@ def hand_over(job: str, timeout: float, as_json: bool) -> int:
 @app.command(epilog=example("holdfast migrate gpt-small --from node-1", "holdfast migrate gpt-small --rank 3 --to node-4"))
 @click.argument("job")
 @click.option("--from", "source", metavar="NODE", help="Move all ranks of this node, and let the node go.")
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Move this rank only.")
+@click.option("--rank", type=from_zero, metavar="N", help="Move this rank only.")
 @click.option("--to", "target", metavar="NODE", help="Node to move to; default: a spare one, or any that is free.")
 @click.option(
     "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer than this for the outcome; the move itself goes on."
@@ -514,9 +535,7 @@ of_cluster = click.option(
     "--cluster", "cluster_file", type=file_path, metavar="FILE", help="Cluster of the node; default: the cluster `local` on this machine."
 )
 because = click.option("--because", required=True, metavar="TEXT", help="Why: it is kept, and shown to everybody who meets the node.")
-one_hold = click.option(
-    "--number", type=click.IntRange(min=1), metavar="N", help="Only if this hold is open; `holdfast nodes` shows numbers."
-)
+one_hold = click.option("--number", type=from_one, metavar="N", help="Only if this hold is open; `holdfast nodes` shows numbers.")
 
 
 @nodes.command("hold", epilog=example('holdfast nodes hold node-1 --because "new fan" --for 2h'))
@@ -605,7 +624,7 @@ def burn_in(nodes: tuple[str, ...], cluster_file: Path | None, short: bool, seco
 
 
 @app.command(epilog=example("holdfast approve", "holdfast approve 3", 'holdfast approve 3 --refuse --because "only its fan"'))
-@click.argument("number", type=click.IntRange(min=1), required=False)
+@click.argument("number", type=from_one, required=False)
 @click.option("--refuse", is_flag=True, help="The nodes stay in service.")
 @click.option("--node", "nodes", multiple=True, metavar="NODE", help="Isolate only this one; may be given several times.")
 @click.option("--because", default="", metavar="TEXT", help="Why: it is kept with the answer.")
@@ -786,7 +805,7 @@ def show_fault(kind: str, as_json: bool) -> int:
 
 
 @faults.command("unknown", epilog=example("holdfast faults unknown", "holdfast faults unknown --draft"))
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Most frequent failures to list.")
+@click.option("--limit", type=from_one, default=20, show_default=True, metavar="N", help="Most frequent failures to list.")
 @click.option("--draft", is_flag=True, help="Write tables for the catalogue, to be completed.")
 @as_json
 def unknown_faults(limit: int, draft: bool, as_json: bool) -> int:
@@ -824,7 +843,7 @@ def show_policy(policy: str | None, as_json: bool) -> int:
 def check_policy(files: tuple[Path, ...], as_json: bool) -> int:
     """Check policy files and tell all that is wrong.
 
-    Each problem is told with its field, its line, the reason and the cure. Exit status 1: a file cannot be used.
+    Each problem is told with its field, its line, the reason and the cure. Exit status 2: a file cannot be used.
     """
     from holdfast.cli.policies import check
 

@@ -119,7 +119,7 @@ def check(files: Sequence[Path], *, as_json: bool) -> int:
             say(f"{path}: fine. Based on {file.based_on}, {plural(len(differences), 'difference')}.")
     if as_json:
         say_json(told)
-    return int(bad > 0)
+    return 2 if bad else 0
 
 
 def explain_slow(job: str | None, *, as_json: bool) -> int:

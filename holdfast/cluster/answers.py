@@ -11,15 +11,20 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from holdfast.agent.log_files import NAME as LOG
 from holdfast.wire import LONGEST_LINE, Message
 
 MOST: Final = 2**53
+MOST_LOGS: Final = 2**16
+"""Logs in one folder: one for each rank of the largest jobs, where nodes share it."""
 
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Port = Annotated[int, Field(gt=0, lt=2**16)]
 Real = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Name = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00\r\n]*$")]
 """One line: it goes into messages, environments and paths."""
+Log = Annotated[str, StringConstraints(pattern=rf"^(?:{LOG.pattern})$")]
+"""The name of a log: it becomes a path in a support bundle, and so on the machine of whoever unpacks that."""
 Words = Annotated[str, StringConstraints(max_length=1000)]
 
 
@@ -63,7 +68,7 @@ class _Past(_Said):
 
 
 class _Logs(_Said):
-    logs: dict[Name, Count]
+    logs: Annotated[dict[Log, Count], Field(max_length=MOST_LOGS)]
     place: Name = ""
 
 
@@ -105,12 +110,15 @@ def complaint(verb: str, answer: Message) -> str:
         ANSWERS.get(verb, _Said).model_validate(answer)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        return f"{'.'.join(map(str, first['loc']))[:100]}: {first['msg']}"
+        return f"{_printable('.'.join(map(str, first['loc']))[:100])}: {first['msg']}"
     return ""
 
 
 def refusal(answer: Message) -> OSError:
     """Return why a gate did not carry out an order."""
     number, why = answer.get("errno"), answer.get("why")
-    words = "".join(letter if letter.isprintable() else "?" for letter in str(why)[:1000])
-    return OSError(number if type(number) is int and 0 <= number < MOST else 0, words or "it does not say why")
+    return OSError(number if type(number) is int and 0 <= number < MOST else 0, _printable(str(why)[:1000]) or "it does not say why")
+
+
+def _printable(words: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in words)

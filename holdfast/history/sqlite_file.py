@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
 from sqlalchemy.pool import QueuePool
 from sqlmodel import SQLModel
 
+from holdfast import places
 from holdfast.errors import HistoryCorrupt, HistoryLocked, HistoryUnreachable, NotWritable
 from holdfast.history import models
 from holdfast.history.clean import to_json
@@ -130,6 +131,9 @@ def _make_folder(path: Path, url: str) -> None:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise NotWritable("the history", url, error.strerror or str(error)) from error
+    home = places.home()
+    if path.is_relative_to(home):  # somebody else may have made it a moment before us, where anybody may make folders
+        places.own_folder("HOLDFAST_HOME", str(path.parent))
 
 
 def _connector(path: Path, *, create: bool, patience: float) -> Connect:

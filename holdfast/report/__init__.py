@@ -6,6 +6,8 @@ Nothing heavy is imported before a report is drawn.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import secrets
 import time
 from pathlib import Path
@@ -60,6 +62,8 @@ def _put(target: Path, content: bytes) -> None:
         target.write_bytes(content)
         return
     target = target.resolve()  # a link stays a link
+    if target.is_dir():  # also the root, which has no name
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}")
     try:

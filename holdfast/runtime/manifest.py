@@ -137,9 +137,12 @@ def read(folder: Path) -> Manifest:
         raise Unusable("checkpoint-torn", f"it has no {MANIFEST}") from None
     except OSError as error:
         raise Unusable("checkpoint-corrupt", f"its {MANIFEST} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Unusable("checkpoint-torn", f"its {MANIFEST} is not whole") from error
-    return _checked(values, folder)
+    try:
+        return _checked(values, folder)
+    except (RecursionError, ValueError) as error:  # nested as no manifest is, or with half a character
+        raise Unusable("checkpoint-corrupt", f"its {MANIFEST} is not a manifest") from error
 
 
 def _checked(values: Any, folder: Path) -> Manifest:  # noqa: ANN401 (whatever JSON a file may hold)

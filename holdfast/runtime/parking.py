@@ -127,7 +127,7 @@ def promote(order: Message) -> None:
     path = order.get("log")
     if path:
         with suppress(OSError):  # training matters more than its log
-            log = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            log = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             for target in (1, 2):
                 os.dup2(log, target)
             os.close(log)

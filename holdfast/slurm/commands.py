@@ -21,7 +21,7 @@ PASSING: Final = re.compile(
     re.IGNORECASE,
 )
 """What Slurm's commands say of troubles that pass by themselves: a controller that is away, a limit that is reached now."""
-PLACE: Final = ("SLURM_", "SLURMD_", "PREFECT_", "SSH_", "HOLDFAST_HISTORY")
+PLACE: Final = ("SLURM_", "SLURMD_", "PREFECT_", "SSH_", "HOLDFAST_HISTORY", "HOLDFAST_PREFECT_")
 """Beginnings of names that tell where this process runs, or whom it talks to: wrong for what is begun elsewhere."""
 
 

@@ -39,7 +39,7 @@ def _text(value: str) -> str:
 
 def _variable(name: str) -> str:
     """Refuse a name that the environment cannot hold or that the agent sets."""
-    if not name or "=" in name:
+    if not name or "=" in name or any(letter.isspace() or not letter.isprintable() for letter in name):
         raise PydanticCustomError("variable", "is not a name of an environment variable", {"cure": "Use letters, digits and underscores"})
     if name in OURS or name.startswith("HOLDFAST_"):
         raise PydanticCustomError("variable", "is set by Holdfast for every worker", {"cure": "Remove it from `environment`"})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
 import sys
 import traceback
 import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
@@ -25,11 +26,11 @@ def values_of(path: Path, text: str, names: tuple[str, ...]) -> dict[str, Any]:
     module = types.ModuleType("__holdfast_job__")
     module.__file__ = str(path)
     try:
-        with _at_home(path.parent), contextlib.redirect_stdout(sys.stderr):
+        with _at_home(path.parent), _goes_on(), contextlib.redirect_stdout(sys.stderr):
             exec(code, module.__dict__)  # noqa: S102 (the user's own file, as `python FILE` would run it)
     except ValidationError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, _Exited) as error:
         raise Unreadable(_told(path, error)) from error
     return {name: getattr(module, name, None) for name in names}
 
@@ -64,7 +65,7 @@ def _names_set(tree: ast.Module) -> Iterator[str]:
 def _told(path: Path, error: BaseException) -> Problem:
     """Say where and how the file raised."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    said = f"{type(error).__name__}: {_first_line(error)}".rstrip(": ")
+    said = _first_line(error) if isinstance(error, _Exited) else f"{type(error).__name__}: {_first_line(error)}".rstrip(": ")
     return Problem(
         field=f"line {lines[-1]}" if lines else "file", reason=f"raised {said}", cure="Mend the file; `python FILE` shows it all"
     )
@@ -75,6 +76,27 @@ def _first_line(error: BaseException) -> str:
         return shown(str(error).partition("\n")[0])
     except Exception:  # noqa: BLE001 (a foreign exception may not even print)
         return ""
+
+
+class _Exited(BaseException):
+    """The file would have ended this process, without a word."""
+
+
+@contextlib.contextmanager
+def _goes_on() -> Iterator[None]:
+    """Have ``os._exit`` raise: whoever asks about a file wants an answer. A child that the file forks ends as it would."""
+    real, ours = os._exit, os.getpid()
+
+    def refused(status: int) -> NoReturn:
+        if os.getpid() != ours:
+            real(status)
+        raise _Exited(f"it ends the process by os._exit({status})")
+
+    os._exit = refused
+    try:
+        yield
+    finally:
+        os._exit = real
 
 
 @contextlib.contextmanager

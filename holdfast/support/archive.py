@@ -42,7 +42,10 @@ class Bundle:
             self.fail(name, error)
 
     def add(self, name: str, text: str, *, at: float | None = None) -> None:
-        """Add a text, without its secrets."""
+        """Add a text, without its secrets. A name that leads elsewhere when the bundle is unpacked is not taken, whoever gave it."""
+        if not _lies_inside(name):
+            self.lacks(ascii(name[:100]), "its name leads out of the bundle")
+            return
         data = self._redactor.text(text).encode("utf-8", "backslashreplace")
         entry = tarfile.TarInfo(f"{self._top}/{name}")
         entry.size, entry.mode, entry.mtime = len(data), 0o600, int(at if at is not None else time.time())
@@ -69,3 +72,9 @@ class Bundle:
                 self.add(name, file.read(TAIL).decode(errors="replace"), at=facts_of.st_mtime)
         except OSError as error:
             self.fail(name, error)
+
+
+def _lies_inside(name: str) -> bool:
+    """Tell whether a part of that *name* comes to lie below the folder of its bundle."""
+    parts = name.split("/")
+    return name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -15,7 +16,7 @@ from typing import Any, Final
 from sqlmodel import SQLModel, col, select
 
 from holdfast import places
-from holdfast.agent.log_files import place_of
+from holdfast.agent.log_files import JOB, place_of
 from holdfast.cluster import open_cluster
 from holdfast.errors import HoldfastError, NotWritable
 from holdfast.history import models, queries
@@ -61,6 +62,8 @@ def write(output: Path, job: str | None) -> list[str]:
     """Write the bundle about *job* (or the newest one) to *output*; return what is missing in it. Raise `NotWritable` when it cannot be."""
     redactor = Redactor()
     redactor.learn_environment(os.environ)
+    if output.is_dir():
+        raise NotWritable("the support bundle", str(output), os.strerror(errno.EISDIR))
     top = output.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
     beside = output.with_name(f".{output.name}.{os.getpid()}")
     try:
@@ -79,7 +82,7 @@ def write(output: Path, job: str | None) -> list[str]:
 def _fill(bundle: Bundle, redactor: Redactor, name: str | None) -> None:
     rows, found = _opened(bundle, name)
     told = {"name": found.name, "cluster": str(found.cluster.get("name", ""))} if found is not None else {"name": name, "cluster": None}
-    folder = places.job_directory(told["name"]) if told["name"] else None
+    folder = places.job_directory(told["name"]) if told["name"] and JOB.fullmatch(told["name"]) else None  # else it leads anywhere
     if folder is not None:
         _learn(redactor, folder, found)
     bundle.part("versions", facts.versions)

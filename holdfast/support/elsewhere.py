@@ -20,6 +20,9 @@ MOST_BYTES: Final = 256 * 1024 * 1024
 """Of all these logs together, before they are packed: where there are many, less is taken of each."""
 LEAST: Final = 64 * 1024
 """Bytes of each that are taken all the same."""
+MOST_LOGS: Final = MOST_BYTES // LEAST
+MOST_OF_NODE: Final = MOST_LOGS // 4
+"""Logs of one node, which says itself what lies there: none may take the place of all others'."""
 HANDS: Final = 16
 AHEAD: Final = 2 * HANDS
 """Logs that are read, or were read and wait to be written."""
@@ -46,7 +49,13 @@ class Gathering:
         with ThreadPoolExecutor(HANDS, thread_name_prefix="support") as hands:
             wanted, known = list[File](), set(taken)
             for node, listed in in_turn(hands, self._listed, nodes):
-                wanted += self._wanted(node, listed, known)
+                own = list(self._wanted(node, listed, known))
+                wanted += own[:MOST_OF_NODE]
+                if left := own[MOST_OF_NODE:]:
+                    self.bundle.lacks(f"nodes/{node}", f"{plural(len(left), 'log')} beyond the first {MOST_OF_NODE}")
+            if left := wanted[MOST_LOGS:]:
+                del wanted[MOST_LOGS:]
+                self.bundle.lacks("nodes", f"{plural(len(left), 'log')} beyond the first {MOST_LOGS}")
             most = max(LEAST, min(TAIL, MOST_BYTES // max(1, len(wanted))))
             if most < TAIL:
                 self.bundle.lacks("nodes", f"of {plural(len(wanted), 'log')} more than the last {most // 1024} KiB of each")
@@ -79,12 +88,12 @@ class Gathering:
         if isinstance(listed, Exception):
             self.bundle.fail(f"nodes/{node}/logs", listed)
             return
+        yield node, AGENT
         for name in listed.of(node, self.held):
             place = listed.place or node
             if (place, name) not in known:
                 known.add((place, name))
                 yield node, name
-        yield node, AGENT
 
     def _end(self, node: str, name: str, most: int) -> bytes | Exception:
         try:

@@ -23,6 +23,8 @@ from tests.waiting import wait_until
 ROOT: Final = Path(__file__).parents[2]
 TOKEN: Final = "the job's secret"
 SECONDS: Final = 60.0
+TAIL: Final = 64 * 1024
+"""Bytes that a draft announces for its tail."""
 
 
 class MemoryNode:
@@ -164,7 +166,7 @@ class Writer:
 
 def label_of(step: int, data: bytes, *, rank: int = 3, lineage: int = 1, cut: int = CUT) -> Label:
     """Return the label of a draft."""
-    facts: dict[str, Any] = {"world": 4, "piece": "p", "part": 0, "parts": 1, "size": len(data), "cut": cut}
+    facts: dict[str, Any] = {"world": 4, "piece": "p", "part": 0, "parts": 1, "size": len(data), "cut": cut, "tail": TAIL}
     return Label(step=step, lineage=lineage, rank=rank, time=time.time(), **facts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import sys
 from collections.abc import Iterator
 from itertools import count
@@ -62,6 +63,17 @@ def test_an_exit_is_seen_with_its_code(runs: Runs, code: int) -> None:
     assert (end["code"], end["signal"], end["ordered"], end["finished"], end["oom"]) == (code, None, False, True, None)
     assert end["output"] == "last words\n"
     assert end["pid"] == runs.flow.pid(generation=generation)
+
+
+def test_logs_are_their_users_alone(runs: Runs) -> None:
+    """Also in a folder that was everybody's to read: scripts print what is nobody else's."""
+    runs.node.logs.mkdir(exist_ok=True)
+    runs.node.logs.chmod(0o755)
+    log = runs.node.logs / "rank-0.log"
+    log.unlink(missing_ok=True)
+    runs.flow.exited(generation=runs.run("print('a secret')"))
+    assert "a secret" in log.read_text()
+    assert (stat.S_IMODE(runs.node.logs.stat().st_mode), stat.S_IMODE(log.stat().st_mode)) == (0o700, 0o600)
 
 
 @pytest.mark.parametrize("number", FATAL, ids=lambda number: signal.Signals(number).name)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
+import threading
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from holdfast.agent.interfaces import bandwidth_to, listening, meet
+from holdfast.callers import MOST
 
 HOST = "127.0.0.1"
 
@@ -24,6 +26,28 @@ def test_strangers_are_sent_away_and_the_measurement_goes_on() -> None:
                 assert stranger.recv(1) == b""
     told = bandwidth_to(HOST, door["port"], door["token"], 0.05)
     assert told["bytes"] > 1 << 20
+
+
+def test_strangers_that_say_little_or_nothing_keep_no_measurement_waiting() -> None:
+    """More than are borne with at once: silent ones, and one with a byte now and then."""
+    door = listening()
+    with ExitStack() as strangers:
+        for _ in range(2 * MOST):
+            strangers.enter_context(socket.create_connection((HOST, door["port"]), timeout=20))
+        trickle = strangers.enter_context(socket.create_connection((HOST, door["port"]), timeout=20))
+        over = threading.Event()
+        thread = threading.Thread(target=_trickled, args=(trickle, over))
+        thread.start()
+        strangers.callback(thread.join)
+        strangers.callback(over.set)
+        told = bandwidth_to(HOST, door["port"], door["token"], 0.05)
+    assert told["bytes"] > 1 << 20
+
+
+def _trickled(line: socket.socket, over: threading.Event) -> None:
+    with suppress(OSError):
+        while not over.wait(0.2):
+            line.sendall(b"0")
 
 
 def test_who_shows_no_token_learns_nothing() -> None:

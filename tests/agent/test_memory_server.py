@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
 import struct
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast import vault
-from holdfast.agent.memory_server.serving import DATA, FRAME, TAIL
+from holdfast.agent.memory_server.serving import DATA, FRAME, STRANGERS, TAIL
 from holdfast.vault import PAGE, Snapshot, Unusable
 from holdfast.vault_client import HELLO, NONCE, Line, connect, labels, pull
 from tests.agent.memory_rig import SECONDS, TOKEN, MemoryNode, Writer, label_of, noise
@@ -119,11 +121,16 @@ def test_garbage_gets_a_greeting_and_nothing_else(node: MemoryNode, said: bytes)
 
 
 def test_many_who_say_nothing_do_not_keep_the_job_out(node: MemoryNode) -> None:
-    """Each has ten seconds; some are let go before all others have."""
-    silent = [socket.create_connection(node.address) for _ in range(20)]
+    """Far more than are borne with at once; each is hung up on, the oldest first."""
+    silent = [socket.create_connection(node.address, timeout=SECONDS) for _ in range(3 * STRANGERS)]
     assert labels(node.address, TOKEN) == {}
     for sock in silent:
-        sock.close()
+        heard = b""
+        with sock, suppress(ConnectionResetError):
+            while data := sock.recv(4096):
+                heard += data
+        assert len(heard) <= len(HELLO) + NONCE
+    assert labels(node.address, TOKEN) == {}
 
 
 @pytest.mark.parametrize("said", [b"\xff\xff\xff\xff", b"\x02\0\0\0[]", b"\x02\0\0\0{{", b"\x02\0\0\0{}", b'\x0c\0\0\0{"do":"melt"}'])
@@ -167,7 +174,7 @@ class Recorded:
         """Put it, up to byte *cut* of what follows the first answer; tell whether the server has said that it is whole."""
         line.tell({"do": "puts", "source": SOURCE, "rank": 3})
         assert line.hear()["ok"]
-        line.tell({"label": asdict(replace(self.label, tail=0, digest="") if draft else self.label)})
+        line.tell({"label": asdict(replace(self.label, digest="") if draft else self.label)})
         answer = line.hear()
         if not answer["ok"]:
             return bool(answer["have"])
@@ -255,6 +262,86 @@ def test_a_replica_that_does_not_fit_its_label_is_not_sealed(node: MemoryNode, d
     assert node.copies() == []
 
 
+# -- no more than there is room for ---------------------------------------------------------------------------------------
+
+ROOM = 2**20
+
+
+@pytest.fixture
+def small(make: Callable[..., MemoryNode]) -> MemoryNode:
+    """Give a node that may keep 1 MiB."""
+    return make("small", limit=ROOM)
+
+
+def replica(data: int, blob: int, step: int = 7) -> tuple[vault.Label, bytes, bytes]:
+    """Return a sealed label, the data and the tail of a snapshot of one tensor and one small thing of these sizes."""
+    whole, index = noise(data), json.dumps({"entries": [["w", [data], "uint8", data]], "blobs": {"rng": blob}}).encode()
+    sums = struct.pack("<Q", vault.word_sum(whole))
+    tail = struct.pack("<QQ", len(sums), len(index)) + sums + index + bytes(blob)
+    return replace(label_of(step, whole), tail=len(tail), digest=hashlib.sha256(tail).hexdigest()), whole, tail
+
+
+def offer(line: Line, label: vault.Label, rank: int = 3) -> dict[str, Any]:
+    """Offer a replica that is not whole yet; return the answer."""
+    line.tell({"do": "puts", "source": SOURCE, "rank": rank})
+    assert line.hear()["ok"]
+    line.tell({"label": asdict(replace(label, digest=""))})
+    return line.hear()
+
+
+def finish(line: Line, label: vault.Label, data: bytes, tail: bytes) -> dict[str, Any]:
+    """Send all of a replica; return what is said to that."""
+    line.socket.sendall(FRAME.pack(DATA, len(data)) + data + FRAME.pack(TAIL, len(tail)))
+    line.tell(asdict(label))
+    line.socket.sendall(tail)
+    return line.hear()
+
+
+def test_a_replica_whose_tail_has_no_room_is_not_taken(small: MemoryNode) -> None:
+    """What a script keeps beside its tensors lies in the tail."""
+    label, _, _ = replica(4096, 8 * ROOM)
+    with connect(small.address, TOKEN, seconds=SECONDS) as line:
+        assert "do not fit" in offer(line, label)["why"]
+    wait_until(lambda: small.told("memory.full"), seconds=SECONDS)
+
+
+def test_a_tail_longer_than_was_announced_is_not_taken(small: MemoryNode) -> None:
+    """Its bytes are not even waited for."""
+    label, data, tail = replica(4096, 8 * ROOM)
+    with connect(small.address, TOKEN, seconds=SECONDS) as line:
+        assert offer(line, replace(label, tail=100))["ok"]
+        with pytest.raises(OSError):
+            finish(line, label, data, tail)
+    assert small.copies() == []
+    assert vault.usage(small.vault) <= ROOM
+
+
+def test_tails_that_are_still_to_come_are_counted(small: MemoryNode) -> None:
+    """Many replicas that come in at once have their data there, and their tails nowhere yet."""
+    label, data, tail = replica(4096, ROOM * 2 // 5)
+    with ExitStack() as lines:
+        begun = [lines.enter_context(connect(small.address, TOKEN, seconds=SECONDS)) for _ in range(3)]
+        answers = [offer(line, label, rank) for rank, line in enumerate(begun)]
+        assert [answer["ok"] for answer in answers] == [True, True, False]
+        assert [finish(line, label, data, tail)["ok"] for line in begun[:2]] == [True, True]
+        assert ROOM / 2 < vault.usage(small.vault) <= ROOM
+    small.verify()
+
+
+def test_a_replica_for_which_there_is_no_room_any_more_does_not_become_whole(small: MemoryNode) -> None:
+    """This node's own ranks come first, also those that begin meanwhile."""
+    label, data, tail = replica(4096, ROOM // 2)
+    own = Writer(small, rank=0)
+    with connect(small.address, TOKEN, seconds=SECONDS) as line:
+        assert offer(line, label)["ok"]
+        own.snapshot(1, noise(ROOM // 4))
+        assert "do not fit" in finish(line, label, data, tail)["why"]
+        line.tell({"label": asdict(replace(label, tail=100, digest=""))})  # the line goes on
+        assert line.hear()["ok"] is True
+    assert small.copies() == []
+    own.close()
+
+
 class Cutter:
     """A relay that ends both connections once so many bytes have come from the server."""
 
@@ -296,6 +383,20 @@ def test_a_pull_that_ends_at_any_byte_leaves_nothing(node: MemoryNode, tmp_path:
         with pytest.raises(OSError):
             pull(Cutter(node.address, cut).address, TOKEN, "rank-00003.0.snap", label, into, seconds=SECONDS)
         assert not into.exists()
+    writer.close()
+
+
+def test_a_pull_writes_into_no_file_that_was_there(node: MemoryNode, tmp_path: Path) -> None:
+    """Where there is no vault it goes to a folder in which anybody may lay out links."""
+    writer = Writer(node)
+    label = writer.snapshot(7, noise(1000))
+    victim, link = tmp_path / "victim", tmp_path / "got.snap"
+    victim.write_text("precious")
+    link.symlink_to(victim)
+    for there in (link, victim):
+        with pytest.raises(FileExistsError):
+            pull(node.address, TOKEN, "rank-00003.0.snap", label, there)
+    assert (victim.read_text(), link.is_symlink()) == ("precious", True)
     writer.close()
 
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import queue
+import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +16,11 @@ from typing import Any
 import pytest
 
 from detectors.trials import Mark
-from holdfast.burn_in.checks import compute, disk, memory, ticking
+from holdfast.burn_in.checks import compute, disk, memory, ticking, traffic
 from holdfast.burn_in.checks.crew import Ended, judged
+from holdfast.callers import MOST
+
+TOKEN = "0123456789abcdef" * 2
 
 
 def test_sound_arithmetic_has_the_known_answers() -> None:
@@ -189,3 +197,35 @@ def test_a_clock_that_steps_while_it_is_watched_is_found() -> None:
     assert told.mark is Mark.FAILED
     assert "its clock went +6.9" in told.words or "its clock went +7.0" in told.words
     assert "stood still" in ticking.ticking(0.01, monotonic=lambda: 5.0).words
+
+
+def test_strangers_on_its_port_fail_no_nodes_network() -> None:
+    """Many silent ones, and one that says a byte now and then for longer than the check may take."""
+    port, over = queue.SimpleQueue[int](), threading.Event()
+    with ThreadPoolExecutor() as hands, ExitStack() as strangers:
+        serving = hands.submit(traffic.serve, TOKEN, 1, 20.0, 0, port.put)
+        door = ("127.0.0.1", port.get())
+        for _ in range(2 * MOST):
+            strangers.enter_context(socket.create_connection(door, timeout=20))
+        trickle = strangers.enter_context(socket.create_connection(door, timeout=20))
+        hands.submit(_trickled, trickle, over)
+        sent = traffic.send(TOKEN, 1, 20.0, *door)
+        over.set()
+        assert (sent.mark, serving.result().mark) == (Mark.PASSED, Mark.PASSED), (sent.words, serving.result().words)
+
+
+def _trickled(line: socket.socket, over: threading.Event) -> None:
+    with suppress(OSError):
+        while not over.wait(0.2):
+            line.sendall(b"0")
+
+
+def test_a_node_to_which_nobody_came_was_not_tried() -> None:
+    """Whatever strangers did meanwhile: it speaks neither for it nor against it."""
+    port = queue.SimpleQueue[int]()
+    with ThreadPoolExecutor() as hands:
+        serving = hands.submit(traffic.serve, TOKEN, 1, 1.0, 0, port.put)
+        with socket.create_connection(("127.0.0.1", port.get()), timeout=20) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n")
+            told = serving.result()
+    assert (told.mark, told.words) == (Mark.SKIPPED, "nobody who knows the token came in time")

@@ -156,7 +156,7 @@ def test_a_home_that_cannot_be_written_is_told(holdfast: Command, files: Any, tm
     """A file where the folder should be."""
     done = holdfast("run", files(JOB), HOLDFAST_HOME=str(tmp_path / "train.py"))
     assert done.returncode == 2
-    assert "cannot be written" in done.stderr
+    assert "train.py is no folder" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -177,6 +177,70 @@ def test_an_unknown_job_names_the_nearest(arguments: list[str], here: Command, r
     assert done.returncode == 2
     assert "no job 'gpt-smal'" in done.stderr
     assert "gpt-small" in done.stderr
+
+
+NO_TEXT = os.fsdecode(b"\xff")
+"""What a shell hands on for a byte that is no UTF-8."""
+ODD = [
+    *([verb, NO_TEXT] for verb in ("status", "logs", "stop", "report", "history", "checkpoints", "profile", "cost", "advise", "hand-over")),
+    ["support-bundle", NO_TEXT],
+    ["run", f"{NO_TEXT}.yaml"],
+    ["approve", "99999999999999999999"],
+    ["approve", "9223372036854775808"],
+    ["history", "--limit", "99999999999999999999"],
+    ["report", "a", "--output", "/"],
+    ["support-bundle", "--output", "/"],
+    ["support-bundle", "/"],
+    ["support-bundle", "../../.."],
+    ["metrics", "--textfile", "/"],
+    ["policy", "check", "/"],
+]
+
+
+@pytest.mark.parametrize("arguments", ODD, ids=ascii)
+def test_what_nobody_means_to_type_is_refused_with_words(arguments: list[str], here: Command, running: Author) -> None:
+    """Bytes that are no text, numbers that no database holds, folders for files, names that lead elsewhere."""
+    done = here(*[running.job.name if word == "a" else word for word in arguments])
+    assert done.returncode == 2
+    assert len(done.stderr + done.stdout) < 1000
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("words", [["status"], ["show"], ["policy", "show"], ["faults"], ["logs"]], ids=" ".join)
+def test_a_name_of_thousands_of_letters_is_not_repeated_in_full(words: list[str], here: Command, running: Author) -> None:
+    """The message is to be read."""
+    done = here(*words, "x" * 5000)
+    assert (done.returncode, "x" * 100 in done.stderr) == (2, True)
+    assert len(done.stderr) < 1000
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "~nosuchuser/x", NO_TEXT, "relative/\x01"])
+def test_a_home_that_is_none_is_told_by_every_command(home: str, holdfast: Command, tmp_path: Path) -> None:
+    """None says that no job runs where it could not have looked."""
+    done = holdfast("status", HOLDFAST_HOME=home)
+    if home.startswith("relative"):
+        assert done.returncode == 0
+    else:
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "HOLDFAST_HOME" in done.stderr
+
+
+def test_a_job_file_that_ends_the_process_is_told(here: Command, tmp_path: Path) -> None:
+    """Whoever asks about a file wants an answer, and not an exit status of the file's choice."""
+    (tmp_path / "job.py").write_text("import os\nfrom holdfast.spec import TrainingJob\njob = 1\nos._exit(9)\n")
+    done = here("validate", "job.py")
+    assert (done.returncode, "line 4: raised it ends the process by os._exit(9)" in done.stdout + done.stderr) == (2, True), done
+    forks = "import os\npid = os.fork()\nif not pid: os._exit(7)\nassert os.waitpid(pid, 0)[1] == 7 << 8\njob = 1\n"
+    (tmp_path / "job.py").write_text(forks)
+    done = here("validate", "job.py")
+    assert "`job` is a int" in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("name", ["A B", "A\tB", " ", "A=B", ""])
+def test_a_variable_that_no_shell_could_name_is_refused(name: str, here: Command, files: Any) -> None:
+    """Nor could anybody read it."""
+    done = here("validate", files(JOB + f"environment: {json.dumps({name: 'x'})}\n"))
+    assert (done.returncode, "is not a name of an environment variable" in done.stdout + done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("arguments", [["report"], ["status", "--follow"]], ids=" ".join)

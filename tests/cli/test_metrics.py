@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,7 @@ from holdfast.history.models import LastLook, NodeMove, Question, ServiceMove, S
 from holdfast.history.store import History
 from holdfast.metrics.exposition import Family, number, text
 from holdfast.metrics.families import collect
+from holdfast.metrics.serving import MOST, Server
 from tests.cli.conftest import PROGRAM, Command, environment
 from tests.cli.written_history import Author
 from tests.report import filled
@@ -267,6 +272,57 @@ def test_an_address_that_is_none_is_refused_with_the_cure(here: Command, where: 
     done = here("metrics", "--serve", where)
     assert done.returncode == 2
     assert "as in `--serve 9464`" in done.stderr
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """Serve in this process."""
+    server = Server(("127.0.0.1", 0), lambda: "told 1\n")
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_callers_that_say_nothing_neither_shut_prometheus_out_nor_pile_up() -> None:
+    """Far more than may be there at once."""
+    with serving() as server, ExitStack() as lines:
+        before = threading.active_count()
+        silent = [lines.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=30)) for _ in range(4 * MOST)]
+        assert fetch(f"http://127.0.0.1:{server.server_port}/metrics")[::2] == (200, "told 1\n")
+        assert silent[0].recv(1) == b"", "the oldest has been hung up on"
+        wait_until(lambda: threading.active_count() <= before + MOST, seconds=30)
+
+
+def test_a_request_has_its_time_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then holds no thread for ever."""
+    monkeypatch.setattr("holdfast.metrics.serving.SECONDS", 0.5)
+    with serving() as server, socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as line:
+
+        def gone() -> bool:
+            try:
+                line.sendall(b"x")
+            except OSError:
+                return True
+            return False
+
+        wait_until(gone, seconds=30)
+
+
+def test_the_file_for_node_exporter_follows_no_link(here: Command, running: Author, tmp_path: Path) -> None:
+    """Its folder is one that others may write to; what they have laid out there stays as it is."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in (f".holdfast.prom.{os.getpid()}", "holdfast.prom"):
+        (tmp_path / name).symlink_to(victim)
+    assert here("metrics", "--textfile", "holdfast.prom").returncode == 0
+    assert victim.read_text() == "precious"
+    assert "holdfast_job_info" in (tmp_path / "holdfast.prom").read_text()
+    assert not (tmp_path / "holdfast.prom").is_symlink()
 
 
 def test_ways_that_exclude_each_other_are_refused(here: Command, tmp_path: Path) -> None:

@@ -61,13 +61,13 @@ def test_an_unknown_name_is_refused_with_the_nearest(here: Command) -> None:
 
 
 def test_check_tells_of_every_file_and_every_problem(here: Command, tmp_path: Path) -> None:
-    """Exit status 1 when one of them cannot be used."""
+    """Exit status 2 when one of them cannot be used, as of `validate`."""
     (tmp_path / "good.yaml").write_text(MINE)
     (tmp_path / "bad.yaml").write_text("levels: {gpu-of-bus: evict-now}\nrungs: [shrnk]\n")
     done = here("policy", "check", "good.yaml")
     assert (done.returncode, done.stdout) == (0, "good.yaml: fine. Based on patient, 3 differences.\n")
     done = here("policy", "check", "good.yaml", "bad.yaml", "none.yaml")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "good.yaml: fine" in done.stdout
     assert "bad.yaml: 2 problems\n  levels.gpu-of-bus: line 1: no fault kind is called so. Did you mean 'gpu-off-bus'?\n" in done.stdout
     assert "rungs[0]: line 2: no rung is called 'shrnk'. Did you mean 'shrink'?" in done.stdout

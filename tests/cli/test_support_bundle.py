@@ -7,15 +7,18 @@ import os
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
 from sqlmodel import SQLModel
 
+from holdfast.cluster.interface import Logs, NodeSource
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.history.models import Fault, Remark
 from holdfast.history.store import History
-from holdfast.support.archive import TAIL
-from holdfast.support.elsewhere import AHEAD, in_turn
+from holdfast.support.archive import TAIL, Bundle
+from holdfast.support.elsewhere import AHEAD, MOST_BYTES, MOST_OF_NODE, Gathering, in_turn
+from holdfast.support.redacting import Redactor
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
 from tests.cluster.gates import Boxes, ChildReach
@@ -183,6 +186,51 @@ def test_logs_of_other_machines_are_in_it_once_and_without_their_secrets(  # noq
     away = ", ".join(f"nodes/n{number}/logs" for number in (0, 2, 1, 3))
     assert [one.partition(":")[0] for one in json.loads(done.stdout)["missing"]] == [away]
     assert "no route to host" in contents(tmp_path / "c.tar.gz")["README.txt"]
+
+
+@pytest.mark.parametrize("name", ["nodes/n/../../../x", "/etc/x", "../x", "nodes//x", "nodes/n/..", "a\nb", "a\\..\\b", ""])
+def test_no_part_of_a_bundle_leads_out_of_it(tmp_path: Path, name: str) -> None:
+    """Whoever helps unpacks it, with whatever tool."""
+    path = tmp_path / "b.tar"
+    with tarfile.open(path, "w") as tar:
+        bundle = Bundle(tar, "top", Redactor())
+        bundle.add(name, "planted")
+        bundle.add("nodes/n/rank-0.log", "honest")
+    with tarfile.open(path) as tar:
+        assert tar.getnames() == ["top/nodes/n/rank-0.log"]
+    assert "leads out of the bundle" in bundle.problems[0]
+
+
+class Boastful:
+    """Nodes of which one names more logs than anybody could take."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def names(self) -> list[str]:
+        """Return the names of its nodes."""
+        return ["boasts", "honest"]
+
+    def logs(self, node: str, job: str) -> Logs:
+        """Return what lies there."""
+        return Logs(place=node, sizes={f"rank-{number}.log": 1 for number in range(10_000 if node == "boasts" else 1)})
+
+    def log(self, node: str, job: str, name: str, at: int | None, most: int) -> bytes:
+        """Return a log."""
+        self.asked.append(most)
+        return b"x"
+
+
+def test_a_node_that_names_logs_without_end_costs_only_some_of_its_own(tmp_path: Path) -> None:
+    """The bundle stays as small as it is to be, and what other nodes have is in it."""
+    nodes = Boastful()
+    with tarfile.open(tmp_path / "b.tar.gz", "w:gz", compresslevel=1) as tar:
+        bundle = Bundle(tar, "top", Redactor())
+        Gathering(bundle, cast("NodeSource", nodes), "j", {"boasts": [0], "honest": [0]}).run([], ())
+    with tarfile.open(tmp_path / "b.tar.gz") as tar:
+        assert {"top/nodes/honest/agent.log", "top/nodes/honest/rank-0.log", "top/nodes/boasts/agent.log"} <= set(tar.getnames())
+    assert sum(nodes.asked) <= MOST_BYTES
+    assert any(f"beyond the first {MOST_OF_NODE}" in one for one in bundle.problems)
 
 
 def test_only_so_many_logs_are_in_memory_as_are_soon_written() -> None:

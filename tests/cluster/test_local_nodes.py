@@ -18,6 +18,7 @@ from holdfast.control.channel import AgentChannel
 from holdfast.control.inbox import Inbox
 from holdfast.errors import NodeLost
 from holdfast.process import NODE_MARK, is_alive, mark_of, marked
+from holdfast.slurm.commands import environment
 from holdfast.spec import LocalCluster
 from tests.waiting import wait_until
 
@@ -66,6 +67,18 @@ def test_a_cluster_is_what_its_description_says(holdfast_home: Path, tmp_path: P
     assert open_cluster(LocalCluster(directory=str(tmp_path))).folder("node-0") == tmp_path / "node-0"
     assert source.address("node-1") == "127.0.0.1"
     assert source.survey() == [NodeView(name=name, standing="idle") for name in source.names()]
+
+
+def test_what_is_the_orchestrators_alone_reaches_no_node(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an agent, and so no worker, nor what Slurm keeps of an environment: addresses hold passwords."""
+    secret = "hunter2"
+    for name in ("HOLDFAST_HISTORY", "PREFECT_API_AUTH_STRING", "HOLDFAST_PREFECT_STANDS_IN", "HOLDFAST_PREFECT_STANDS_IN_AUTH"):
+        monkeypatch.setenv(name, f"http://ann:{secret}@prefect.example.org/api")
+    nodes.start_agent("node-0")
+    found = [Path(f"/proc/{pid}/environ").read_bytes() for pid in remains(nodes, "node-0")]
+    assert found
+    assert not [one for one in found if secret.encode() in one]
+    assert secret not in str(environment())
 
 
 def test_an_agent_outlives_whoever_started_it(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from holdfast.callers import BURST
 from holdfast.runtime.groups import council, store
 from holdfast.runtime.groups.council import Desk, call
 from holdfast.runtime.groups.store import Server, Store, Verb
@@ -115,6 +117,39 @@ def test_more_strangers_than_there_is_room_for_shut_nobody_out(server: tuple[Ser
         assert idle[0].recv(1) == b""  # hung up on
         wait_until(lambda: len(made._strangers) <= 20, seconds=20)
     serves(mine)
+
+
+def test_strangers_are_hung_up_on_though_nobody_else_comes(server: tuple[Server, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have their time, and no more."""
+    made, mine = server
+    monkeypatch.setattr(store, "HELLO_SECONDS", 0.3)
+    with contextlib.ExitStack() as lines:
+        idle = [lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=30)) for _ in range(3)]
+        assert [line.recv(1) for line in idle] == [b""] * 3
+    serves(mine)
+
+
+@pytest.mark.parametrize("of", ["store", "desk"])
+def test_many_strangers_cost_a_training_process_no_threads_and_few_descriptors(
+    of: str, server: tuple[Server, Store], desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come at once and stay; a moment later there are few of them, long before the time for a hello is over."""
+    for one in (store, council):
+        monkeypatch.setattr(one, "HELLO_SECONDS", 1000.0)
+    made, most = (server[0], store.MOST_STRANGERS) if of == "store" else (desk, council.MOST_STRANGERS)
+    threads, seen = threading.active_count(), list[int]()
+
+    def few() -> bool:
+        seen.append(threading.active_count())
+        return len(made._strangers) <= most
+
+    with contextlib.ExitStack() as lines:
+        for _ in range(2 * BURST):
+            lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=30))
+            assert len(made._strangers) <= BURST + 1
+        wait_until(few, seconds=20)
+        assert max(seen) <= threads
+    (serves(server[1]) if of == "store" else lets_in(desk, 5))
 
 
 # -- the desk -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from holdfast.cluster.answers import ANSWERS, complaint
+from holdfast.cluster.answers import ANSWERS, MOST_LOGS, complaint
 from holdfast.cluster.interface import Logs
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.errors import NodeLost, NodeTrouble
@@ -160,6 +160,19 @@ def test_an_honest_gate_is_understood() -> None:
     assert (nodes.fence("n"), nodes.log("n", "j", "x", None, 3)) == ([7], b"a l")
     assert nodes.logs("n", "j") == Logs(place="p", sizes={"rank-0.log": 5})
     nodes.close()
+
+
+@pytest.mark.parametrize("name", ["../../../.ssh/authorized_keys", "/etc/cron.d/x", "rank-0.log/../x", "rank-0.log\n", "job.sh", ""])
+def test_a_log_that_is_not_called_like_one_is_the_nodes_trouble(name: str) -> None:
+    """Its name would be a path wherever logs are put."""
+    assert asked(ASK["logs"], says("logs", {"logs": {"rank-0.log": 5, name: 5}, "place": "p"}))
+
+
+def test_a_node_that_names_logs_without_end_is_not_believed() -> None:
+    """Each would be asked for."""
+    many = {f"rank-{number}.log": 1 for number in range(MOST_LOGS)}
+    assert complaint("logs", {"logs": many}) == ""
+    assert complaint("logs", {"logs": {**many, "standby-0.log": 1}})
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,27 @@ def test_the_files_are_shared_out_once_each_and_about_evenly() -> None:
     assert max(loads) <= sum(loads) / 8 + max(file.size for file in files.values())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        '{"format": 1, "files": ' + "[" * 900 + "]" * 900 + "}",
+        '{"format": 1, "x": "\\ud800"}',
+        "1" * 10_000,
+        '{"format": 1e999}',
+    ],
+    ids=["deep", "deep and whole", "half a character", "a long number", "no number"],
+)
+def test_a_manifest_that_nobody_thought_of_makes_a_checkpoint_unusable(tmp_path: Path, text: str) -> None:
+    """Not the program that reads it: the one before is still good."""
+    folder = manifest.folder_of(tmp_path, 5)
+    folder.mkdir()
+    (folder / manifest.MANIFEST).write_text(text)
+    with pytest.raises(manifest.Unusable):
+        manifest.read(folder)
+    assert list(manifest.whole_steps(tmp_path)) == []
+
+
 class Harm:
     """A pickle that would run a command when loaded."""
 
@@ -184,6 +205,20 @@ class Attribute:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self.of, self.name)
+
+
+@pytest.mark.parametrize("of", [Path, Metadata, torch.Size, _MEM_FORMAT_ENCODING, _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST, torch.float32])
+@pytest.mark.parametrize("state", [{"exists": 5}, (None, {"exists": 5})], ids=["fields", "slots"])
+def test_metadata_changes_nothing_that_was_there_before(tmp_path: Path, of: object, state: object) -> None:
+    """Pickle sets fields of whatever it has at hand, a class too."""
+    here, before = type(Path("/")) if of is Path else of, dir(of)
+    said = pickle.dumps((here, state), protocol=4)
+    assert said.endswith(pickle.TUPLE2 + pickle.MEMOIZE + pickle.STOP)
+    (tmp_path / METADATA).write_bytes(said[:-3] + pickle.BUILD + pickle.STOP)
+    with pytest.raises(pickle.UnpicklingError, match="would change"):
+        Reader(tmp_path)
+    assert dir(of) == before
+    assert Path("/").exists() is True
 
 
 def test_metadata_that_an_early_python_3_11_wrote_is_read(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast import vault
 from holdfast.replicated import Sender
 from holdfast.runtime.planner import Fetch
 from holdfast.runtime.snapshots.bubbles import Terms
@@ -129,6 +130,21 @@ def test_a_node_without_room_trains_on_and_says_so_once(tmp_path: Path, caplog: 
     assert stored(tmp_path) == {}
     (told,) = [one.message for one in caplog.records if "snapshot-no-memory" in one.message]
     assert "Raise checkpoint.memory.limit" in told
+
+
+def test_what_a_script_keeps_beside_its_tensors_counts_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It may grow long after all slots have their size."""
+    trainer = Trainer(tmp_path)
+    trainer.to(FIRST + 4)
+    limit = vault.usage(tmp_path) + 2**20
+    again = Trainer(tmp_path, limit=limit)
+    again.to(FIRST + 8)
+    assert FIRST + 7 in stored(tmp_path)
+    again.extra["said"] = "x" * 2**22
+    again.to(FIRST + 11)
+    assert vault.usage(tmp_path) <= limit
+    (told,) = [one.message for one in caplog.records if "snapshot-no-memory" in one.message]
+    assert "4 MiB more would exceed" in told
 
 
 def test_copying_goes_on_in_windows_and_nowhere_else(tmp_path: Path) -> None:

@@ -21,11 +21,12 @@ from holdfast.vault_client import LONGEST_TAIL, Line
 
 log = logging.getLogger("holdfast.agent.memory")
 
-STRANGERS: Final = 32
-"""Connections that have not proved yet who they are: more wait their turn."""
+STRANGERS: Final = 64
+"""Connections that have not proved yet who they are: with one more the oldest is hung up on."""
 MOST: Final = 512
-"""Connections at once."""
-HELLO_SECONDS: Final = 10.0
+"""Connections at once of those that have."""
+HELLO_SECONDS: Final = 2.0
+"""Seconds for that proof, and then to wait until there are fewer than `MOST`."""
 SECONDS: Final = 60.0
 """Seconds without a byte in the middle of something after which a connection is given up."""
 FRAME: Final = struct.Struct("<cQ")
@@ -40,24 +41,33 @@ class Serving:
     def __init__(self, shelf: Shelf, token: str, tell: Callable[..., None], sealed: Callable[[], None]) -> None:
         """Serve what is on *shelf*; *tell* takes events for the flow, *sealed* is called when a replica has become whole."""
         self._shelf, self._token, self._tell, self._sealed = shelf, token, tell, sealed
-        self._strangers, self._all = threading.Semaphore(STRANGERS), threading.Semaphore(MOST)
+        self._members = threading.Semaphore(MOST)
+        self._strangers: dict[socket.socket, None] = {}
+        """Who has not proved yet to know the token, the oldest first."""
+        self._knocking = threading.Lock()
         self._full: set[tuple[str, int]] = set()
         """Whose replicas were last refused for want of memory: told once."""
 
     def run(self, listening: socket.socket) -> None:
-        """Serve for ever."""
+        """Serve for ever. Everybody is accepted at once: strangers that say nothing keep nobody else waiting."""
         while True:
-            self._all.acquire()
-            self._strangers.acquire()
             try:
                 sock, address = listening.accept()
-            except OSError as error:
+                self._make_room(sock)
+                threading.Thread(target=self._meet, args=(sock, address), name=f"{address[0]}:{address[1]}", daemon=True).start()
+            except (OSError, RuntimeError) as error:  # no descriptor, or no thread, is left: strangers are let go in a moment
                 note(log, "memory.accept-failed", why=error)
-                self._strangers.release()
-                self._all.release()
                 threading.Event().wait(0.1)
-                continue
-            threading.Thread(target=self._meet, args=(sock, address), name=f"{address[0]}:{address[1]}", daemon=True).start()
+
+    def _make_room(self, sock: socket.socket) -> None:
+        """Note a stranger; hang up on the oldest one when there are too many: its thread then ends."""
+        with self._knocking:
+            self._strangers[sock] = None
+            if len(self._strangers) > STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
 
     def _meet(self, sock: socket.socket, address: Any) -> None:  # noqa: ANN401 (what accept gives)
         try:
@@ -66,15 +76,19 @@ class Serving:
                 try:
                     line.let_in(self._token)
                 finally:
-                    self._strangers.release()
+                    with self._knocking:
+                        self._strangers.pop(sock, None)
                 line.until = None
-                self._serve(line)
+                if not self._members.acquire(timeout=HELLO_SECONDS):
+                    raise ConnectionRefusedError(f"{MOST} others of the job are served already")
+                try:
+                    self._serve(line)
+                finally:
+                    self._members.release()
         except PermissionError as error:
             note(log, "memory.stranger", peer=address, why=error)
         except (OSError, Unusable, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error) as error:
             note(log, "memory.line-ended", peer=address, why=error)
-        finally:
-            self._all.release()
 
     def _serve(self, line: Line) -> None:
         while True:
@@ -140,7 +154,10 @@ class Serving:
         sealed = False
         try:
             line.tell({"ok": True})
-            sealed = self._fill(line, slot, replace(label, tail=0, digest=""))
+            sealed = self._fill(line, slot, label)
+        except Declined as error:
+            self._note_full(source, rank, error.why)
+            line.tell({"ok": False, "why": error.why})
         finally:
             self._shelf.close(slot, sealed=sealed)
         if sealed:
@@ -149,7 +166,7 @@ class Serving:
     def _open(self, source: str, rank: int, label: Label) -> Slot:
         """Return a slot for a replica; tell once when there is no memory for it."""
         try:
-            slot = self._shelf.open(source, rank, replace(label, tail=0, digest="") if not label.digest else label)
+            slot = self._shelf.open(source, rank, label)
         except Declined as error:
             if error.full:
                 self._note_full(source, rank, error.why)
@@ -179,18 +196,20 @@ class Serving:
                     line.into(view)
                 filled += length
                 slot.progress(filled)
-            elif kind == TAIL and length <= LONGEST_TAIL and filled == label.size:
+            elif kind == TAIL and length <= min(LONGEST_TAIL, label.tail) and filled == label.size:
                 return self._finish(line, slot, label, length)
             elif kind == ABANDON:
                 return False
             else:
-                raise ConnectionAbortedError(f"a frame {kind!r} of {length} bytes cannot be, {filled} of {label.size} being here")
+                told = f"{filled} of {label.size} bytes of data being here, and {label.tail} of the tail being announced"
+                raise ConnectionAbortedError(f"a frame {kind!r} of {length} bytes cannot be, {told}")
 
     def _finish(self, line: Line, slot: Slot, label: Label, length: int) -> bool:
         whole, tail = vault.label_of(line.hear()), line.exactly(length)
-        if replace(whole, tail=0, digest="") != label:
+        if replace(whole, tail=0, digest="") != replace(label, tail=0, digest=""):
             raise ConnectionAbortedError("the label that came with the tail is another snapshot's")
         try:
+            self._shelf.check(slot, whole)
             slot.adopt(whole, tail)
         except (Unusable, OSError) as error:
             line.tell({"ok": False, "why": str(error)})

@@ -41,7 +41,8 @@ class Shelf:
         self._lock = threading.Lock()
         self._slots: dict[Path, Slot] = {}
         """Kept open: its memory is mapped already when the next snapshot of the same size comes."""
-        self._taken: set[Path] = set()
+        self._taken: dict[Path, int] = {}
+        """Files in which a replica comes in, and the bytes that it has announced: its tail is not there before its end."""
         self._current: dict[tuple[str, int], int] = {}
         """Source and rank of the replicas that come in now, and over how many connections."""
 
@@ -61,7 +62,7 @@ class Shelf:
             self._check_room(free[0], label)
             slot = self._slot(free[0])
             slot.begin(label)
-            self._taken.add(slot.path)
+            self._taken[slot.path] = _need(label)
             return slot
 
     def _slot(self, path: Path) -> Slot:
@@ -81,8 +82,8 @@ class Shelf:
             if found:
                 own[int(found[1])] = max(own.get(int(found[1]), 0), size)
             elif other != path:
-                copies += size
-        need = PAGE + label.size
+                copies += max(size, self._taken.get(other, 0))
+        need = _need(label)
         if SLOTS * sum(own.values()) + copies + need > self.limit:
             raise Declined(
                 f"{need} bytes for rank {label.rank} do not fit: of {self.limit} bytes this node's own ranks need "
@@ -90,10 +91,15 @@ class Shelf:
                 full=True,
             )
 
+    def check(self, slot: Slot, label: Label) -> None:
+        """Decline to make a replica whole that does not fit (any more): this node's own ranks may have begun since it came in."""
+        with self._lock:
+            self._check_room(slot.path, label)
+
     def close(self, slot: Slot, *, sealed: bool) -> None:
         """Let go of a slot; one that was not *sealed* holds nothing any more."""
         with self._lock:
-            self._taken.discard(slot.path)
+            self._taken.pop(slot.path, None)
             if not sealed:
                 slot.discard()
 
@@ -162,6 +168,11 @@ def _stream(name: str) -> tuple[str, int] | None:
     if found := COPY.fullmatch(name):
         return found[1], int(found[2])
     return None
+
+
+def _need(label: Label) -> int:
+    """Return the bytes that a replica takes once it is whole."""
+    return PAGE + label.size + label.tail
 
 
 def _label(path: Path) -> Label | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from detectors.trials import Check, Mark
-from holdfast.callers import admitted, fill, open_port, taken
+from holdfast.callers import Nobody, admitted, fill, open_port, taken
 
 NAME: Final = "network"
 BLOCK: Final = 1 << 20
@@ -44,6 +44,8 @@ def serve(token: str, blocks: int, seconds: float, port: int, tell: Callable[[in
                 sock.sendall(b"k")  # all has arrived: who sent it may stop its clock
                 _sent(sock, token, blocks, begun + seconds)
                 taken(sock, 1)
+        except Nobody as error:  # strangers may have, or the other end did not start: that says nothing of this node
+            return Check(name=NAME, mark=Mark.SKIPPED, words=str(error), seconds=time.monotonic() - begun)
         except OSError as error:
             return _broken(error, begun)
     return _told(wrong, {}, begun, devices)

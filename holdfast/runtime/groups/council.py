@@ -14,6 +14,7 @@ import hmac
 import json
 import os
 import select
+import selectors
 import socket
 import struct
 import threading
@@ -23,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from holdfast.callers import open_port
+from holdfast.callers import Strangers, open_port
 from holdfast.runtime.groups.inner import Abandoned
 
 T = TypeVar("T")
@@ -37,8 +38,8 @@ _UP, _DOWN, _LIGHT, _FINAL, _HELLO = range(5)
 LONGEST: Final = 256 * 1024 * 1024
 LONGEST_HELLO: Final = 4096
 HELLO_SECONDS: Final = 5.0
-MOST_STRANGERS: Final = 256
-"""Callers that have not proved yet that they know the token: with one more the oldest is let go."""
+MOST_STRANGERS: Final = 32
+"""Callers that have not proved yet that they know the token, and may take that long: while there are more they have a moment."""
 TALK_SECONDS: Final = 20.0
 """How long connections may take to be made; faults meanwhile are told by the flow and do not wait for this."""
 
@@ -113,18 +114,46 @@ class Peer:
         self.socket.close()
 
 
+@dataclass(slots=True, eq=False)
+class _Caller:
+    """One who has not said yet who it is, and what it has said so far."""
+
+    socket: socket.socket
+    said: bytearray = field(default_factory=bytearray)
+
+    def hello(self) -> bytes | None:
+        """Take in what has come of the hello, and nothing after it; return it once it is whole. Raise ``OSError`` or ``ValueError``."""
+        with suppress(BlockingIOError):
+            while True:
+                length = _HEAD.unpack(self.said[: _HEAD.size])[3] if len(self.said) >= _HEAD.size else 0
+                if length > LONGEST_HELLO:
+                    raise ValueError("too long for a hello")
+                missing = _HEAD.size + length - len(self.said)
+                if not missing:
+                    return bytes(self.said[_HEAD.size :])
+                data = self.socket.recv(missing)
+                if not data:
+                    raise ConnectionError("closed")
+                self.said += data
+        return None
+
+
 class Desk:
-    """Where other ranks of the job knock: a listening socket and a thread that lets in who knows the job's token."""
+    """Where other ranks of the job knock: a listening socket and one thread, which lets in who knows the job's token."""
 
     def __init__(self, token: str) -> None:
         self._token = token
         self._server = open_port(0, backlog=256)
         self.port = int(self._server.getsockname()[1])
         self._waiting: dict[tuple[int, int], socket.socket] = {}
-        self._strangers: dict[socket.socket, None] = {}
-        """The oldest first."""
+        self._strangers = Strangers[_Caller]()
         self._closed = False
         self._lock = threading.Condition()
+        self._wake, self._waker = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._server.settimeout(0)
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
         threading.Thread(target=self._serve, name="holdfast-desk", daemon=True).start()
 
     def fetch(self, rank: int, incarnation: int) -> socket.socket | None:
@@ -133,53 +162,68 @@ class Desk:
             return self._waiting.pop((rank, incarnation), None)
 
     def _serve(self) -> None:
-        while True:
-            try:
-                caller, _ = self._server.accept()
-            except OSError as error:
-                if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}:
-                    return
-                time.sleep(0.01)  # no descriptor is left: strangers are let go in a moment
-                continue
-            self._make_room(caller)
-            try:
-                threading.Thread(target=self._let_in, args=(caller,), name="holdfast-caller", daemon=True).start()
-            except RuntimeError:  # no thread can be had
-                self._forget(caller)
-                caller.close()
+        while not self._closed:
+            for key, _ in self._selector.select(self._strangers.due(MOST_STRANGERS, HELLO_SECONDS)):
+                if key.fileobj is self._server:
+                    self._accept()
+                elif key.data is not None:
+                    self._listen(key.data)
+            for late in self._strangers.late(MOST_STRANGERS, HELLO_SECONDS):
+                self._hang_up(late)
+        for caller in self._strangers:
+            self._hang_up(caller)
+        self._selector.close()
+        for one in (self._wake, self._waker):
+            one.close()
 
-    def _make_room(self, caller: socket.socket) -> None:
-        """Note a stranger; hang up on the oldest one when there are too many: its thread then ends."""
-        with self._lock:
-            self._strangers[caller] = None
-            if len(self._strangers) > MOST_STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)
-
-    def _forget(self, caller: socket.socket) -> None:
-        with self._lock:
-            self._strangers.pop(caller, None)
-
-    def _let_in(self, caller: socket.socket) -> None:
+    def _accept(self) -> None:
         try:
-            until = time.monotonic() + HELLO_SECONDS
-            key = self._known(json.loads(_read(caller, _HEAD.unpack(_read(caller, _HEAD.size, until))[3], until)))
-            caller.settimeout(0)
-            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
-            caller.close()
+            line, _ = self._server.accept()
+        except BlockingIOError:
             return
-        finally:
-            self._forget(caller)
+        except OSError as error:
+            if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:  # no descriptor is left, or hardly any
+                time.sleep(0.0 if len(self._strangers) else 0.01)
+                for caller in self._strangers:
+                    self._hang_up(caller)
+            return
+        caller = _Caller(line)
+        try:
+            line.settimeout(0)
+            self._selector.register(line, selectors.EVENT_READ, caller)
+        except OSError:
+            line.close()
+        else:
+            self._strangers.add(caller)
+
+    def _listen(self, caller: _Caller) -> None:
+        """Let a caller in once it has said who it is; hang up on one who says something else."""
+        if caller.socket.fileno() < 0:  # hung up on in this very round
+            return
+        try:
+            hello = caller.hello()
+            if hello is None:
+                return
+            key = self._known(json.loads(hello))
+            caller.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+            self._hang_up(caller)
+            return
+        self._strangers.discard(caller)
+        self._selector.unregister(caller.socket)
         with self._lock:
-            old: socket.socket | None = caller
+            old: socket.socket | None = caller.socket
             if not self._closed:  # else nobody would ever fetch it, nor close it
                 old = self._waiting.pop(key, None)
-                self._waiting[key] = caller
+                self._waiting[key] = caller.socket
         if old is not None:
             old.close()
+
+    def _hang_up(self, caller: _Caller) -> None:
+        self._strangers.discard(caller)
+        if caller.socket.fileno() >= 0:
+            self._selector.unregister(caller.socket)
+            caller.socket.close()
 
     def _known(self, told: dict[str, Any]) -> tuple[int, int]:
         """Return which process of which rank calls, if it knows the token."""
@@ -189,28 +233,14 @@ class Desk:
 
     def close(self) -> None:
         """Let nobody in any more, and hang up on those that nobody has fetched."""
-        self._server.close()
         with self._lock:
             self._closed, left = True, list(self._waiting.values())
             self._waiting.clear()
+        self._server.close()
+        with suppress(OSError):  # closed before
+            self._waker.send(b".")
         for caller in left:
             caller.close()
-
-
-def _read(line: socket.socket, size: int, until: float) -> bytes:
-    """Return the next *size* bytes, if they come before *until* (monotonic): one byte now and then holds nobody."""
-    if size > LONGEST_HELLO:
-        raise ValueError("too long for a hello")
-    data = b""
-    while len(data) < size:
-        line.settimeout(max(0.001, until - time.monotonic()))
-        more = line.recv(size - len(data))
-        if not more:
-            raise ConnectionError("closed")
-        data += more
-        if time.monotonic() > until:
-            raise TimeoutError("too late")
-    return data
 
 
 def call(address: tuple[str, int], token: str, rank: int, incarnation: int) -> socket.socket:

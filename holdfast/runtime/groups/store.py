@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from holdfast.callers import open_port
+from holdfast.callers import Strangers, open_port
 
 _HEAD: Final = struct.Struct("!IBI")
 """Length of the parts, verb, number of the question."""
@@ -33,8 +33,9 @@ LONGEST: Final = 256 * 2**20
 LONGEST_HELLO: Final = 4096
 """Bytes that a caller may send before it has proved that it knows the token."""
 HELLO_SECONDS: Final = 5.0
-MOST_STRANGERS: Final = 512
-"""Callers that have not proved it yet: with one more the oldest goes, so that nobody can use up the process's descriptors."""
+MOST_STRANGERS: Final = 32
+"""Callers that have not proved it yet, and may take that long: while there are more they have a moment, so that nobody can use up the
+process's descriptors."""
 MOST_UNSENT: Final = 2 * LONGEST
 """Bytes of answers that a caller may leave unread before it is let go."""
 
@@ -143,8 +144,8 @@ class Server:
             Verb.APPEND: self._append,
         }
         self._waiting: dict[bytes, list[_Waiter]] = {}
-        self._strangers: dict[_Caller, float] = {}
-        """Who has not proved yet that it knows the token, the oldest first, and until when it may."""
+        self._strangers = Strangers[_Caller]()
+        """Who has not proved yet that it knows the token."""
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._listener.settimeout(0)
@@ -159,7 +160,7 @@ class Server:
 
     def _serve(self) -> None:
         while True:
-            for key, events in self._selector.select():
+            for key, events in self._selector.select(self._strangers.due(MOST_STRANGERS, HELLO_SECONDS)):
                 if key.fileobj is self._wake:
                     self._end()
                     return
@@ -167,6 +168,8 @@ class Server:
                     self._let_in()
                 else:
                     self._pump(key.data, events)
+            for late in self._strangers.late(MOST_STRANGERS, HELLO_SECONDS):
+                self._part(late)
 
     def _end(self) -> None:
         for key in list(self._selector.get_map().values()):
@@ -181,28 +184,18 @@ class Server:
         except BlockingIOError:
             return
         except OSError:  # no descriptor is left: without a pause this would be tried for ever, at a whole core's cost
-            time.sleep(0.0 if self._send_away(0) else 0.01)
+            time.sleep(0.0 if len(self._strangers) else 0.01)
+            for stranger in self._strangers:
+                self._part(stranger)
             return
         caller = _Caller(line)
-        self._strangers[caller] = time.monotonic() + HELLO_SECONDS
+        self._strangers.add(caller)
         try:
             line.settimeout(0)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._selector.register(line, selectors.EVENT_READ, caller)
         except OSError:
             self._part(caller)
-        self._send_away(MOST_STRANGERS)
-
-    def _send_away(self, most: int) -> bool:
-        """Let go of strangers that have had their time, and of the oldest while there are more than *most*; tell whether of any."""
-        gone = False
-        while self._strangers:
-            oldest, until = next(iter(self._strangers.items()))
-            if len(self._strangers) <= most and until > time.monotonic():
-                break
-            self._part(oldest)
-            gone = True
-        return gone
 
     def _pump(self, caller: _Caller, events: int) -> None:
         try:
@@ -221,7 +214,7 @@ class Server:
 
     def _part(self, caller: _Caller) -> None:
         """Let go of a connection that ended or spoke nonsense, and of what it waits for."""
-        self._strangers.pop(caller, None)
+        self._strangers.discard(caller)
         with suppress(KeyError, ValueError):
             self._selector.unregister(caller.socket)
         caller.socket.close()
@@ -237,7 +230,7 @@ class Server:
             self._answer(caller, number, *self._verbs[Verb(verb)](*parts))
         elif verb == Verb.HELLO and hmac.compare_digest(parts[0], self._token):
             caller.known, caller.frames.longest = True, LONGEST
-            del self._strangers[caller]
+            self._strangers.discard(caller)
             self._answer(caller, number)
         else:
             raise ValueError("a stranger")

@@ -138,7 +138,7 @@ class Memory:
         """Bring a snapshot over from another node, into this node's vault, or a file of this process's where there is none."""
         if stored.node not in self.servers:
             raise vault.Unusable(f"nobody has said where the memory of {stored.node} can be reached")
-        folder = self.own if self.own is not None else Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 (opened by exclusive creation, mode 0600)
+        folder = self.own if self.own is not None else Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108 (made by exclusive creation, no link followed, mode 0600)
         into = folder / f"fetched-{os.getpid()}-{time.monotonic_ns()}{vault.SUFFIX}"
         address = self.servers[stored.node]
         label = vault_client.labels(address, self._token, seconds=FETCH_SECONDS).get(stored.name)

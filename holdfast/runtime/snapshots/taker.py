@@ -11,6 +11,7 @@ heard from all others since they applied step k - 1.
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Mapping
@@ -81,6 +82,8 @@ class Taker:
         self._draft: _Draft | None = None
         self._outline: Outline | None = None
         self._entries: list[Entry] = []
+        self._index = 0
+        """Bytes of their JSON."""
         self._tasks: list[Task] = []
         self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._bell.setblocking(False)  # noqa: FBT003 (its only argument)
@@ -231,6 +234,8 @@ class Taker:
         assert place is not None
         tasks = self._laid_out(place)
         assert self._outline is not None
+        blobs = {"static": self._outline.static, "dynamic": self._outline.dynamic(small), "light": light}
+        size = sum(task.size for task in tasks)
         label = Label(
             step=step,
             lineage=self.lineage,
@@ -239,11 +244,11 @@ class Taker:
             piece=place.piece,
             part=place.part,
             parts=place.parts,
-            size=sum(task.size for task in tasks),
+            size=size,
             cut=vault.CUT,
             time=time.time(),
+            tail=vault.tail_limit(size, self._index, blobs),
         )
-        blobs = {"static": self._outline.static, "dynamic": self._outline.dynamic(small), "light": light}
         wish, self._wish = self._wish, None
         plan = self.planning.plan_for([task.size for task in tasks])
         work = Work(tasks, self._opened, self._news, self._ended, gate=plan.gate, beside=plan.beside)
@@ -261,6 +266,7 @@ class Taker:
             Entry(key, tuple(local_of(one).shape), str(one.dtype).removeprefix("torch."), data.numel())
             for (key, one), data in zip(self._outline.tensors.items(), flats, strict=True)
         ]
+        self._index = len(json.dumps(self._entries))
         tasks, there = [], 0
         for met in vault.deal([entry.size for entry in self._entries], place.part, place.parts):
             size = sum(one.length for one in met)
@@ -281,13 +287,16 @@ class Taker:
             return SLOTS
         return found
 
-    def _check_limit(self, size: int) -> None:
-        """Refuse to take more memory than the node may give."""
-        limit = self._config.limit
-        if not limit or all(len(slot.data) for slot in self._slots):
+    def _check_limit(self, number: int, label: Label) -> None:
+        """Refuse to take more memory than the node may give: for the slot *number*, and for those that were never written.
+
+        What a process before has left in these files is part of what is used.
+        """
+        limit, need = self._config.limit, vault.PAGE + label.size + label.tail
+        growing = [slot for place, slot in enumerate(self._slots) if place == number or not len(slot.data)]
+        missing = sum(max(0, need - slot.path.stat().st_size) for slot in growing) if limit else 0
+        if not missing:
             return
-        # What a process before has left in these files is part of what is used.
-        missing = sum(max(0, size - slot.path.stat().st_size) for slot in self._slots if not len(slot.data))
         used = vault.usage(self._config.vault)
         if used + missing > limit:
             raise OSError(
@@ -396,7 +405,7 @@ class Taker:
         number = self._free_slot()
         if number is None:
             return None
-        self._check_limit(draft.label.size)
+        self._check_limit(number, draft.label)
         self._sealed.pop(number, None)
         self._slots[number].begin(draft.label)
         draft.slot = number
