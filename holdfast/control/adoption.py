@@ -10,7 +10,7 @@ from typing import Any, Final
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import Before
 from detectors.evidence import CutShort
-from holdfast.control.deposit import collect
+from holdfast.control.deposit import Collector
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
 from holdfast.control.plan import keep_token
@@ -104,7 +104,10 @@ def _reach_all(run: Run) -> tuple[dict[str, Message], set[str]]:
     told, away = _reach(run, sorted(_members(run)))
     others, _ = _reach(run, sorted({*_ours(run)} - told.keys() - away))
     told |= others
-    if collect(run.fleet, told, run.history, spill_file(run.job.name)):
+    collector = Collector(fleet=run.fleet, history=run.history, lease=run.keeper.lease, spill=spill_file(run.job.name), remark=run.remark)
+    collected = collector.collect(told)
+    run.keeper.settle(0)
+    if collected:
         more, silent = _reach(run, sorted(_members(run) - told.keys() - away))
         told, away = {**told, **more}, away | silent
     return told, away

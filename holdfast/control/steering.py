@@ -157,7 +157,7 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handove
     )
     keeper = run.keeper = LeaseKeeper(history, wheel.lease, run.lose, lambda: run.ears.told)
     run.fleet.lease_is_good = lambda: keeper.is_good
-    recorder.elsewhere = Deposit(run.fleet)
+    recorder.elsewhere = Deposit(run.fleet, wheel.lease.outbox_key, keeper.settle)
     run.requests = Requests(history, recorder, wheel.lease, handover, wheel.flow_run)
     run.consent.begin()
     run.wards.begin()

@@ -6,13 +6,14 @@ import hashlib
 import logging
 import os
 import platform
+import secrets
 import threading
 import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from sqlalchemy import func, or_, text
 from sqlmodel import Session, col, select
@@ -46,12 +47,11 @@ def take(history: History, job: Job, *, holder: str, flow_run: str = "", flow_ru
         for lease in leases:
             if _is_live(lease, now):
                 raise JobAlreadyRunning(job.name, described(lease))
-        epoch = max((lease.epoch for lease in leases if lease.job_id == job.id), default=0) + 1
+        before = next((lease for lease in leases if lease.job_id == job.id), None)
         if session.get(Job, job.id) is None:
             session.add(Job(**job.model_dump()))
-        return session.merge(
-            Lease(**{**_own_lease(job.id, epoch, holder, now).model_dump(), "flow_run": flow_run, "flow_run_url": flow_run_url})
-        )
+        own = _own_lease(job.id, before.epoch + 1 if before else 1, holder, now).model_dump()
+        return session.merge(Lease(**{**own, **_outbox_of(before), "flow_run": flow_run, "flow_run_url": flow_run_url}))
 
 
 def wait_take(history: History, job: Job, *, holder: str, seconds: float, **flow_run: str) -> Lease:
@@ -124,6 +124,10 @@ class LeaseKeeper:
     def is_good(self) -> bool:
         """Tell whether nobody else can have taken the lease by now; with the database away for longer, nobody knows."""
         return time.monotonic() < self._good_until
+
+    def settle(self, row: int) -> None:
+        """Put on record, with the next renewal, that all is written which flows left with agents before *row* of this one."""
+        self.lease = Lease(**{**self.lease.model_dump(), "settled_epoch": self.lease.epoch, "settled_row": row})
 
     def release(self) -> None:
         """Stop renewing and give the lease back, so that the next flow need not wait; never raise."""
@@ -199,6 +203,13 @@ def _own_lease(job_id: str, epoch: int, holder: str, now: float) -> Lease:
     pid = os.getpid()
     started = started_at(pid) or 0.0
     return Lease(job_id=job_id, epoch=epoch, holder=holder, host=this_host(), pid=pid, pid_started=started, expires_at=now + LEASE_SECONDS)
+
+
+def _outbox_of(before: Lease | None) -> dict[str, Any]:
+    """Return what each flow of a job takes over from the one *before*: the key of its outbox, and up to where that is settled."""
+    key = before.outbox_key if before else ""
+    settled = {"settled_epoch": before.settled_epoch, "settled_row": before.settled_row} if before else {}
+    return {"outbox_key": key or secrets.token_hex(32), **settled}
 
 
 def _renewed(lease: Lease, now: float, *, deaf: bool) -> Lease:

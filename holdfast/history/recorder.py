@@ -51,8 +51,8 @@ class Elsewhere(Protocol):
     def keep(self, first: int, until: int, records: Callable[[int], list[dict[str, Any]]]) -> None:
         """Keep all that waits, numbered from *first* to *until* (exclusive); *records* gives it from a number on."""
 
-    def forget(self) -> None:
-        """Forget them: the database has all."""
+    def forget(self, first: int) -> None:
+        """Forget them: the database has all, up to the change of number *first* (exclusive)."""
 
 
 class Recorder:
@@ -257,5 +257,7 @@ class Recorder:
         except OSError as error:
             note(log, "history.spill-stays", level=logging.WARNING, spill=self._spill, error=error)
         if self.elsewhere is not None:
-            self.elsewhere.forget()
+            with self._changed:
+                first = self._first
+            self.elsewhere.forget(first)
         self._kept, self._stowed = False, 0

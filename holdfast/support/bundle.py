@@ -40,6 +40,9 @@ OF_JOB: Final = (
 )  # fmt: skip
 OF_CLUSTER: Final = (models.NodeMove, models.NodeVerdict, models.NodeHold, models.ServiceMove)
 
+UNTOLD: Final = {"outbox_key"}
+"""Columns that nobody who helps needs: who has that key and a node of the job could write rows of it."""
+
 README: Final = """\
 A support bundle of Holdfast, made {at} by version {version}.
 
@@ -172,7 +175,7 @@ def _table(bundle: Bundle, redactor: Redactor, history: History, model: type[SQL
         wanted = select(model).where(where)
         with history.session() as session:
             rows = session.exec(wanted.order_by(col(order).desc()).limit(MOST_ROWS) if order is not None else wanted.limit(MOST_ROWS)).all()
-        lines = [json.dumps(redactor.value(row.model_dump()), default=str) for row in reversed(rows)]
+        lines = [json.dumps(redactor.value(row.model_dump(exclude=UNTOLD)), default=str) for row in reversed(rows)]
         bundle.add(f"history/{name}.jsonl", "".join(line + "\n" for line in lines))
     except HoldfastError as error:
         bundle.fail(f"history/{name}", error)

@@ -12,7 +12,7 @@ import pytest
 from sqlmodel import SQLModel
 
 from holdfast.cluster.remote import RemoteNodes
-from holdfast.history.models import Fault, Remark
+from holdfast.history.models import Fault, Lease, Remark
 from holdfast.history.store import History
 from holdfast.support.archive import TAIL
 from holdfast.support.elsewhere import AHEAD, in_turn
@@ -38,6 +38,7 @@ SECRETS = {
     "key": "MIIEpAIBAAKCAQEAnotakeyatall",
     "query": "sig-qqqqwwwweeee",
     "plain": "correct-horse-battery",
+    "outbox": "5f" * 32,
 }
 SAID = f"""\
 connecting to postgresql://user:{SECRETS["database"]}@db.example.org/holdfast
@@ -85,6 +86,8 @@ def plant(home: Path, book: History, author: Author, monkeypatch: pytest.MonkeyP
     rows: list[SQLModel] = [remark, fault]
     with book.session() as session:
         session.add_all(rows)
+        known = {"epoch": 1, "holder": "a flow", "host": "far", "pid": 1, "pid_started": 0.0, "expires_at": 0.0}
+        session.merge(Lease(job_id=author.job.id, outbox_key=SECRETS["outbox"], **known))
         job = author.job
         job.spec = spec
         session.merge(job)
@@ -106,7 +109,7 @@ def test_a_bundle_has_what_helps_and_no_secret(  # noqa: PLR0917 (fixtures)
 ) -> None:
     """Planted in the environment, the job's description, logs, journals and the history."""
     plant(holdfast_home, book, running, monkeypatch)
-    assert all(secret in SAID or which in {"api key", "quoted"} for which, secret in SECRETS.items())
+    assert all(secret in SAID or which in {"api key", "quoted", "outbox"} for which, secret in SECRETS.items())
     done = here("support-bundle", "gpt-small", "-o", "b.tar.gz", "--json")
     told = json.loads(done.stdout)
     assert told["missing"] == []

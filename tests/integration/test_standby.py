@@ -157,7 +157,9 @@ def test_recoveries_go_on_without_the_database_and_are_on_record_later(
         wait_until(lambda: len(now := pids(play)) == 2 and now["1"] != before["1"], seconds=60, explain=play.log)
         deposit = [stage.nodes.folder(node) / "deposit.jsonl" for node in stage.nodes.names()]
         wait_until(
-            lambda: sum(one.exists() and '"outcome": "recovered"' in one.read_text() for one in deposit) == 2, seconds=60, explain=play.log
+            lambda: sum(one.exists() and r"\"outcome\": \"recovered\"" in one.read_text() for one in deposit) == 2,
+            seconds=60,
+            explain=play.log,
         )
         play.dies()
     finally:
