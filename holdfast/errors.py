@@ -48,6 +48,8 @@ HoldfastError
     │   ├── NotAskable       nobody could look whether a node lives
     │   │   └── OtherProtocol  what leads to a node speaks another version of the protocol
     │   ├── AgentGone        the agent's connection ended
+    │   ├── Superseded       a node has had orders of a newer flow of the job
+    │   ├── Unconfirmed      nobody could say whether this flow still holds the job's lease
     │   └── OrderRefused     an agent understood an order and said no
     ├── SlurmAway            Slurm does not answer now
     └── LeaseLost            another flow took over this job
@@ -604,6 +606,28 @@ class AgentGone(NodeTrouble):
     def reason(self) -> str:
         """Return it as a word on the node."""
         return f"its agent is gone: {self.why}"
+
+
+class Superseded(NodeTrouble):
+    """A node has had orders of a newer flow of the job, and carries out none of this one past its agent."""
+
+    def __init__(self, node: str, epoch: int, why: str) -> None:
+        super().__init__(node, epoch, why)
+        self.node, self.epoch, self.why = node, epoch, why
+
+    def __str__(self) -> str:
+        return f"node {self.node} refused a late order: {self.reason}"
+
+
+class Unconfirmed(NodeTrouble):
+    """Nobody could say whether this flow still holds the job's lease, so nothing is done past agents."""
+
+    def __init__(self, node: str, why: str) -> None:
+        super().__init__(node, why)
+        self.node, self.why = node, why
+
+    def __str__(self) -> str:
+        return f"nothing is ended or started on node {self.node}: {self.reason}"
 
 
 class OrderRefused(NodeTrouble):

@@ -62,7 +62,7 @@ class AgentChannel:
         """Attempts at a new connection that failed since the last one ended."""
         self._connect, self._inbox = connect, inbox
         self._session = secrets.token_hex(8)
-        self._agent: str | None = None
+        self.agent: str | None = None
         """Which agent this is, once it has said so: only that one is sought when the connection ends."""
         self._told: int | None = None
         """Number of the newest event that was heard, once events are told."""
@@ -85,13 +85,13 @@ class AgentChannel:
     def about(self) -> Message:
         """Return what the agent says of itself: its job, generation, membership and workers."""
         told = self.order("about", protocol=PROTOCOL)
-        self._agent = told.get("agent")
+        self.agent = told.get("agent")
         return told
 
     def attach(self, *, since: int = LATEST) -> None:
         """Have the agent tell its events from now on, those after *since* first; return when the first ones are in the inbox."""
         told = self.order("attach", since=since, protocol=PROTOCOL)
-        self._agent = told["agent"]
+        self.agent = told["agent"]
         self._told = max(int(told["since"]), self._told or 0)  # some of them may have come already
         self.order("ping")  # answered after the events of the past: one stream keeps its order
 
@@ -253,7 +253,7 @@ class AgentChannel:
 
     def _greet(self, sock: socket.socket) -> LineBuffer:
         """See who listens at *sock*, and take up where the connection before ended; raise `Away` when that cannot be."""
-        if self._agent is None:
+        if self.agent is None:
             sock.close()
             raise OSError
         lines = LineBuffer()
@@ -268,7 +268,7 @@ class AgentChannel:
             sock.settimeout(None)
         except (OSError, BadLine) as error:
             raise Away(str(error)) from error
-        if first[0].get("agent") != self._agent:
+        if first[0].get("agent") != self.agent:
             sock.close()
             raise OSError("another agent serves there now")
         with self._lock:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, select
+from sqlmodel import SQLModel
 
 from holdfast.control.channel import AgentChannel
 from holdfast.control.fleet import Fleet
@@ -43,7 +44,7 @@ MOST: Final = 64 * 2**20
 SECONDS: Final = 10.0
 """How long one agent may take to give all that it keeps."""
 WRITTEN: Final = {
-    str(model.__tablename__): model
+    str(model.__tablename__): SQLModel.metadata.tables[str(model.__tablename__)]
     for model in (
         models.Move, models.Generation, models.NodeMove, models.Incident, models.Fault, models.Verdict, models.Decision, models.DecidedCase,
         models.Phase, models.Step, models.Checkpoint, models.Snapshots, models.Request, models.Remark,
@@ -210,7 +211,7 @@ def _job_of(connection: Connection, change: Change) -> str | None:
     """Return the job of the row that is amended; nothing where one is added, or it is not there (yet)."""
     if change.key is None:
         return None
-    table = WRITTEN[change.table].__table__  # type: ignore[attr-defined]
+    table = WRITTEN[change.table]
     return connection.scalar(select(table.c.job_id).where(*(column == change.key[column.name] for column in table.primary_key)))
 
 

@@ -86,8 +86,8 @@ def plant(home: Path, book: History, author: Author, monkeypatch: pytest.MonkeyP
     rows: list[SQLModel] = [remark, fault]
     with book.session() as session:
         session.add_all(rows)
-        known = {"epoch": 1, "holder": "a flow", "host": "far", "pid": 1, "pid_started": 0.0, "expires_at": 0.0}
-        session.merge(Lease(job_id=author.job.id, outbox_key=SECRETS["outbox"], **known))
+        lease = Lease(job_id=author.job.id, epoch=1, holder="a flow", host="far", pid=1, pid_started=0.0, expires_at=0.0)
+        session.merge(Lease(**{**lease.model_dump(), "outbox_key": SECRETS["outbox"]}))
         job = author.job
         job.spec = spec
         session.merge(job)

@@ -208,7 +208,7 @@ def test_who_was_overtaken_writes_no_more(history: History, spill: Path) -> None
     """Neither what it still had to write, nor what it left on its disk: that is set aside, but for what was seen."""
     first = take(history, a_job(id="j1"), holder="first")
     with recording(history, spill) as recorder:
-        recorder._fence = Fence("j1", first.epoch)
+        recorder.fence = Fence("j1", first.epoch)
         recorder.add(a_move("j1", "RUNNING"))
         assert recorder.flush(30)
         give_back(history, first)
