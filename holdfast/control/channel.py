@@ -33,6 +33,8 @@ PATIENCE: Final = 3.0
 """Seconds without a connection for which orders wait for the next one: longer, and whoever gives one hears at once that nobody takes it."""
 PAUSES: Final = (0.0, 0.05, 0.2, 0.5, 1.0)
 """Seconds before each attempt at a new connection; the last one is repeated."""
+FULL: Final = 0.1
+"""Seconds between two looks whether what a node has told was taken in, so that it may tell more."""
 GREET_SECONDS: Final = 5.0
 """How long an agent may take to say who it is."""
 
@@ -203,6 +205,8 @@ class AgentChannel:
 
     def _hear(self, data: bytes) -> None:
         self.heard = time.monotonic()
+        if not self._inbox.has_room(self.node, len(data)):  # what it tells is told again once there is
+            raise OSError("it tells more than is taken in of one node")
         for message in self._lines.feed(data):
             self._take(message)
 
@@ -233,6 +237,7 @@ class AgentChannel:
     def _come_back(self) -> LineBuffer:
         """Connect anew to the very agent, for as long as nobody knows that it is gone; raise ``OSError`` once that is known."""
         for pause in _pauses():
+            self._wait_for_room()
             if self._closed.wait(pause):
                 raise OSError
             try:
@@ -250,6 +255,11 @@ class AgentChannel:
                 self.missed += 1
                 sock.close()
         raise AssertionError
+
+    def _wait_for_room(self) -> None:
+        """Wait until what the agent has told already was taken in, or this connection is closed."""
+        while not self._inbox.has_room(self.node) and not self._closed.wait(FULL):
+            pass
 
     def _greet(self, sock: socket.socket) -> LineBuffer:
         """See who listens at *sock*, and take up where the connection before ended; raise `Away` when that cannot be."""

@@ -144,7 +144,7 @@ def test_who_cannot_say_whether_the_lease_is_still_his_does_nothing_past_agents(
     for channel in second.fleet.channels.values():
         channel.epoch = 2
     first.fleet._witnessed = 0.0
-    assert second.fleet.order([NODE], "ping")[NODE]["ok"]
+    assert not fleets.failures(second.fleet.order([NODE], "ping"))
     with pytest.raises(LeaseLost):
         first.fleet.confirm(NODE)
 
