@@ -37,6 +37,7 @@ HoldfastError
 │   ├── SlurmRefused         Slurm said no to what was asked of it, and would again
 │   └── HistoryTrouble       the history cannot be used
 │       ├── HistoryCorrupt   its file is not a database, or is damaged
+│       │   └── RowCorrupt   one row of it cannot be read
 │       ├── HistoryLocked    another program holds it and does not let go
 │       ├── HistoryTooNew    a newer Holdfast wrote it
 │       ├── HistoryRefused   the database server answers, and does not let this user into this database
@@ -492,6 +493,19 @@ class HistoryCorrupt(HistoryTrouble):
     def __str__(self) -> str:
         cure = "Move the file away to start a new history, or restore a backup."
         return f"history {self.url} is damaged: {self.reason}. Nothing was changed. {cure}"
+
+
+class RowCorrupt(HistoryCorrupt):
+    """One row of it cannot be read: a byte has flipped, somebody edited it, or another version wrote it."""
+
+    def __init__(self, url: str, table: str, row: str, flaw: str) -> None:
+        super().__init__(url, f"row {row} of table '{table}' cannot be read: {flaw}")
+        self.args = url, table, row, flaw
+        self.table, self.row, self.flaw = table, row, flaw
+
+    def __str__(self) -> str:
+        cure = "Mend or delete that row, or restore a backup; `holdfast support-bundle` packs what can be read"
+        return f"history {self.url}: {self.reason}. Nothing was changed. {cure}."
 
 
 class HistoryLocked(HistoryTrouble):

@@ -11,13 +11,14 @@ from typing import Final
 import click
 
 from holdfast.cli.grammar import NobodyReads, app
-from holdfast.errors import OperatorError
+from holdfast.errors import OperatorError, RowCorrupt
 from holdfast.log import line
 
 REFUSED: Final = 2
 """Something that a person can mend."""
 INTERRUPTED: Final = 130
 """Ctrl-C, as shells count it."""
+SHOWN: Final = 200
 NOBODY_LISTENS: Final = 141
 """Who read our output went away (`| head`), or the terminal did; as shells count SIGPIPE."""
 
@@ -31,18 +32,28 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         status = app.main(arguments, prog_name="holdfast", standalone_mode=False)
         sys.stdout.flush()
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except OperatorError as error:
-        return _refused(str(error))
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except NobodyReads:
-        return _unheard()
-    except OSError as error:
-        return _foreign(error)
+    except Exception as error:  # noqa: BLE001 (what is a bug of ours is raised again)
+        return _failed(error)
     return status if isinstance(status, int) else 0
+
+
+def _failed(error: Exception) -> int:
+    """Tell why a command failed and return its exit status; raise what nobody but us can mend."""
+    match error:
+        case click.ClickException():
+            error.show()
+            return error.exit_code
+        case OperatorError():
+            return _refused(str(error))
+        case NobodyReads():
+            return _unheard()
+        case OSError():
+            return _foreign(error)
+    if (damaged := _damage()) is not None:  # whoever read it may have fallen over it
+        return _refused(f"{damaged} ({type(error).__name__}: {str(error)[:SHOWN]})")
+    raise error
 
 
 def _open_what_is_closed() -> None:
@@ -50,6 +61,22 @@ def _open_what_is_closed() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+
+
+def _damage() -> RowCorrupt | None:
+    """Return the row of the history that cannot be what was written, where there is one."""
+    from holdfast.history.store import History  # noqa: PLC0415 (most commands need no database)
+
+    try:
+        history = History.open(create=False)
+    except OperatorError:
+        return None
+    try:
+        return history.damage()
+    except OperatorError:
+        return None
+    finally:
+        history.close()
 
 
 def _foreign(error: OSError) -> int:

@@ -500,3 +500,5 @@ _MODELS: Final = (
 )  # fmt: skip
 TABLES: Final = [SQLModel.metadata.tables[str(model.__tablename__)] for model in _MODELS]
 """Every table of the history; a program around us may have SQLModel tables of its own."""
+FIELDS: Final = {(str(model.__tablename__), name): field.annotation for model in _MODELS for name, field in model.model_fields.items()}
+"""What each column holds, by table and column, as Python knows it."""

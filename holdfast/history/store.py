@@ -13,9 +13,10 @@ from sqlalchemy.exc import ArgumentError
 from sqlmodel import Session
 
 from holdfast import places
-from holdfast.errors import HistoryUnreachable
+from holdfast.errors import HistoryUnreachable, RowCorrupt
 from holdfast.history import schema
 from holdfast.history.clean import clean_cell
+from holdfast.history.damage import MISREAD, damage_of
 from holdfast.history.postgresql import server_engine
 from holdfast.history.sqlite_file import IMMEDIATE, empty_engine, file_engine, use_wal
 from holdfast.history.trouble import translated
@@ -62,9 +63,18 @@ class History:
         Who reads first and then writes by what was read asks for *immediate*: SQLite then takes its write lock at once.
         """
         engine = self.engine.execution_options(**{IMMEDIATE: True}) if immediate else self.engine
-        with translated(self.url), _CleanSession(engine, expire_on_commit=False) as session:
-            yield session
-            session.commit()
+        try:
+            with translated(self.url), _CleanSession(engine, expire_on_commit=False) as session:
+                yield session
+                session.commit()
+        except MISREAD as error:
+            if (damaged := self.damage()) is None:
+                raise
+            raise damaged from error
+
+    def damage(self) -> RowCorrupt | None:
+        """Return the first row that cannot be what was written; nothing where all can be. It looks through everything."""
+        return damage_of(self.engine, self.url)
 
     @property
     def engine(self) -> Engine:
