@@ -605,7 +605,7 @@ class Fleet:
         try:
             self.fence(node)
             self.bring_up(node)
-        except LeaseLost:
+        except (LeaseLost, Unconfirmed):  # the latter speaks against this flow, not against the node
             raise
         except WorldError as error:
             note(log, "node.second-look-failed", node=node, why=error)

@@ -142,6 +142,8 @@ def test_who_cannot_say_whether_the_lease_is_still_his_does_nothing_past_agents(
     first.fleet.lease_until = lambda: 0.0
     with pytest.raises(Unconfirmed, match="could not be renewed in time, and none of its agents"):
         first.fleet.bring_up(NODE)
+    with pytest.raises(Unconfirmed):  # not "the node does not answer", which would be held against it
+        first.fleet.second_look(NODE)
     first.fleet.lease_until = sure
     first.fleet.bring_up(NODE)
     first.fleet.lease_until = lambda: 0.0
