@@ -439,8 +439,8 @@ class Fleet:
                 self._tries.beside(node, self._tries.knock)
             if self.all_silent(STALE * self.beat):
                 self._tries.beside(OTHERS, self._ask_others)
-            for node in self.owed - self.channels.keys():
-                self._tries.beside(node, self._settle)
+        for node in self.owed - self.channels.keys():
+            self._tries.beside(node, self._settle)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Which row of a history holds what no version of Holdfast wrote: looked for once reading has failed, so that the message can name it.
 
-SQLite keeps whatever it is given, also where a byte has flipped. PostgreSQL checks types and JSON itself.
+SQLite keeps whatever it is given, also where a byte has flipped. PostgreSQL checks types itself, and that JSON is some.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ SHOWN: Final = 60
 
 def damage_of(engine: Engine, url: str) -> RowCorrupt | None:
     """Return the first row of the database at *url* that cannot be what was written; nothing where all can be."""
-    if engine.dialect.name != "sqlite":
-        return None
     with suppress(SQLAlchemyError), engine.connect() as connection:
         for one in sorted(models.TABLES, key=lambda one: one.name == "step"):  # the longest last
             for row, why in _damaged(connection, one):
@@ -37,9 +35,10 @@ def _damaged(connection: Connection, of: Table) -> Iterator[tuple[str, str]]:
     """Yield rows of a table that cannot be read, by their primary key, and why."""
     keys = [one.name for one in of.primary_key]
     for one in of.columns:
+        condition = _condition(one) if connection.dialect.name == "sqlite" else _of_json(one)
         plain = table(of.name, *(column(name) for name in dict.fromkeys([*keys, one.name])))  # values as they are stored
-        wanted = select(*(plain.c[key] for key in keys), plain.c[one.name]).where(text(_condition(one)))
-        for row in connection.execute(wanted):
+        wanted = select(*(plain.c[key] for key in keys), plain.c[one.name]).where(text(condition))
+        for row in connection.execute(wanted) if condition else ():
             if why := _flaw(one, row[-1]):
                 key = str(row[0]) if len(keys) == 1 else ", ".join(f"{name} {row[place]}" for place, name in enumerate(keys))
                 yield key, f"its column '{one.name}' holds {str(row[-1])[:SHOWN]!r}, {why}"
@@ -55,11 +54,17 @@ def _condition(of: Column[Any]) -> str:
     return f"typeof({name}) NOT IN ({kinds}, 'null')"
 
 
+def _of_json(of: Column[Any]) -> str:
+    """Return the same in PostgreSQL's words; empty where nothing can be wrong."""
+    kind = "array" if _is_list(of) else "object"
+    return f"json_typeof(\"{of.name}\") NOT IN ('{kind}', 'null')" if isinstance(of.type, JSON) else ""
+
+
 def _flaw(of: Column[Any], value: object) -> str:
     """Say what is wrong with a suspicious value; empty where Python takes it, as it does NaN."""
     try:
         if isinstance(of.type, JSON):
-            found = json.loads(str(value))
+            found = json.loads(value) if isinstance(value, str | bytes) else value
             wanted: type = list if _is_list(of) else dict
             return "" if isinstance(found, wanted) or (found is None and of.nullable) else f"which is no {KINDS[wanted]}"
         if isinstance(of.type, models.Real):

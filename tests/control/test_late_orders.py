@@ -178,6 +178,27 @@ def test_between_the_fence_and_the_wipe_it_is_asked_again(tmp_path: Path) -> Non
     fleet.close(end=False)
 
 
+def test_what_could_not_be_confirmed_is_done_once_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of this machine, too, that was let go of while nobody knew who steers is ended and free again afterwards."""
+    monkeypatch.setattr(fleets, "CONFIRM_SECONDS", 0.1)
+    nodes = LocalNodes("c", tmp_path, 1)
+    fleet = Fleet(nodes, {**PLAN, "memory": None}, epoch=1)
+    sure = fleet.lease_until
+    nodes.start_agent("node-0")
+    fleet.lease_until = lambda: 0.0
+    fleet.clear("node-0")
+    assert (fleet.owed, nodes.survey()[0].standing, fleet.free()) == ({"node-0"}, "up", [])
+    fleet.lease_until = sure
+
+    def is_free() -> bool:
+        fleet.ping()
+        return fleet.free() == ["node-0"]
+
+    wait_until(is_free, seconds=60)
+    assert nodes.survey()[0].standing == "idle"
+    fleet.close(end=False)
+
+
 def test_epochs_only_grow_and_a_damaged_file_is_none(tmp_path: Path) -> None:
     """Each job has its own; of many the oldest are forgotten."""
     epochs = Epochs(tmp_path)
