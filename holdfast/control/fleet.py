@@ -562,14 +562,13 @@ class Fleet:
         return FencingToken(job=self.plan["job"], epoch=self.epoch, until=until)
 
     def _ask_agents(self) -> None:
-        """Have an agent answer: they refuse any order that is not of the newest flow they have heard of."""
+        """Have some agents answer: they refuse any order that is not of the newest flow they have heard of, and raise `LeaseLost` here."""
         alive = [channel for channel in self.channels.copy().values() if not (channel.gone or channel.away)]
         for channel in alive[:WITNESSES]:
             asked = boot_time()
             with suppress(NodeTrouble):
                 channel.order("ping", seconds=1.0)
                 self._witnessed = asked
-                return
 
     def heed(self) -> None:
         """Raise `LeaseLost` if an agent has told of a newer flow."""
