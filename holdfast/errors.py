@@ -38,6 +38,7 @@ HoldfastError
 │   ├── SlurmRefused         Slurm said no to what was asked of it, and would again
 │   └── HistoryTrouble       the history cannot be used
 │       ├── HistoryCorrupt   its file is not a database, or is damaged
+│       │   └── RowCorrupt   one row of it cannot be read
 │       ├── HistoryLocked    another program holds it and does not let go
 │       ├── HistoryTooNew    a newer Holdfast wrote it
 │       ├── HistoryRefused   the database server answers, and does not let this user into this database
@@ -49,6 +50,8 @@ HoldfastError
     │   ├── NotAskable       nobody could look whether a node lives
     │   │   └── OtherProtocol  what leads to a node speaks another version of the protocol
     │   ├── AgentGone        the agent's connection ended
+    │   ├── Superseded       a node has had orders of a newer flow of the job
+    │   ├── Unconfirmed      nobody could say whether this flow still holds the job's lease
     │   └── OrderRefused     an agent understood an order and said no
     ├── SlurmAway            Slurm does not answer now
     └── LeaseLost            another flow took over this job
@@ -514,6 +517,19 @@ class HistoryCorrupt(HistoryTrouble):
         return f"history {self.url} is damaged: {self.reason}. Nothing was changed. {cure}"
 
 
+class RowCorrupt(HistoryCorrupt):
+    """One row of it cannot be read: a byte has flipped, somebody edited it, or another version wrote it."""
+
+    def __init__(self, url: str, table: str, row: str, flaw: str) -> None:
+        super().__init__(url, f"row {row} of table '{table}' cannot be read: {flaw}")
+        self.args = url, table, row, flaw
+        self.table, self.row, self.flaw = table, row, flaw
+
+    def __str__(self) -> str:
+        cure = "Mend or delete that row, or restore a backup; `holdfast support-bundle` packs what can be read"
+        return f"history {self.url}: {self.reason}. Nothing was changed. {cure}."
+
+
 class HistoryLocked(HistoryTrouble):
     """Another program holds it and does not let go."""
 
@@ -626,6 +642,28 @@ class AgentGone(NodeTrouble):
     def reason(self) -> str:
         """Return it as a word on the node."""
         return f"its agent is gone: {self.why}"
+
+
+class Superseded(NodeTrouble):
+    """A node has had orders of a newer flow of the job, and carries out none of this one past its agent."""
+
+    def __init__(self, node: str, epoch: int, why: str) -> None:
+        super().__init__(node, epoch, why)
+        self.node, self.epoch, self.why = node, epoch, why
+
+    def __str__(self) -> str:
+        return f"node {self.node} refused a late order: {self.reason}"
+
+
+class Unconfirmed(NodeTrouble):
+    """Nobody could say whether this flow still holds the job's lease, so nothing is done past agents."""
+
+    def __init__(self, node: str, why: str) -> None:
+        super().__init__(node, why)
+        self.node, self.why = node, why
+
+    def __str__(self) -> str:
+        return f"nothing is ended or started on node {self.node}: {self.reason}"
 
 
 class OrderRefused(NodeTrouble):

@@ -70,6 +70,11 @@ def _stat(pid: int) -> list[str] | None:
     return text[text.rindex(")") + 2 :].split()
 
 
+def boot_time() -> float:
+    """Return the seconds since this machine booted, those included for which it was suspended: other machines' leases ran on meanwhile."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def state_of(pid: int) -> str:
     """Return the kernel's one-letter state of *pid* (R, S, D, T, Z), or ``?`` when it is gone."""
     fields = _stat(pid)

@@ -128,6 +128,7 @@ class Agent:
             "agent": f"simulated-{self.node}",
             "pid": 1,
             "job": self.job,
+            "epoch": self._epoch,
             "generation": self.generation,
             "membership": self._membership,
             "since": self._since,

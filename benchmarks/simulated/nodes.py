@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.simulated.host import SOCKET, names
 from holdfast.cluster import NodeView
+from holdfast.cluster.interface import Confirm
 from holdfast.errors import NodeLost
 from holdfast.wire import LineBuffer, Message, connect, encode
 
@@ -45,7 +46,7 @@ class SimulatedNodes:
         """Return the failure domain of *node*: by itself it is one."""
         return node
 
-    def start_agent(self, node: str) -> None:
+    def start_agent(self, node: str, confirm: Confirm | None = None) -> None:  # noqa: ARG002 (one flow steers)
         """Start an agent."""
         if not self.ask(do="start", of=node)["ok"]:
             raise NodeLost(node, "it is switched off")
@@ -100,12 +101,12 @@ class SimulatedNodes:
         """Tell whether the node has power."""
         return bool(self.ask(do="answers", of=node)["answers"])
 
-    def fence(self, node: str, job: str | None = None) -> list[int]:
+    def fence(self, node: str, job: str | None = None, confirm: Confirm | None = None) -> list[int]:  # noqa: ARG002 (as above)
         """End the agent of *node*, unless it is another job's."""
         self.ask(do="fence", of=node, job=job)
         return []
 
-    def wipe_memory(self, node: str, job: str) -> None:
+    def wipe_memory(self, node: str, job: str, confirm: Confirm | None = None) -> None:
         """Do nothing: simulated nodes keep nothing in memory."""
 
     def survey(self, seconds: float | None = None) -> list[NodeView]:  # noqa: ARG002 (as the interface has it)

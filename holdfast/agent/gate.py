@@ -24,10 +24,12 @@ from typing import Final
 
 from holdfast.agent import fields
 from holdfast.agent.environments import interpreter_for
+from holdfast.agent.epochs import FencingToken
 from holdfast.agent.interfaces import bandwidth_to, interfaces, listening, meet
 from holdfast.agent.log_files import AGENT, folder_of, listed, piece, place_of
 from holdfast.agent.place import NodePlace, NotStarted
-from holdfast.process import fresh_signals, let_termination_pass
+from holdfast.agent.refused import Refused, Superseded
+from holdfast.process import boot_time, fresh_signals, let_termination_pass
 from holdfast.wire import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, connect, decode, encode, numbered, whole_lines
 
 IDLE: Final = 90.0
@@ -51,6 +53,7 @@ class Gate:
             "open": self._open,
             "close": self._close,
             "start": self._start,
+            "admit": self._admit,
             "look": lambda _order: self._look(),
             "fence": self._fence,
             "wipe": self._wipe,
@@ -99,7 +102,9 @@ class Gate:
     def _answer(self, order: Message, act: Callable[[Message], Message]) -> None:
         try:
             answer = {"ok": True, **act(order)}
-        except (ValueError, NotStarted) as error:
+        except Superseded as error:
+            answer = {"ok": False, "why": str(error), "epoch": error.epoch}
+        except (ValueError, NotStarted, Refused) as error:
             answer = {"ok": False, "why": str(error)}
         except OSError as error:
             answer = {"ok": False, "why": error.strerror or str(error), "errno": error.errno}
@@ -131,11 +136,17 @@ class Gate:
             "host": platform.node(),
             "interfaces": [one.as_record() for one in interfaces()],
             "reached": reached_at(),
+            "clock": boot_time(),
             **self._look(),
         }
 
-    def _start(self, _order: Message) -> Message:
-        self._there.start_agent()
+    def _start(self, order: Message) -> Message:
+        self._there.start_agent(_token(order))
+        return {}
+
+    def _admit(self, order: Message) -> Message:
+        """Say whether what is done in another way, such as the start of an agent by its warden, may be done for this flow."""
+        self._there.admit(_token(order))
         return {}
 
     def _look(self) -> Message:
@@ -143,7 +154,7 @@ class Gate:
         return {"agent": None if seen is None else {"pid": seen.pid, "job": seen.job}}
 
     def _fence(self, order: Message) -> Message:
-        return {"killed": self._there.fence(fields.maybe(fields.text, order, "job"))}
+        return {"killed": self._there.fence(fields.maybe(fields.text, order, "job"), _token(order))}
 
     def _logs(self, order: Message) -> Path:
         return folder_of(self._there.folder.parents[1] / "jobs", fields.text(order, "job"))
@@ -156,7 +167,7 @@ class Gate:
         return {"data": base64.b64encode(data).decode()}
 
     def _wipe(self, order: Message) -> Message:
-        self._there.wipe_memory(fields.text(order, "job"))
+        self._there.wipe_memory(fields.text(order, "job"), _token(order))
         return {}
 
     def _measure(self, order: Message) -> Message:
@@ -216,6 +227,13 @@ class Gate:
                     data = data[os.write(self._sink, data) :]
             except OSError:
                 os._exit(0)
+
+
+def _token(order: Message) -> FencingToken | None:
+    """Return in whose name the order is given; nothing where no flow gives it."""
+    if order.get("epoch") is None:
+        return None
+    return FencingToken(job=fields.text(order, "job"), epoch=fields.whole(order, "epoch"), until=fields.number(order, "until"))
 
 
 def reached_at() -> str | None:

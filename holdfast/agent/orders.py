@@ -112,13 +112,16 @@ class Orders:
         epoch = fields.maybe(fields.whole, order, "epoch") or 0
         job = fields.maybe(fields.text, order, "job")
         if service.job is None:
+            newest = 0 if job is None else service.epochs.of(job)
+            if epoch < newest:  # another agent served it here before
+                raise Superseded(newest, epoch)
             return
         if job not in {None, service.job}:
             raise Refused(f"held by job {service.job}")
         if epoch < service.epoch:
             raise Superseded(service.epoch, epoch)
         if epoch > service.epoch:
-            service.epoch = epoch
+            service.follow(service.job, epoch)
             service.tell_of_newer(epoch)
 
     def _speaks(self, order: Message) -> None:
@@ -133,6 +136,7 @@ class Orders:
             "agent": service.me.id,
             "pid": os.getpid(),
             "job": service.job,
+            "epoch": service.epoch,
             "generation": crew.generation,
             "membership": crew.membership,
             "since": service.generation_seq,

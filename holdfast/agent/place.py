@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast import vault
+from holdfast.agent.epochs import Epochs, FencingToken
 from holdfast.agent.journal import JOURNAL, past
 from holdfast.process import NODE_MARK, is_alive, mark_of, sweep
 from holdfast.wire import BadLine, LineBuffer, Message
@@ -53,10 +54,11 @@ class NodePlace:
     options: tuple[str, ...] = ()
     """Options of the interpreter that the agent runs in."""
 
-    def start_agent(self) -> None:
-        """Start an agent that outlives this process, and wait until it listens; raise `NotStarted`."""
+    def start_agent(self, token: FencingToken | None = None) -> None:
+        """Start an agent that outlives this process, and wait until it listens; raise `NotStarted`, or `Refused` for a late *token*."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.admit(token)
             told = self._spawn()
         except (OSError, BadLine, subprocess.TimeoutExpired) as error:
             raise NotStarted(f"no agent could be started in {self.folder}: {error}") from error
@@ -97,22 +99,41 @@ class NodePlace:
             return None
         return Seen(pid, job) if alive else None
 
-    def fence(self, job: str | None = None) -> list[int]:
+    @property
+    def epochs(self) -> Epochs:
+        """Return what is known here of the newest flows."""
+        return Epochs(self.folder)
+
+    def admit(self, token: FencingToken | None) -> None:
+        """Let an order of a flow in; raise `Refused` where another one steers its job by now, or it comes too late to know."""
+        if token is not None:
+            self.epochs.admit(token)
+
+    def fence(self, job: str | None = None, token: FencingToken | None = None) -> list[int]:
         """Kill everything that carries the node's mark, its agent included, and return what was killed.
 
-        With *job*, nothing when an agent of another job serves there: that one had to end what was there before it could begin.
+        With *job*, nothing when an agent of another job serves there: that one had to end what was there before it could begin. With
+        *token* raise `Refused` instead for an order that is late, and kill nothing more once a newer flow is heard of here: this process
+        may stand still before each kill.
         """
+        self.admit(token)
         seen = self.seen()
         if job is not None and seen is not None and seen.job not in {None, job}:
             return []
-        return sweep(NODE_MARK, mark_of(self.folder))
+        return sweep(NODE_MARK, mark_of(self.folder), spare=lambda _pid: self._overtaken(token))
+
+    def _overtaken(self, token: FencingToken | None) -> bool:
+        if token is not None:
+            self.epochs.check(token)
+        return False
 
     def past(self, job: str) -> list[Message]:
         """Return the newest steps and checkpoints of *job* in the journals of agents here, which may not have lived to tell them."""
         return past(self.folder / JOURNAL, job)
 
-    def wipe_memory(self, job: str) -> None:
-        """Remove the job's vault: an agent that was killed has left it."""
+    def wipe_memory(self, job: str, token: FencingToken | None = None) -> None:
+        """Remove the job's vault: an agent that was killed has left it. Raise `Refused` for a late *token*."""
+        self.admit(token)
         vault.wipe(vault.vault_of(mark_of(self.folder), job))
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from holdfast.agent.crew import Crew
 from holdfast.agent.deposit import Deposit
+from holdfast.agent.epochs import Epochs
 from holdfast.agent.flushing import Flushing
 from holdfast.agent.identity import Identity
 from holdfast.agent.journal import JOURNAL, Journal, past
@@ -67,6 +68,7 @@ class Service:
         self.job: str | None = None
         self.epoch = 0
         """Epoch of the newest flow that gave an order for the job."""
+        self.epochs = Epochs(me.directory)
         self.ending = False
         self._parent = os.getppid()
         self._leave_at: float | None = None
@@ -167,7 +169,16 @@ class Service:
             self.deposit.clear()
             self.journal.hold(job)
             self._tell_the_past(job)
-        self.epoch, self._lease = max(epoch, self.epoch) if before else epoch, lease
+        self._lease = lease
+        self.follow(job, max(epoch, self.epoch) if before else epoch)
+
+    def follow(self, job: str, epoch: int) -> None:
+        """Take orders for *job* from no flow older than that of *epoch*, here and past this agent, as long as its folder lasts."""
+        self.epoch = epoch
+        try:
+            self.epochs.note(job, epoch)
+        except OSError as error:  # a full disk: this agent knows it, and late orders past it can tell themselves by their deadline alone
+            note(log, "epoch.not-kept", level=logging.WARNING, epoch=epoch, why=error)
 
     def _tell_the_past(self, job: str) -> None:
         """Tell what an agent that served *job* before may not have told anybody before it was killed."""

@@ -22,7 +22,8 @@ from holdfast.cli.output import say_json
 from holdfast.cluster import open_cluster
 from holdfast.history.store import History
 from holdfast.places import job_directory
-from holdfast.spec import TrainingJob, cluster_of
+from holdfast.recorded import recorded_cluster
+from holdfast.spec import TrainingJob
 
 BROKEN: Final = 1
 """Exit status when the newest of a tier is not whole, or the audit found damage."""
@@ -91,7 +92,7 @@ def gather(outlook: Outlook, *, verify: bool) -> Account:
     """Look at the disk and at the memory of nodes."""
     directory, python = _where(outlook)
     disk = on_disk(directory, verify=verify)
-    cluster = cluster_of(outlook.job.cluster)
+    cluster = recorded_cluster(outlook.job)
     generation = outlook.generation
     reached = reach(open_cluster(cluster), outlook.job, generation.ranks if generation and not outlook.ended else ())
     kept = listed(reached.memory, reached.away)

@@ -22,7 +22,8 @@ from holdfast.history.holds import Place
 from holdfast.history.holds import say as say_of
 from holdfast.history.lease import holder_of
 from holdfast.history.models import Job
-from holdfast.spec import Cluster, LocalCluster, cluster_of, load_cluster
+from holdfast.recorded import recorded_cluster
+from holdfast.spec import Cluster, LocalCluster, load_cluster
 from policies.holds import Answer, Changed, Node, Owner, Ward, Word
 from policies.quarantine import cancel_drain, drain
 
@@ -89,7 +90,7 @@ def _cluster(history: History, cluster_file: Path | None, job: str | None) -> Cl
     if cluster_file is not None and job is not None:
         raise click.UsageError("name the cluster once: by `--cluster` or by `--job`")
     if job is not None:
-        return cluster_of(find_job(history, job).cluster)
+        return recorded_cluster(find_job(history, job))
     return load_cluster(cluster_file) if cluster_file else LocalCluster()
 
 

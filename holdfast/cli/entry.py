@@ -12,13 +12,14 @@ from typing import Final
 import click
 
 from holdfast.cli.grammar import NobodyReads, app
-from holdfast.errors import OperatorError, cut
+from holdfast.errors import OperatorError, RowCorrupt, cut
 from holdfast.log import line
 
 REFUSED: Final = 2
 """Something that a person can mend."""
 INTERRUPTED: Final = 130
 """Ctrl-C, as shells count it."""
+SHOWN: Final = 200
 NOBODY_LISTENS: Final = 141
 """Who read our output went away (`| head`), or the terminal did; as shells count SIGPIPE."""
 
@@ -54,8 +55,9 @@ def _ended_by(error: BaseException, given: Sequence[str]) -> int:
             return _foreign(error)
         case UnicodeEncodeError() if strange := next((one for one in given if not _is_text(one)), None):
             return _refused(f"{strange[:80]!a} is not UTF-8: no job, node or policy is called so, and no file of theirs can be")
-        case _:
-            raise error
+    if (damaged := _damage()) is not None:  # whoever read it may have fallen over it
+        return _refused(f"{damaged} ({type(error).__name__}: {str(error)[:SHOWN]})")
+    raise error
 
 
 def _is_text(word: str) -> bool:
@@ -68,6 +70,22 @@ def _open_what_is_closed() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+
+
+def _damage() -> RowCorrupt | None:
+    """Return the row of the history that cannot be what was written, where there is one."""
+    from holdfast.history.store import History  # noqa: PLC0415 (most commands need no database)
+
+    try:
+        history = History.open(create=False)
+    except OperatorError:
+        return None
+    try:
+        return history.damage()
+    except OperatorError:
+        return None
+    finally:
+        history.close()
 
 
 def _foreign(error: OSError) -> int:

@@ -16,8 +16,8 @@ from holdfast.errors import UnknownNode, WorldError
 from holdfast.history import queries
 from holdfast.history.models import Job
 from holdfast.history.store import History
+from holdfast.recorded import recorded_cluster
 from holdfast.report.wording import visible
-from holdfast.spec import cluster_of
 
 POLL: Final = 0.5
 """Seconds between two looks at logs that are followed."""
@@ -144,7 +144,7 @@ def logs(reference: str | None, which: Which, *, lines: int, follow: bool, as_js
     history = History.open(create=False)
     try:
         job = find_job(history, reference)
-        with closing(open_cluster(cluster_of(job.cluster))) as source:
+        with closing(open_cluster(recorded_cluster(job))) as source:
             reader = Reader(job, source, which)
             found = reader.find(history)
             ends = reader.ends(found, lines)

@@ -12,9 +12,9 @@ from holdfast.history.models import StandbyFlow
 from holdfast.history.queries import losses
 from holdfast.history.standing_by import FRESH, standing_by
 from holdfast.history.store import History
+from holdfast.recorded import recorded_cluster
 from holdfast.report import memory
 from holdfast.report.wording import NOTHING, count, duration, in_ranks, plural, share
-from holdfast.spec import cluster_of
 from policies.states import State
 
 WARNINGS: Final = 3
@@ -103,7 +103,7 @@ def _facts(outlook: Outlook) -> list[tuple[str, str]]:
     if outlook.generation:
         size = in_ranks(outlook.generation.world_size, outlook.generation.facts)
         facts += [("generation", f"{outlook.generation.number}: {size} on {placed(outlook.members)}")]
-    cluster = cluster_of(outlook.job.cluster)
+    cluster = recorded_cluster(outlook.job)
     if cluster.kind == "slurm" and not outlook.ended:
         from holdfast.slurm.nodes import told_of  # noqa: PLC0415 (most clusters are not Slurm's)
 

@@ -57,6 +57,7 @@ class _Entered(_Looked):
     interpreter: Name
     interfaces: Annotated[list[_Interface], Field(max_length=4096)]
     reached: Name | None
+    clock: Real | None = None
 
 
 class _Fenced(_Said):
@@ -112,6 +113,12 @@ def complaint(verb: str, answer: Message) -> str:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         return f"{_printable('.'.join(map(str, first['loc']))[:100])}: {first['msg']}"
     return ""
+
+
+def superseded(answer: Message) -> int:
+    """Return the epoch of the newer flow in whose favour a gate refuses an order; 0 where it has other reasons."""
+    epoch = answer.get("epoch")
+    return epoch if type(epoch) is int and 0 < epoch < MOST else 0
 
 
 def refusal(answer: Message) -> OSError:

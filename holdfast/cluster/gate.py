@@ -10,8 +10,9 @@ import time
 from contextlib import suppress
 from typing import Final, Protocol
 
-from holdfast.cluster.answers import complaint, refusal
-from holdfast.errors import NodeLost, NodeTrouble, NotAskable, OtherProtocol
+from holdfast.cluster.answers import complaint, refusal, superseded
+from holdfast.errors import NodeLost, NodeTrouble, NotAskable, OtherProtocol, Superseded
+from holdfast.process import boot_time
 from holdfast.wire import GREETING, LONGEST_LINE, PROTOCOL, BadLine, Message, decode, encode, numbered, whole_lines
 
 NOISE: Final = 64 * 1024
@@ -58,8 +59,10 @@ class Gate:
         try:
             rest = self._greeted(until)
             threading.Thread(target=self._listen, args=(rest,), name=f"gate-{node}", daemon=True).start()
-            left = until - time.monotonic()
+            left, entered = until - time.monotonic(), boot_time()
             self.facts = self.order("enter", seconds=max(0.01, left), directory=directory, node=node, cluster=cluster)
+            self.ahead = float(self.facts.get("clock") or entered) - entered
+            """Seconds by which the node's clock since its boot is ahead of ours; a way that is slow lets orders come so much later."""
         except BaseException:
             pipe.close()
             raise
@@ -105,6 +108,7 @@ class Gate:
     def order(self, verb: str, *, seconds: float, **facts: object) -> Message:
         """Have the gate do something and return its answer; raise ``OSError`` with what it said when that is no.
 
+        Raise `Superseded` when it is no because a newer flow has been at work there.
         Raise `NodeLost` when no answer comes within *seconds*, or one that makes no sense: its node may be in the wrong hands.
         """
         number, answers = next(self._numbers), queue.SimpleQueue[Message | None]()
@@ -123,6 +127,8 @@ class Gate:
             self._answers.pop(number, None)
         if answer is None:
             raise NodeLost(self.node, self._why)
+        if answer.get("ok") is not True and (newer := superseded(answer)):
+            raise Superseded(self.node, newer, str(refusal(answer)))
         if answer.get("ok") is not True:
             raise refusal(answer)
         if why := complaint(verb, answer):

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from detectors.evidence import SchedulerWord
+from holdfast.agent.epochs import FencingToken
 from holdfast.errors import HoldfastError
 from holdfast.wire import Message
+
+Confirm = Callable[[], FencingToken]
+"""Returns in whose name an order is given, asked when the way to the node is there and the order is about to go; raises a `WorldError`.
+
+Its deadline is in seconds since the boot of this machine.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +154,12 @@ class NodeSource(Protocol):
         """Return the names of all nodes, in a fixed order."""
         ...
 
-    def start_agent(self, node: str) -> None:
-        """Start an agent on *node* and wait until it listens; raise `NodeLost` when that cannot be."""
+    def start_agent(self, node: str, confirm: Confirm | None = None) -> None:
+        """Start an agent on *node* and wait until it listens; raise `NodeLost` when that cannot be.
+
+        This and the orders below that go past agents are refused with `Superseded` where a newer flow than that of *confirm* has been at
+        work, and with another `NodeTrouble` where they come too late to know. Without it nobody claims the job: for tests, and for chaos.
+        """
         ...
 
     def connect(self, node: str) -> socket.socket:
@@ -171,7 +182,7 @@ class NodeSource(Protocol):
         """Tell whether anything of the cluster but these nodes answers now: then the way to it is there."""
         ...
 
-    def fence(self, node: str, job: str | None = None) -> list[int]:
+    def fence(self, node: str, job: str | None = None, confirm: Confirm | None = None) -> list[int]:
         """Make sure that nothing runs on *node* any more; return the pids that had to be killed.
 
         With *job* leave a node alone that another job has taken meanwhile: nothing of *job* can be left there. Raise a `NodeTrouble` when
@@ -186,7 +197,7 @@ class NodeSource(Protocol):
         """
         ...
 
-    def wipe_memory(self, node: str, job: str) -> None:
+    def wipe_memory(self, node: str, job: str, confirm: Confirm | None = None) -> None:
         """Give back the memory that *job* (its id) has taken on *node* for its state; nothing of the job may run there any more."""
         ...
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from holdfast import vault
-from holdfast.agent import log_files
+from holdfast.agent import log_files, refused
+from holdfast.agent.epochs import FencingToken
 from holdfast.agent.place import NodePlace, NotStarted
-from holdfast.cluster.interface import Logs, NodeView
-from holdfast.errors import NodeLost, NotAskable
+from holdfast.cluster.interface import Confirm, Logs, NodeView
+from holdfast.errors import NodeLost, NotAskable, OrderRefused, Superseded
 from holdfast.places import cluster_directory, job_directory
 from holdfast.process import kill, mark_of
 from holdfast.wire import Message, connect
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from holdfast.spec import LocalCluster
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+
+T = TypeVar("T")
 
 
 def logs_here(job: str) -> Logs:
@@ -108,12 +111,12 @@ class LocalNodes:
         """Return the folder that is *node*, with all that can be done there."""
         return NodePlace(self.folder(node), node, self.name, _environment())
 
-    def start_agent(self, node: str) -> None:
+    def start_agent(self, node: str, confirm: Confirm | None = None) -> None:
         """Start an agent that outlives this process, and wait until it listens; raise `NodeLost` when that cannot be."""
         if not self.answers(node):
             raise NodeLost(node, "it is switched off")
         try:
-            self.place(node).start_agent()
+            _in_time(node, "start", self.place(node).start_agent, confirm)
         except NotStarted as error:
             raise NodeLost(node, str(error)) from error
         if not self.answers(node):  # switched off meanwhile
@@ -135,9 +138,9 @@ class LocalNodes:
         except OSError:  # a folder that may not be looked into has reasons of its own, which whoever uses it is told
             return True
 
-    def fence(self, node: str, job: str | None = None) -> list[int]:
+    def fence(self, node: str, job: str | None = None, confirm: Confirm | None = None) -> list[int]:
         """Kill everything that carries the node's mark, its agent included; with *job*, unless an agent of another job serves there."""
-        return self.place(node).fence(job)
+        return _in_time(node, "fence", lambda token: self.place(node).fence(job, token), confirm)
 
     def past(self, node: str, job: str) -> list[Message]:
         """Return the newest steps and checkpoints of *job* that agents on *node* have journaled."""
@@ -158,9 +161,9 @@ class LocalNodes:
         for memory in vault.vaults_of(mark_of(self.folder(node))):
             vault.wipe(memory)
 
-    def wipe_memory(self, node: str, job: str) -> None:
+    def wipe_memory(self, node: str, job: str, confirm: Confirm | None = None) -> None:
         """Remove the job's vault: an agent that was killed has left it."""
-        self.place(node).wipe_memory(job)
+        _in_time(node, "wipe", lambda token: self.place(node).wipe_memory(job, token), confirm)
 
     def power_on(self, node: str) -> None:
         """Let the node answer again. It comes back empty: no agent, no worker."""
@@ -177,6 +180,16 @@ class LocalNodes:
         if seen is None:
             return NodeView(name=node, standing="idle")
         return NodeView(name=node, standing="up", job=seen.job, agent="up", pid=seen.pid)
+
+
+def _in_time(node: str, order: str, act: Callable[[FencingToken | None], T], confirm: Confirm | None) -> T:
+    """Do *act* in the name of who gives the order; raise a `NodeTrouble` where it is refused."""
+    try:
+        return act(confirm() if confirm is not None else None)
+    except refused.Superseded as error:
+        raise Superseded(node, error.epoch, str(error)) from error
+    except refused.Refused as error:
+        raise OrderRefused(node, order, str(error)) from error
 
 
 def _environment() -> dict[str, str]:

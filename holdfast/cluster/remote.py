@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from holdfast.cluster.gate import Gate, Pipe
-from holdfast.cluster.interface import Logs, NodeView
+from holdfast.cluster.interface import Confirm, Logs, NodeView
 from holdfast.errors import NodeLost, NodeTrouble, NotAskable, OtherProtocol
 from holdfast.wire import Message
 
@@ -176,12 +176,20 @@ class RemoteNodes:
         """Have the node's gate do something; raise a `NodeTrouble` when it cannot be had, ``OSError`` when it says no."""
         return self.gate(node).order(verb, seconds=seconds, **facts)
 
+    def command(self, node: str, verb: str, confirm: Confirm | None, **facts: object) -> dict[str, Any]:
+        """Have the node's gate do what no agent could refuse; who gives the order is asked once the way there is open."""
+        gate = self.gate(node)
+        if confirm is not None:
+            token = confirm()
+            facts |= {"job": token.job, "epoch": token.epoch, "until": token.until + gate.ahead}
+        return gate.order(verb, seconds=ORDER_SECONDS, **facts)
+
     # -- agents -------------------------------------------------------------------------------------------------------
 
-    def start_agent(self, node: str) -> None:
+    def start_agent(self, node: str, confirm: Confirm | None = None) -> None:
         """Start an agent on *node* and wait until it listens; raise `NodeLost` when that cannot be."""
         try:
-            self.order(node, "start")
+            self.command(node, "start", confirm)
         except OSError as error:
             raise NodeLost(node, error.strerror or str(error)) from error
 
@@ -235,10 +243,10 @@ class RemoteNodes:
         except NotAskable:  # whether that is its trouble or ours is not known
             return False
 
-    def fence(self, node: str, job: str | None = None) -> list[int]:
+    def fence(self, node: str, job: str | None = None, confirm: Confirm | None = None) -> list[int]:
         """Make sure that nothing runs on *node* any more; return the pids that had to be killed. Raise `NodeLost` when nobody answers."""
         try:
-            return list(self.order(node, "fence", job=job)["killed"])
+            return list(self.command(node, "fence", confirm, job=job)["killed"])
         except OSError as error:
             raise NodeLost(node, f"what runs on it could not be ended: {error.strerror or error}") from error
 
@@ -246,10 +254,10 @@ class RemoteNodes:
         """Return the newest steps and checkpoints of *job* that agents on *node* have journaled."""
         return list(self.order(node, "past", job=job)["events"])
 
-    def wipe_memory(self, node: str, job: str) -> None:
+    def wipe_memory(self, node: str, job: str, confirm: Confirm | None = None) -> None:
         """Give back the memory that *job* has taken on *node* for its state; raise `NodeLost` when nobody answers."""
         try:
-            self.order(node, "wipe", job=job)
+            self.command(node, "wipe", confirm, job=job)
         except OSError as error:
             raise NodeLost(node, f"its memory could not be given back: {error.strerror or error}") from error
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from holdfast.control.run import Run
 from holdfast.control.steering import steering
 from holdfast.history import History, Job
-from holdfast.spec import TrainingJob, cluster_of
+from holdfast.recorded import recorded_cluster, recorded_spec
 from policies.states import Event
 
 
 def end(_history: History, job: Job) -> None:
     """Take the lease of *job*, end its workers and agents, and record it as cancelled; raise `JobAlreadyRunning` when a flow lives."""
-    spec, cluster = TrainingJob.model_validate(job.spec), cluster_of(job.cluster)
+    spec, cluster = recorded_spec(job), recorded_cluster(job)
     with steering(spec, cluster) as run:
         if isinstance(run, Run) and not run.over:
             run.move(Event.STOP_ASKED, "stopped while no flow steered it")

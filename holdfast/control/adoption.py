@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import Before
 from detectors.evidence import CutShort
-from holdfast.control.deposit import collect
+from holdfast.control.deposit import Collector
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
 from holdfast.control.plan import keep_token
@@ -19,6 +20,7 @@ from holdfast.errors import NodeLost, OrderRefused, OtherProtocol, OtherVersion,
 from holdfast.history import models, queries
 from holdfast.log import note
 from holdfast.places import spill_file
+from holdfast.report.wording import plural
 from holdfast.wire import Message
 from policies.case import IN_PROCESS, Decision, Rung, Seat
 from policies.states import Event, State
@@ -104,7 +106,10 @@ def _reach_all(run: Run) -> tuple[dict[str, Message], set[str]]:
     told, away = _reach(run, sorted(_members(run)))
     others, _ = _reach(run, sorted({*_ours(run)} - told.keys() - away))
     told |= others
-    if collect(run.fleet, told, run.history, spill_file(run.job.name)):
+    collector = Collector(fleet=run.fleet, history=run.history, lease=run.keeper.lease, spill=spill_file(run.job.name), remark=run.remark)
+    collected = collector.collect(told)
+    run.keeper.settle(0)
+    if collected:
         more, silent = _reach(run, sorted(_members(run) - told.keys() - away))
         told, away = {**told, **more}, away | silent
     return told, away
@@ -116,11 +121,28 @@ def _members(run: Run) -> set[str]:
 
 
 def _take_token(run: Run, told: dict[str, Message]) -> None:
-    """Have the job's secret from its agents: it may have been made on another host."""
-    answers = run.fleet.order(sorted(told), "token")
-    known = next((str(one["token"]) for one in answers.values() if not isinstance(one, WorldError) and one["token"]), None)
-    if known is not None and known != run.token:
+    """Have the job's secret from the agents of its members: it may have been made on another host."""
+    members = _members(run) or {*told}  # the flow before may have died before it could say who they are
+    answers = run.fleet.order(sorted(members & told.keys()), "token")
+    given = [str(one["token"]) for one in answers.values() if not isinstance(one, WorldError) and one["token"]]
+    known = token_of_members(run.token, given)
+    if given and given.count(known) < len(given):
+        run.remark(
+            f"{plural(len(given) - given.count(known), 'agent')} of {len(given)} told another secret of the job than the one that is used"
+        )
+    if known != run.token:
         run.fleet.plan["environment"]["HOLDFAST_TOKEN"] = keep_token(run.job, known)
+
+
+def token_of_members(kept: str, given: Sequence[str]) -> str:
+    """Return the job's secret: the one *kept* here as long as any member knows it, else the one *given* by more than half of them.
+
+    A single node in the wrong hands must not choose the secret by which all others know each other.
+    """
+    if kept in given or not given:
+        return kept
+    most, times = Counter(given).most_common(1)[0]
+    return most if 2 * times > len(given) else kept
 
 
 def _reach(run: Run, nodes: list[str]) -> tuple[dict[str, Message], set[str]]:

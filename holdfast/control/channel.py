@@ -33,6 +33,8 @@ PATIENCE: Final = 3.0
 """Seconds without a connection for which orders wait for the next one: longer, and whoever gives one hears at once that nobody takes it."""
 PAUSES: Final = (0.0, 0.05, 0.2, 0.5, 1.0)
 """Seconds before each attempt at a new connection; the last one is repeated."""
+FULL: Final = 0.1
+"""Seconds between two looks whether what a node has told was taken in, so that it may tell more."""
 GREET_SECONDS: Final = 5.0
 """How long an agent may take to say who it is."""
 
@@ -62,7 +64,7 @@ class AgentChannel:
         """Attempts at a new connection that failed since the last one ended."""
         self._connect, self._inbox = connect, inbox
         self._session = secrets.token_hex(8)
-        self._agent: str | None = None
+        self.agent: str | None = None
         """Which agent this is, once it has said so: only that one is sought when the connection ends."""
         self._told: int | None = None
         """Number of the newest event that was heard, once events are told."""
@@ -85,13 +87,13 @@ class AgentChannel:
     def about(self) -> Message:
         """Return what the agent says of itself: its job, generation, membership and workers."""
         told = self.order("about", protocol=PROTOCOL)
-        self._agent = told.get("agent")
+        self.agent = told.get("agent")
         return told
 
     def attach(self, *, since: int = LATEST) -> None:
         """Have the agent tell its events from now on, those after *since* first; return when the first ones are in the inbox."""
         told = self.order("attach", since=since, protocol=PROTOCOL)
-        self._agent = told["agent"]
+        self.agent = told["agent"]
         self._told = max(int(told["since"]), self._told or 0)  # some of them may have come already
         self.order("ping")  # answered after the events of the past: one stream keeps its order
 
@@ -203,6 +205,8 @@ class AgentChannel:
 
     def _hear(self, data: bytes) -> None:
         self.heard = time.monotonic()
+        if not self._inbox.has_room(self.node, len(data)):  # what it tells is told again once there is
+            raise OSError("it tells more than is taken in of one node")
         for message in self._lines.feed(data):
             self._take(message)
 
@@ -233,6 +237,7 @@ class AgentChannel:
     def _come_back(self) -> LineBuffer:
         """Connect anew to the very agent, for as long as nobody knows that it is gone; raise ``OSError`` once that is known."""
         for pause in _pauses():
+            self._wait_for_room()
             if self._closed.wait(pause):
                 raise OSError
             try:
@@ -251,9 +256,14 @@ class AgentChannel:
                 sock.close()
         raise AssertionError
 
+    def _wait_for_room(self) -> None:
+        """Wait until what the agent has told already was taken in, or this connection is closed."""
+        while not self._inbox.has_room(self.node) and not self._closed.wait(FULL):
+            pass
+
     def _greet(self, sock: socket.socket) -> LineBuffer:
         """See who listens at *sock*, and take up where the connection before ended; raise `Away` when that cannot be."""
-        if self._agent is None:
+        if self.agent is None:
             sock.close()
             raise OSError
         lines = LineBuffer()
@@ -268,7 +278,7 @@ class AgentChannel:
             sock.settimeout(None)
         except (OSError, BadLine) as error:
             raise Away(str(error)) from error
-        if first[0].get("agent") != self._agent:
+        if first[0].get("agent") != self.agent:
             sock.close()
             raise OSError("another agent serves there now")
         with self._lock:

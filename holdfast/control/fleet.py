@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -11,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from holdfast.agent.epochs import FencingToken
 from holdfast.cluster import NodeSource, NodeView
 from holdfast.control.channel import AgentChannel
 from holdfast.control.inbox import Inbox
@@ -18,8 +20,19 @@ from holdfast.control.listener import LISTENER
 from holdfast.control.round import Round
 from holdfast.control.tries import Tries
 from holdfast.control.words import complaint
-from holdfast.errors import AgentGone, LeaseLost, NodeLost, NodeTrouble, OrderRefused, OtherProtocol, WorldError
+from holdfast.errors import (
+    AgentGone,
+    LeaseLost,
+    NodeLost,
+    NodeTrouble,
+    OrderRefused,
+    OtherProtocol,
+    Superseded,
+    Unconfirmed,
+    WorldError,
+)
 from holdfast.log import note
+from holdfast.process import boot_time
 from holdfast.wire import BEAT, Message
 
 log = logging.getLogger("holdfast.control")
@@ -50,6 +63,14 @@ STOOD_STILL: Final = 1.0
 
 WITNESSES: Final = 3
 """Agents that are asked who steers, before something is done that no agent could refuse."""
+WITNESSED: Final = 2.5
+"""Seconds for which the answer of one of them holds: for as long a flow is sure of a lease that it has renewed."""
+CONFIRM_SECONDS: Final = 5.0
+"""How long it is waited for the lease to be renewed, or an agent to answer, before such a thing is left undone."""
+LONGEST_LEASE: Final = 3600.0
+"""Seconds, where nobody else could hold the lease."""
+HIGHEST_EPOCH: Final = 2**30
+"""No job changes hands so often: a greater one is no word of an honest agent."""
 
 OTHERS: Final = ""
 """Stands for all of the cluster that has nothing to do with the job."""
@@ -83,9 +104,16 @@ class Fleet:
         """Node to host and port of the server of what it keeps in memory."""
         self.leaving: set[str] = set()
         """Nodes that were told to go, and will be gone in a moment."""
-        self.lease_is_good: Callable[[], bool] = lambda: True
-        """Tells whether nobody else can steer the job by now, as far as the history goes."""
+        self.lease_until: Callable[[], float] = lambda: boot_time() + LONGEST_LEASE
+        """Tells until when nobody else can steer the job, as far as the history goes (seconds since boot)."""
+        self.outrank: Callable[[int], int] = self._overtaken_by
+        """Has the history give this flow an epoch above that which agents remember; raises `LeaseLost` if another flow has the job."""
         self._newer = 0
+        self._witnessed = -WITNESSED
+        """When an agent was asked last that took an order of this flow for the newest one's (seconds since boot)."""
+        self._outranking = threading.Lock()
+        self._ours: set[str] = set()
+        """Agents that have taken orders of this flow."""
         self._asked = self._awake = 0.0
         """When somebody last asked who is silent, and since when that has been asked without a gap (monotonic)."""
         self._begun: set[str] = set()
@@ -126,9 +154,7 @@ class Fleet:
         channel = self._reach(node)
         if channel is None:
             self._go_on(node)
-            self.confirm()
-            self._begun.add(node)
-            self.source.start_agent(node)
+            self._past_agents(node, lambda: self.source.start_agent(node, lambda: self._begin(node)))
             channel = AgentChannel(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch, job=self.plan["job"])
         try:
             channel.attach()
@@ -138,11 +164,18 @@ class Fleet:
             channel.close()
             raise
         self.channels[node] = channel
+        self._ours.add(str(channel.agent))
         self._begun.discard(node)
         self._tries.forget(node)
         self.unreached.pop(node, None)
         self._note_memory(node, answer)
         return channel
+
+    def _begin(self, node: str) -> FencingToken:
+        """Return in whose name an agent is started on *node*; from now on there may be one."""
+        token = self.confirm(node)
+        self._begun.add(node)
+        return token
 
     def _go_on(self, node: str) -> None:
         """Raise `AgentGone` once all have been parted from: what a thread is still at must not disturb the flow that comes next."""
@@ -174,11 +207,17 @@ class Fleet:
                 raise OrderRefused(node, "about", f"what its agent says of itself makes no sense: {why}")
             if told["job"] != self.plan["job"]:
                 raise OrderRefused(node, "attach", "its agent does not run this job")
+            if told["epoch"] >= self.epoch and told["agent"] not in self._ours:  # the same number may be another flow's
+                self._rise_above(node, told["epoch"])
+            channel.epoch = self.epoch
             channel.attach(since=max(0, told["since"] - BEFORE))
         except WorldError:
             channel.close()
             raise
-        self.channels[node] = channel
+        with self._outranking:
+            channel.epoch = self.epoch
+            self.channels[node] = channel
+            self._ours.add(told["agent"])
         self.unseen.pop(node, None)
         self._note_memory(node, told)
         return told
@@ -264,8 +303,9 @@ class Fleet:
         if channel is not None:
             try:
                 with suppress(NodeTrouble):
+                    asked = boot_time()
                     channel.order("end", seconds=2.0)
-                    heard = True
+                    heard, self._witnessed = True, asked
             finally:
                 self._newer = max(self._newer, channel.superseded)
                 channel.close()
@@ -286,7 +326,7 @@ class Fleet:
             self.fence(node)
             if not heard:
                 self._hear_the_past(node)
-            self.source.wipe_memory(node, self.plan["job"])
+            self.wipe(node)
         except NodeTrouble as error:
             if node not in self.owed:
                 note(log, "node.not-fenced", node=node, why=error)
@@ -306,10 +346,42 @@ class Fleet:
 
     def fence(self, node: str) -> None:
         """Make sure nothing of the job runs on *node*; raise a `NodeTrouble` when it cannot be reached."""
-        self.confirm()
-        killed = self.source.fence(node, self.plan["job"])
+        killed = self._past_agents(node, lambda: self.source.fence(node, self.plan["job"], lambda: self.confirm(node)))
         if killed:
             note(log, "node.fenced", node=node, killed=len(killed))
+
+    def wipe(self, node: str) -> None:
+        """Take what the job keeps in the memory of *node*; raise a `NodeTrouble` when that cannot be reached."""
+        self._past_agents(node, lambda: self.source.wipe_memory(node, self.plan["job"], lambda: self.confirm(node)))
+
+    def _past_agents(self, node: str, act: Callable[[], T]) -> T:
+        """Do *act* on *node*; where it was refused for an epoch that the history does not know, do it again in a greater one."""
+        try:
+            return act()
+        except Superseded as error:
+            self._rise_above(node, error.epoch)
+            return act()
+
+    def _rise_above(self, node: str, epoch: int) -> None:
+        """Have an epoch above that which *node* remembers: after a backup was restored the history's may be the older one.
+
+        Raise `LeaseLost` where the history says that another flow steers the job.
+        """
+        if epoch > HIGHEST_EPOCH:
+            raise OrderRefused(node, "attach", f"it has had orders of epoch {epoch}, and no job changes hands so often")
+        note(log, "node.superseded", level=logging.WARNING, node=node, epoch=epoch, ours=self.epoch)
+        with self._outranking:
+            if epoch >= self.epoch:
+                try:
+                    self.epoch = self.outrank(epoch)
+                except LeaseLost as error:
+                    self._newer = max(self._newer, epoch)
+                    raise LeaseLost(self._job, error.holder) from error
+                for channel in self.channels.copy().values():
+                    channel.epoch = self.epoch
+
+    def _overtaken_by(self, epoch: int) -> int:
+        raise LeaseLost(self._job, f"a newer flow (epoch {epoch})")
 
     def order(self, nodes: Iterable[str], verb: str, *, seconds: float = 10.0, **facts: object) -> dict[str, Message | WorldError]:
         """Give the same order to all *nodes*: every order is out before the first answer is waited for."""
@@ -367,8 +439,8 @@ class Fleet:
                 self._tries.beside(node, self._tries.knock)
             if self.all_silent(STALE * self.beat):
                 self._tries.beside(OTHERS, self._ask_others)
-            for node in self.owed - self.channels.keys():
-                self._tries.beside(node, self._settle)
+        for node in self.owed - self.channels.keys():
+            self._tries.beside(node, self._settle)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -470,17 +542,33 @@ class Fleet:
         self._newer = max([self._newer, *(channel.superseded for channel in self.channels.copy().values())])
         return self._newer
 
-    def confirm(self) -> None:
-        """Raise `LeaseLost` if another flow steers the job by now: asked before what goes past the agents, which refuse late orders.
+    def confirm(self, node: str) -> FencingToken:
+        """Return in whose name an order to *node* goes past its agent, and by when it has to be begun.
 
-        A flow that cannot renew its lease does not know. Then some of its agents are asked, as any newer flow begins with theirs.
+        A flow that cannot renew its lease does not know whether another one steers by now. Then some of its agents are asked, as any newer
+        flow begins with theirs. Raise `LeaseLost` if one does, and `Unconfirmed` when for some seconds nobody could say.
         """
-        if not self.lease_is_good():
-            alive = [channel for channel in self.channels.copy().values() if not (channel.gone or channel.away)]
-            for channel in alive[:WITNESSES]:
-                with suppress(NodeTrouble):
-                    channel.order("ping", seconds=1.0)
+        since = boot_time()
+        while (until := max(self.lease_until(), self._witnessed + WITNESSED)) <= boot_time():
+            self._ask_agents()
+            self.heed()
+            if self._witnessed + WITNESSED > boot_time():
+                continue
+            if boot_time() - since > CONFIRM_SECONDS:
+                why = "the lease of the job could not be renewed in time, and none of its agents says that it is still this flow's"
+                raise Unconfirmed(node, why)
+            time.sleep(0.1)
         self.heed()
+        return FencingToken(job=self.plan["job"], epoch=self.epoch, until=until)
+
+    def _ask_agents(self) -> None:
+        """Have some agents answer: they refuse any order that is not of the newest flow they have heard of, and raise `LeaseLost` here."""
+        alive = [channel for channel in self.channels.copy().values() if not (channel.gone or channel.away)]
+        for channel in alive[:WITNESSES]:
+            asked = boot_time()
+            with suppress(NodeTrouble):
+                channel.order("ping", seconds=1.0)
+                self._witnessed = asked
 
     def heed(self) -> None:
         """Raise `LeaseLost` if an agent has told of a newer flow."""
@@ -516,7 +604,7 @@ class Fleet:
         try:
             self.fence(node)
             self.bring_up(node)
-        except LeaseLost:
+        except (LeaseLost, Unconfirmed):  # the latter speaks against this flow, not against the node
             raise
         except WorldError as error:
             note(log, "node.second-look-failed", node=node, why=error)

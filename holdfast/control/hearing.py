@@ -6,10 +6,11 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from detectors.catalogue import CATALOGUE, Level
+from detectors.catalogue import CATALOGUE, Fault, Level
 from detectors.diagnosis import see
 from detectors.evidence import MemoryTrouble
 from holdfast.control.board import NONSENSE, handler_of, limits_of
+from holdfast.control.budget import ROWS, ROWS_AT_ONCE, STEPS, STEPS_AT_ONCE, Budget, Newest
 from holdfast.control.nodes import Announcements, NodeNews, machine_of, with_growth
 from holdfast.control.words import check_event
 from holdfast.history import models
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.control")
 
 BEHIND: Final = "replica-behind"
+RECORDED: Final = frozenset(
+    {
+        "saved", "trouble", "worker.roles", "agent.leaving", "agent.staying", "notice.blind", "memory.none", "memory.full", "replica.lost",
+        "replica.kept", "node.fault", "node.grew", "node.unwatched", "node.deaf", "node.hears",
+    }
+)  # fmt: skip
+"""Events of each of which something is put on record, as often as they are told."""
+REMEMBERED: Final = 5000
+"""Troubles, checkpoints and faults of nodes that are remembered, the newest."""
 GATHERED: Final = 3.0
 """Seconds from the first node whose replicas are behind to the remark on all of them."""
 
@@ -38,9 +48,11 @@ class Hearing:
         """The step that was put on record last, by whichever generation."""
         self._resumed: dict[int, int] = {}
         """Generation to the step that it went on from, as far as another flow saw it."""
-        self._whole: dict[str, int] = {}
+        self._whole = Newest[str, int](REMEMBERED)
         """Checkpoints that were written and of which no trouble was told since: path and step."""
-        self._troubles: set[tuple[str, str]] = set()
+        self._troubles = Newest[tuple[str, str], None](REMEMBERED)
+        self._rows = Budget("faults, checkpoints and remarks", ROWS, ROWS_AT_ONCE, run.remark)
+        self._steps = Budget("steps", STEPS, STEPS_AT_ONCE, run.remark)
         self._behind: dict[str, str] = {}
         """Node to why its replicas are behind, as far as that is still to be told."""
         self._behind_due = 0.0
@@ -58,11 +70,13 @@ class Hearing:
         self._run.board.take(node, event, time.time())
         self._run.best = max(self._run.best, self._run.board.step_before)
         if event["event"] == "steps" and event["generation"] < self._run.generation:
-            self._record_steps(event)  # heard again by a flow that adopted the job; a step that is recorded already stays as it is
+            self._record_steps(node, event)  # heard again by a flow that adopted the job; a step that is recorded already stays as it is
         if event["event"] == "past":
             self._take_past(node, event["events"])
         handler = getattr(self, handler_of(event["event"]), None)
-        if handler is not None and event.get("generation", self._run.generation) == self._run.generation:
+        if handler is None or event.get("generation", self._run.generation) != self._run.generation:
+            return
+        if event["event"] not in RECORDED or self._rows.allows(node):
             handler(node, event)
 
     def _take_past(self, node: str, events: list[Message]) -> None:
@@ -71,8 +85,8 @@ class Hearing:
             try:
                 check_event(event)
                 if event["event"] == "steps" and event["generation"] <= self._run.generation:
-                    self._record_steps(event)
-                elif event["event"] == "saved" and event["generation"] == self._run.generation:
+                    self._record_steps(node, event)
+                elif event["event"] == "saved" and event["generation"] == self._run.generation and self._rows.allows(node):
                     self._on_saved(node, event)
             except NONSENSE as error:  # out of a file that anything may have happened to
                 note(log, "past.damaged", node=node, why=repr(error))
@@ -95,16 +109,16 @@ class Hearing:
         good = [saved for saved in (self._whole | resumed).values() if saved < step]
         return f"the newest checkpoint from before is that of step {max(good)}" if good else "no checkpoint from before is known"
 
-    def _on_steps(self, _node: str, event: Message) -> None:
+    def _on_steps(self, node: str, event: Message) -> None:
         self._run.managed = True
-        self._record_steps(event)
+        self._record_steps(node, event)
         step, _, seconds, loss = event["steps"][-1]
         self._run.tell("progress", {"step": step, "until": self._run.board.until(), "loss": loss, "seconds": seconds})
 
-    def _record_steps(self, event: Message) -> None:
+    def _record_steps(self, node: str, event: Message) -> None:
         generation = event["generation"]
         for step, at, seconds, loss in event["steps"]:
-            if self._is_new(generation, step):
+            if self._is_new(generation, step) and self._steps.allows(node):
                 row = models.Step(job_id=self._run.job.id, generation=generation, step=step, at=at, seconds=seconds, loss=loss)
                 self._run.recorder.add(row)
                 self._newest = step if generation == self._run.generation else self._newest
@@ -191,7 +205,7 @@ class Hearing:
         """Record a checkpoint's trouble at once; training goes on through it, so the flow need not turn."""
         if (event["kind"], event["path"]) in self._troubles:
             return
-        self._troubles.add((event["kind"], event["path"]))
+        self._troubles[event["kind"], event["path"]] = None
         self._whole.pop(event["path"], None)
         facts = {name: event[name] for name in ("at", "step", "path")}
         self._run.recorder.add(
@@ -200,7 +214,7 @@ class Hearing:
             )
         )
         for fault in see([self._run.board.trouble(node, event)], limits_of(self._run.spec.limits)):
-            self._run.board.troubles.append(fault)
+            _keep_newest(self._run.board.troubles, fault)
             self._run.record_fault(fault, incident=None)
             if fault.kind == BEHIND:
                 self._behind[node] = event["why"]
@@ -237,7 +251,7 @@ class Hearing:
         fault = self.nodes.take(node, event)
         if fault is None:
             return
-        self._run.board.node_faults.append(fault)
+        _keep_newest(self._run.board.node_faults, fault)
         self._run.record_fault(fault, incident=self._run.incident.row.id if self._run.incident is not None else None)
         machine = machine_of(node, self._run.cluster.kind)
         if self._run.levels.of(fault) is not Level.RECORD and self._announced.is_new(fault, machine, time.monotonic()):
@@ -261,3 +275,9 @@ class Hearing:
 
     def _on_node_hears(self, node: str, _event: Message) -> None:
         self._run.remark(f"{node} hears its GPUs' driver again")
+
+
+def _keep_newest(faults: list[Fault], fault: Fault) -> None:
+    """Add *fault* to those that are looked through at each diagnosis, of which there may not be any number."""
+    faults.append(fault)
+    del faults[:-REMEMBERED]

@@ -13,6 +13,9 @@ from holdfast.wire import Message
 PATIENT: Final = frozenset({"beats"})
 """Events that come by the thousand each second and wake nobody: they are taken in with the next look, in their turn."""
 
+MOST: Final = 128 * 2**20
+"""Bytes of one node that wait to be taken in: an agent's journal, told anew to a flow that adopts the job, has half of that."""
+
 Item = tuple[str, Message]
 """A node's name and an event of its agent."""
 
@@ -24,6 +27,18 @@ class Inbox:
         self._items: deque[Item] = deque()
         self._urgent = 0
         self._changed = threading.Condition()
+        self._bytes: dict[str, int] = {}
+
+    def has_room(self, node: str, size: int = 0) -> bool:
+        """Tell whether *size* more bytes of *node* may wait here, and count them; with none, whether a good deal of them may."""
+        with self._changed:
+            waiting = self._bytes.get(node, 0)
+            if not size:
+                return waiting <= MOST / 2
+            if waiting + size > MOST:
+                return False
+            self._bytes[node] = waiting + size
+            return True
 
     def put(self, item: Item) -> None:
         """Add what an agent said."""
@@ -39,6 +54,7 @@ class Inbox:
         with self._changed:
             self._changed.wait_for(lambda: self._urgent, seconds)
             items, self._items, self._urgent = self._items, deque(), 0
+            self._bytes.clear()
             return items
 
     def get(self, timeout: float) -> Item:

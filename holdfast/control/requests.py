@@ -82,7 +82,7 @@ class Requests:
         """Node to why the last planned move of ranks of it came to nothing; empty where it did not."""
         self._seen: set[str] = set()
         self._history, self._recorder, self._job_id = history, recorder, lease.job_id
-        self._epoch, self._handover = lease.epoch, handover
+        self.epoch, self._handover = lease.epoch, handover
         self._over = threading.Event()
         self._try = Asking("requests")
         self._thread = threading.Thread(target=self._follow, name=f"requests of {self._job_id}", daemon=True)
@@ -141,7 +141,7 @@ class Requests:
                 continue
             if request.kind == "stop":
                 self.stop(f"{request.by} asked the job to stop")
-            meant = request.kind == HAND_OVER and (request.facts or {}).get("epoch") == self._epoch  # else of a flow that is gone
+            meant = request.kind == HAND_OVER and (request.facts or {}).get("epoch") == self.epoch  # else of a flow that is gone
             self._recorder.amend(
                 models.Request, request.id, handled_at=time.time(), **({"done": meant} if request.kind == HAND_OVER else {})
             )

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from detectors.catalogue import Fault
@@ -28,7 +29,7 @@ from holdfast.control.run import Run
 from holdfast.control.termination import end_at_once, heeding_termination, undisturbed
 from holdfast.control.wheel import Aside, Ended, Standby, Wheel, stand_by, take_wheel
 from holdfast.descriptors import make_room
-from holdfast.errors import HandedOver, HoldfastError, LeaseLost, WorldError
+from holdfast.errors import HandedOver, HistoryTrouble, HoldfastError, LeaseLost, WorldError
 from holdfast.history import History, LeaseKeeper, Recorder, absorb, queries, this_host
 from holdfast.history.asking import patiently
 from holdfast.history.fence import Fence
@@ -156,8 +157,9 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handove
         flow_run=wheel.flow_run,
     )
     keeper = run.keeper = LeaseKeeper(history, wheel.lease, run.lose, lambda: run.ears.told)
-    run.fleet.lease_is_good = lambda: keeper.is_good
-    recorder.elsewhere = Deposit(run.fleet)
+    run.fleet.lease_until = lambda: keeper.good_until
+    run.fleet.outrank = partial(_outrank, run)
+    recorder.elsewhere = Deposit(run.fleet, wheel.lease.outbox_key, keeper.settle)
     run.requests = Requests(history, recorder, wheel.lease, handover, wheel.flow_run)
     run.consent.begin()
     run.wards.begin()
@@ -173,6 +175,21 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handove
     if spec.checkpoint.every == "auto":  # read now, as a recovery cannot wait for a database
         run.cadence = Cadence(plan=spec.checkpoint, fleet=fleet(history), work=work(history, spec.name), answered=run.answered())
     return run
+
+
+def _outrank(run: Run, epoch: int) -> int:
+    """Have the history give this flow an epoch above *epoch*, in which it goes on; raise `LeaseLost` if another flow has the job."""
+    try:
+        with run.recorder.at_rest():  # a row of the former epoch would be refused as that of a flow that was overtaken
+            lease = run.keeper.outrank(epoch)
+            run.recorder.fence = Fence(run.job.id, lease.epoch)
+    except HistoryTrouble as error:  # who cannot ask must take the node's word for it
+        raise LeaseLost(run.job.name, f"a newer flow (epoch {epoch})") from error
+    run.requests.epoch = lease.epoch
+    run.remark(
+        f"agents remember orders of epoch {epoch}, the history knew of fewer, as after a restored backup: this flow is {lease.epoch}"
+    )
+    return lease.epoch
 
 
 def _let_go(run: Run) -> None:
@@ -258,7 +275,7 @@ def _clear_forgotten(run: Run) -> None:
             run.fleet.clear(one.name)
         elif one.standing == "idle":
             with suppress(WorldError):
-                run.fleet.source.wipe_memory(one.name, run.job.id)
+                run.fleet.wipe(one.name)
 
 
 def _found_beside(run: Run) -> list[Offence]:

@@ -19,7 +19,8 @@ from holdfast.history.asking import Asking
 from holdfast.history.standing_by import EVERY, attend, leave
 from holdfast.log import note
 from holdfast.places import job_directory
-from holdfast.spec import Cluster, TrainingJob, cluster_of
+from holdfast.recorded import recorded_cluster, recorded_spec
+from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.load_policy import policy_for
 from policies.states import TERMINAL, State
 
@@ -190,7 +191,7 @@ class Standby:
 
 def settled(job: models.Job) -> tuple[TrainingJob, Cluster]:
     """Return what *job* is and where it runs, with the folders of the host on which it began: that of this flow may have others."""
-    spec, cluster = TrainingJob.model_validate(job.spec), cluster_of(job.cluster)
+    spec, cluster = recorded_spec(job), recorded_cluster(job)
     folder = Path(job.directory)
     if folder != job_directory(job.name):
         if spec.checkpoint.directory is None:

@@ -137,6 +137,7 @@ class _Standby(_Said):
 class _About(_Said):
     agent: str
     job: str | None
+    epoch: Count = 0
     generation: Count
     since: Count
     membership: dict[str, list[Count]]

@@ -6,23 +6,25 @@ import hashlib
 import logging
 import os
 import platform
+import secrets
 import threading
 import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from sqlalchemy import func, or_, text
 from sqlmodel import Session, col, select
 
-from holdfast.errors import JobAlreadyRunning
+from holdfast.errors import JobAlreadyRunning, LeaseLost
 from holdfast.history.asking import Asking
 from holdfast.history.fence import lock_briefly
 from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
 from holdfast.log import note
+from holdfast.process import boot_time
 
 LEASE_SECONDS: Final = 3.0
 """A lease not renewed for so long is free for anyone. Who takes it needs a second more to steer, of the five that a takeover may take."""
@@ -46,12 +48,11 @@ def take(history: History, job: Job, *, holder: str, flow_run: str = "", flow_ru
         for lease in leases:
             if _is_live(lease, now):
                 raise JobAlreadyRunning(job.name, described(lease))
-        epoch = max((lease.epoch for lease in leases if lease.job_id == job.id), default=0) + 1
+        before = next((lease for lease in leases if lease.job_id == job.id), None)
         if session.get(Job, job.id) is None:
             session.add(Job(**job.model_dump()))
-        return session.merge(
-            Lease(**{**_own_lease(job.id, epoch, holder, now).model_dump(), "flow_run": flow_run, "flow_run_url": flow_run_url})
-        )
+        own = _own_lease(job.id, before.epoch + 1 if before else 1, holder, now).model_dump()
+        return session.merge(Lease(**{**own, **_outbox_of(before), "flow_run": flow_run, "flow_run_url": flow_run_url}))
 
 
 def wait_take(history: History, job: Job, *, holder: str, seconds: float, **flow_run: str) -> Lease:
@@ -109,7 +110,9 @@ class LeaseKeeper:
         self._history, self._on_lost = history, on_lost
         self._over = threading.Event()
         self._given_up = False
-        self._good_until = time.monotonic() + LEASE_SECONDS - RENEW_SECONDS
+        self.good_until = boot_time() + LEASE_SECONDS - RENEW_SECONDS
+        """Until when nobody else can have taken the lease: in seconds since boot, which go on while this machine is suspended."""
+        self._turn = threading.Lock()
         self._try = Asking("lease", {"job": lease.job_id})
         self._thread = threading.Thread(target=self._keep, name=f"lease of {lease.job_id}", daemon=True)
         self._thread.start()
@@ -120,10 +123,10 @@ class LeaseKeeper:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
 
-    @property
-    def is_good(self) -> bool:
-        """Tell whether nobody else can have taken the lease by now; with the database away for longer, nobody knows."""
-        return time.monotonic() < self._good_until
+    def settle(self, row: int) -> None:
+        """Put on record, with the next renewal, that all is written which flows left with agents before *row* of this one."""
+        with self._turn:
+            self.lease = Lease(**{**self.lease.model_dump(), "settled_epoch": self.lease.epoch, "settled_row": row})
 
     def release(self) -> None:
         """Stop renewing and give the lease back, so that the next flow need not wait; never raise."""
@@ -139,9 +142,29 @@ class LeaseKeeper:
         while not self._over.wait(RENEW_SECONDS):
             self._try(self._renew)
 
+    def outrank(self, epoch: int) -> Lease:
+        """Give this flow an epoch above *epoch* in the history, and return its lease; raise `LeaseLost` if another flow has the job.
+
+        Agents may remember greater epochs than a history that was restored from a backup: to be the newest by its row is what counts.
+        """
+        with self._turn, self._history.session(immediate=True) as session:
+            lock_briefly(session.connection())
+            present = session.get(Lease, self.lease.job_id, with_for_update=True)
+            if present is not None and _is_anothers(present, self.lease):
+                raise LeaseLost(self.lease.job_id, described(present))
+            raised = Lease(**{**self.lease.model_dump(), "epoch": max(epoch, self.lease.epoch) + 1})
+            session.merge(_renewed(raised, _now(session), deaf=self._is_deaf()))
+            session.commit()
+            self.lease = raised
+        return raised
+
     def _renew(self) -> None:
         """Move the expiry on, unless the row says that the job changed hands."""
-        asked = time.monotonic()
+        with self._turn:
+            self._renew_alone()
+
+    def _renew_alone(self) -> None:
+        asked = boot_time()
         with self._history.session(immediate=True) as session:
             lock_briefly(session.connection())
             present = session.get(Lease, self.lease.job_id, with_for_update=True)
@@ -149,7 +172,7 @@ class LeaseKeeper:
             if free:
                 session.merge(_renewed(self.lease, _now(session), deaf=self._is_deaf()))
         if free:
-            self._good_until = asked + LEASE_SECONDS - RENEW_SECONDS
+            self.good_until = asked + LEASE_SECONDS - RENEW_SECONDS
             return
         assert present is not None
         self._lose(described(present))
@@ -188,10 +211,28 @@ def _is_anothers(present: Lease, ours: Lease) -> bool:
 
 
 def _is_live(lease: Lease, now: float) -> bool:
-    """Tell whether *lease* has not expired, and its holder, where it can be seen from here, is alive."""
+    """Tell whether *lease* has not expired, and its holder, where it can be seen from here, is alive.
+
+    Where /proc hides the processes of other users (hidepid) only the kernel's answer to a signal says that there is one: then its lease is
+    waited out, as that of a holder on another host.
+    """
     if lease.expires_at <= now:
         return False
-    return lease.host != this_host() or started_at(lease.pid) == lease.pid_started
+    if lease.host != this_host():
+        return True
+    started = started_at(lease.pid)
+    return started == lease.pid_started if started is not None else _is_another_users(lease.pid)
+
+
+def _is_another_users(pid: int) -> bool:
+    """Tell whether a process of that number lives that belongs to somebody else."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _own_lease(job_id: str, epoch: int, holder: str, now: float) -> Lease:
@@ -199,6 +240,13 @@ def _own_lease(job_id: str, epoch: int, holder: str, now: float) -> Lease:
     pid = os.getpid()
     started = started_at(pid) or 0.0
     return Lease(job_id=job_id, epoch=epoch, holder=holder, host=this_host(), pid=pid, pid_started=started, expires_at=now + LEASE_SECONDS)
+
+
+def _outbox_of(before: Lease | None) -> dict[str, Any]:
+    """Return what each flow of a job takes over from the one *before*: the key of its outbox, and up to where that is settled."""
+    key = before.outbox_key if before else ""
+    settled = {"settled_epoch": before.settled_epoch, "settled_row": before.settled_row} if before else {}
+    return {"outbox_key": key or secrets.token_hex(32), **settled}
 
 
 def _renewed(lease: Lease, now: float, *, deaf: bool) -> Lease:

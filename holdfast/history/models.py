@@ -87,6 +87,11 @@ class Lease(SQLModel, table=True):
     """Id of the Prefect flow run that the holder runs in; it stays when the lease is given back."""
     flow_run_url: str = ""
     """Page of that flow run in the Prefect UI; empty where there is none."""
+    outbox_key: str = Field(default="", repr=False)
+    """Secret of the job's flows, made once: they sign with it what they leave with agents, which never see it."""
+    settled_epoch: int = 0
+    settled_row: int = Field(default=0, sa_type=BigInteger)
+    """All that flows before that epoch left with agents, and that one before that row, is settled: offered again, it is refused."""
 
 
 class StandbyFlow(SQLModel, table=True):
@@ -495,3 +500,5 @@ _MODELS: Final = (
 )  # fmt: skip
 TABLES: Final = [SQLModel.metadata.tables[str(model.__tablename__)] for model in _MODELS]
 """Every table of the history; a program around us may have SQLModel tables of its own."""
+FIELDS: Final = {(str(model.__tablename__), name): field.annotation for model in _MODELS for name, field in model.model_fields.items()}
+"""What each column holds, by table and column, as Python knows it."""

@@ -11,7 +11,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -51,8 +52,8 @@ class Elsewhere(Protocol):
     def keep(self, first: int, until: int, records: Callable[[int], list[dict[str, Any]]]) -> None:
         """Keep all that waits, numbered from *first* to *until* (exclusive); *records* gives it from a number on."""
 
-    def forget(self) -> None:
-        """Forget them: the database has all."""
+    def forget(self, first: int) -> None:
+        """Forget them: the database has all, up to the change of number *first* (exclusive)."""
 
 
 class Recorder:
@@ -60,7 +61,8 @@ class Recorder:
 
     def __init__(self, history: History, spill: Path, fence: Fence | None = None) -> None:
         """Write to *history* in the name of the lease *fence*, and put what cannot be written into *spill*."""
-        self._history, self._spill, self._fence = history, spill, fence
+        self._history, self._spill, self.fence = history, spill, fence
+        self._writing = threading.Lock()
         self.elsewhere: Elsewhere | None = None
         self._waiting: deque[tuple[float, Change]] = deque()
         self._first = self._stowed = 0
@@ -86,6 +88,12 @@ class Recorder:
     def amend(self, model: type[SQLModel], key: str | tuple[Any, ...], /, **fields: object) -> None:
         """Set *fields* soon in the row of *model* with that *key*."""
         self._take_in(lambda: amended(model, key, fields))
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Write nothing while the block runs, which may change the lease in whose name is written."""
+        with self._writing:
+            yield
 
     def flush(self, seconds: float) -> bool:
         """Wait until all that was handed over is in the history; tell whether it is."""
@@ -135,7 +143,7 @@ class Recorder:
         if not changes:
             return
         try:
-            spill_out(self._spill, changes, self._fence)
+            spill_out(self._spill, changes, self.fence)
             note(log, "history.spilled", level=logging.WARNING, changes=len(changes), spill=self._spill)
         except Exception as error:  # noqa: BLE001 (the last place left is the log)
             note(log, "history.lost", level=logging.ERROR, error=error, changes=[change.as_record() for change in changes])
@@ -163,7 +171,8 @@ class Recorder:
     def _is_written(self, batch: list[Change]) -> bool:
         """Write *batch* and take it from the queue; say once when the history goes away, and once when it is back."""
         try:
-            write(self._history.engine, batch, lambda change, error: set_aside(self._spill, change, error), self._fence)
+            with self._writing:
+                write(self._history.engine, batch, lambda change, error: set_aside(self._spill, change, error), self.fence)
         except Overtaken as error:
             self._refuse(batch, error)
         except Exception as error:  # noqa: BLE001 (whatever the database has, the rows must be written when it is back)
@@ -226,7 +235,7 @@ class Recorder:
             until = self._first + len(self._waiting)
         self._kept = True
         try:
-            spill_out(self._spill, fresh, self._fence)
+            spill_out(self._spill, fresh, self.fence)
         except Exception as error:  # noqa: BLE001 (a disk that is full or gone: the rows wait in memory, and that is told)
             if not self._unsafe:
                 note(log, "history.spill-failing", level=logging.ERROR, spill=self._spill, error=error, cure="free space there")
@@ -244,7 +253,7 @@ class Recorder:
     def _records(self, number: int) -> list[dict[str, Any]]:
         """Return what waits as JSON, from the change of that *number* on."""
         with self._changed:
-            return as_records(self._from(number), self._fence)
+            return as_records(self._from(number), self.fence)
 
     def _from(self, number: int) -> list[Change]:
         """Return what waits, from the change of that *number* on."""
@@ -257,5 +266,7 @@ class Recorder:
         except OSError as error:
             note(log, "history.spill-stays", level=logging.WARNING, spill=self._spill, error=error)
         if self.elsewhere is not None:
-            self.elsewhere.forget()
+            with self._changed:
+                first = self._first
+            self.elsewhere.forget(first)
         self._kept, self._stowed = False, 0

@@ -13,7 +13,7 @@ from holdfast.errors import HistoryCorrupt, HistoryTooNew
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD: Final = "0015"
+HEAD: Final = "0016"
 """The newest revision in ``migrations/versions``: known here, so that an up-to-date database needs no Alembic."""
 
 VERSION_TABLE: Final = "holdfast_schema"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +14,10 @@ from sqlalchemy.exc import ArgumentError
 from sqlmodel import Session
 
 from holdfast import places
-from holdfast.errors import HistoryUnreachable
+from holdfast.errors import HistoryUnreachable, RowCorrupt
 from holdfast.history import schema
 from holdfast.history.clean import clean_cell
+from holdfast.history.damage import MISREAD, damage_of
 from holdfast.history.postgresql import server_engine
 from holdfast.history.sqlite_file import IMMEDIATE, empty_engine, file_engine, use_wal
 from holdfast.history.trouble import translated
@@ -23,6 +25,9 @@ from holdfast.secrecy import shown
 
 PATIENCE: Final = 5.0
 """Seconds to wait for another program's lock, and for a server to answer."""
+
+LOOK_AGAIN: Final = 60.0
+"""Seconds until a damaged row is looked for anew."""
 
 _DRIVERS: Final = {
     "sqlite": "sqlite",
@@ -44,6 +49,8 @@ class History:
         self._looking = threading.Lock()
         found = self._look()
         self._stands_in = found is None
+        self._looked: tuple[float, RowCorrupt | None] = (-LOOK_AGAIN, None)
+        """When a damaged row was looked for last (monotonic), and what was found."""
         self._engine = found or empty_engine()
 
     @classmethod
@@ -62,9 +69,26 @@ class History:
         Who reads first and then writes by what was read asks for *immediate*: SQLite then takes its write lock at once.
         """
         engine = self.engine.execution_options(**{IMMEDIATE: True}) if immediate else self.engine
-        with translated(self.url), _CleanSession(engine, expire_on_commit=False) as session:
-            yield session
-            session.commit()
+        try:
+            with translated(self.url), _CleanSession(engine, expire_on_commit=False) as session:
+                yield session
+                session.commit()
+        except MISREAD as error:
+            if (damaged := self._damage_lately()) is None:
+                raise
+            raise damaged from error
+
+    def _damage_lately(self) -> RowCorrupt | None:
+        """Return such a row, looked for once in a while: a flow that meets it reads the history twice a second."""
+        at, found = self._looked
+        if time.monotonic() - at > LOOK_AGAIN:
+            found = self.damage()
+            self._looked = time.monotonic(), found
+        return found
+
+    def damage(self) -> RowCorrupt | None:
+        """Return the first row that cannot be what was written; nothing where all can be. It looks through everything."""
+        return damage_of(self.engine, self.url)
 
     @property
     def engine(self) -> Engine:

@@ -83,7 +83,7 @@ def _kind(root: BaseException) -> type[OperatorError] | None:
     """Return the class of our error for the driver's error *root*, if we know it."""
     if isinstance(root, sqlite3.Error):
         code, table = getattr(root, "sqlite_errorname", None) or "", _SQLITE
-        if "no such table" in str(root) or "no such column" in str(root):
+        if any(words in str(root) for words in ("no such table", "no such column", "Could not decode to UTF-8")):
             return HistoryCorrupt
     else:
         code, table = getattr(root, "sqlstate", None) or "", _POSTGRESQL

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.agent import log_files
-from holdfast.cluster.interface import Logs, NodeView
+from holdfast.cluster.interface import Confirm, Logs, NodeView
 from holdfast.cluster.local import logs_here
 from holdfast.cluster.remote import HANDS, REACH_SECONDS, RemoteNodes
 from holdfast.errors import HoldfastError, NodeLost
@@ -75,8 +75,10 @@ class SlurmNodes(RemoteNodes):
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
-    def start_agent(self, node: str) -> None:
+    def start_agent(self, node: str, confirm: Confirm | None = None) -> None:
         """Have the node's warden start an agent; start a warden first where none came with the allocation."""
+        if confirm is not None:
+            self._admit(node, confirm)
         until = time.monotonic() + START_SECONDS
         told = self._ask_warden(node)
         if told is None:
@@ -88,6 +90,13 @@ class SlurmNodes(RemoteNodes):
             raise NodeLost(node, "no warden could be started in its allocation")
         if not told.get("ready"):
             raise NodeLost(node, f"its agent did not come up: {told.get('why', 'no word from it')}")
+
+    def _admit(self, node: str, confirm: Confirm) -> None:
+        """See that the node takes orders of this flow; wardens know nothing of flows."""
+        try:
+            self.command(node, "admit", confirm)
+        except OSError as error:
+            raise NodeLost(node, f"no agent may be started there: {error.strerror or error}") from error
 
     def _step(self, node: str, *words: str) -> list[str]:
         allocation = self._allocation_of(node)

@@ -18,7 +18,7 @@ from sqlmodel import SQLModel, col, select
 from holdfast import places
 from holdfast.agent.log_files import JOB, place_of
 from holdfast.cluster import open_cluster
-from holdfast.errors import HoldfastError, NotWritable
+from holdfast.errors import NotWritable, RowCorrupt
 from holdfast.history import models, queries
 from holdfast.history.store import History
 from holdfast.report.wording import plural
@@ -40,6 +40,9 @@ OF_JOB: Final = (
     models.Checkpoint, models.Snapshots, models.Request, models.Weighing, models.Question, models.Remark, models.Lease,
 )  # fmt: skip
 OF_CLUSTER: Final = (models.NodeMove, models.NodeVerdict, models.NodeHold, models.ServiceMove)
+
+UNTOLD: Final = {"outbox_key"}
+"""Columns that nobody who helps needs: who has that key and a node of the job could write rows of it."""
 
 README: Final = """\
 A support bundle of Holdfast, made {at} by version {version}.
@@ -114,7 +117,11 @@ def _opened(bundle: Bundle, name: str | None) -> tuple[History | None, models.Jo
     history = None
     try:
         history = History.open(create=False)
-        return history, _job(history, name)
+        try:
+            return history, _job(history, name)
+        except RowCorrupt as error:
+            bundle.fail("history/job", error)
+            return history, _bare_job(history, name)
     except Exception as error:  # noqa: BLE001 (as above)
         bundle.fail("history", error)
     return history, None
@@ -122,11 +129,22 @@ def _opened(bundle: Bundle, name: str | None) -> tuple[History | None, models.Jo
 
 def _job(history: History, name: str | None) -> models.Job | None:
     """Return the newest job of that name or with that id, or the newest of all; nothing where the history knows none."""
-    wanted = select(models.Job)
+    with history.session() as session:
+        found: models.Job | None = session.exec(_newest(select(models.Job), name)).first()
+        return found
+
+
+def _bare_job(history: History, name: str | None) -> models.Job | None:
+    """Return that job without its description, which nobody can read."""
+    with history.session() as session:
+        found = session.exec(_newest(select(models.Job.id, models.Job.name, models.Job.directory), name)).first()
+    return None if found is None else models.Job(id=found[0], name=found[1], directory=found[2], spec={}, cluster={}, at=0.0)
+
+
+def _newest(wanted: Any, name: str | None) -> Any:  # noqa: ANN401 (a statement of whatever is selected)
     if name is not None:
         wanted = wanted.where((col(models.Job.name) == name) | (col(models.Job.id).startswith(name)))
-    with history.session() as session:
-        return session.exec(wanted.order_by(col(models.Job.id).desc()).limit(1)).first()
+    return wanted.order_by(col(models.Job.id).desc()).limit(1)
 
 
 def _learn(redactor: Redactor, folder: Path, found: models.Job | None) -> None:
@@ -160,7 +178,7 @@ def _spec(redactor: Redactor, told: Any) -> Any:  # noqa: ANN401 (any JSON)
 
 def _history(bundle: Bundle, redactor: Redactor, history: History, job: models.Job) -> None:
     """Add what the history knows of the job and of its cluster's nodes."""
-    bundle.part("history/job", lambda: {**job.model_dump(), "spec": _spec(redactor, job.spec), "cluster": job.cluster})
+    bundle.part("history/job", lambda: {**job.model_dump(warnings=False), "spec": _spec(redactor, job.spec), "cluster": job.cluster})
     for model in OF_JOB:
         _table(bundle, redactor, history, model, col(model.job_id) == job.id)
     cluster = str(job.cluster.get("name", ""))
@@ -175,9 +193,9 @@ def _table(bundle: Bundle, redactor: Redactor, history: History, model: type[SQL
         wanted = select(model).where(where)
         with history.session() as session:
             rows = session.exec(wanted.order_by(col(order).desc()).limit(MOST_ROWS) if order is not None else wanted.limit(MOST_ROWS)).all()
-        lines = [json.dumps(redactor.value(row.model_dump()), default=str) for row in reversed(rows)]
+        lines = [json.dumps(redactor.value(row.model_dump(exclude=UNTOLD, warnings=False)), default=str) for row in reversed(rows)]
         bundle.add(f"history/{name}.jsonl", "".join(line + "\n" for line in lines))
-    except HoldfastError as error:
+    except Exception as error:  # noqa: BLE001 (as above)
         bundle.fail(f"history/{name}", error)
 
 

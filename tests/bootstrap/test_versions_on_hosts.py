@@ -16,7 +16,7 @@ from holdfast.control import channel
 from holdfast.control.adoption import refuse_another_version
 from holdfast.control.ahead import Ahead
 from holdfast.control.fleet import Fleet
-from holdfast.errors import OtherProtocol, OtherVersion
+from holdfast.errors import LeaseLost, OtherProtocol, OtherVersion
 from holdfast.spec import SshCluster, cluster_of
 from holdfast.ssh import reach
 from holdfast.wire import PROTOCOL
@@ -93,7 +93,7 @@ def test_hosts_without_holdfast_are_told_of_once_with_the_cure(rack: Rack) -> No
 
 
 def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rack, cluster: SshCluster) -> None:
-    """It fences, reconnects, takes nodes that it had never reached, and another flow of its version adopts them."""
+    """It fences, reconnects, takes nodes that it had never reached, and another flow of its version adopts them: then it fences no more."""
     fleet = fleet_of(cluster, 1)
     source = fleet.source
     assert isinstance(source, RemoteNodes)
@@ -112,6 +112,10 @@ def test_a_flow_goes_on_through_its_own_version_when_hosts_get_another(rack: Rac
     heir = fleet_of(cluster, 2)
     try:
         assert heir.adopt("n0")["job"] == "job"
+        for late in (fleet.fence, fleet.wipe):
+            with pytest.raises(LeaseLost, match=r"a newer flow \(epoch 2\)"):
+                late("n0")
+        assert version_of(rack[0], cluster) == "0.1.0", "its agent lives"
         assert heir.source.fence("n1", "job"), "its agent was ended"
     finally:
         heir.close(end=True)

@@ -14,7 +14,7 @@ from sqlmodel import SQLModel
 
 from holdfast.cluster.interface import Logs, NodeSource
 from holdfast.cluster.remote import RemoteNodes
-from holdfast.history.models import Fault, Remark
+from holdfast.history.models import Fault, Lease, Remark
 from holdfast.history.store import History
 from holdfast.support.archive import TAIL, Bundle
 from holdfast.support.elsewhere import AHEAD, MOST_BYTES, MOST_OF_NODE, Gathering, in_turn
@@ -41,6 +41,7 @@ SECRETS = {
     "key": "MIIEpAIBAAKCAQEAnotakeyatall",
     "query": "sig-qqqqwwwweeee",
     "plain": "correct-horse-battery",
+    "outbox": "5f" * 32,
 }
 SAID = f"""\
 connecting to postgresql://user:{SECRETS["database"]}@db.example.org/holdfast
@@ -88,6 +89,8 @@ def plant(home: Path, book: History, author: Author, monkeypatch: pytest.MonkeyP
     rows: list[SQLModel] = [remark, fault]
     with book.session() as session:
         session.add_all(rows)
+        lease = Lease(job_id=author.job.id, epoch=1, holder="a flow", host="far", pid=1, pid_started=0.0, expires_at=0.0)
+        session.merge(Lease(**{**lease.model_dump(), "outbox_key": SECRETS["outbox"]}))
         job = author.job
         job.spec = spec
         session.merge(job)
@@ -109,7 +112,7 @@ def test_a_bundle_has_what_helps_and_no_secret(  # noqa: PLR0917 (fixtures)
 ) -> None:
     """Planted in the environment, the job's description, logs, journals and the history."""
     plant(holdfast_home, book, running, monkeypatch)
-    assert all(secret in SAID or which in {"api key", "quoted"} for which, secret in SECRETS.items())
+    assert all(secret in SAID or which in {"api key", "quoted", "outbox"} for which, secret in SECRETS.items())
     done = here("support-bundle", "gpt-small", "-o", "b.tar.gz", "--json")
     told = json.loads(done.stdout)
     assert told["missing"] == []

@@ -25,7 +25,7 @@ from tests.fuzz.examples import ANYTHING, SOCKETS
 Message = dict[str, Any]
 SAID: Final[dict[str, Message]] = {
     "enter": {
-        "directory": "/d", "interpreter": "/python", "host": "h", "reached": "10.0.0.1", "agent": None,
+        "directory": "/d", "interpreter": "/python", "host": "h", "reached": "10.0.0.1", "agent": None, "clock": 7.5,
         "interfaces": [{"name": "eth0", "address": "10.0.0.1", "network": "10.0.0.0/8"}],
     },
     "look": {"agent": {"pid": 7, "job": "j"}},

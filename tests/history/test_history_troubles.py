@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy import text as sql
+from sqlmodel import select
 
 from holdfast.errors import (
     HistoryCorrupt,
@@ -23,8 +25,9 @@ from holdfast.errors import (
     HistoryUnreachable,
     NotWritable,
     OperatorError,
+    RowCorrupt,
 )
-from holdfast.history import History, queries
+from holdfast.history import History, models, queries
 from holdfast.history.schema import VERSION_TABLE
 from holdfast.history.trouble import may_pass
 from tests.history.children import ROOT, Child
@@ -134,6 +137,19 @@ def test_damage_in_the_middle_is_named_when_it_is_read(tmp_path: Path) -> None:
     with pytest.raises(HistoryCorrupt, match="malformed"):
         queries.steps(history, "j1")
     history.close()
+
+
+def test_a_row_that_is_not_what_was_written_is_named(history: History) -> None:
+    """By table and key, on both databases; what they let pass for something else is found once it has made trouble."""
+    with history.session() as session:
+        session.add_all([a_job(id="j1"), a_job(id="j2"), a_step("j2", 3, loss=float("nan"))])
+    assert history.damage() is None
+    with history.engine.begin() as connection:
+        connection.execute(sql("UPDATE job SET spec = '[1]' WHERE id = 'j2'"))
+    named = r"row j2 of table 'job' cannot be read: its column 'spec' holds .*, which is no object"
+    with pytest.raises(RowCorrupt, match=named) as caught, history.session() as session:
+        _ = [job.spec["name"] for job in session.exec(select(models.Job)).all()]
+    assert (caught.value.table, caught.value.row) == ("job", "j2")
 
 
 def test_an_empty_file_becomes_a_history(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import JobAlreadyRunning
+from holdfast.errors import JobAlreadyRunning, LeaseLost
 from holdfast.history import LEASE_SECONDS, History, Lease, LeaseKeeper, holder_of, new_id, queries, take, wait_take
 from holdfast.history.lease import started_at, this_host
+from holdfast.process import boot_time
 from tests.history.children import Child
 from tests.history.postgres_server import PostgresServer
 from tests.history.rows import a_job
@@ -161,6 +164,76 @@ def test_a_process_that_got_the_dead_holders_pid_is_not_the_holder(history: Hist
         take(history, job, holder="me")
     forge(history, job.id, host=this_host(), pid=os.getpid(), pid_started=mine - 100)
     assert take(history, job, holder="me").epoch == 8
+
+
+HIDDEN = """
+import os, sys, time
+from holdfast.history.lease import Lease, _is_live, started_at, this_host
+this_host()  # remembered, as the interpreter's own files may be hidden too
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+pid, started = int(sys.argv[1]), float(sys.argv[2])
+def live(pid, started):
+    return _is_live(Lease(job_id="j", epoch=1, holder="h", host=this_host(), pid=pid, pid_started=started, expires_at=9.0), 1.0)
+assert started_at(pid) is None
+print(live(pid, started), live(2**22 - 1, started), live(os.getpid(), started_at(os.getpid())))
+"""
+"""What another user sees where /proc shows nobody the processes of others: a living holder, a dead one, and itself."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide processes from another user")
+def test_a_holder_that_proc_hides_is_not_dead() -> None:
+    """Under hidepid two accounts that share a history would take each other's jobs."""
+    script = f'mount -t proc -o hidepid=2 proc /proc && exec {sys.executable} -c "$0" "$@"'
+    me = [str(os.getpid()), str(started_at(os.getpid()))]
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script, HIDDEN, *me], capture_output=True, text=True, check=False)
+    if "Operation not permitted" in done.stderr or "permission denied" in done.stderr:
+        pytest.skip(f"no file systems can be mounted here: {done.stderr.strip()}")
+    assert done.stdout.split() == ["True", "False", "True"], done.stderr
+
+
+def test_a_lease_is_not_thought_good_after_the_machine_was_suspended(
+    history: History, keeper_of: Callable[..., LeaseKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock that counts goes on meanwhile: others have had all that time to take it."""
+    monkeypatch.setattr("holdfast.history.lease.LEASE_SECONDS", 600.0)
+    keeper = keeper_of(history, take(history, a_job(), holder="me"))
+    assert boot_time() < keeper.good_until < boot_time() + 600.0
+    keeper.release()
+    clock = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + (3600.0 if which == time.CLOCK_BOOTTIME else 0.0))
+    assert boot_time() > keeper.good_until
+
+
+def test_a_flow_rises_above_the_epochs_that_agents_remember(history: History, keeper_of: Callable[..., LeaseKeeper]) -> None:
+    """As after a backup was restored: it keeps its lease, under a greater number; who has lost it gets none."""
+    job, lost = a_job(), list[str]()
+    keeper = keeper_of(history, take(history, job, holder="me"), lost.append)
+    assert keeper.outrank(41).epoch == 42
+    assert row_of(history, job.id).epoch == 42
+    until = row_of(history, job.id).expires_at
+    wait_until(lambda: row_of(history, job.id).expires_at > until, seconds=60)
+    assert lost == []
+    forge(history, job.id, epoch=43)
+    with pytest.raises(LeaseLost, match="went to elsewhere"):
+        keeper.outrank(99)
+    assert row_of(history, job.id).epoch == 43
+    keeper.release()
+    assert row_of(history, job.id).expires_at > time.time(), "it was not its own to give back"
+
+
+def test_the_key_of_a_jobs_rows_is_made_once_and_its_own(history: History, keeper_of: Callable[..., LeaseKeeper]) -> None:
+    """Each flow of a job has that of the one before, and up to where its rows are settled; renewals keep both."""
+    job, other = a_job("one"), a_job("two")
+    first = take(history, job, holder="first")
+    keeper = keeper_of(history, first)
+    keeper.settle(17)
+    wait_until(lambda: row_of(history, job.id).settled_row == 17, seconds=60)
+    keeper.release()
+    second = take(history, job, holder="second")
+    assert len(first.outbox_key) == 64
+    assert (second.outbox_key, second.settled_epoch, second.settled_row) == (first.outbox_key, 1, 17)
+    assert take(history, other, holder="third").outbox_key != first.outbox_key
+    assert first.outbox_key not in repr(second)
 
 
 def test_a_holder_on_another_host_is_replaced_only_after_its_expiry(history: History) -> None:

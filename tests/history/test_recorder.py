@@ -160,14 +160,15 @@ class Keeper:
 
     def __init__(self) -> None:
         self.kept: list[dict[str, Any]] = []
+        self.settled = 0
 
     def keep(self, first: int, until: int, records: Callable[[int], list[dict[str, Any]]]) -> None:
         """Keep all that waits."""
         self.kept = records(first)
 
-    def forget(self) -> None:
+    def forget(self, first: int) -> None:
         """Forget it."""
-        self.kept = []
+        self.kept, self.settled = [], first
 
 
 def test_what_waits_for_the_database_is_safe_before_the_flow_ends(
@@ -185,6 +186,7 @@ def test_what_waits_for_the_database_is_safe_before_the_flow_ends(
             wait_until(lambda: len(spill.read_text().splitlines()) == 3, seconds=60)
             wait_until(lambda: [one["values"]["step"] for one in keeper.kept] == [1, 2, 3], seconds=60)
         wait_until(lambda: not spill.exists() and not keeper.kept, seconds=60)
+        assert keeper.settled == 3, "rows below it are refused when somebody offers them again"
     assert [one.step for one in queries.steps(impatient, "j1")] == [1, 2, 3]
 
 
@@ -206,7 +208,7 @@ def test_who_was_overtaken_writes_no_more(history: History, spill: Path) -> None
     """Neither what it still had to write, nor what it left on its disk: that is set aside, but for what was seen."""
     first = take(history, a_job(id="j1"), holder="first")
     with recording(history, spill) as recorder:
-        recorder._fence = Fence("j1", first.epoch)
+        recorder.fence = Fence("j1", first.epoch)
         recorder.add(a_move("j1", "RUNNING"))
         assert recorder.flush(30)
         give_back(history, first)

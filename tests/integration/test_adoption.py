@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast.control.channel import AgentChannel
 from holdfast.control.inbox import Inbox
-from holdfast.history import queries
+from holdfast.history import Lease, queries
 from holdfast.ports import free_port
 from holdfast.process import is_alive, started_at
 from tests.integration.conftest import PrefectServer, answers
@@ -50,6 +50,30 @@ def test_a_new_flow_adopts_the_job_and_no_worker_restarts(stage: Stage) -> None:
     assert again.kinds() == []
     assert len(queries.generations(stage.history, again.job.id)) == 1
     assert curve(again) == list(range(1, len(curve(again)) + 1))
+
+
+def test_agents_that_remember_more_flows_than_a_restored_history_are_adopted_by_the_first_that_comes(stage: Stage) -> None:
+    """The flow takes an epoch above theirs, as the history says that the job is its own: all that it orders is carried out."""
+    play = stage.play("restored", args=ENDLESS, nodes=TWO)
+    play.steps_to(5)
+    before = play.pids()
+    play.dies()
+    for node, epoch in (("node-0", 8), ("node-1", 9)):
+        channel = AgentChannel(node, partial(stage.nodes.connect, node), Inbox(), epoch=epoch, job=play.job.id)
+        channel.attach()
+        channel.close()
+    again = stage.again("restored", play.spec)
+    wait_until(lambda: any("as after a restored backup" in one.text for one in queries.remarks(stage.history, again.job.id)), seconds=60)
+    again.steps_to(again.chaos.step() + 5)
+    assert (again.pids(), again.kinds()) == (before, [])
+    with stage.history.session() as session:
+        lease = session.get(Lease, play.job.id)
+        assert lease is not None
+        assert lease.epoch == 10
+    again.chaos.kill_agent("node-1")
+    answered(again)
+    again.stops()
+    assert [one.outcome for one in again.incidents()] == ["recovered"]
 
 
 def test_a_flow_whose_output_nobody_reads_any_more_steers_on(stage: Stage) -> None:

@@ -15,6 +15,7 @@ import pytest
 from holdfast.errors import NodeLost
 from holdfast.history import History, Lease, queries
 from holdfast.ports import free_port
+from holdfast.process import state_of
 from tests.history.conftest import postgres  # noqa: F401 (a fixture)
 from tests.history.postgres_server import PostgresServer
 from tests.integration.conftest import PrefectServer
@@ -137,6 +138,49 @@ def test_a_flow_that_stood_still_gives_no_order_once_a_standby_steers(stage: Sta
     assert standby.kinds() == ["worker-sigkill"]
 
 
+STANDS_STILL = """\
+import os, signal
+from pathlib import Path
+from holdfast.agent.place import NodePlace
+
+def fence(self, *words, _fence=NodePlace.fence):
+    flag = Path(os.environ["HOLDFAST_HOME"], "stood-still")
+    if words and not flag.exists():  # of a job, the first time
+        flag.touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return _fence(self, *words)
+
+NodePlace.fence = fence
+"""
+"""What a flow imports first: it stands still between having asked whether it still holds the lease and ending what runs on a node."""
+
+
+def test_a_flow_that_stood_still_before_it_fenced_a_node_ends_nothing_of_the_flow_after_it(
+    stage: Stage, elsewhere: Stage, tmp_path: Path
+) -> None:
+    """It had asked and been told that the job was its own; when it goes on, the node knows better, and the new flow's ranks live."""
+    (tmp_path / "sitecustomize.py").write_text(STANDS_STILL)
+    still = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PREFECT_LOGGING_LEVEL": "INFO"}  # as a program of its own, for Prefect's settings
+    stage.environment = stage.environment | still
+    play = stage.play("late", args=ENDLESS, nodes=TWO)
+    play.steps_to(5)
+    standby = stands_by(elsewhere, play)
+    play.chaos.kill_agent("node-1")
+    wait_until(lambda: state_of(play.process.pid) == "T", seconds=60, explain=play.log)
+    wait_until(lambda: [one for one in standby.incidents() if one.closed_at], seconds=60, explain=standby.log)
+    standby.reaches("RUNNING")
+    standby.steps_to(standby.chaos.step() + 5)
+    before, agents = pids(play), [play.chaos.ask(node)["pid"] for node in ("node-0", "node-1")]
+    os.kill(play.process.pid, signal.SIGCONT)
+    assert play.process.wait(60) == 4, play.log()
+    said = (play.spec.parent / "flow.log").read_text()
+    assert "node.superseded node=node-1 epoch=2 ours=1" in said
+    assert "the lease of job 'late' went to the flow" in said
+    standby.steps_to(standby.chaos.step() + 10)
+    assert (pids(play), [play.chaos.ask(node)["pid"] for node in ("node-0", "node-1")]) == (before, agents)
+    standby.stops()
+
+
 def test_recoveries_go_on_without_the_database_and_are_on_record_later(
     stage: Stage,
     elsewhere: Stage,
@@ -157,7 +201,9 @@ def test_recoveries_go_on_without_the_database_and_are_on_record_later(
         wait_until(lambda: len(now := pids(play)) == 2 and now["1"] != before["1"], seconds=60, explain=play.log)
         deposit = [stage.nodes.folder(node) / "deposit.jsonl" for node in stage.nodes.names()]
         wait_until(
-            lambda: sum(one.exists() and '"outcome": "recovered"' in one.read_text() for one in deposit) == 2, seconds=60, explain=play.log
+            lambda: sum(one.exists() and r"\"outcome\": \"recovered\"" in one.read_text() for one in deposit) == 2,
+            seconds=60,
+            explain=play.log,
         )
         play.dies()
     finally:

@@ -1,0 +1,173 @@
+"""Rows that a flow leaves with agents while the history takes none, and what becomes of rows that no flow left."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cluster.local import LocalNodes
+from holdfast.control import deposit
+from holdfast.control.deposit import Collector, Deposit, Forged, sealed, unsealed
+from holdfast.control.fleet import Fleet
+from holdfast.history import History, Job, Lease, Request, models, queries, take
+from holdfast.history.changes import Change, added, amended
+from holdfast.history.fence import Fence
+from holdfast.history.lease import give_back
+from holdfast.history.spill import as_records
+from tests.history.rows import a_job, a_move, a_step
+
+PLAN: dict[str, Any] = {
+    "name": "gpt",
+    "lease": 60.0,
+    "warm": False,
+    "watch": False,
+    "python": sys.executable,
+    "argv": ["true"],
+    "directory": "/",
+    "environment": {},
+    "memory": None,
+}
+
+
+class Stage:
+    """A job with an agent on each of two nodes, and the flows that steer it one after the other."""
+
+    def __init__(self, history: History, folder: Path) -> None:
+        self.history, self.folder = history, folder
+        self.job = a_job(id="j1")
+        self.nodes = LocalNodes("c", folder / "nodes", 2)
+        self.remarks: list[str] = []
+        self.lease, self.fleet = self._next()
+        for node in self.nodes.names():
+            self.fleet.bring_up(node)
+
+    def _next(self) -> tuple[Lease, Fleet]:
+        lease = take(self.history, self.job, holder="a flow")
+        plan = {**PLAN, "job": self.job.id, "log_directory": str(self.folder / "logs")}
+        return lease, Fleet(self.nodes, plan, epoch=lease.epoch)
+
+    def leave(self, changes: list[Change], first: int = 0) -> None:
+        """Leave rows with the agents, as a flow does whose history is away."""
+        records = as_records(changes, Fence(self.job.id, self.lease.epoch))
+        Deposit(self.fleet, self.lease.outbox_key, lambda _: None).keep(first, first + len(records), lambda _: records)
+
+    def put(self, *lines: dict[str, Any]) -> None:
+        """Write lines into the file of the first node, as the job's script can."""
+        with (self.nodes.folder("node-0") / "deposit.jsonl").open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def collect(self, *, settled: bool = True) -> int:
+        """Have the next flow take in what was left; it learns that this is settled, unless it dies at once."""
+        give_back(self.history, self.lease)
+        self.fleet.close(end=False)
+        self.lease, self.fleet = self._next()
+        told = self.fleet.adopt_all(self.nodes.names())
+        taken = Collector(
+            fleet=self.fleet, history=self.history, lease=self.lease, spill=self.folder / "spill", remark=self.remarks.append
+        ).collect(told)
+        if settled:
+            with self.history.session() as session:
+                session.merge(Lease(**{**self.lease.model_dump(), "settled_epoch": self.lease.epoch}))
+        return taken
+
+
+@pytest.fixture
+def stage(history: History, tmp_path: Path) -> Iterator[Stage]:
+    """Give such a job."""
+    stage = Stage(history, tmp_path)
+    yield stage
+    stage.fleet.close(end=False)
+    for node in stage.nodes.names():
+        stage.nodes.clear(node)
+
+
+def forged(model: type[Any], key: dict[str, Any] | None, **values: Any) -> dict[str, Any]:
+    """Return a row as flows of former versions left it, which anybody can write."""
+    return {"table": model.__tablename__, "key": key, "values": values, "by": {"job": "j1", "epoch": 1}, "n": 7}
+
+
+def test_what_a_script_writes_into_its_nodes_file_reaches_no_row_of_the_history(stage: Stage) -> None:
+    """Neither as it is nor signed with a key of its own: another job's lease, spec and requests stay as they are, and it is told."""
+    other = a_job("other-teams-job", id="j2")
+    lease = take(stage.history, other, holder="its flow")
+    stage.leave([added(a_move("j1", "RUNNING")), added(a_step("j1", 7))])
+    attack = [
+        forged(Lease, {"job_id": "j2"}, epoch=10**9, holder="nobody", expires_at=0.0),
+        forged(Job, {"id": "j2"}, spec={"command": ["sh", "-c", "id>/tmp/pwned"]}, cluster={"kind": "local"}),
+        forged(Request, None, id="r1", job_id="j2", at=1.0, kind="stop", by="nobody"),
+    ]
+    stage.put(*attack, *(sealed(row, row["n"], "") for row in attack), *(sealed(row, row["n"], "guessed") for row in attack))
+    assert stage.collect() == 2
+    with stage.history.session() as session:
+        assert session.get(Lease, "j2") == lease
+        job = session.get(Job, "j2")
+        assert job is not None
+        assert (job.spec, job.cluster) == (other.spec, other.cluster)
+    assert queries.pending_requests(stage.history, "j2") == []
+    assert [one.after for one in queries.moves(stage.history, "j1")] == ["RUNNING"]
+    assert [one.step for one in queries.steps(stage.history, "j1")] == [7]
+    assert len(stage.remarks) == 1
+    assert "node-0 gave back rows" in stage.remarks[0]
+    assert "9 rows, the first one: no flow of this job has signed it" in stage.remarks[0]
+
+
+def test_no_signature_opens_another_job_or_table() -> None:
+    """A key is one job's alone, and flows leave rows of the tables that they record."""
+    own, key = Fence("j1", 3), "k" * 64
+
+    def opened(row: Change, by: Fence = own) -> Change:
+        return unsealed(sealed(as_records([row], by)[0], 5, key), key, "j1").change
+
+    step = added(a_step("j1", 1))
+    assert opened(step) == step
+    for row, by, why in (
+        (step, Fence("j2", 3), "of another job"),
+        (added(a_step("j2", 1)), own, "adds a row to another job"),
+        (added(a_job(id="j1")), own, "no rows of the table 'job'"),
+        (amended(models.Lease, "j1", {"epoch": 9}), own, "no rows of the table 'lease'"),
+        (amended(models.Question, "q", {"by": "me"}), own, "no rows of the table 'question'"),
+    ):
+        with pytest.raises(Forged, match=why):
+            opened(row, by)
+    with pytest.raises(Forged, match="no flow of this job has signed"):  # a job whose lease has no key yet
+        unsealed(sealed(as_records([step], own)[0], 5, ""), "", "j1")
+
+
+def test_a_signed_row_changes_no_row_of_another_job(stage: Stage) -> None:
+    """The row that is amended is looked at, not only who signed it."""
+    with stage.history.session() as session:
+        session.add_all([Request(id="r1", job_id="j1", at=1.0, kind="migrate", by="me")])
+        session.add_all([Request(id="r2", job_id="j2", at=1.0, kind="migrate", by="me")])
+    stage.leave([amended(Request, one, {"handled_at": 2.0, "done": True}) for one in ("r1", "r2")])
+    assert stage.collect() == 1
+    assert [one.id for one in queries.pending_requests(stage.history, "j2")] == ["r2"]
+    assert queries.pending_requests(stage.history, "j1") == []
+
+
+def test_rows_that_are_settled_are_not_taken_again(stage: Stage) -> None:
+    """A node that keeps what it was to forget cannot set the history back; what a flow left that nobody has collected comes in later."""
+    with stage.history.session() as session:
+        session.add(Request(id="r1", job_id="j1", at=1.0, kind="migrate", by="me"))
+    stage.leave([amended(Request, "r1", {"outcome": "old"})])
+    kept = (stage.nodes.folder("node-0") / "deposit.jsonl").read_text()
+    assert stage.collect(settled=False) == 1
+    stage.put(*map(json.loads, kept.splitlines()))
+    assert stage.collect() == 1, "the flow before did not live to say that it was settled"
+    stage.put(*map(json.loads, kept.splitlines()))
+    assert stage.collect() == 0
+
+
+def test_an_agent_that_gives_rows_without_end_is_not_listened_to_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many bytes the flow goes on, with what was signed until then."""
+    monkeypatch.setattr(deposit, "MOST", 2**18)
+    stage.leave([added(a_step("j1", 1))])
+    junk = {"row": "x" * 2**10, "sum": "y"}
+    stage.put(*[junk] * 2**13)
+    assert stage.collect() == 1
+    assert "more than" in stage.remarks[0]
+    assert not (stage.nodes.folder("node-0") / "deposit.jsonl").exists(), "it was told to forget them"
