@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
+from holdfast.runtime.idle import Window
 from holdfast.runtime.snapshots import bubbles
-from holdfast.runtime.snapshots.bubbles import Plan, Profile, Terms
+from holdfast.runtime.snapshots.bubbles import TRIFLE, Plan, Profile, Terms
+from holdfast.runtime.snapshots.overhead import Overhead
 
 FIRST_BANDWIDTH: Final = 2e9
 """Bytes a second that the first plan counts on, before a copy was measured; host memory is several times faster."""
@@ -16,6 +18,8 @@ ENOUGH: Final = 4
 """Snapshots whose pauses tell more than a prediction."""
 REPLAN: Final = 10
 """Steps between two plans at least."""
+HARMLESS: Final = 0.125
+"""Share of the limit; copies that take less of a processor need not be measured: sending them on takes a few times as much."""
 
 
 class Planning:
@@ -27,6 +31,11 @@ class Planning:
         self.plan: Plan | None = None
         self.pauses: deque[float] = deque(maxlen=2 * ENOUGH)
         """Seconds for which training stood still for each of the newest snapshots."""
+        self.overhead = Overhead(terms.overhead)
+        self._spent: deque[float] = deque(maxlen=ENOUGH + 1)
+        """Seconds of a processor that the newest copies took."""
+        self._compares = False
+        """Snapshots may cost too much: steps with and without one are compared."""
         self._bandwidth, self._copies = FIRST_BANDWIDTH, 0
         self._planned_at, self._from_measured = 0, False
         self._steps = 0
@@ -36,9 +45,19 @@ class Planning:
         self.plan = None
         self.profile.forget()
         self.pauses.clear()
+        self.overhead.forget()
+
+    def lived(self, seconds: float, windows: Sequence[Window], *, copied: bool) -> None:
+        """Learn what a step was like, and whether a snapshot was taken in it."""
+        self.profile.add(seconds, windows)
+        self.overhead.add(seconds, copied=copied)
+        if not self._compares and len(self._spent) >= ENOUGH and self._terms.policy != "pause":  # that asks for one whatever it costs
+            spent = median(self._spent)
+            self._compares = spent > TRIFLE and spent > HARMLESS * self._terms.overhead * self.profile.step
 
     def measured(self, size: int, seconds: float) -> None:
         """Learn that copying *size* bytes took *seconds*."""
+        self._spent.append(seconds)
         if size and seconds > 0:
             self._bandwidth = size / seconds if not self._copies else 0.8 * self._bandwidth + 0.2 * size / seconds
             self._copies += 1
@@ -46,7 +65,13 @@ class Planning:
     @property
     def wanted(self) -> int:
         """Every how many steps this rank would take a snapshot; the largest number of all ranks counts."""
-        return self.plan.every if self.plan is not None else max(1, self._terms.every)
+        planned = self.plan.every if self.plan is not None else max(1, self._terms.every)
+        return max(planned, self.overhead.every) if self._compares else planned
+
+    @property
+    def control(self) -> int:
+        """Every how many steps this rank wants control steps, without a snapshot; 0: never. The smallest number of all ranks counts."""
+        return self.overhead.cycle if self._compares else 0
 
     def plan_for(self, sizes: Sequence[int]) -> Plan:
         """Return how to copy slices of these *sizes*, in bytes."""
