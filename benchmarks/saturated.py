@@ -1,7 +1,7 @@
 """What managed groups and snapshots at their defaults cost where four ranks share fewer cores: three jobs that take turns.
 
 All three are alive from the begin to the end, and only one of them computes at a time: a block of steps each, in an order drawn anew for
-every round. Nothing else of Holdfast runs beside them; what agents and a flow cost is measured by `idle_share`, in seconds of processors.
+every round. No agent and no flow runs beside them.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
+from holdfast.runtime.snapshots.bubbles import MOST_EVERY, TRIFLE
+
 CLEAN: Final = 2
 """Steps after which nothing of a snapshot is left: it is copied in the first, and sent to another node in this one and the next."""
 GAP: Final = 3
@@ -47,7 +49,6 @@ FEW: Final = 3
 """The doubt about so many cycles is twice that of their scatter: theirs may be small by chance."""
 SHRINK: Final = 0.7
 """The interval is shortened only to less than this share of it: an estimate that scatters must not move it to and fro."""
-MOST_EVERY: Final = 1000
 
 
 def is_control(step: int, every: int, cycle: int) -> bool:
@@ -146,11 +147,13 @@ class Overhead:
         found = self.measured
         if found is None:
             return self.every
+        if found.seconds <= TRIFLE:
+            return 1
         wanted = min(MOST_EVERY, max(1, math.ceil(found.share / self._limit)))
         doubt = found.error * (1 + FEW / found.cycles)
-        if found.share - doubt > self._limit and found.seconds > TRIFLE and wanted > self.every:
-            return wanted
-        return wanted if found.share + doubt < SHRINK * self.every * self._limit or found.seconds <= TRIFLE else self.every
+        grows = wanted > self.every and found.share - doubt > self._limit
+        shrinks = found.share + doubt < SHRINK * self.every * self._limit
+        return wanted if grows or shrinks else self.every
 
     @property
     def measured(self) -> Measured | None:
@@ -168,10 +171,6 @@ class Overhead:
             return FIRST
         sure = abs(found.share - self._limit) > SURE * found.error
         return SELDOM if sure or found.cycles >= TIRED else OFTEN
-
-
-TRIFLE: Final = 1e-3
-"""Seconds; nobody leaves a snapshot out for less."""
 
 
 def _middle(values: list[float], count: int = 0) -> tuple[float, float]:
