@@ -52,7 +52,7 @@ class Planning:
         self.profile.add(seconds, windows)
         self.overhead.add(seconds, copied=copied)
         if not self._compares and len(self._spent) >= ENOUGH and self._terms.policy != "pause":  # that asks for one whatever it costs
-            spent = median(self._spent)
+            spent = median(self._spent) + (median(self.pauses) if self.pauses else 0.0)
             self._compares = spent > TRIFLE and spent > HARMLESS * self._terms.overhead * self.profile.step
 
     def measured(self, size: int, seconds: float) -> None:
