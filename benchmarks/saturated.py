@@ -56,7 +56,8 @@ class Turns:
 
     def seconds(self) -> float:
         """Return the median of the newest block's steps, the slowest rank counting in each; the first one carries the wait for the turn."""
-        return statistics.median([max(steps) for steps in zip(*(one["steps"] for one in self.last()), strict=True)][1:])
+        slowest = [float(max(steps)) for steps in zip(*(one["steps"] for one in self.last()), strict=True)]
+        return statistics.median(slowest[1:])
 
     def processor(self) -> float:
         """Return the seconds of a processor that all ranks together took for a step: what others do on the machine hardly changes them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -273,7 +273,7 @@ def opposite(data: bytes, bit: int, one: int) -> list[int]:
     raise AssertionError("all words alike")
 
 
-DAMAGE = {
+DAMAGE: dict[str, Callable[[bytes, Callable[[int], int]], bytes]] = {
     "one bit": lambda data, pick: flipped(data, pick(len(data) * 8)),
     "two words change places": lambda data, pick: swapped(data, 8, pick(len(data) // 8), pick(len(data) // 8)),
     "two half words change places": lambda data, pick: swapped(data, 4, pick(len(data) // 4), pick(len(data) // 4)),

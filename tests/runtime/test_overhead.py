@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import mean
@@ -10,6 +14,7 @@ from statistics import mean
 import pytest
 
 from holdfast.runtime.snapshots.bubbles import Terms
+from holdfast.runtime.snapshots.contention import RunDelay, neighbours
 from holdfast.runtime.snapshots.overhead import FIRST, GAP, OFTEN, SELDOM, Overhead, is_control
 from holdfast.runtime.snapshots.planning import ENOUGH, Planning
 
@@ -158,3 +163,41 @@ def test_a_rank_asks_for_the_interval_that_it_has_measured() -> None:
     assert made.wanted == pytest.approx(20, abs=2)
     made.forget()
     assert made.wanted == 1
+
+
+def test_on_saturated_cores_the_copies_alone_make_snapshots_rarer_at_once() -> None:
+    """Before any steps were compared; on free cores, where nobody misses what a copy uses, they do not."""
+    for delay, ranks_per_core, wanted in ((0.1, 2.0, 15), (0.1, 1.0, 8), (0.001, 2.0, 1)):
+        made = Planning(Terms(), ranks_per_core=ranks_per_core)
+        for _ in range(ENOUGH + 1):
+            made.measured(10**6, 0.02)
+            made.lived(STEP, [], copied=True, delay=delay * STEP)
+        assert made.wanted == wanted
+
+
+def test_a_thread_knows_how_long_it_waited_for_a_core() -> None:
+    """Beside a process on the only core that both have, it waits; and nothing is known where the kernel keeps no count."""
+    script = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flush=True)\nwhile True: pass"
+    before, core = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
+    with subprocess.Popen([sys.executable, "-c", script, str(core)], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            other.stdout.readline()
+            os.sched_setaffinity(0, {core})
+            delay, until = RunDelay(), time.thread_time() + 0.2
+            while time.thread_time() < until:
+                pass
+            assert delay.since() > 0.02
+            delay.close()
+        finally:
+            os.sched_setaffinity(0, before)
+            other.kill()
+    nothing = RunDelay("/nowhere")
+    assert nothing.since() == 0.0
+    nothing.close()
+
+
+@pytest.mark.parametrize(("told", "ranks"), [({}, 1), ({"LOCAL_WORLD_SIZE": "8"}, 8), ({"LOCAL_WORLD_SIZE": "many"}, 1)])
+def test_ranks_of_a_node_share_its_cores(told: dict[str, str], ranks: int) -> None:
+    """Those that this process may use."""
+    assert neighbours(told) == ranks / len(os.sched_getaffinity(0))

@@ -29,6 +29,7 @@ from holdfast.runtime.idle import Idle, idle
 from holdfast.runtime.link import link
 from holdfast.runtime.outline import Outline
 from holdfast.runtime.snapshots import bubbles
+from holdfast.runtime.snapshots.contention import RunDelay, neighbours
 from holdfast.runtime.snapshots.copier import Copier, Task, Work, slot_tensor
 from holdfast.runtime.snapshots.counts import Counts, Lived
 from holdfast.runtime.snapshots.overhead import is_control
@@ -101,12 +102,12 @@ class Taker:
         self._lag_told = False
         self.held = False
         """Some rank's replicas are behind: the snapshot that they have is not to be overwritten, so no other one is begun."""
-        self.planning = Planning(replace(config.terms, beside=device.type == "cuda"))
+        self.planning = Planning(replace(config.terms, beside=device.type == "cuda"), ranks_per_core=neighbours())
         self.every = max(1, config.terms.every)
         """Steps between two snapshots, as the ranks have agreed."""
         self.control = 0
         """Every how many steps some are left without a snapshot to compare with, as the ranks have agreed; 0: never."""
-        self._present = _Step()
+        self._present, self._delay = _Step(), RunDelay()
         self.lineage = 0
         self.counts = Counts()
         self.newest: Lived | None = None
@@ -127,6 +128,7 @@ class Taker:
         self.give_up()
         self._leave_slots()
         self._bell.close()
+        self._delay.close()
 
     # -- where ----------------------------------------------------------------------------------------------------------
 
@@ -174,7 +176,7 @@ class Taker:
         if self.counts.steps > 1:
             self.counts.trained += took
             if self.enabled:
-                self.planning.lived(took, windows, copied=self._present.copied)
+                self.planning.lived(took, windows, copied=self._present.copied, delay=self._delay.since())
             self._add_cost()
             copies = [(begin - began, end - began, waited) for begin, end, waited in self.spans if end > began]
             self.newest = Lived(began=time.time() - took, took=took, windows=windows, operations=operations[:OPERATIONS], copies=copies)

@@ -32,13 +32,13 @@ ballast.model, ballast.weight = model, nn.Parameter(torch.ones(4_000_000), requi
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 with holdfast.session(model=ballast, optimizer=optimizer) as session:
+    taker = session._taker
+    assert taker is not None
     for step in session.steps(until=MOST):
         model(torch.randn(1024, 256)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         step.commit()
-        taker = session._taker
-        assert taker is not None
         wanted = torch.tensor(float(taker.planning.overhead.every))
         dist.all_reduce(wanted, dist.ReduceOp.MAX)
         if taker.every >= wanted >= RARER:  # by the votes of all ranks
