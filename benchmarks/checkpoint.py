@@ -270,10 +270,10 @@ def in_turns(place: Path, rounds: int) -> list[Line]:
     own = [one["slowed"] / one["trained"] for one in told]
     facts = {"snapshots_every": told[0]["every"], "told_overhead": round(max(own), 5), "measured": told[0]["measured"]}
     lines = []
-    for kind, beside in (("managed", "torchrun"), ("snapshots", "managed"), ("snapshots", "torchrun")):
+    for kind, beside in (("managed", "torchrun"), ("snapshots", "without"), ("snapshots", "torchrun")):
         for figure in saturated.FIGURES:
             ratios = [one[kind][figure] / one[beside][figure] - 1 for one in found]
-            limited = (kind, beside, figure) == ("snapshots", "managed", "seconds")
+            limited = (kind, beside, figure) == ("snapshots", "without", "seconds")
             judge = (lambda middle, _: middle <= OVERHEAD) if limited else None
             goal = f"<= {OVERHEAD}" if limited else ""
             more = {"range": [round(min(ratios), 4), round(max(ratios), 4)], **(facts if kind == "snapshots" else {})}

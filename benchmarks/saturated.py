@@ -27,9 +27,13 @@ RANKS: Final = 4
 BLOCK: Final = 40
 WARM: Final = 4
 """Blocks of the job with snapshots before anything counts: it finds out by itself how often they may be taken."""
-KINDS: Final = ("torchrun", "managed", "snapshots")
-FIGURES: Final = ("seconds", "processor")
-"""Of a step: its median by the clock, and the processor time of all ranks together."""
+JOBS: Final = ("torchrun", "managed", "snapshots")
+KINDS: Final = (*JOBS, "without")
+"""``without``: the job that takes snapshots, with these turned off for the block. Two jobs differ by more than what is measured here, for
+how memory happens to lie costs some percent of the processor time; so what snapshots take is measured within one.
+"""
+FIGURES: Final = ("seconds", "mean", "processor")
+"""Of a step: median and mean by the clock, and the processor time of all ranks together."""
 
 
 class Turns:
@@ -38,10 +42,12 @@ class Turns:
     def __init__(self, place: Path) -> None:
         self.place, self._blocks = place, 0
 
-    def take(self) -> None:
-        """Let the job train one block, and wait for its end on all ranks."""
+    def take(self, what: str = "on") -> None:
+        """Let the job train one block, with snapshots ``on`` or ``off``, and wait for its end on all ranks."""
         self._blocks += 1
-        (self.place / f"go-{self._blocks}").touch()
+        beside = self.place / "going"
+        beside.write_text(what)
+        beside.rename(self.place / f"go-{self._blocks}")
         wait_for(
             lambda: all(len(lines) >= self._blocks for lines in self._lines()), f"a block of {self.place.name}", every=0.05, seconds=600
         )
@@ -54,14 +60,14 @@ class Turns:
         """Return what each rank has told of its newest block."""
         return [json.loads(lines[self._blocks - 1]) for lines in self._lines()]
 
-    def seconds(self) -> float:
-        """Return the median of the newest block's steps, the slowest rank counting in each; the first one carries the wait for the turn."""
-        slowest = [float(max(steps)) for steps in zip(*(one["steps"] for one in self.last()), strict=True)]
-        return statistics.median(slowest[1:])
+    def figures(self) -> dict[str, float]:
+        """Return `FIGURES` of the newest block, the slowest rank counting in each step; the first carries what was before.
 
-    def processor(self) -> float:
-        """Return the seconds of a processor that all ranks together took for a step: what others do on the machine hardly changes them."""
-        return float(sum(one["cpu"] for one in self.last()) / len(self.last()[0]["steps"]))
+        What others do on the machine hardly changes the processor time.
+        """
+        slowest = [float(max(steps)) for steps in zip(*(one["steps"] for one in self.last()), strict=True)]
+        used = float(sum(one["cpu"] for one in self.last()) / len(slowest))
+        return {"seconds": statistics.median(slowest[1:]), "mean": statistics.mean(slowest[1:]), "processor": used}
 
 
 @contextmanager
@@ -95,7 +101,7 @@ def rounds(place: Path, count: int) -> tuple[list[dict[str, dict[str, float]]], 
     """Return `FIGURES` of each kind, for every round; and what the ranks with snapshots told at the end."""
     jobs, order = {}, random.Random(11)  # noqa: S311 (an order of blocks)
     with ExitStack() as running:
-        for kind in KINDS:
+        for kind in JOBS:
             folder = place / kind
             folder.mkdir()
             options = ["--place", str(folder), "--block", str(BLOCK)]
@@ -113,8 +119,9 @@ def rounds(place: Path, count: int) -> tuple[list[dict[str, dict[str, float]]], 
         for _ in range(count):
             one: dict[str, dict[str, float]] = {}
             for kind in order.sample(KINDS, len(KINDS)):
-                jobs[kind].take()
-                one[kind] = {"seconds": jobs[kind].seconds(), "processor": jobs[kind].processor()}
+                job = jobs["snapshots" if kind == "without" else kind]
+                job.take("off" if kind == "without" else "on")
+                one[kind] = job.figures()
             found.append(one)
             print(
                 "saturated:",

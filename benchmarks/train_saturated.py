@@ -22,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 (its 
 
 import holdfast
 
+Training = tuple[Callable[[], None], Callable[[], dict[str, Any]], Callable[[bool], None]]
+"""What ends a step, what tells of snapshots, and what turns them on or off."""
 LOOK: float = 0.05
 """Seconds between two looks whether it is this job's turn."""
 
@@ -32,7 +34,7 @@ def network(width: int) -> nn.Module:
 
 
 @contextmanager
-def plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Callable[[], None], Callable[[], dict[str, Any]]]]:
+def plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Training]:
     """Train as a script does that knows nothing of Holdfast."""
     del model
 
@@ -40,11 +42,11 @@ def plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[
         optimizer.step()
         optimizer.zero_grad()
 
-    yield end, dict
+    yield end, dict, lambda _on: None
 
 
 @contextmanager
-def kept(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Callable[[], None], Callable[[], dict[str, Any]]]]:
+def kept(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Training]:
     """Train in a session: with snapshots where there is a vault."""
     with holdfast.session(model=model, optimizer=optimizer) as session:
         steps = iter(session.steps())
@@ -66,7 +68,11 @@ def kept(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[C
             facts = {"every": taker.every, "control": taker.control, "taken": counts.taken, "size": counts.size}
             return {**facts, "measured": measured, "slowed": counts.slowed, "trained": counts.trained, "copied": counts.copied}
 
-        yield end, told
+        def switch(on: bool) -> None:  # noqa: FBT001 (all there is to say)
+            if session._taker is not None:  # noqa: SLF001 (what a user never does)
+                session._taker.enabled = on  # noqa: SLF001
+
+        yield end, told, switch
 
 
 def main() -> None:
@@ -88,12 +94,13 @@ def main() -> None:
     model = DDP(network(given.width))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     batch = torch.randn(given.rows, given.width)
-    with (plain if given.plain else kept)(model, optimizer) as (end, told), (given.place / f"rank-{rank}.jsonl").open("w") as out:
+    with (plain if given.plain else kept)(model, optimizer) as (end, told, switch), (given.place / f"rank-{rank}.jsonl").open("w") as out:
         for number in range(1, 1_000_000):
             while not (given.place / f"go-{number}").exists():
                 if (given.place / "end").exists():
                     os._exit(0)  # what the job leaves is of no use to anybody
                 time.sleep(LOOK)
+            switch((given.place / f"go-{number}").read_text() != "off")
             dist.barrier()
             ends, used = [time.perf_counter()], time.process_time()
             for _ in range(given.block):

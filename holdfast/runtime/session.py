@@ -56,7 +56,7 @@ EVERY: Final = 100
 
 AGREE: Final = 100
 """Steps after which ranks whose groups are not managed agree anew how often a snapshot is taken."""
-AGREE_FIRST: Final = (1, 12, 48)
+AGREE_FIRST: Final = (1, 40, 72)
 """Steps since a process began at which they agree too: what snapshots cost is known soon."""
 KEEP: Final = 2
 """Whole checkpoints that stay: with two, a damaged newest one costs one interval and not the job."""

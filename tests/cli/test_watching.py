@@ -14,8 +14,9 @@ from functools import partial
 import pytest
 
 from holdfast.cli import watching
-from holdfast.cli.changes import Follower
+from holdfast.cli.changes import Change, Follower
 from holdfast.cli.frame import spark
+from holdfast.cli.outlook import Outlook
 from holdfast.cli.screens import PlainLines
 from holdfast.cli.watching import Taps, Watch
 from holdfast.history import queries
@@ -69,7 +70,12 @@ def test_a_job_that_just_trains_is_looked_at_less_often(running: Author, book: H
     """Its cores are for training; while something is being recovered people want to see it at once."""
     looks: list[float] = []
     real = Follower.look
-    monkeypatch.setattr(Follower, "look", lambda self: looks.append(time.monotonic()) or real(self))
+
+    def look(follower: Follower) -> tuple[list[Change], Outlook]:
+        looks.append(time.monotonic())
+        return real(follower)
+
+    monkeypatch.setattr(Follower, "look", look)
     monkeypatch.setattr(watching, "LOOK", 3600.0)
     watch, taps = Watch(book, PlainLines(), job=running.job), Taps()
     for _ in range(3):

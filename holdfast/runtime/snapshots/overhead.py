@@ -48,7 +48,7 @@ TIRED: Final = 24
 FEW: Final = 3
 """The doubt about so many cycles is twice that of their scatter: theirs may be small by chance."""
 SHRINK: Final = 0.7
-"""The interval is shortened only to less than this share of it: an estimate that scatters must not move it to and fro."""
+"""The interval is shortened only to less than this share of it: an estimate that scatters must not move it up and down."""
 
 
 def is_control(step: int, every: int, cycle: int) -> bool:

@@ -175,7 +175,9 @@ class Taker:
         self.counts.steps += 1
         if self.counts.steps > 1:
             self.counts.trained += took
-            if self.enabled:
+            if not self.enabled:
+                self.planning.overhead.interrupt()
+            else:
                 self.planning.lived(took, windows, copied=self._present.copied, delay=self._delay.since())
             self._add_cost()
             copies = [(begin - began, end - began, waited) for begin, end, waited in self.spans if end > began]
