@@ -5,6 +5,9 @@
   bubble is idle time and not another rank's processor time. Modes take turns in blocks of steps, in an order drawn anew for every round.
   All modes write to memory, so that no disk is measured.
 - ``stages``: the same for 4 and 8 stages whose compute is a timed sleep, and their step beside a model of it (pipeline_model.py).
+- ``saturated``: four ranks of DDP that share fewer cores, which have no idle time: torchrun, managed groups alone, and snapshots at their
+  defaults, in blocks that take turns (saturated.py).
+- ``checksum``: gigabytes a second of the checksum of a snapshot, of a plain copy, and of both, slice by slice as they are taken.
 - ``load``: a rank's state loaded from its node's memory, another node's, and disk (loading.py).
 - ``resume``: steps lost and time to resume under a real flow, by where the state was (resuming.py).
 
@@ -18,19 +21,25 @@ one block are not independent. ``whole`` beside it compares the means of all ste
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import random
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import loading
+import torch
+
+from benchmarks import loading, saturated
 from benchmarks.driver import Driver, Starter
 from benchmarks.measuring import prefect, wait_for
 from benchmarks.pipeline_model import costs_of, step_seconds
 from benchmarks.resuming import SAVE_EVERY, Resumes
+from holdfast.runtime.snapshots.checksum import sum_of
+from holdfast.vault import CUT
 
 SCRIPT: Final = Path(__file__).with_name("train_stages.py")
 BLOCK: Final = 4
@@ -39,7 +48,7 @@ OFTEN: Final = ("none", "ours") * 2
 """Blocks of a round that bound a small difference: more of them than of the rivals, whose cost nobody overlooks."""
 FITS: Final = ("0.25", "0.5")
 DOES_NOT: Final = "2.0"
-PARTS: Final = (*FITS, DOES_NOT, "stages", "load", "resume")
+PARTS: Final = (*FITS, DOES_NOT, "stages", "saturated", "checksum", "load", "resume")
 STAGES: Final = (4, 8)
 FORWARD: Final = 0.01
 """Seconds of a sleeping stage's forward; its backward takes twice as long."""
@@ -255,6 +264,69 @@ def resumes(place: Path, megabytes: int, faults: int, environment: dict[str, str
     return lines
 
 
+def in_turns(place: Path, rounds: int) -> list[Line]:
+    """Measure jobs that take turns on saturated cores: how much longer their steps are, and how much more processor time they take."""
+    found, told = saturated.rounds(place, rounds)
+    own = [one["slowed"] / one["trained"] for one in told]
+    facts = {"snapshots_every": told[0]["every"], "told_overhead": round(max(own), 5), "measured": told[0]["measured"]}
+    lines = []
+    for kind, beside in (("managed", "torchrun"), ("snapshots", "without"), ("snapshots", "torchrun")):
+        for figure in saturated.FIGURES:
+            ratios = [one[kind][figure] / one[beside][figure] - 1 for one in found]
+            limited = (kind, beside, figure) == ("snapshots", "without", "seconds")
+            judge = (lambda middle, _: middle <= OVERHEAD) if limited else None
+            goal = f"<= {OVERHEAD}" if limited else ""
+            more = {"range": [round(min(ratios), 4), round(max(ratios), 4)], **(facts if kind == "snapshots" else {})}
+            lines.append(line(f"{kind}_over_{beside}_{figure}", singles(ratios), goal, judge, **more))
+    return lines
+
+
+def checksums(rounds: int, megabytes: int = 64) -> list[Line]:
+    """Measure the checksum of a snapshot in one thread, by its processor time."""
+    source = torch.randint(0, 256, (megabytes * CUT,), dtype=torch.uint8)
+    copy = torch.empty_like(source)
+
+    def gigabytes_per_second(*, copies: bool, sums: bool) -> float:
+        begin = time.thread_time()
+        for at in range(0, len(source), CUT):
+            if copies:
+                ctypes.memmove(copy.data_ptr() + at, source.data_ptr() + at, CUT)
+            if sums:
+                sum_of(source[at : at + CUT])
+        return len(source) / (time.thread_time() - begin) / 1e9
+
+    ways = {"checksum": (False, True), "copy": (True, False), "copy_and_checksum": (True, True)}
+    gigabytes_per_second(copies=True, sums=True)  # the memory is there, and the weights are drawn
+    measured = [{name: gigabytes_per_second(copies=copies, sums=sums) for name, (copies, sums) in ways.items()} for _ in range(rounds)]
+    return [line(f"{name}_GB_per_s", singles([one[name] for one in measured]), "", None) for name in ways]
+
+
+def _measured(given: argparse.Namespace) -> list[Line]:
+    """Measure all parts that are wanted."""
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir="/dev/shm") as folder:
+        place = Path(folder)
+        copies = Copies(place) if {*FITS, DOES_NOT, "stages"} & set(given.only) else None
+        if copies is not None:
+            for ratio in [one for one in (*FITS, DOES_NOT) if one in given.only]:
+                lines += at_ratio(place, ratio, given.rounds, copies)
+            if "stages" in given.only:
+                lines += of_stages(place, max(4, given.rounds // 6), copies)
+        if "saturated" in given.only:
+            lines += in_turns(place, max(4, given.rounds // 5))
+    if "checksum" in given.only:
+        lines += checksums(given.rounds)
+    if "load" in given.only:
+        lines += loads(given.loads, given.megabytes, given.disk)
+    if "resume" in given.only:
+        with (
+            tempfile.TemporaryDirectory(prefix="hf-bench-", dir=given.disk, ignore_cleanup_errors=True) as folder,
+            prefect(Path(folder)) as env,
+        ):
+            lines += resumes(Path(folder), given.megabytes // 3, given.faults, env)
+    return lines
+
+
 def main() -> None:
     """Measure and write one line a key."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -266,23 +338,7 @@ def main() -> None:
     parser.add_argument("--disk", type=Path, default=Path(tempfile.gettempdir()), help="a folder on the disk to load from")
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     given = parser.parse_args()
-    lines: list[Line] = []
-    with tempfile.TemporaryDirectory(prefix="holdfast-", dir="/dev/shm") as folder:
-        place = Path(folder)
-        copies = Copies(place) if {*FITS, DOES_NOT, "stages"} & set(given.only) else None
-        if copies is not None:
-            for ratio in [one for one in (*FITS, DOES_NOT) if one in given.only]:
-                lines += at_ratio(place, ratio, given.rounds, copies)
-            if "stages" in given.only:
-                lines += of_stages(place, max(4, given.rounds // 6), copies)
-    if "load" in given.only:
-        lines += loads(given.loads, given.megabytes, given.disk)
-    if "resume" in given.only:
-        with (
-            tempfile.TemporaryDirectory(prefix="hf-bench-", dir=given.disk, ignore_cleanup_errors=True) as folder,
-            prefect(Path(folder)) as env,
-        ):
-            lines += resumes(Path(folder), given.megabytes // 3, given.faults, env)
+    lines = _measured(given)
     given.json.parent.mkdir(parents=True, exist_ok=True)
     given.json.write_text("".join(json.dumps(one) + "\n" for one in lines))
     for one in lines:

@@ -9,7 +9,7 @@ import stat
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -147,7 +147,7 @@ def test_a_writer_that_dies_between_any_two_writes_leaves_what_was_or_nothing(tm
     monkeypatch.undo()
     after, torn = path.read_bytes(), tmp_path / "torn.snap"
     data = after[PAGE : PAGE + sum(SIZES)]
-    begun = next(at for at, (offset, written_) in enumerate(done) if offset == 0 and written_ == b"HFDRAFT1")
+    begun = next(at for at, (offset, written_) in enumerate(done) if offset == 0 and written_.startswith(b"HFDRAFT"))
     writes = [*done[: begun + 1], (PAGE, data), *done[begun + 1 :]]
     assert len(writes) >= 7
     for count in range(len(writes) + 1):
@@ -245,9 +245,89 @@ def test_shares_cover_every_byte_once(sizes: list[int], parts: int, cut: int) ->
 @given(st.binary(max_size=3000))
 @settings(deadline=None)
 def test_a_sum_is_what_it_is_said_to_be(data: bytes) -> None:
-    """Words of eight bytes, the last one filled up, added modulo 2**64."""
+    """Every half word of 32 bits times an odd weight of its own, modulo 2**64."""
+    first, second = (struct.unpack(f"<{vault.CUT // 8}Q", row) for row in vault.weights())
+    assert {weight % 2 for weight in first + second} == {1}
     filled = data.ljust(-(-len(data) // 8) * 8, b"\0")
-    assert word_sum(data) == sum(struct.unpack(f"<{len(filled) // 8}Q", filled)) % 2**64
+    halves = struct.unpack(f"<{len(filled) // 4}I", filled)
+    by_half = [
+        second[at // 2] + (first[at // 2] << 32) if at % 2 else first[at // 2] + (second[at // 2 - 1] << 32 if at else 0)
+        for at in range(len(halves))
+    ]
+    assert word_sum(data) == sum(half * weight for half, weight in zip(halves, by_half, strict=True)) % 2**64
+
+
+def test_stretches_of_what_is_longer_are_told_apart() -> None:
+    """The same two stretches, the other way round."""
+    one, other = bytes(vault.CUT - 8) + b"one half", bytes(vault.CUT - 8) + b"other ha"
+    assert word_sum(one + other) == (word_sum(one) * vault.SPREAD + word_sum(other)) % 2**64
+    assert word_sum(one + other) != word_sum(other + one)
+
+
+PAGES = 6
+
+
+def flipped(data: bytes, *bits: int) -> bytes:
+    """Flip bits of *data*, counted from its begin."""
+    whole = int.from_bytes(data, "little")
+    for bit in bits:
+        whole ^= 1 << bit
+    return whole.to_bytes(len(data), "little")
+
+
+def swapped(data: bytes, unit: int, one: int, other: int) -> bytes:
+    """Let two units of so many bytes change places."""
+    units = [data[at : at + unit] for at in range(0, len(data), unit)]
+    units[one], units[other] = units[other], units[one]
+    return b"".join(units)
+
+
+def opposite(data: bytes, bit: int, one: int) -> list[int]:
+    """Return the same *bit* of word *one* and of another word that has it the other way: one goes up, the other down, by as much."""
+    value = struct.unpack_from("<Q", data, one * 8)[0] >> bit & 1
+    for other in range(len(data) // 8):
+        if struct.unpack_from("<Q", data, other * 8)[0] >> bit & 1 != value:
+            return [one * 64 + bit, other * 64 + bit]
+    raise AssertionError("all words alike")
+
+
+DAMAGE: dict[str, Callable[[bytes, Callable[[int], int]], bytes]] = {
+    "one bit": lambda data, pick: flipped(data, pick(len(data) * 8)),
+    "two words change places": lambda data, pick: swapped(data, 8, pick(len(data) // 8), pick(len(data) // 8)),
+    "two half words change places": lambda data, pick: swapped(data, 4, pick(len(data) // 4), pick(len(data) // 4)),
+    "two pages change places": lambda data, pick: swapped(data, PAGE, pick(PAGES), pick(PAGES)),
+    "everything moves on by a page": lambda data, _pick: data[PAGE:] + data[:PAGE],
+    "a page is lost": lambda data, pick: data[: (lost := pick(PAGES) * PAGE)] + data[lost + PAGE :] + bytes(PAGE),
+    "a page is zero": lambda data, pick: data[: (at := pick(PAGES) * PAGE)] + bytes(PAGE) + data[at + PAGE :],
+    "a bit up and one down": lambda data, pick: flipped(data, *opposite(data, pick(64), pick(len(data) // 8))),
+    "bit 63 of two words": lambda data, pick: flipped(data, *(pick(len(data) // 8) * 64 + 63 for _ in range(2))),
+    "bit 63 of four words": lambda data, pick: flipped(data, *(pick(len(data) // 8) * 64 + 63 for _ in range(4))),
+    "bit 63 of words a page apart": lambda data, pick: flipped(data, *((at := pick(PAGE // 8)) * 64 + 63, (at + PAGE // 8) * 64 + 63)),
+    "a stuck data line": lambda data, pick: bytes(
+        byte | mask for byte, mask in zip(data, (1 << pick(8), 0, 0, 0) * (len(data) // 4), strict=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@given(seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=25)
+def test_damage_changes_the_sum(kind: str, seed: int) -> None:
+    """Whatever a bad cell, a bad line or a wrong address does to a slice."""
+    order = random.Random(seed)
+    data = order.randbytes(PAGES * PAGE)
+    damaged = DAMAGE[kind](data, order.randrange)
+    assert len(damaged) == len(data)
+    assert damaged == data or word_sum(damaged) != word_sum(data)
+
+
+def test_a_snapshot_of_an_older_format_is_refused_by_its_format(tmp_path: Path) -> None:
+    """Its sums mean something else; it is not damaged."""
+    written(tmp_path / "a.snap")
+    with (tmp_path / "a.snap").open("r+b") as file:
+        file.write(b"HFSEALED")
+    with pytest.raises(Unusable, match=r"format is not the one of this version \(2\)"):
+        Snapshot(tmp_path / "a.snap")
 
 
 def test_vaults_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ TAKES: Final[Mapping[str, Callable[[Message, str], object]]] = {
     "hidden": fields.seconds,
     "paused": fields.seconds,
     "prepared": fields.seconds,
+    "slowed": fields.seconds,
     "trained": fields.seconds,
     "why": fields.text,
 }

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from holdfast.audit.checksum import fast_sum
 from holdfast.audit.disk import OnDisk
 from holdfast.audit.memory import Kept, Moment, listed, moments, planned
 from holdfast.audit.proof import Prover
@@ -82,7 +83,7 @@ class MemoryAudit:
             try:
                 self._memory[one.node].bring(one.name, one.label, into)
                 with Snapshot(into) as snapshot:
-                    snapshot.verify()
+                    snapshot.verify(fast_sum)
             except (OSError, Unusable) as error:
                 if isinstance(error, OSError) and error.errno in _NO_ROOM:
                     raise

@@ -25,7 +25,9 @@ from holdfast.history.store import History
 from holdfast.prefect_server import is_configured
 
 POLL: Final = 0.2
-"""Seconds between two looks."""
+"""Seconds between two looks at the flow's process and at what was pressed."""
+LOOK: Final = 0.6
+"""Seconds between two looks into the history while nothing is being recovered: each takes milliseconds of a core that training may need."""
 CLOSING: Final = 20.0
 """Seconds that a flow gets to close its books once the job's processes have ended."""
 
@@ -85,6 +87,7 @@ class Watch:
     _blind: bool = False
     _linked: str = ""
     """The page of the flow run that was shown."""
+    _next_look: float = 0.0
 
     def until_the_end(self, taps: Taps) -> int:
         """Watch, and return the exit status of this command."""
@@ -103,7 +106,9 @@ class Watch:
         """Look once; return whether to leave."""
         status = self.flow.status() if self.flow else None  # before the look: what the flow wrote last is then seen
         try:
-            self._look()
+            if status is not None or time.monotonic() >= self._next_look or self._follows_closely():
+                self._next_look = time.monotonic() + LOOK
+                self._look()
         except HistoryTrouble as error:
             if not self._blind:
                 self.say("notice", f"cannot read the history now, trying on; the job does not need it. {error}")
@@ -114,6 +119,10 @@ class Watch:
             taps.is_told_to_let_go = False
             self.flow.hand_over()
         return status is not None or (self.outlook is not None and (self._is_over(self.outlook) or self.enough(self.outlook)))
+
+    def _follows_closely(self) -> bool:
+        """Tell whether something happens that people wait for."""
+        return self.outlook is None or self.outlook.incident is not None or self.outlook.ended or self.stopping
 
     def _is_over(self, outlook: Outlook) -> bool:
         """Tell whether no more is to come: when the job has ended, its flow still ends the processes before it gives its lease back."""

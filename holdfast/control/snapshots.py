@@ -38,7 +38,7 @@ def row_of(board: Board, job_id: str, now: float, ages: Mapping[int, int]) -> mo
         size=sum(int(one.get("size", 0)) for one in told) or None,
         copied_s=_sum(told, "copied"),
         hidden_s=_sum(told, "hidden"),
-        cost_s=_sum(told, "paused") + _sum(told, "prepared"),
+        cost_s=_sum(told, "slowed"),
         trained_s=_sum(told, "trained"),
         ages={str(age): number for age, number in sorted(ages.items())},
         because=next((str(one["why"]) for one in told if one.get("why")), ""),

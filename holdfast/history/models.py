@@ -400,7 +400,7 @@ class Snapshots(SQLModel, table=True):
     hidden_s: float = 0.0
     """Seconds of it while training waited anyway."""
     cost_s: float = 0.0
-    """Seconds of training threads: to begin snapshots, and in pauses for them."""
+    """Seconds by which snapshots made the ranks' steps longer, measured beside steps without one."""
     trained_s: float = 0.0
     """Seconds of all steps."""
     ages: dict[str, Any] = _json()

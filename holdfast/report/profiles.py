@@ -122,7 +122,7 @@ class RankProfile:
     def measured_overhead(self) -> float | None:
         """Return which share of the training time snapshots have cost."""
         trained = self.counts["trained"]
-        return (self.counts["paused"] + self.counts["prepared"]) / trained if trained else None
+        return self.counts["slowed"] / trained if trained else None
 
     @property
     def because(self) -> str:
@@ -262,4 +262,4 @@ def _parsed(raw: Mapping[str, Any]) -> RankProfile:
     )
 
 
-_COUNTS: Final = ("steps", "taken", "given_up", "copied", "hidden", "paused", "prepared", "trained", "size")
+_COUNTS: Final = ("steps", "taken", "given_up", "copied", "hidden", "paused", "prepared", "slowed", "trained", "size")

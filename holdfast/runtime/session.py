@@ -56,6 +56,8 @@ EVERY: Final = 100
 
 AGREE: Final = 100
 """Steps after which ranks whose groups are not managed agree anew how often a snapshot is taken."""
+AGREE_FIRST: Final = (1, 40, 72)
+"""Steps since a process began at which they agree too: what snapshots cost is known soon."""
 KEEP: Final = 2
 """Whole checkpoints that stay: with two, a damaged newest one costs one interval and not the job."""
 
@@ -221,15 +223,17 @@ class Session(AbstractContextManager["Session"]):
             if keeper.facts:
                 taker.sit(Place.of(world.rank, world.size, keeper.numbered("pieces")), keeper.lineage)
             keeper.taker, taker.every, taker.held = taker, keeper.agreed.every, keeper.agreed.behind
+            taker.control = keeper.agreed.control
             self._tell_profile()
             if taker.due(self.step):
                 taker.take(self.step, keeper.light_now, keeper.buffers)
             return
-        if self.step and (taker.counts.steps == 1 or self.step % AGREE == PROFILE):
-            told = world.gather((self._training.sample(), taker.planning.wanted))
-            self._pieces = {str(rank): piece for rank, (piece, _) in enumerate(told)}
+        if self.step and (taker.counts.steps in AGREE_FIRST or self.step % AGREE == PROFILE):
+            told = world.gather((self._training.sample(), taker.planning.wanted, taker.planning.control))
+            self._pieces = {str(rank): piece for rank, (piece, *_) in enumerate(told)}
             taker.sit(Place.of(world.rank, world.size, self._pieces), self._lineage)
-            taker.every = max(every for _, every in told)
+            taker.every = max(every for _, every, _ in told)
+            taker.control = min((control for *_, control in told if control), default=0)
             self._tell_profile()
         if taker.due(self.step):
             taker.take(self.step, self._training.light(), self._training.copied_buffers())

@@ -108,7 +108,7 @@ class MemoryPlan(Part):
         gt=0,
         le=1,
         allow_inf_nan=False,
-        description="Share of a step's time that snapshots may cost before they are taken less often.",
+        description="Share of the training time that snapshots may take, as steps without one show, before they are taken less often.",
     )
     policy: Literal["skip", "pause"] = Field(
         default="skip",

@@ -31,7 +31,7 @@ def received(node: MemoryNode) -> int:
     progress = [0]
     for path in node.vault.glob("copy-*.snap"):
         page = path.read_bytes()[:PAGE]
-        if page[:8] == b"HFDRAFT1":
+        if page[:7] == b"HFDRAFT":
             progress.append(vault.progress_of(page))
     return max(progress)
 

@@ -13,7 +13,12 @@ from functools import partial
 
 import pytest
 
+from holdfast.cli import watching
+from holdfast.cli.changes import Change, Follower
 from holdfast.cli.frame import spark
+from holdfast.cli.outlook import Outlook
+from holdfast.cli.screens import PlainLines
+from holdfast.cli.watching import Taps, Watch
 from holdfast.history import queries
 from holdfast.history.models import Incident
 from holdfast.history.store import History
@@ -59,6 +64,33 @@ def ended(terminal: Terminal) -> int:
     status = terminal.status()
     assert status is not None
     return status
+
+
+def test_a_job_that_just_trains_is_looked_at_less_often(running: Author, book: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cores are for training; while something is being recovered people want to see it at once."""
+    looks: list[float] = []
+    real = Follower.look
+
+    def look(follower: Follower) -> tuple[list[Change], Outlook]:
+        looks.append(time.monotonic())
+        return real(follower)
+
+    monkeypatch.setattr(Follower, "look", look)
+    monkeypatch.setattr(watching, "LOOK", 3600.0)
+    watch, taps = Watch(book, PlainLines(), job=running.job), Taps()
+    for _ in range(3):
+        watch._turn(taps)
+    assert len(looks) == 1 + 3, "an incident is open, and the follower itself looks once when it begins"
+    with book.session() as session:
+        for row in queries.incidents(book, running.job.id):
+            one = session.get(Incident, row.id)
+            if one is not None and one.closed_at is None:
+                one.closed_at, one.outcome, one.downtime_s = time.time(), "recovered", 1.5
+    watch._turn(taps)  # it learns of the end
+    looks.clear()
+    for _ in range(3):
+        watch._turn(taps)
+    assert looks == []
 
 
 def test_the_picture_shows_the_job_as_it_is(screen: Callable[..., Terminal], running: Author) -> None:

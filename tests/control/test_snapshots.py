@@ -13,7 +13,7 @@ from holdfast.control.rebuilt import came_back, facts_of
 from holdfast.control.snapshots import Snapshots, age_of, row_of
 from holdfast.history import History, Recorder, queries
 
-COST: dict[str, Any] = {"copied": 2.0, "hidden": 1.5, "paused": 0.2, "prepared": 0.1, "trained": 30.0}
+COST: dict[str, Any] = {"copied": 2.0, "hidden": 1.5, "paused": 0.2, "prepared": 0.1, "slowed": 0.3, "trained": 30.0}
 BEAT = {"age": 0.0, "managed": True, "section": None, "section_limit": None, "process": "S", "wait": "", "output_age": None}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 BEGAN = 1_795_270_000.0
 STEP = 0.2
-COPIED = {"steps": 120, "taken": 100, "given_up": 2, "copied": 0.5, "hidden": 0.45, "paused": 0.05, "prepared": 0.02}
+COPIED = {"steps": 120, "taken": 100, "given_up": 2, "copied": 0.5, "hidden": 0.45, "paused": 0.05, "prepared": 0.02, "slowed": 0.07}
 
 
 def rank_file(rank: int, world: int, **more: Any) -> dict[str, Any]:

@@ -95,8 +95,8 @@ class FlowDouble:
         """Make a job of *script* on *ranks*.
 
         *more*: ``chaos`` (faults the script does to itself), ``save`` (steps between checkpoints), ``stride`` (ranks of a node), ``memory``
-        (every node has a vault; other than a job's own, one that takes every snapshot, however long that holds training up), ``servers``
-        (where the memory of nodes is served).
+        (every node has a vault; other than a job's own, one that takes every snapshot, however long that holds training up, unless
+        ``policy`` says otherwise), ``servers`` (where the memory of nodes is served).
         """
         self.workers, self.folder, self.ranks = workers, folder, ranks
         self.argv = [str(SCRIPTS / f"{script}.py"), str(folder), *(str(one) for one in arguments)]
@@ -127,7 +127,7 @@ class FlowDouble:
         self._lines: dict[int, socket.socket] = {}
         self._all: list[int] = []
         self._rank_of: dict[int, int] = {}
-        self._memory = bool(more.get("memory"))
+        self._memory, self._policy = bool(more.get("memory")), more.get("policy", "pause")
         self._given = {"CHAOS": json.dumps(more.get("chaos", [])), "HOLDFAST_SAVE_EVERY": str(more.get("save", 0))}
         self._server = listen(folder / "s")
         threading.Thread(target=self._accept, daemon=True).start()
@@ -187,7 +187,7 @@ class FlowDouble:
             vault = self.vault(int(environment["RANK"]))
             vault.mkdir(parents=True, exist_ok=True)
             job |= {"HOLDFAST_VAULT": str(vault), "HOLDFAST_NODE": vault.name}
-            job |= {"HOLDFAST_MEMORY_POLICY": "pause", "HOLDFAST_MEMORY_PAUSE": "10"}
+            job |= {"HOLDFAST_MEMORY_POLICY": self._policy, "HOLDFAST_MEMORY_PAUSE": "10"}
             job |= {"HOLDFAST_MEMORY_SERVERS": json.dumps(self.servers)}
         self.pids[key] = self.workers.fork(self.argv, {**job, **self._given, **environment}, self.folder / f"{log}.log")
         self._all.append(self.pids[key])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.audit.checksum import fast_sum
 from holdfast.vault import PAGE, Snapshot, Unusable, key_of
 from tests.agent.memory_rig import MemoryNode
 from tests.runtime.chaos import fault
@@ -148,3 +149,19 @@ def test_a_generation_says_where_memory_is_served(job: Job, runs: Callable[..., 
         with pytest.raises(BlockingIOError):
             door.accept()
     assert_undisturbed(flow, whole)
+
+
+def test_snapshots_become_rarer_where_they_take_too_much_from_the_steps(job: Job) -> None:
+    """Two ranks share a core: steps without a snapshot show what one costs, all ranks agree on the interval, and the figure is told."""
+    flow = job(script="saturated", ranks=2, stride=2, memory=True, policy="skip")
+    ended = flow.finish()
+    one, other = ended.told
+    assert (one["every"], one["step"]) == (other["every"], other["step"])
+    assert one["every"] >= max(one["measured"], other["measured"]) >= 4
+    assert max(one["share"], other["share"]) > 0.01
+    assert one["slowed"] > 0
+    told = [beat["snapshot"] for beat in flow.of("beat", 0) if "slowed" in (beat.get("snapshot") or {})]
+    assert told[-1]["taken"] > 0
+    for _, path in flow.snapshots(0):
+        with Snapshot(path) as snapshot:
+            snapshot.verify(fast_sum)

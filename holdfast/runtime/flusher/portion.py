@@ -14,7 +14,7 @@ from holdfast.flush import FlushOrder
 from holdfast.runtime import tree
 from holdfast.runtime.flusher.boxes import Box, boxes
 from holdfast.runtime.outline import whole_tree
-from holdfast.runtime.snapshots.copier import sum_of
+from holdfast.runtime.snapshots.checksum import sum_of
 from holdfast.runtime.state import tree_of
 from holdfast.vault import Snapshot
 

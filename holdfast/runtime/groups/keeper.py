@@ -61,6 +61,8 @@ class Agreed:
     """Every rank knows the facts."""
     every: int = 1
     """Steps between two snapshots."""
+    control: int = 0
+    """Every how many steps some are left without a snapshot, to see what one costs; 0: never."""
     stop: bool = False
     """Some rank was told to end: all end after the step."""
     behind: bool = False
@@ -183,8 +185,8 @@ class Keeper:
         assembly, attempt = self.assembly, self.assembly.attempt
         assert assembly.council is not None
         self._await_device()
-        every = self.taker.planning.wanted if self.taker is not None else 1
-        mine = {"ok": not attempt.lost, "switch": self.moves.ready_for(), "facts": bool(self.facts), "every": every}
+        every, control = (self.taker.planning.wanted, self.taker.planning.control) if self.taker is not None else (1, 0)
+        mine = {"ok": not attempt.lost, "switch": self.moves.ready_for(), "facts": bool(self.facts), "every": every, "control": control}
         mine["stop"] = self.farewell.told
         self._voted_light = self.light()
         window = idle()
@@ -194,7 +196,7 @@ class Keeper:
         mine["behind"] = self.taker is not None and self.taker.behind()
         asked = time.perf_counter()
         try:
-            absent = {"ok": False, "switch": 0, "facts": True, "every": 1, "stop": False, "behind": False}
+            absent = {"ok": False, "switch": 0, "facts": True, "every": 1, "control": 0, "stop": False, "behind": False}
             told = assembly.council.vote(mine, _both, absent, self._packed(self._voted_light), self._keep)
         except (PeerGone, Abandoned) as error:
             attempt.fail(str(error) or "the flow has ended this generation")
@@ -214,6 +216,7 @@ class Keeper:
             switch=int(told["switch"]),
             facts=bool(told["facts"]),
             every=int(told["every"]),
+            control=int(told["control"]),
             stop=bool(told["stop"]),
             behind=bool(told["behind"]),
         )
@@ -631,6 +634,7 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         merged |= {"switch": min(one["switch"], other["switch"]), "facts": one["facts"] and other["facts"]}
         merged |= {name: one[name] or other[name] for name in ("stop", "behind")}
         merged |= {"every": max(one["every"], other["every"])}  # a snapshot that one rank leaves out is of no use to anybody
+        merged |= {"control": min((each["control"] for each in (one, other) if each["control"]), default=0)}
     return merged
 
 

@@ -1,7 +1,7 @@
 """The thread that copies: slice after slice while training waits, and the rest before the state may change.
 
-One slice is some tenth of a millisecond of work without the interpreter's lock, so that a wait that ends is hardly ever lengthened. The sum
-of a slice is taken from what is copied, not from the copy: it judges the copy too.
+One slice is some tenth of a millisecond of work without the interpreter's lock, so that a wait that ends is hardly ever lengthened. The
+checksum of a slice is computed from what is copied, on the device where it lies, and never from the copy: it judges the copy too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from holdfast.runtime.idle import Idle
+from holdfast.runtime.snapshots.checksum import device_sum, sum_of
 
 _log = logging.getLogger("holdfast.runtime")
 
@@ -238,14 +239,16 @@ class _Device:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def copy(self, task: Task, target: Tensor) -> int:
-        """Copy a slice and wait for it; return the sum of what has come."""
+        """Copy a slice and wait for it; return the sum of its source, which the device computes."""
         self._pin(target)
         part = target[task.begin : task.begin + task.size]
         with torch.cuda.stream(self._stream):
             sources = [one.to(self._device, non_blocking=True) for one in task.sources]  # numbers of steps are on the host
-            part.copy_(sources[0] if len(sources) == 1 else torch.cat(sources), non_blocking=True)
+            source = sources[0] if len(sources) == 1 else torch.cat(sources)
+            part.copy_(source, non_blocking=True)
+            told = device_sum(source).to("cpu", non_blocking=True)
         self._stream.synchronize()
-        return sum_of(part)
+        return int(told) & _MASK
 
     def _pin(self, target: Tensor) -> None:
         """Pin the slot's memory, once: only then do copies run beside kernels."""
@@ -256,17 +259,6 @@ class _Device:
     def settle(self) -> None:
         """Let kernels that change the state wait for copies under way."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
-
-
-def sum_of(part: Tensor) -> int:
-    """Return the sum of a flat view of bytes in host memory, as `holdfast.vault.word_sum` defines it.
-
-    NumPy adds in this one thread and without the interpreter's lock; torch would wake a pool of threads for a megabyte.
-    """
-    data = part.numpy()
-    words = len(data) // 8 * 8
-    total = int(data[:words].view("<u8").sum()) if words else 0
-    return (total + int.from_bytes(data[words:].tobytes(), "little")) & _MASK
 
 
 def slot_tensor(data: memoryview) -> Tensor:

@@ -11,7 +11,7 @@ from holdfast.runtime.snapshots.taker import Taker
 
 PAUSE: Final = 1.0
 """Seconds between two words about what snapshots cost; which one is the newest is said at every step."""
-SUMS: Final = ("taken", "given_up", "copied", "hidden", "paused", "prepared", "trained")
+SUMS: Final = ("taken", "given_up", "copied", "hidden", "paused", "prepared", "slowed", "trained")
 """Counts that grow while a process lives; they are told from the begin of its generation on."""
 
 
@@ -28,8 +28,8 @@ class Ledger:
     def said(self, taker: Taker | None, generation: int) -> dict[str, Any]:
         """Return what goes with the beat of a step: the newest whole snapshot, and now and then how often they are taken and their cost.
 
-        ``at`` is wall clock; ``copied``, ``hidden`` (of it, while training waited anyway), ``paused``, ``prepared`` and ``trained`` are
-        seconds of this generation, ``size`` is in bytes.
+        ``at`` is wall clock; ``copied``, ``hidden`` (of it, while training waited anyway), ``paused``, ``prepared``, ``slowed`` (by
+        which snapshots made steps longer) and ``trained`` are seconds of this generation, ``size`` is in bytes.
         """
         if taker is None:
             return {"why": self.why} if self.why and self._is_due() else {}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
+from holdfast.runtime.idle import Window
 from holdfast.runtime.snapshots import bubbles
-from holdfast.runtime.snapshots.bubbles import Plan, Profile, Terms
+from holdfast.runtime.snapshots.bubbles import MOST_EVERY, TRIFLE, Plan, Profile, Terms
+from holdfast.runtime.snapshots.overhead import Overhead
 
 FIRST_BANDWIDTH: Final = 2e9
 """Bytes a second that the first plan counts on, before a copy was measured; host memory is several times faster."""
@@ -16,17 +19,28 @@ ENOUGH: Final = 4
 """Snapshots whose pauses tell more than a prediction."""
 REPLAN: Final = 10
 """Steps between two plans at least."""
+SATURATED: Final = 0.05
+"""Share of the newest steps for which the training thread was ready and had no core: what a copy uses is then missing elsewhere."""
+HARMLESS: Final = 0.125
+"""Share of the limit; copies that take less of a processor need not be measured: sending them on takes a few times as much."""
 
 
 class Planning:
     """Plans one rank's snapshots anew when they are no longer what the plan counts on."""
 
-    def __init__(self, terms: Terms) -> None:
-        self._terms = terms
+    def __init__(self, terms: Terms, *, ranks_per_core: float = 1.0) -> None:
+        self._terms, self._ranks_per_core = terms, ranks_per_core
         self.profile = Profile()
         self.plan: Plan | None = None
         self.pauses: deque[float] = deque(maxlen=2 * ENOUGH)
         """Seconds for which training stood still for each of the newest snapshots."""
+        self.overhead = Overhead(terms.overhead)
+        self._spent: deque[float] = deque(maxlen=ENOUGH + 1)
+        """Seconds of a processor that the newest copies took."""
+        self._delays: deque[float] = deque(maxlen=2 * ENOUGH)
+        """Share of the newest steps for which the training thread waited for a core."""
+        self._compares = False
+        """Snapshots may cost too much: steps with and without one are compared."""
         self._bandwidth, self._copies = FIRST_BANDWIDTH, 0
         self._planned_at, self._from_measured = 0, False
         self._steps = 0
@@ -36,9 +50,31 @@ class Planning:
         self.plan = None
         self.profile.forget()
         self.pauses.clear()
+        self.overhead.forget()
+
+    def lived(self, seconds: float, windows: Sequence[Window], *, copied: bool, delay: float = 0.0) -> None:
+        """Learn what a step was like, whether a snapshot was taken in it, and the seconds for which training waited for a core."""
+        self.profile.add(seconds, windows)
+        self._delays.append(delay / seconds if seconds > 0 else 0.0)
+        self.overhead.add(seconds, copied=copied)
+        if not self._compares and len(self._spent) >= ENOUGH and self._terms.policy != "pause":  # that asks for one whatever it costs
+            spent = median(self._spent) + (median(self.pauses) if self.pauses else 0.0)
+            self._compares = spent > TRIFLE and spent > HARMLESS * self._terms.overhead * self.profile.step
+
+    @property
+    def _least(self) -> int:
+        """Return the interval below which the copies alone, without what follows from them, would take more than the limit.
+
+        Known after a few copies, and whatever the steps of a busy machine scatter by. On free cores nobody misses what a copy uses.
+        """
+        if not self._delays or median(self._delays) < SATURATED or not self.profile.step:
+            return 1
+        share = median(self._spent) * self._ranks_per_core / self.profile.step
+        return min(MOST_EVERY, max(1, math.ceil(share / self._terms.overhead)))
 
     def measured(self, size: int, seconds: float) -> None:
         """Learn that copying *size* bytes took *seconds*."""
+        self._spent.append(seconds)
         if size and seconds > 0:
             self._bandwidth = size / seconds if not self._copies else 0.8 * self._bandwidth + 0.2 * size / seconds
             self._copies += 1
@@ -46,7 +82,13 @@ class Planning:
     @property
     def wanted(self) -> int:
         """Every how many steps this rank would take a snapshot; the largest number of all ranks counts."""
-        return self.plan.every if self.plan is not None else max(1, self._terms.every)
+        planned = self.plan.every if self.plan is not None else max(1, self._terms.every)
+        return max(planned, self.overhead.every, self._least) if self._compares else planned
+
+    @property
+    def control(self) -> int:
+        """Every how many steps this rank wants control steps, without a snapshot; 0: never. The smallest number of all ranks counts."""
+        return self.overhead.cycle if self._compares else 0
 
     def plan_for(self, sizes: Sequence[int]) -> Plan:
         """Return how to copy slices of these *sizes*, in bytes."""

@@ -19,7 +19,7 @@ from holdfast import vault, vault_client
 from holdfast.runtime.groups.transfer import bytes_of, local_of
 from holdfast.runtime.outline import Outline, settle
 from holdfast.runtime.planner import Fetch, Stored
-from holdfast.runtime.snapshots.copier import sum_of
+from holdfast.runtime.snapshots.checksum import sum_of
 from holdfast.runtime.state import Training
 from holdfast.runtime.trouble import Teller, Trouble
 from holdfast.runtime.written_off import NOTHING, WrittenOff

@@ -30,8 +30,10 @@ from holdfast.runtime.idle import Idle, idle
 from holdfast.runtime.link import link
 from holdfast.runtime.outline import Outline
 from holdfast.runtime.snapshots import bubbles
+from holdfast.runtime.snapshots.contention import RunDelay, neighbours
 from holdfast.runtime.snapshots.copier import Copier, Task, Work, slot_tensor
 from holdfast.runtime.snapshots.counts import Counts, Lived
+from holdfast.runtime.snapshots.overhead import is_control
 from holdfast.runtime.snapshots.planning import Planning
 from holdfast.runtime.snapshots.setting import Config, Place, Wish
 from holdfast.runtime.state import Training
@@ -67,6 +69,16 @@ class _Draft:
     """The slot that it goes to, once that is open."""
 
 
+@dataclass(slots=True)
+class _Step:
+    """The step in work."""
+
+    copied: bool = False
+    """A snapshot was begun in it."""
+    spent: float = 0.0
+    """Seconds of the training thread for snapshots before it began."""
+
+
 class Taker:
     """Takes one rank's snapshots."""
 
@@ -93,9 +105,12 @@ class Taker:
         self._lag_told = False
         self.held = False
         """Some rank's replicas are behind: the snapshot that they have is not to be overwritten, so no other one is begun."""
-        self.planning = Planning(replace(config.terms, beside=device.type == "cuda"))
+        self.planning = Planning(replace(config.terms, beside=device.type == "cuda"), ranks_per_core=neighbours())
         self.every = max(1, config.terms.every)
         """Steps between two snapshots, as the ranks have agreed."""
+        self.control = 0
+        """Every how many steps some are left without a snapshot to compare with, as the ranks have agreed; 0: never."""
+        self._present, self._delay = _Step(), RunDelay()
         self.lineage = 0
         self.counts = Counts()
         self.newest: Lived | None = None
@@ -116,6 +131,7 @@ class Taker:
         self.give_up()
         self._leave_slots()
         self._bell.close()
+        self._delay.close()
 
     # -- where ----------------------------------------------------------------------------------------------------------
 
@@ -162,14 +178,29 @@ class Taker:
         self.counts.steps += 1
         if self.counts.steps > 1:
             self.counts.trained += took
-            self.planning.profile.add(took, windows)
+            if not self.enabled:
+                self.planning.overhead.interrupt()
+            else:
+                self.planning.lived(took, windows, copied=self._present.copied, delay=self._delay.since())
+            self._add_cost()
             copies = [(begin - began, end - began, waited) for begin, end, waited in self.spans if end > began]
             self.newest = Lived(began=time.time() - took, took=took, windows=windows, operations=operations[:OPERATIONS], copies=copies)
+
+        self._present = _Step(spent=self.counts.paused + self.counts.prepared)
+
+    def _add_cost(self) -> None:
+        """Add what the snapshot of the step that is over has cost: as measured, or what the training thread itself has spent on it."""
+        found = self.planning.overhead.measured
+        if found is None:
+            self.counts.slowed += max(0.0, self.counts.paused + self.counts.prepared - self._present.spent)
+        elif self._present.copied:
+            self.counts.slowed += found.seconds
 
     def due(self, step: int) -> bool:
         """Tell whether it is time for a snapshot of the state after *step*."""
         wished = self._wish is not None and self._wish.step == step
-        if self._place is None or not self.enabled or (step % self.every and not wished) or step < self._first:
+        left_out = step % self.every or is_control(step, self.every, self.control)
+        if self._place is None or not self.enabled or (left_out and not wished) or step < self._first:
             return False
         if (step, self.lineage) in self._sealed.values():  # an attempt that did not count begins the same step again
             return False
@@ -230,7 +261,7 @@ class Taker:
         Training is kept from its work only for what may change at any moment. The slot is opened when the first slice is copied, which is
         when training waits.
         """
-        begin, place = time.perf_counter(), self._place
+        begin, place, self._present.copied = time.perf_counter(), self._place, True
         assert place is not None
         tasks = self._laid_out(place)
         assert self._outline is not None

@@ -1,0 +1,57 @@
+"""Checksums of snapshots at the speed of memory, in host memory and on a device: `holdfast.vault.word_sum` is what they compute.
+
+Weights and words are whole numbers of 64 bits that wrap around; that torch takes them for signed ones changes no bit of the sum.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from holdfast.vault import CUT, SPREAD, weights
+
+_MASK: Final = (1 << 64) - 1
+_WORD: Final = 8
+_HALF: Final = 4
+
+
+@cache
+def _weights(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return both rows of weights on *device*."""
+    first, second = (torch.frombuffer(bytearray(row), dtype=torch.int64).to(device) for row in weights())
+    return first, second
+
+
+def sum_of(part: Tensor) -> int:
+    """Return the checksum of a flat view of bytes in host memory.
+
+    A dot product of whole numbers runs in this one thread and without the interpreter's lock, and reads no byte twice from memory: a
+    megabyte stays in the cache.
+    """
+    data, total = part.numpy().data, 0
+    for begin in range(0, len(data), CUT):
+        stretch = data[begin : begin + CUT]
+        first, second = _weights(torch.device("cpu"))
+        total = total * SPREAD + _dot(stretch, first) + _dot(stretch[_HALF:], second)
+    return total & _MASK
+
+
+def _dot(data: memoryview, row: Tensor) -> int:
+    """Return the sum of the words of *data*, which may begin anywhere, each times its weight."""
+    words, rest = divmod(len(data), _WORD)
+    total = int(torch.dot(torch.frombuffer(data, dtype=torch.int64, count=words), row[:words])) if words else 0
+    return total + (int.from_bytes(data[-rest:], "little") * int(row[words]) if rest else 0)
+
+
+def device_sum(part: Tensor) -> Tensor:
+    """Return the checksum of at most `CUT` bytes as a signed number, computed and left on the device on which they are."""
+    if len(part) > CUT:
+        raise ValueError(f"a slice of {len(part)} bytes is longer than {CUT}")
+    first, second = _weights(part.device)
+    filled = functional.pad(part, (0, -len(part) % _WORD + _WORD))  # in memory of its own, where words may lie, whatever the view's begin
+    words, later = filled[:-_WORD].view(torch.int64), filled[_HALF:-_HALF].clone().view(torch.int64)
+    return (words * first[: len(words)]).sum() + (later * second[: len(later)]).sum()

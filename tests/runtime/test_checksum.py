@@ -1,0 +1,89 @@
+"""Checksums of snapshots: one definition, computed in three ways, and always of what was copied."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.audit.checksum import fast_sum
+from holdfast.runtime.snapshots.checksum import device_sum, sum_of
+from holdfast.vault import CUT, PAGE, Snapshot, Unusable, labels, word_sum
+from tests.runtime.trainer import FIRST, Trainer, opened
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    """Close what takes snapshots when a test has ended."""
+    yield
+    while opened:
+        opened.pop().close()
+
+
+def all_alike(data: bytearray, begin: int) -> None:
+    """Assert that every way finds the same sum of *data* from *begin* on."""
+    part = torch.frombuffer(data, dtype=torch.uint8)[begin:] if len(data) > begin else torch.empty(0, dtype=torch.uint8)
+    wanted = word_sum(memoryview(data)[begin:])
+    assert sum_of(part) == wanted
+    assert fast_sum(memoryview(data)[begin:]) == wanted
+    if len(part) <= CUT:
+        assert int(device_sum(part)) % 2**64 == wanted
+
+
+@given(st.binary(max_size=200), st.integers(0, 9))
+@settings(deadline=None)
+def test_every_way_finds_the_same_sum(data: bytes, begin: int) -> None:
+    """Of any length, wherever in memory it begins."""
+    all_alike(bytearray(data), begin)
+
+
+@pytest.mark.parametrize("size", [CUT - 4, CUT, CUT + 1, 2 * CUT + 13])
+def test_every_way_finds_the_same_sum_of_whole_slices(size: int) -> None:
+    """Of about the length of a slice, and of more than one."""
+    all_alike(bytearray(random.Random(size).randbytes(size)), 0)
+
+
+def test_a_device_sums_no_more_than_a_slice() -> None:
+    """There are no weights for more."""
+    with pytest.raises(ValueError, match="longer than"):
+        device_sum(torch.zeros(CUT + 1, dtype=torch.uint8))
+
+
+def _swapped_words(copy: memoryview) -> None:
+    copy[:8], copy[8:16] = bytes(copy[8:16]), bytes(copy[:8])
+
+
+def _swapped_pages(copy: memoryview) -> None:
+    copy[:PAGE], copy[PAGE : 2 * PAGE] = bytes(copy[PAGE : 2 * PAGE]), bytes(copy[:PAGE])
+
+
+def _moved_on(copy: memoryview) -> None:
+    copy[:] = bytes(copy[PAGE:]) + bytes(copy[:PAGE])
+
+
+@pytest.mark.parametrize("damage", [_swapped_words, _swapped_pages, _moved_on])
+def test_a_copy_that_goes_wrong_is_no_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: object) -> None:
+    """The sum is that of the state, so a copy with the right bytes in the wrong places is found."""
+    trainer = Trainer(tmp_path)
+    real, done = ctypes.memmove, []
+
+    def wrong(to: int, source: int, size: int) -> int:
+        told = real(to, source, size)
+        if size > 2 * PAGE:
+            damage(memoryview((ctypes.c_char * size).from_address(to)).cast("B"))  # type: ignore[operator]
+            done.append(size)
+        return told
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ctypes, "memmove", wrong)
+        trainer.to(FIRST + 2)
+    assert done
+    for path in labels(tmp_path):
+        with Snapshot(path) as one, pytest.raises(Unusable, match="was changed in memory"):
+            one.verify()
