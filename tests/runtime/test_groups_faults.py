@@ -173,3 +173,20 @@ def test_a_loss_summed_up_after_the_vote_is_right_or_not_told(job: Job, whole: E
     for losses in ended.losses:
         assert {step: loss for step, loss in losses.items() if loss is not None}.items() <= whole.losses[0].items()
     assert [told["model"] for told in ended.told] == [told["model"] for told in whole.told]
+
+
+@pytest.mark.parametrize("options", [[], ["fused"]], ids=["foreach", "fused"])
+def test_tensors_that_lie_in_memory_in_an_order_of_their_own_move_as_they_lie(
+    workers: Workers, tmp_path_factory: pytest.TempPathFactory, job: Job, options: list[str]
+) -> None:
+    """A `channels_last` network, a transposed weight, an expanded buffer, all the optimizer keeps of them: the bits and the strides."""
+    whole = undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "layouts", UNTIL, *options, ranks=3))
+    flow = job(*options, script="layouts", ranks=3, chaos=[fault(1, "backward", 7)])
+    survivors = (flow.pids[0], flow.pids[2])
+    flow.until_dead(1)
+    flow.regroup([1])
+    assert {one["source"] for one in flow.mended()} == {"live"}
+    assert_undisturbed(flow, whole)
+    assert (flow.pids[0], flow.pids[2]) == survivors
+    strides = [tuple(one) for one in whole.told[0]["strides"]]
+    assert {(27, 1, 9, 3), (1, 64), (0,)} <= set(strides)  # of the first convolution, the transposed weight, the buffer

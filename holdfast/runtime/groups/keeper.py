@@ -36,7 +36,7 @@ from holdfast.runtime.loader import Loader
 from holdfast.runtime.planner import Holding, NoPlan, Plan, Stored, plan
 from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled, pieces_of, tell
 from holdfast.runtime.snapshots.taker import Taker
-from holdfast.runtime.state import Stateful, Training
+from holdfast.runtime.state import Stateful, Training, put_values
 from holdfast.wire import Message
 
 _log = logging.getLogger("holdfast.runtime")
@@ -282,7 +282,7 @@ class Keeper:
                 training.extra[name] = state
         with torch.no_grad():
             for one, value in zip(self._begin["places"], self.buffers.values(), strict=True):
-                one.copy_(value)
+                put_values(one, value)
         for parameter in training.model.parameters():
             parameter.grad = None
 
