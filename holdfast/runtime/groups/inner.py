@@ -14,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from holdfast.runtime.groups.store import native
@@ -38,10 +37,6 @@ NCCL_ABORT: Final = (2, 28, 9)
 
 class Abandoned(Exception):
     """The flow has ended this generation while something waited in it."""
-
-
-class NotMendable(RuntimeError):
-    """The communication library at hand cannot be abandoned in the middle of an operation."""
 
 
 def nccl_can_abort(version: tuple[int, ...]) -> bool:
@@ -171,11 +166,6 @@ def _build(own: dist.Store, rank: int, size: int, way: Way) -> Inner:
     backends["cpu"] = gloo
     sockets = _ours(own, rank, size, before)
     if "cuda" in way.devices:
-        version = tuple(torch.cuda.nccl.version())
-        if not nccl_can_abort(version):
-            raise NotMendable(
-                f"NCCL {'.'.join(map(str, version))} can hang when it is aborted: managed groups need {'.'.join(map(str, NCCL_ABORT))}"
-            )
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = way.timeout  # noqa: SLF001 (as torch's own new_group does)
         options.config.blocking = 0  # else a communicator in the making cannot be aborted
