@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from holdfast.runtime import buckets, promoted, world
 from holdfast.runtime.groups.assembly import Assembly, Generation, devices, install
@@ -78,5 +79,5 @@ def _assemble(made: Assembly) -> None:
     promoted.hand_to(made.hear)
     if not comes_later:
         made.begin()
-    store = made.reached.shelf("torch") if made.reached is not None else dist.HashStore()
+    store = made.reached.shelf("torch", default_pg_timeout) if made.reached is not None else dist.HashStore()
     dist.init_process_group(BACKEND, store=store, rank=made.generation.rank, world_size=made.generation.world)

@@ -84,6 +84,19 @@ def test_an_error_of_the_users_own_goes_through_untouched(job: Job, whole: Ended
     assert_undisturbed(flow, whole)
 
 
+def test_a_rank_whose_gpu_breaks_in_a_recovery_ends_and_is_replaced_as_well(job: Job, whole: Ended) -> None:
+    """Rank 1 is lost, and when rank 0 is to hand it its state its own device does nothing any more: that is raised, not tried again."""
+    flow = job(chaos=[fault(1, "backward", 7), fault(0, "giving", 7, do="device")])
+    flow.until_dead(1)
+    flow.regroup([1])
+    told = flow.hear("exception", 0)
+    assert (told["type"].rpartition(".")[2], told["peer_lost"]) == ("AcceleratorError", False)
+    flow.until(lambda: flow.workers.ended().get(flow.pids[0]), "the end of rank 0")
+    flow.regroup([0, 1])
+    flow.mended()
+    assert_undisturbed(flow, whole)
+
+
 def test_a_survivor_that_dies_in_the_meeting_is_replaced_as_well(job: Job, whole: Ended) -> None:
     """Rank 2 is killed while it comes into generation 2; generation 3 replaces it and rank 1, who has never been in generation 2."""
     flow = job(chaos=[fault(1, "backward", 7), fault(2, "meeting", 7)])

@@ -91,3 +91,20 @@ def test_an_nccl_that_can_be_given_up_is_managed(job: Job) -> None:
     assert ended.status == [0] * 2, flow.logs()
     assert [one["backend"] for one in ended.told] == ["holdfast"] * 2
     assert joining._can_be_managed()
+
+
+def test_ranks_that_come_late_at_the_start_are_waited_for(job: Job) -> None:
+    """To each other, to a group, to the first operation in it, to a value in the store: however short recoveries' limits are."""
+    flow = job(script="skewed", ranks=3)
+    ended = flow.finish()
+    assert ended.status == [0] * 3, flow.logs()
+    assert [one["ranks"] for one in ended.told] == [3] * 3
+    assert flow.of("exception") == flow.of("broken") == []
+
+
+def test_a_group_that_is_not_complete_in_its_own_time_is_told_as_that(job: Job) -> None:
+    """Half a second, as the script has asked for: an error of its own, by which no group counts as broken."""
+    flow = job("short", script="skewed", ranks=3)
+    told = flow.hear("exception", 0)
+    assert (told["type"], told["peer_lost"]) == ("torch.distributed.DistStoreError", True)  # to whoever looks for the cause it is an echo
+    assert flow.of("broken") == []

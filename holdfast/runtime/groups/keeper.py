@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from holdfast.runtime import rng, tree
+from holdfast.runtime.failure import is_device_error, is_late_peer, is_peer_loss
 from holdfast.runtime.farewell import Farewell
 from holdfast.runtime.groups import tape, transfer
 from holdfast.runtime.groups.assembly import Assembly, Generation
@@ -225,7 +226,7 @@ class Keeper:
             try:
                 torch.cuda.synchronize()
             except RuntimeError as error:
-                if not self.assembly.attempt.lost and not _of_groups(error):
+                if is_device_error(error) or not (self.assembly.attempt.lost or is_peer_loss(error)):
                     raise
 
     def _forward(self) -> set[int]:
@@ -291,7 +292,7 @@ class Keeper:
         attempt = self.assembly.attempt
         if isinstance(error, PeerGone | Abandoned) or (isinstance(error, RuntimeError) and _of_groups(error)):
             attempt.fail(str(error))
-        return attempt.lost
+        return attempt.lost and not is_device_error(error)
 
     @property
     def must_meet(self) -> bool:
@@ -322,7 +323,7 @@ class Keeper:
             except (PeerGone, Abandoned) as error:
                 self._begin_again(error)
             except RuntimeError as error:
-                if not self.assembly.attempt.lost and not _of_groups(error):
+                if is_device_error(error) or not (self.assembly.attempt.lost or _of_groups(error)):
                     raise
                 self._begin_again(error)
 
@@ -643,9 +644,7 @@ def _source(plan: Plan) -> str:
 
 def _of_groups(error: RuntimeError) -> bool:
     """Tell whether *error* only says that ranks could not come together: the flow decides what follows."""
-    from holdfast.runtime.failure import is_peer_loss  # noqa: PLC0415 (only when something went wrong)
-
-    return is_peer_loss(error) or isinstance(error, transfer.Damaged | Spoiled)
+    return is_peer_loss(error) or is_late_peer(error) or isinstance(error, transfer.Damaged | Spoiled)
 
 
 def _holdings(told: dict[int, dict[str, Any]], facts: dict[str, Any], stored: set[Stored]) -> list[Holding]:
