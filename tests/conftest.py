@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from holdfast.leftovers import leftovers, vaults
 from tests.leftovers import memory
+from tests.skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks: what may be skipped)
 from tests.waiting import wait_until
 
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,4 +1,7 @@
-"""Snapshots of a training on a GPU: copied on a stream of their own into pinned memory, beside what training does."""
+"""Snapshots of a training on a GPU: copied on a stream of their own into pinned memory, beside what training does.
+
+What is claimed of a GPU is tried on the processor too: a test that nobody here can run must not grow old unseen.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,12 @@ from holdfast.runtime.trouble import Teller
 from holdfast.vault import labels
 from tests.runtime.trainer import FIRST, Trainer, opened, restore, same
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.parametrize(
+        "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"))]
+    ),
+]
 STEP = FIRST + 2
 
 
@@ -30,22 +38,22 @@ def _closed() -> Iterator[None]:
         opened.pop().close()
 
 
-def test_a_snapshot_of_a_gpu_is_the_step_it_names(tmp_path: Path) -> None:
+def test_a_snapshot_of_a_gpu_is_the_step_it_names(tmp_path: Path, device: str) -> None:
     """Kernels of the next step are under way meanwhile, and the optimizer waits for the copy."""
-    trainer = Trainer(tmp_path, device="cuda")
+    trainer = Trainer(tmp_path, device=device)
     trainer.to(STEP)
     wanted = trainer.state()
     trainer.begin()
     trainer.end()
-    other = Trainer(tmp_path / "none", device="cuda")
+    other = Trainer(tmp_path / "none", device=device)
     assert len(restore(other, tmp_path, STEP)) == 1
     assert same(other.state(), wanted)
     assert not same(trainer.state(), wanted)
 
 
-def test_a_checkpoint_is_written_without_the_gpu(tmp_path: Path) -> None:
+def test_a_checkpoint_is_written_without_the_gpu(tmp_path: Path, device: str) -> None:
     """Out of host memory; it is loaded onto the GPU again."""
-    trainer = Trainer(tmp_path, device="cuda")
+    trainer = Trainer(tmp_path, device=device)
     trainer.to(STEP)
     wanted = trainer.state()
     trainer.begin()
@@ -57,6 +65,6 @@ def test_a_checkpoint_is_written_without_the_gpu(tmp_path: Path) -> None:
     order.write(tmp_path)
     Job(order, tmp_path, Link(None), Pace(None), Teller()).run()
     assert not flush.orders(tmp_path)
-    other = Trainer(tmp_path / "none", device="cuda")
+    other = Trainer(tmp_path / "none", device=device)
     other.training.load(Reader(manifest.folder_of(ours, STEP)), 0)
     assert same(other.state(), wanted)
