@@ -15,6 +15,7 @@ from holdfast import own_gpus
 from holdfast.own_gpus import VISIBLE
 from holdfast.spec import LocalCluster, TrainingJob
 from holdfast.spec.check import checks, short_of_gpus
+from tests.waiting import wait_until
 
 EIGHT = tuple("01234567")
 
@@ -51,7 +52,7 @@ def test_a_process_is_asked_what_it_was_shown() -> None:
     nap = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     child = subprocess.Popen(nap, env={VISIBLE: "2,3"}, stdin=subprocess.PIPE)
     try:
-        assert own_gpus.gpus_of(child.pid) == ("2", "3")
+        wait_until(lambda: own_gpus.gpus_of(child.pid) == ("2", "3"), seconds=10)  # once it has begun
     finally:
         child.communicate()
     assert own_gpus.gpus_of(child.pid) == ()
@@ -82,10 +83,11 @@ def test_no_gpu_is_anybody_elses_too(count: int, nodes: int) -> None:
     assert len({len(one) for one in found if one}) <= 1
 
 
-def job(tmp_path: Path, wanted: int, ranks: int, *, spare: int = 0, **environment: str) -> TrainingJob:
+def job(tmp_path: Path, wanted: int, ranks: int, *, spare: int = 0, visible: str | None = None) -> TrainingJob:
     """Return a job."""
     (tmp_path / "train.py").touch()
     nodes = {"wanted": wanted, "ranks": ranks, "spare": spare}
+    environment = {} if visible is None else {VISIBLE: visible}
     told: dict[str, Any] = {"name": "j", "script": "train.py", "directory": str(tmp_path), "nodes": nodes, "environment": environment}
     return TrainingJob.model_validate(told)
 
@@ -124,15 +126,15 @@ def test_the_advice_is_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (problem,) = checks(job(tmp_path, 4, 4), LocalCluster(nodes=4))
     assert "to 8 rank(s) in all" in problem.cure
     assert checks(job(tmp_path, 4, 2), LocalCluster(nodes=4)) == []
-    assert checks(job(tmp_path, 4, 4, **{VISIBLE: ""}), LocalCluster(nodes=4)) == []
+    assert checks(job(tmp_path, 4, 4, visible=""), LocalCluster(nodes=4)) == []
 
 
 def test_a_job_cannot_give_all_nodes_the_same_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They would share them; a single node may have any."""
     monkeypatch.setenv(VISIBLE, ",".join(EIGHT))
-    (problem,) = checks(job(tmp_path, 2, 2, **{VISIBLE: "0,1"}), LocalCluster(nodes=2))
+    (problem,) = checks(job(tmp_path, 2, 2, visible="0,1"), LocalCluster(nodes=2))
     assert (problem.field, "all local nodes the same GPUs, 0, 1" in problem.reason) == ("environment", True)
-    assert checks(job(tmp_path, 1, 2, **{VISIBLE: "0,1"}), LocalCluster(nodes=2)) == []
+    assert checks(job(tmp_path, 1, 2, visible="0,1"), LocalCluster(nodes=2)) == []
 
 
 def test_a_machine_without_gpus_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def join(device: torch.device) -> bool:
     """Initialise the default group when the environment names several ranks and there is none; say whether it did."""
     if int(os.environ.get("WORLD_SIZE") or 1) <= 1 or not dist.is_available() or dist.is_initialized():
         return False
-    if device.index is not None and device.type == "cuda":
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # object collectives over NCCL go through the current device
     _await_store()
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")

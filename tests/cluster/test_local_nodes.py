@@ -108,11 +108,10 @@ def test_each_node_shows_its_workers_its_own_gpus(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv(VISIBLE, "4,5,6,7")
     nodes = LocalNodes("here", tmp_path, 2)
     try:
-        found = []
-        for node in nodes.names():
+        for node, shown in (("node-0", ("4", "5")), ("node-1", ("6", "7"))):
             nodes.start_agent(node)
-            found.append(own_gpus.gpus_of(run_worker(nodes, node)))
-        assert found == [("4", "5"), ("6", "7")]
+            worker = run_worker(nodes, node)
+            wait_until(lambda worker=worker, shown=shown: own_gpus.gpus_of(worker) == shown, seconds=SECONDS)  # type: ignore[misc]
         nodes.fence("node-0")
         with pytest.raises(NodeLost, match="GPU 6, 7 is held by node-1"):
             LocalNodes("here", tmp_path, 1).start_agent("node-0")

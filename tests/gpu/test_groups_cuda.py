@@ -98,7 +98,7 @@ def test_state_arrives_as_it_was_sent(tmp_path: Path, device: str) -> None:
 
 @on_both
 @pytest.mark.parametrize("settings", [{"fused": True}, {"capturable": True}, {"foreach": True}], ids=str)
-def test_an_optimizer_that_counts_on_its_device_goes_on_there(device: str, settings: dict[str, bool]) -> None:
+def test_an_optimizer_that_counts_on_its_device_goes_on_there(device: str, settings: dict[str, Any]) -> None:
     """Its state is handed over to a process that has just been started; both take the same step after that."""
     if device == "cpu":
         settings = {name: value for name, value in settings.items() if name != "capturable"}  # torch has that on GPUs alone
