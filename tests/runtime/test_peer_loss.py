@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 from holdfast.runtime.failure import LONGEST_MESSAGE, LONGEST_TRACEBACK, describe, is_device_error, is_late_peer, is_peer_loss
 from holdfast.runtime.groups.attempt import Attempt
 from holdfast.runtime.groups.inner import Inner
+from holdfast.runtime.groups.keeper import Keeper
 from holdfast.runtime.groups.managed import ManagedGroup
 from tests.runtime.ranks import Ranks
 
@@ -135,6 +138,38 @@ def test_an_error_of_the_gpu_is_raised_even_when_somebody_is_lost(error: Runtime
 def test_what_only_names_cuda_is_no_error_of_the_gpu(words: str) -> None:
     """Memory that was asked for in vain can be asked for again; NCCL's errors have a judgement of their own."""
     assert not is_device_error(RuntimeError(words))
+
+
+@pytest.mark.parametrize(
+    ("error", "somebody_is_lost", "raises"),
+    [
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), True, True),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), True, True),
+        (DistBackendError("NCCL communicator was aborted on rank 1"), False, False),
+        (RuntimeError("an operation on the device that was given up"), True, False),
+        (RuntimeError("an operation on the device that was given up"), False, True),
+    ],
+    ids=str,
+)
+def test_what_a_step_left_on_the_gpu_is_judged_before_the_vote(
+    monkeypatch: pytest.MonkeyPatch,
+    error: RuntimeError,
+    somebody_is_lost: bool,  # noqa: FBT001 (a table)
+    raises: bool,  # noqa: FBT001 (a table)
+) -> None:
+    """There is no GPU here to wait for: its answer is scripted."""
+    keeper = object.__new__(Keeper)
+    on_a_gpu: Any = SimpleNamespace(parameters=lambda: [SimpleNamespace(is_cuda=True)])
+    keeper.training, keeper.assembly = SimpleNamespace(model=on_a_gpu), SimpleNamespace(attempt=Attempt(lost=somebody_is_lost))  # type: ignore[assignment]
+
+    def synchronize() -> None:
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(type(error)) if raises else nullcontext():
+        keeper._await_device()
+    if raises and somebody_is_lost:
+        assert not keeper.lost_peer(error)  # nor is it swallowed where all save together
 
 
 def _group() -> tuple[ManagedGroup, Inner]:
