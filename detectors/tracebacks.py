@@ -36,6 +36,7 @@ NCCL_LOST: Final = re.compile(
     r"|caught collective operation timeout|communicator was aborted|Some NCCL operations have failed or timed out",
 )
 OUR_LOST: Final = "holdfast.runtime.groups.council.PeerGone"
+DEVICE_BROKEN: Final = re.compile(r"\b(?:CUDA|HIP) error\b")
 OWN_SOCKET: Final = re.compile(r"failed to (?:listen|bind)|EADDRINUSE|EACCES|EADDRNOTAVAIL")
 _TERMINATED: Final = re.compile(
     r"terminate called after throwing an instance of '(?P<type>(?:c10|gloo)::[^'\n]*)'\s+what\(\): *(?P<message>.*)"
@@ -59,7 +60,8 @@ def raised_in(output: str) -> Raised | None:
         message="\n".join(words),
         traceback="\n".join(_RANK.sub("", line) for line in raw[_first_line(lines, begin) : end + len(words)]),
         errno=next(iter(numbers), None),
-        peer_lost=any(tells_of_lost_peer(one, "\n".join(said)) for one, said in chain),
+        peer_lost=any(tells_of_lost_peer(one, "\n".join(said)) for one, said in chain)
+        and not any(_tells_of_the_device(one, said[0]) for one, said in chain),
     )
 
 
@@ -73,6 +75,12 @@ def tells_of_lost_peer(name: str, message: str) -> bool:
     if kind not in ("RuntimeError", "DistBackendError", "DistError"):
         return False  # a ConnectionResetError of the user's own download is no peer
     return _lost(message)
+
+
+def _tells_of_the_device(name: str, message: str) -> bool:
+    """Tell whether a printed exception is one of the process's own GPU: then it is no echo, whoever else was lost."""
+    kind = name.rpartition(".")[2]
+    return kind == "AcceleratorError" or (kind.endswith("Error") and bool(DEVICE_BROKEN.search(message)))
 
 
 def aborted_for_lost_peer(output: str) -> bool:

@@ -23,6 +23,7 @@ from holdfast.cli.watching import Watch, counted_taps
 from holdfast.cluster.local import LocalNodes
 from holdfast.errors import HoldfastError, NotWritable, OperatorError
 from holdfast.history import History, Job, models, queries
+from holdfast.own_gpus import VISIBLE
 from holdfast.places import home
 from holdfast.prefect_server import TemporaryServer, is_configured
 from holdfast.report import memory, wording, write_report
@@ -111,6 +112,7 @@ def _job(name: str, stage: Path) -> TrainingJob:
             "directory": str(stage),
             "nodes": {"wanted": 2, "spare": 1, "ranks": 2, "standbys": 2},
             "checkpoint": {"every": 5},
+            "environment": {VISIBLE: ""},  # it trains on the processor, so that it needs no GPU for each of its nodes
         }
     )
 

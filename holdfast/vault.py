@@ -35,6 +35,8 @@ from operator import mul
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
+from holdfast.layout import contiguous, is_dense
+
 FORMAT: Final = 2
 """Raised to 2 when checksums became position-dependent; it is part of the magic, so that an older snapshot is refused by name."""
 PAGE: Final = 4096
@@ -112,6 +114,13 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     size: int
+    strides: tuple[int, ...] = ()
+    """How its elements lie in memory, and so in the file; empty: one after the other, the last dimension's first."""
+
+    @property
+    def laid_out(self) -> tuple[int, ...]:
+        """Return its strides, those of a contiguous tensor too."""
+        return self.strides or contiguous(self.shape)
 
 
 GRAIN: Final = 16
@@ -487,13 +496,15 @@ def parse_tail(tail: bytes, label: Label) -> tuple[tuple[int, ...], list[Entry],
 _DTYPE: Final = re.compile(r"(bool|u?int\d+|b?float\d+\w*|complex\d+|q?u?int\d+(x\d+)?|bits\w+)")
 
 
-def _entry(key: object, shape: Sequence[object], dtype: object, size: object) -> Entry:
+def _entry(key: object, shape: Sequence[object], dtype: object, size: object, strides: Sequence[object] = ()) -> Entry:
     """Return a tensor's entry; raise ``ValueError`` or ``TypeError`` for what is none."""
     if not isinstance(key, str) or not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype):
         raise ValueError("neither a key nor a type")
-    whole = Entry(key, tuple(_count(one) for one in shape), dtype, _count(size))
+    whole = Entry(key, tuple(_count(one) for one in shape), dtype, _count(size), tuple(_count(one) for one in strides))
     if math.prod(whole.shape) > 8 * whole.size:  # no type has elements of less than a bit; whoever believes it takes that much memory
         raise ValueError("more elements than bits")
+    if whole.strides and not is_dense(whole.shape, whole.strides):
+        raise ValueError("strides that do not fill the tensor's memory")
     return whole
 
 

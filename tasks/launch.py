@@ -11,6 +11,7 @@ from holdfast.control.run import Run
 from holdfast.control.verdict import make_ready
 from holdfast.errors import NodeTrouble, NotEnoughNodes, OperatorError, WorldError
 from holdfast.report.wording import plural, some
+from holdfast.spec.check import gpu_problems, short_of_gpus
 from policies.placement import place
 from policies.states import Event
 from tasks import titles
@@ -90,7 +91,7 @@ def gather(run: Run) -> tuple[str, ...]:
     order = run.fleet.source.names()
     alive = set(run.fleet.alive())
     ready = run.preflight.by_worth(run.wards.usable(node for node in order if node in alive))
-    missing_for = [*refused, *run.wards.left_out(), *reasons(run.fleet.of_no_use)]
+    missing_for = [*refused, *run.wards.left_out(), *without_gpus(run), *reasons(run.fleet.of_no_use)]
     if len(ready) < nodes.wanted:
         raise NotEnoughNodes(nodes.wanted, len(ready), run.cluster.name, "; ".join(missing_for))
     for words in run.wards.news(order):
@@ -104,6 +105,13 @@ def gather(run: Run) -> tuple[str, ...]:
         run.remark(f"{short} of {nodes.spare} spare node(s) could not be had" + (f": {'; '.join(missing_for)}" if missing_for else ""))
     run.traffic.begin(ready)
     return tuple(ready[: nodes.wanted])
+
+
+def without_gpus(run: Run) -> list[str]:
+    """Say which local nodes have too few GPUs of their own, and what to do when that leaves the job too few nodes."""
+    short = short_of_gpus(run.spec, run.cluster)
+    words = [f"{some(sorted(short))} with fewer GPUs of its own than {run.spec.nodes.ranks} rank(s)"] if short else []
+    return words + [one.cure for one in gpu_problems(run.spec, run.cluster)]
 
 
 def reasons(nodes: Mapping[str, str]) -> Iterator[str]:

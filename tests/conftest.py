@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from holdfast import own_gpus
 from holdfast.leftovers import leftovers, vaults
 from tests.leftovers import memory
+from tests.skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks: what may be skipped)
 from tests.waiting import wait_until
 
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -75,6 +77,13 @@ def _no_terminal_around() -> Iterator[None]:
         for name in ("COLUMNS", "LINES"):
             patch.delenv(name, raising=False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_gpus_to_share_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show GPUs to nothing but the tests that are for them: jobs of many local nodes are refused where there are few."""
+    if own_gpus.gpus_here() and request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setenv(own_gpus.VISIBLE, "")
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ LEAVES = (
     "holdfast.callers",
     "holdfast.errors",
     "holdfast.flush",
+    "holdfast.layout",
     "holdfast.log",
     "holdfast.places",
     "holdfast.ports",
@@ -59,7 +60,7 @@ ARROWS = (
         of="holdfast.runtime",
         ours=(
             "holdfast.runtime",
-            *(f"holdfast.{leaf}" for leaf in ("callers", "flush", "process", "replicated", "vault", "vault_client", "wire")),
+            *(f"holdfast.{leaf}" for leaf in ("callers", "flush", "layout", "process", "replicated", "vault", "vault_client", "wire")),
         ),
         theirs=("torch",),
     ),

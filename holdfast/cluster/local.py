@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from holdfast import vault
+from holdfast import own_gpus, vault
 from holdfast.agent import log_files, refused
 from holdfast.agent.epochs import FencingToken
 from holdfast.agent.place import NodePlace, NotStarted
@@ -109,12 +109,30 @@ class LocalNodes:
 
     def place(self, node: str) -> NodePlace:
         """Return the folder that is *node*, with all that can be done there."""
-        return NodePlace(self.folder(node), node, self.name, _environment())
+        gpus = self._gpus(node)
+        visible = {} if gpus is None else {own_gpus.VISIBLE: ",".join(gpus)}
+        return NodePlace(self.folder(node), node, self.name, {**_environment(), **visible})
+
+    def _gpus(self, node: str) -> tuple[str, ...] | None:
+        """Return the GPUs that are *node*'s own; None where this machine has none."""
+        gpus = own_gpus.gpus_here()
+        return own_gpus.shares(gpus, self.count)[self.names().index(node)] if gpus else None
+
+    def _held_by_others(self, node: str) -> str:
+        """Say which of the GPUs of *node* another node holds: its agent was started when the cluster had another number of nodes."""
+        mine = set(self._gpus(node) or ())
+        for other in sorted(self.root.glob("node-*")) if mine else ():
+            seen = NodePlace(other, other.name, self.name).seen()
+            if other.name != node and seen is not None and (theirs := mine.intersection(own_gpus.gpus_of(seen.pid))):
+                return f"GPU {', '.join(sorted(theirs))} is held by {other.name}, started when the cluster had another number of nodes"
+        return ""
 
     def start_agent(self, node: str, confirm: Confirm | None = None) -> None:
         """Start an agent that outlives this process, and wait until it listens; raise `NodeLost` when that cannot be."""
         if not self.answers(node):
             raise NodeLost(node, "it is switched off")
+        if held := self._held_by_others(node):
+            raise NodeLost(node, held)
         try:
             _in_time(node, "start", self.place(node).start_agent, confirm)
         except NotStarted as error:

@@ -54,6 +54,7 @@ from holdfast.log import note
 from holdfast.places import job_directory
 from holdfast.report import wording
 from holdfast.spec import Cluster, TrainingJob
+from holdfast.spec.check import short_of_gpus
 from holdfast.wire import Message
 from policies.case import IN_PROCESS, Copies, Decision, Recovery, Rung, Standby
 from policies.holds import Owner
@@ -507,7 +508,8 @@ class Run:
     def free(self) -> list[str]:
         """Return the nodes of the cluster that nobody holds and that jobs may be given, in the cluster's order."""
         fit = set(self.cluster.labelled(self.spec.nodes.labels)) if self.spec.nodes.labels else None
-        return self.wards.usable(node for node in self.fleet.free() if fit is None or node in fit)
+        few = short_of_gpus(self.spec, self.cluster)
+        return self.wards.usable(node for node in self.fleet.free() if (fit is None or node in fit) and node not in few)
 
     def vacant(self) -> frozenset[int]:
         """Return the ranks that the job goes on without."""

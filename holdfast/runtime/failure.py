@@ -32,19 +32,46 @@ _NCCL_LOST: Final = re.compile(
 _OWN_SOCKET: Final = re.compile(r"failed to (?:listen|bind)|EADDRINUSE|EACCES|EADDRNOTAVAIL")
 
 
+_STORE_LATE: Final = re.compile(r"(?i)\btimed?[ -]?out\b")
+"""What a store says when nobody has left what it was asked for: another rank is late, which is not lost."""
+_DEVICE_BROKEN: Final = re.compile(r"\b(?:CUDA|HIP) error\b")
+"""What torch says of an error of the device: it sticks, so that every later call in this process fails."""
+
+
 def is_peer_loss(error: BaseException) -> bool:
     """Say whether *error*, or what caused it, only tells that another rank (or the store) is gone."""
-    return any(_tells_of_a_peer(link) for link in _chain(error))
+    return any(_tells_of_a_peer(link) for link in _chain(error)) and not is_device_error(error)
+
+
+def is_late_peer(error: BaseException) -> bool:
+    """Say whether *error*, or what caused it, only tells that another rank did not come in time: it may still load or compile."""
+    return any(_tells_of_lateness(link) for link in _chain(error)) and not is_device_error(error)
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Say whether *error*, or what caused it, is one of this process's GPU, which is of no more use to it, whoever else was lost."""
+    return any(_tells_of_the_device(link) for link in _chain(error))
+
+
+def _torch_names(error: BaseException) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("torch")}
+
+
+def _tells_of_the_device(error: BaseException) -> bool:
+    return "AcceleratorError" in _torch_names(error) or (isinstance(error, RuntimeError) and bool(_DEVICE_BROKEN.search(str(error))))
+
+
+def _tells_of_lateness(error: BaseException) -> bool:
+    return "DistStoreError" in _torch_names(error) and bool(_STORE_LATE.search(str(error)))
 
 
 def _tells_of_a_peer(error: BaseException) -> bool:
     """Judge one exception by its class and by the words that torch 2.13, gloo and NCCL really use."""
     if f"{type(error).__module__}.{type(error).__name__}" == _OURS:
         return True
-    names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("torch")}
     words = str(error)
-    if names & {"DistNetworkError", "DistStoreError"}:
-        return not _OWN_SOCKET.search(words)
+    if _torch_names(error) & {"DistNetworkError", "DistStoreError"}:
+        return not _OWN_SOCKET.search(words) and not _tells_of_lateness(error)
     if not isinstance(error, RuntimeError):
         return False  # a ConnectionResetError of the user's own download is no peer
     if words == _GLOO_TIMEOUT:
@@ -75,14 +102,14 @@ def describe(error: BaseException, step: int | None = None) -> dict[str, Any]:
         "traceback": _shortened(_traceback(error), LONGEST_TRACEBACK),
         "step": step,
         "errno": next((link.errno for link in _chain(error) if isinstance(link, OSError)), None),
-        "peer_lost": _safely_peer_loss(error),
+        "peer_lost": _is_echo(error),
     }
 
 
-def _safely_peer_loss(error: BaseException) -> bool:
-    """Answer `is_peer_loss`, or no for an exception that cannot be read."""
+def _is_echo(error: BaseException) -> bool:
+    """Say whether *error* tells of others alone, lost or late; no for an exception that cannot be read."""
     try:
-        return is_peer_loss(error)
+        return is_peer_loss(error) or is_late_peer(error)
     except Exception:  # noqa: BLE001 (a user's __str__ may raise anything, and the report must leave)
         return False
 

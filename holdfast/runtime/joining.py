@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from holdfast.runtime import buckets, promoted, world
 from holdfast.runtime.groups.assembly import Assembly, Generation, devices, install
+from holdfast.runtime.groups.inner import NCCL_ABORT, nccl_can_abort
 from holdfast.runtime.groups.managed import BACKEND
 from holdfast.runtime.groups.sandbox import Sandbox
 from holdfast.runtime.link import link
 from holdfast.runtime.parking import Roles
 from holdfast.runtime.standing import answering
 
+_log: Final = logging.getLogger("holdfast.runtime")
+
 
 def join() -> None:
     """Join the other ranks, in groups that live through the loss of a rank.
 
     Every group that is made after this call, by whatever code, can be mended: DDP's, FSDP2's, those of a `DeviceMesh`. Without an
-    agent of Holdfast (a run under ``torchrun``), the groups are torch's own; with one rank there are none.
+    agent of Holdfast (a run under ``torchrun``), and with an NCCL that may hang when it is aborted, the groups are torch's own; with one
+    rank there are none.
     """
     if dist.is_initialized():
         raise RuntimeError("holdfast.join() comes in place of torch.distributed.init_process_group(), and that has been called already")
@@ -30,12 +37,33 @@ def join() -> None:
     if environment.get("HOLDFAST_STANDBY"):
         Roles(environment).leave_first()
     token = environment.get("HOLDFAST_TOKEN", "")
-    if not link().attached or not token:
-        world.join(torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu"))
+    device = world.device_of(environment, torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    if not link().attached or not token or not _can_be_managed():
+        world.join(device)
         return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(environment.get("LOCAL_RANK") or 0))
+    if device.index is not None:
+        torch.cuda.set_device(device)
     _assemble(Assembly(Generation.from_env(environment), token, int(environment.get("LOCAL_WORLD_SIZE") or 1), devices()))
+
+
+def _can_be_managed() -> bool:
+    """Tell whether groups here can be given up in the middle of an operation; say on rank 0 why not."""
+    version = _nccl()
+    if version is None or nccl_can_abort(version):
+        return True
+    if os.environ.get("RANK") == "0":
+        _log.warning(
+            "NCCL %s can hang when it is aborted: the groups are torch's own, and after a fault all ranks start again. "
+            "Managed groups need NCCL %s (the PyTorch that Holdfast is installed with brings it)",
+            ".".join(map(str, version)),
+            ".".join(map(str, NCCL_ABORT)),
+        )
+    return False
+
+
+def _nccl() -> tuple[int, ...] | None:
+    """Return the version of NCCL that groups would use; none without a GPU."""
+    return tuple(torch.cuda.nccl.version()) if torch.cuda.is_available() else None
 
 
 def _assemble(made: Assembly) -> None:
@@ -51,5 +79,5 @@ def _assemble(made: Assembly) -> None:
     promoted.hand_to(made.hear)
     if not comes_later:
         made.begin()
-    store = made.reached.shelf("torch") if made.reached is not None else dist.HashStore()
+    store = made.reached.shelf("torch", default_pg_timeout) if made.reached is not None else dist.HashStore()
     dist.init_process_group(BACKEND, store=store, rank=made.generation.rank, world_size=made.generation.world)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holdfast.runtime import tree
-from holdfast.runtime.groups.transfer import local_of
+from holdfast.runtime.groups.transfer import fills_its_memory, local_of
 from holdfast.runtime.state import Training, state_of
 
 
@@ -25,7 +25,7 @@ class Outline:
         self.tensors: dict[str, Tensor] = {}
         """Parameters and the optimizer's state, those without dimensions too."""
         self._rest: dict[str, Tensor] = {}
-        """Tensors that are copied whole at the beginning of a step: buffers, and what lies in memory in pieces."""
+        """Tensors that are copied whole at the beginning of a step: buffers, and what lies in memory with gaps or overlaps."""
         model = training.model.state_dict()
         buffers = {name for name, _ in training.model.named_buffers()}
         own = {name: value for name, value in [*model.items(), *training.model.named_buffers()] if isinstance(value, Tensor)}
@@ -88,8 +88,7 @@ class Outline:
 
 
 def _whole(tensor: Tensor) -> bool:
-    one = local_of(tensor)
-    return one.is_contiguous() and one.numel() > 0
+    return local_of(tensor).numel() > 0 and fills_its_memory(tensor)
 
 
 def shard_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

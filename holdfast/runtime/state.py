@@ -28,6 +28,8 @@ from holdfast.runtime.storage import Reader
 
 SAMPLE: Final = 4096
 """Elements of each parameter that tell copies of one state from others."""
+ON_DEVICE: Final = "holdfast:on_device"
+"""Beside an optimizer's state: its tensors without dimensions that belong on the device of their parameter."""
 _WRAPPERS: Final = ("DistributedDataParallel", "DataParallel")
 
 
@@ -94,7 +96,7 @@ class Training:
         model = self.model.state_dict()
         whole = {
             "model": {name: None if isinstance(value, Tensor) else value for name, value in model.items()},
-            "optimizers": tree.pack([self.named(one) for one in self.optimizers], "optimizer", tensors),
+            "optimizers": tree.pack([_with_scalars_on_host(self.named(one)) for one in self.optimizers], "optimizer", tensors),
             "schedulers": tree.pack([one.state_dict() for one in self.schedulers], "scheduler", tensors),
             "extra": tree.pack({name: state_of(one) for name, one in self.extra.items()}, "extra", tensors),
         }
@@ -111,7 +113,7 @@ class Training:
             for name, present in [*self.model.state_dict().items(), *self.model.named_buffers()]:
                 key = f"model.{name}"
                 if isinstance(present, Tensor) and key in found and not _same_memory(present, found[key]):
-                    present.copy_(found[key])
+                    put_values(present, found[key])
         values = {name: value for name, value in told["model"].items() if value is not None}
         if values:
             self.model.load_state_dict(values, strict=False)
@@ -126,12 +128,14 @@ class Training:
         """Make *state* the state of *optimizer* without the copies that ``load_state_dict`` makes of every tensor."""
         names, parameters = self._names(optimizer), _parameters(optimizer)
         _same_names("the optimizer", names, dict.fromkeys(name for group in state["param_groups"] for name in group["params"]))
+        away = state.get(ON_DEVICE, {})
         for name, parameter in zip(names, parameters, strict=True):
             optimizer.state.pop(parameter, None)
             if name in state["state"]:
-                optimizer.state[parameter] = {key: _sharded_as(parameter, value) for key, value in state["state"][name].items()}
+                held = {key: _sharded_as(parameter, value) for key, value in state["state"][name].items()}
+                optimizer.state[parameter] = held | {key: held[key].to(parameter.device) for key in away.get(name, ())}
         for present, given in zip(optimizer.param_groups, state["param_groups"], strict=True):
-            present.update({key: value for key, value in given.items() if key != "params"})
+            present.update({key: _where(present.get(key), value) for key, value in given.items() if key != "params"})
 
     def sample(self) -> str:
         """Return a digest of names, shapes and some values of the model: ranks that hold copies of each other have the same."""
@@ -251,6 +255,9 @@ class Training:
             _same_names("the optimizer", numbers, dict.fromkeys(stored))
             groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]]
             numbered = {numbers[name]: value for name, value in state["state"].items()}
+            if len(groups) == len(optimizer.param_groups):  # else it says so itself
+                together = zip(optimizer.param_groups, groups, strict=True)
+                groups = [{key: _where(present.get(key), value) for key, value in group.items()} for present, group in together]
             optimizer.load_state_dict({**state, "state": numbered, "param_groups": groups})
             _keep_types(optimizer, numbered)
 
@@ -301,6 +308,32 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def on_device(state: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return which tensors without dimensions of an optimizer's *state* (by parameter) are not in host memory.
+
+    Fused and capturable optimizers count their steps on the device, and read the count there in a kernel; others count on the host.
+    """
+    found = {
+        name: [key for key, value in held.items() if isinstance(value, Tensor) and value.dim() == 0 and value.device.type != "cpu"]
+        for name, held in state.items()
+    }
+    return {name: keys for name, keys in found.items() if keys}
+
+
+def _with_scalars_on_host(named: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state (see `Training.named`) with its tensors without dimensions in host memory, and which were not."""
+    away = on_device(named["state"])
+    if not away:
+        return named
+    brought = {name: {**named["state"][name], **{key: named["state"][name][key].cpu() for key in keys}} for name, keys in away.items()}
+    return {**named, "state": {**named["state"], **brought}, ON_DEVICE: away}
+
+
+def _where(present: object, value: Any) -> Any:  # noqa: ANN401 (an optimizer's setting is anything)
+    """Return a setting that was read for an optimizer where the *present* one is: a learning rate that is a tensor stays on its device."""
+    return value.to(present.device) if isinstance(value, Tensor) and isinstance(present, Tensor) else value
+
+
 def _keep_types(optimizer: Optimizer, states: Mapping[int, Mapping[str, Any]]) -> None:
     """Undo the cast to the parameter's type that ``load_state_dict`` does: float32 moments of bfloat16 weights stay what they were."""
     parameters = _parameters(optimizer)
@@ -324,6 +357,15 @@ def _sharded_as(parameter: Tensor, value: Any) -> Any:  # noqa: ANN401 (an optim
         return value
     whole = {"shape": shard.shape, "stride": shard.stride()}
     return type(shard).from_local(value, shard.device_mesh, shard.placements, run_check=False, **whole)
+
+
+def put_values(into: Tensor, values: Tensor) -> None:
+    """Copy *values* into *into*; also where elements of it share memory (an expanded buffer), which torch's own copy refuses."""
+    if not hasattr(into, "device_mesh"):
+        for dimension, (size, stride) in enumerate(zip(into.shape, into.stride(), strict=True)):
+            if size > 1 and stride == 0:
+                into, values = into.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
+    into.copy_(values)
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -104,11 +105,30 @@ def _council() -> Council | None:
     return None if present is None else present.council
 
 
+def device_of(environment: Mapping[str, str], gpus: int) -> torch.device:
+    """Return the device of the rank in *environment*, on a machine of whose GPUs it sees so many: that of its place on the node.
+
+    A launcher that shows each process one GPU gives them all the same number. Where the environment names no place it is whatever the
+    script has chosen. Raise ``RuntimeError`` when there are more ranks than GPUs: two would share one.
+    """
+    place = environment.get("LOCAL_RANK") or ""
+    if not gpus or not place:
+        return torch.device("cuda" if gpus else "cpu")
+    if gpus == 1:
+        return torch.device("cuda", 0)
+    if int(place) >= gpus:
+        raise RuntimeError(
+            f"LOCAL_RANK is {place}, and this process sees {gpus} GPUs: start at most {gpus} ranks on this node, or show it more "
+            "(CUDA_VISIBLE_DEVICES)"
+        )
+    return torch.device("cuda", int(place))
+
+
 def join(device: torch.device) -> bool:
     """Initialise the default group when the environment names several ranks and there is none; say whether it did."""
     if int(os.environ.get("WORLD_SIZE") or 1) <= 1 or not dist.is_available() or dist.is_initialized():
         return False
-    if device.type == "cuda":
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # object collectives over NCCL go through the current device
     _await_store()
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")

@@ -8,8 +8,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from holdfast import own_gpus
 from holdfast.errors import Problem
-from holdfast.spec.cluster import Cluster
+from holdfast.spec.cluster import Cluster, LocalCluster
 from holdfast.spec.job import TrainingJob, is_policy_file
 from holdfast.spec.slurm import SlurmCluster
 
@@ -97,11 +98,40 @@ def _room(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
         labels = ", ".join(f"{name}: {value}" for name, value in job.nodes.labels.items())
         reason = f"the job wants {wanted}{spares}, but cluster '{cluster.name}' has {len(fit)} node(s){f' with {labels}' if labels else ''}"
         yield Problem(field="nodes.wanted", reason=reason, cure="Lower `nodes.wanted` or `nodes.spare`, or give the cluster more nodes")
+    else:
+        yield from gpu_problems(job, cluster)
     few = {name: count for name, count in cluster.gpus_of.items() if name in fit and 0 < count < job.nodes.ranks}
     for name, count in list(few.items())[:1]:
         others = f", and {len(few) - 1} other node(s) have too few" if len(few) > 1 else ""
         reason = f"each node is to have {job.nodes.ranks} ranks, but {name} has {count} GPU(s){others}"
         yield Problem(field="nodes.ranks", reason=reason, cure="Lower it to the GPUs of a node, or choose nodes by `nodes.labels`")
+
+
+def short_of_gpus(job: TrainingJob, cluster: Cluster) -> frozenset[str]:
+    """Return the nodes of a local cluster that have fewer GPUs of their own than *job* has ranks on a node."""
+    if not isinstance(cluster, LocalCluster):
+        return frozenset()
+    few = own_gpus.too_few(own_gpus.gpus_here(), cluster.nodes, job.nodes.ranks, job.environment)
+    return frozenset(cluster.names[place] for place in few)
+
+
+def gpu_problems(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
+    """Say whether local nodes have too few GPUs of their own: two ranks on one GPU end in words that nobody understands."""
+    if not isinstance(cluster, LocalCluster):
+        return
+    said = own_gpus.gpus_here({own_gpus.VISIBLE: job.environment.get(own_gpus.VISIBLE, "")})
+    if said and own_gpus.gpus_here() and job.nodes.wanted + job.nodes.spare > 1:
+        reason = f"{own_gpus.VISIBLE} would show all local nodes the same GPUs, {', '.join(said)}, and no two may share one"
+        cure = f"Remove it; to leave some GPUs out start Holdfast with {own_gpus.VISIBLE}: it shares out those"
+        yield Problem(field="environment", reason=reason, cure=cure)
+    gpus, wanted = own_gpus.gpus_here(), job.nodes.wanted + job.nodes.spare
+    if cluster.nodes - len(short_of_gpus(job, cluster)) < wanted:
+        each = len(own_gpus.shares(gpus, cluster.nodes)[0])
+        reason = (
+            f"local nodes share no GPU: {min(len(gpus), cluster.nodes)} of {cluster.nodes} node(s) have {each} of the {len(gpus)} here, "
+            f"and the job wants {wanted} node(s), spares included, with a GPU for each of {job.nodes.ranks} rank(s)"
+        )
+        yield Problem(field="nodes.ranks", reason=reason, cure=own_gpus.advice(gpus, wanted, job.nodes.ranks))
 
 
 def _lent(job: TrainingJob, cluster: SlurmCluster) -> Iterator[Problem]:

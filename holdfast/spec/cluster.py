@@ -65,7 +65,12 @@ class LocalCluster(Part):
 
     kind: Literal["local"] = Field(default="local", description="Where the nodes come from; `local`: this machine.")
     name: Annotated[str, Field(pattern=NAME)] = Field(default="local", description="Name of the cluster: small letters, digits and dashes.")
-    nodes: StrictInt = Field(default=4, ge=1, le=MOST_LOCAL_NODES, description="Nodes in the cluster.")
+    nodes: StrictInt = Field(
+        default=4,
+        ge=1,
+        le=MOST_LOCAL_NODES,
+        description="Nodes in the cluster. Each sees its own part of this machine's GPUs (`CUDA_VISIBLE_DEVICES`), no two share one.",
+    )
     directory: FilledText | None = Field(
         default=None, description="Folder that holds the nodes; empty: `clusters/NAME` in the folder that Holdfast keeps."
     )

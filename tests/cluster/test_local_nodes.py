@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import own_gpus
 from holdfast.cluster import NodeView, open_cluster
 from holdfast.cluster.local import LocalNodes
 from holdfast.control.channel import AgentChannel
 from holdfast.control.inbox import Inbox
 from holdfast.errors import NodeLost
+from holdfast.own_gpus import VISIBLE
 from holdfast.process import NODE_MARK, is_alive, mark_of, marked
 from holdfast.slurm.commands import environment
 from holdfast.spec import LocalCluster
@@ -112,6 +114,29 @@ def test_eight_agents_come_up_at_once(tmp_path: Path) -> None:
     finally:
         with ThreadPoolExecutor(8) as hands:
             list(hands.map(nodes.fence, nodes.names()))
+
+
+def test_each_node_shows_its_workers_its_own_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a real worker finds in its environment; who would be given one that another node holds is not started."""
+    monkeypatch.setenv(VISIBLE, "4,5,6,7")
+    nodes = LocalNodes("here", tmp_path, 2)
+    try:
+        for node, shown in (("node-0", ("4", "5")), ("node-1", ("6", "7"))):
+            nodes.start_agent(node)
+            worker = run_worker(nodes, node)
+            wait_until(lambda worker=worker, shown=shown: own_gpus.gpus_of(worker) == shown, seconds=SECONDS)  # type: ignore[misc]
+        nodes.fence("node-0")
+        with pytest.raises(NodeLost, match="GPU 6, 7 is held by node-1"):
+            LocalNodes("here", tmp_path, 1).start_agent("node-0")
+    finally:
+        clear(nodes)
+
+
+def test_a_machine_without_gpus_shows_its_workers_what_it_did(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable is left alone."""
+    monkeypatch.delenv(VISIBLE, raising=False)
+    monkeypatch.setattr(own_gpus, "gpus_here", lambda *_: ())
+    assert VISIBLE not in nodes.place("node-0").environment
 
 
 def test_two_that_want_the_same_node_do_not_both_get_it(nodes: LocalNodes) -> None:

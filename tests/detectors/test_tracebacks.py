@@ -230,12 +230,17 @@ def test_what_was_printed_is_judged_as_the_runtime_judges_what_was_raised(name: 
     base = OSError if name.endswith(("ResetError", "PipeError")) else ValueError if name == "ValueError" else RuntimeError
     module, _, plain = name.rpartition(".")
     error = type(plain, (base,), {"__module__": module or "builtins"})(message)
-    assert failure.is_peer_loss(error) is tells_of_lost_peer(name, message)
+    assert failure.describe(error)["peer_lost"] is tells_of_lost_peer(name, message)
 
 
 def test_the_words_of_a_lost_peer_are_those_of_the_runtime() -> None:
     """The detectors may not import the runtime; the patterns must agree."""
-    pairs = ((tracebacks.GLOO_LOST, "_GLOO_LOST"), (tracebacks.NCCL_LOST, "_NCCL_LOST"), (tracebacks.OWN_SOCKET, "_OWN_SOCKET"))
+    pairs = (
+        (tracebacks.GLOO_LOST, "_GLOO_LOST"),
+        (tracebacks.NCCL_LOST, "_NCCL_LOST"),
+        (tracebacks.OWN_SOCKET, "_OWN_SOCKET"),
+        (tracebacks.DEVICE_BROKEN, "_DEVICE_BROKEN"),
+    )
     for ours, theirs in pairs:
         assert ours.pattern == getattr(failure, theirs).pattern
     assert tracebacks.OUR_LOST == failure._OURS == f"{PeerGone.__module__}.{PeerGone.__name__}"
@@ -249,6 +254,18 @@ def test_an_error_that_was_raised_from_a_lost_peer_is_one() -> None:
     wrapped = cause + "\nThe above exception was the direct cause of the following exception:\n\n" + PLAIN
     assert read(wrapped).type == "ValueError"
     assert read(wrapped).peer_lost
+
+
+@pytest.mark.parametrize(
+    "device", ["torch.AcceleratorError: CUDA error: an illegal memory access", "RuntimeError: CUDA error: device-side assert"]
+)
+def test_an_error_of_the_workers_own_gpu_is_no_echo_whoever_else_was_lost(device: str) -> None:
+    """It came while a lost peer was dealt with, or the other way round: this process can do nothing more on its GPU."""
+    first = PLAIN.replace("ValueError: bad shape", f"RuntimeError: {GLOO}")
+    second = PLAIN.replace("ValueError: bad shape", device)
+    for one, other in ((first, second), (second, first)):
+        whole = one + "\nDuring handling of the above exception, another exception occurred:\n\n" + other
+        assert not read(whole).peer_lost
 
 
 @pytest.mark.parametrize(

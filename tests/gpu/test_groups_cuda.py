@@ -1,4 +1,7 @@
-"""Managed groups on a GPU: the version gate, NCCL under a managed group, and state that goes through pinned memory."""
+"""Managed groups on a GPU: the version gate, NCCL under a managed group, and state that goes through pinned memory.
+
+What is claimed of a GPU is tried on the processor too: a test that nobody here can run must not grow old unseen.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,12 @@ from holdfast.runtime.groups import transfer
 from holdfast.runtime.groups.attempt import Attempt
 from holdfast.runtime.groups.inner import Way, build, nccl_can_abort
 from holdfast.runtime.groups.managed import ManagedGroup
+from holdfast.runtime.state import Training
 
 pytestmark = pytest.mark.gpu
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+on_both = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"))]
+)
 LONG = timedelta(minutes=5)
 
 
@@ -31,35 +37,43 @@ def test_an_nccl_that_can_hang_in_its_abort_is_known() -> None:
     assert nccl_can_abort((3, 0, 0))
 
 
-@needs_gpu
-def test_collectives_of_cuda_tensors_go_through_nccl() -> None:
-    """One rank, a device of its own: the operation runs, and another group can be put under it."""
-    if not nccl_can_abort(tuple(torch.cuda.nccl.version())):
-        pytest.skip("this NCCL is older than the gate allows")
+@on_both
+def test_collectives_go_through_the_library_of_their_device(device: str) -> None:
+    """One rank, a device of its own: the operation runs, and another group can be put under it. Given up, it changes nothing."""
+    if device == "cuda" and not nccl_can_abort(tuple(torch.cuda.nccl.version())):
+        pytest.skip("the NCCL of this GPU is older than the gate allows")
+    devices = ("cpu", "cuda") if device == "cuda" else ("cpu",)
     store = dist.HashStore()
     group = ManagedGroup("g", [0], 0, Attempt(), LONG)
     for turn in range(2):
-        inner = build(store, f"turn-{turn}", 0, 1, way=Way(devices=("cpu", "cuda"), timeout=LONG, host="127.0.0.1"), gave_up=lambda: False)
+        inner = build(
+            store, f"turn-{turn}", 0, 1, way=Way(devices=devices, timeout=LONG, host="127.0.0.1", first=turn == 0), gave_up=lambda: False
+        )
         before = group.give(inner, {0: turn})
         if before is not None:
             before.close()
-        here = torch.full((4,), 3.0, device="cuda")
+        here = torch.full((4,), 3.0, device=device)
         group.allreduce([here]).wait()
-        torch.cuda.synchronize()
         assert here.tolist() == [3.0] * 4
         assert not group.attempt.lost
     group.abandon("over")
-    there = torch.ones(4, device="cuda")
+    there = torch.ones(4, device=device)
     group.allreduce([there]).wait()
-    assert there.tolist() == [0.0] * 4
+    assert there.tolist() == [1.0] * 4
     assert group.attempt.lost
 
 
-def _move(rank: int, port: int, folder: str) -> None:
+def _move(rank: int, port: int, folder: str, device: str) -> None:
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=60))
     inner = build(store, "pair", rank, 2, way=Way(devices=("cpu",), timeout=LONG, host="127.0.0.1"), gave_up=lambda: False)
     torch.manual_seed(1)
-    tensors = [torch.randn(9_000_000, device="cuda"), torch.arange(7, device="cuda"), torch.randn(3, 5, device="cuda").bfloat16()]
+    images = torch.randn(2, 3, 5, 7, device=device).to(memory_format=torch.channels_last)
+    tensors = [
+        torch.randn(9_000_000, device=device),
+        torch.arange(7, device=device),
+        torch.randn(3, 5, device=device).bfloat16().t(),
+        images,
+    ]
     if rank == 0:
         told, size = transfer.send(inner, 1, tensors, 0, 1)
     else:
@@ -71,12 +85,39 @@ def _move(rank: int, port: int, folder: str) -> None:
     inner.close()
 
 
-@needs_gpu
-def test_state_on_a_gpu_arrives_through_pinned_memory(tmp_path: Path) -> None:
-    """Two processes on one GPU: what arrives has the digest of what was sent."""
+@on_both
+def test_state_arrives_as_it_was_sent(tmp_path: Path, device: str) -> None:
+    """Two processes on one device, that of a GPU through pinned memory: what arrives has the digest of what was sent."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    mp.spawn(_move, args=(port, str(tmp_path)), nprocs=2, join=True)
+    mp.spawn(_move, args=(port, str(tmp_path), device), nprocs=2, join=True)
     assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text()
+
+
+@on_both
+@pytest.mark.parametrize("settings", [{"fused": True}, {"capturable": True}, {"foreach": True}], ids=str)
+def test_an_optimizer_that_counts_on_its_device_goes_on_there(device: str, settings: dict[str, Any]) -> None:
+    """Its state is handed over to a process that has just been started; both take the same step after that."""
+    if device == "cpu":
+        settings = {name: value for name, value in settings.items() if name != "capturable"}  # torch has that on GPUs alone
+    trainings = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(4, 3, device=device)
+        optimizer = torch.optim.AdamW(model.parameters(), **settings)
+        if seed == 0:
+            model(torch.ones(2, 4, device=device)).sum().backward()
+            optimizer.step()
+        trainings.append(Training(model=model, optimizers=[optimizer]))
+    tensors, rest = trainings[0].moving()
+    trainings[1].settle(rest, {key: one.clone() for key, one in tensors.items()})
+    told = []
+    for one in trainings:
+        one.optimizers[0].zero_grad()
+        one.model(torch.ones(2, 4, device=device)).sum().backward()
+        one.optimizers[0].step()
+        states = [state["step"] for state in one.optimizers[0].state.values()]
+        told.append(([value.tolist() for value in one.model.state_dict().values()], [(step.item(), step.device) for step in states]))
+    assert told[0] == told[1]

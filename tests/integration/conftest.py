@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.own_gpus import VISIBLE, gpus_here
 from holdfast.ports import free_port
 from tests.integration.flow_server import Flows
 from tests.integration.stage import Stage
@@ -83,6 +84,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory, prefect_database: P
         "PREFECT_CLI_COLORS": "false",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
+        **({VISIBLE: ""} if gpus_here() else {}),  # as `_no_gpus_to_share_out`, for what is started once for all
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     log = place / "server.log"

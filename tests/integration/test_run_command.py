@@ -133,6 +133,29 @@ def states(place: Place, job: str) -> list[str]:
         return [move.after for move in queries.moves(history, queries.newest_job(history, job).id)]
 
 
+SHOWN = """
+import os, pathlib
+pathlib.Path(f"shown-{os.environ['RANK']}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+"""
+
+
+def test_local_nodes_share_no_gpu(place: Place) -> None:
+    """Two GPUs for three nodes: two nodes train, each with its own; a job for three is refused before anything starts, with advice."""
+    place.environment["CUDA_VISIBLE_DEVICES"] = "6,7"
+    place.job("shown", SHOWN)
+    job = "name: shown\nscript: shown.py\ncluster: {nodes: 3}\nnodes: {wanted: %d}\n"
+    (place.folder / "shown.yaml").write_text(job % 3)
+    status, said = place.done("run", "shown.yaml")
+    assert (status != 0, "local nodes share no GPU" in said, 'CUDA_VISIBLE_DEVICES: ""' in said) == (True, True, True), said
+    assert not place.log()
+    assert not list(place.folder.glob("shown-*"))
+    (place.folder / "shown.yaml").write_text(job % 2)
+    status, said = place.done("run", "shown.yaml")
+    assert status == 0, said + place.log()
+    assert [(place.folder / f"shown-{rank}").read_text() for rank in range(2)] == ["6", "7"]
+    gone(place)
+
+
 def test_a_program_reads_how_it_went(place: Place) -> None:
     """From the start to the end, one object a line."""
     status, said = place.done("run", place.job("quick", "print('trained')\n"), "--json")

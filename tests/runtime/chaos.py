@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from holdfast.runtime.checkpoint import Saver
 from holdfast.runtime.groups.assembly import Assembly, assembly
 from holdfast.runtime.groups.council import _DOWN, Peer
@@ -73,6 +75,11 @@ def _raise() -> None:
     raise Mistake("a mistake of the user's own")
 
 
+def _device() -> None:
+    """Raise what torch raises, at every call from then on, when the GPU of this process is gone."""
+    raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+
+
 def _cut() -> None:
     """Shut all connections of this rank's groups down, from another thread."""
 
@@ -93,7 +100,7 @@ def _cut() -> None:
     thread.join()
 
 
-ACTS: dict[str, Callable[[], None]] = {"kill": _kill, "stop": _stop, "raise": _raise, "cut": _cut}
+ACTS: dict[str, Callable[[], None]] = {"kill": _kill, "stop": _stop, "raise": _raise, "device": _device, "cut": _cut}
 
 
 def _around(kind: type, name: str, before: str, after: str = "") -> None:

@@ -84,6 +84,19 @@ def test_an_error_of_the_users_own_goes_through_untouched(job: Job, whole: Ended
     assert_undisturbed(flow, whole)
 
 
+def test_a_rank_whose_gpu_breaks_in_a_recovery_ends_and_is_replaced_as_well(job: Job, whole: Ended) -> None:
+    """Rank 1 is lost, and when rank 0 is to hand it its state its own device does nothing any more: that is raised, not tried again."""
+    flow = job(chaos=[fault(1, "backward", 7), fault(0, "giving", 7, do="device")])
+    flow.until_dead(1)
+    flow.regroup([1])
+    told = flow.hear("exception", 0)
+    assert (told["type"].rpartition(".")[2], told["peer_lost"]) == ("AcceleratorError", False)
+    flow.until(lambda: flow.workers.ended().get(flow.pids[0]), "the end of rank 0")
+    flow.regroup([0, 1])
+    flow.mended()
+    assert_undisturbed(flow, whole)
+
+
 def test_a_survivor_that_dies_in_the_meeting_is_replaced_as_well(job: Job, whole: Ended) -> None:
     """Rank 2 is killed while it comes into generation 2; generation 3 replaces it and rank 1, who has never been in generation 2."""
     flow = job(chaos=[fault(1, "backward", 7), fault(2, "meeting", 7)])
@@ -173,3 +186,20 @@ def test_a_loss_summed_up_after_the_vote_is_right_or_not_told(job: Job, whole: E
     for losses in ended.losses:
         assert {step: loss for step, loss in losses.items() if loss is not None}.items() <= whole.losses[0].items()
     assert [told["model"] for told in ended.told] == [told["model"] for told in whole.told]
+
+
+@pytest.mark.parametrize("options", [[], ["fused"]], ids=["foreach", "fused"])
+def test_tensors_that_lie_in_memory_in_an_order_of_their_own_move_as_they_lie(
+    workers: Workers, tmp_path_factory: pytest.TempPathFactory, job: Job, options: list[str]
+) -> None:
+    """A `channels_last` network, a transposed weight, an expanded buffer, all the optimizer keeps of them: the bits and the strides."""
+    whole = undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "layouts", UNTIL, *options, ranks=3))
+    flow = job(*options, script="layouts", ranks=3, chaos=[fault(1, "backward", 7)])
+    survivors = (flow.pids[0], flow.pids[2])
+    flow.until_dead(1)
+    flow.regroup([1])
+    assert {one["source"] for one in flow.mended()} == {"live"}
+    assert_undisturbed(flow, whole)
+    assert (flow.pids[0], flow.pids[2]) == survivors
+    strides = [tuple(one) for one in whole.told[0]["strides"]]
+    assert {(27, 1, 9, 3), (1, 64), (0,)} <= set(strides)  # of the first convolution, the transposed weight, the buffer

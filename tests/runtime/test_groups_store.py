@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from holdfast.runtime.failure import is_peer_loss
+from holdfast.runtime.failure import is_late_peer, is_peer_loss
 from holdfast.runtime.groups.council import Desk, call
 from holdfast.runtime.groups.store import Server, Store, native
 from tests.waiting import wait_until
@@ -116,11 +116,29 @@ def test_a_wait_ends_when_its_time_is_up(connect: Callable[..., Store]) -> None:
     store = connect(timedelta(milliseconds=30))
     with pytest.raises(dist.DistStoreError, match=r"wait timeout.*never") as raised:
         store.get("never")
-    assert is_peer_loss(raised.value)
+    assert is_late_peer(raised.value)
     with pytest.raises(dist.DistStoreError):
         store.wait(["never"], timedelta(milliseconds=30))
     store.set("now", "x")
     assert store.get("now") == b"x"
+
+
+def test_who_is_patient_waits_as_long_as_it_said_and_no_longer_than_it_makes_sense(connect: Callable[..., Store]) -> None:
+    """Over the connection of one who is not; the end of a generation ends the waits of those before, and of no later ones."""
+    store, other = connect(timedelta(milliseconds=30)), connect()
+    shelf = dist.PrefixStore("shelf", store.patiently(timedelta(seconds=60)))
+    with ThreadPoolExecutor(2) as hands:
+        value, never = hands.submit(shelf.get, "value"), hands.submit(shelf.get, "never")
+        with pytest.raises(dist.DistStoreError):
+            store.get("shelf/value")
+        assert not value.done()
+        other.set("shelf/value", "x")
+        assert value.result(10) == b"x"
+        assert not never.done()
+        store.end_patience("the flow has ended generation 1")
+        with pytest.raises(dist.DistNetworkError, match="the flow has ended generation 1"):
+            never.result(10)
+    assert store.patiently(timedelta(seconds=60)).get("shelf/value") == store.get("shelf/value") == b"x"
 
 
 @pytest.mark.parametrize("end", ["ours", "the server's"])

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed import DistNetworkError, DistStoreError
+import torch
+from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
-from holdfast.runtime.failure import LONGEST_MESSAGE, LONGEST_TRACEBACK, describe, is_peer_loss
+from holdfast.runtime.failure import LONGEST_MESSAGE, LONGEST_TRACEBACK, describe, is_device_error, is_late_peer, is_peer_loss
+from holdfast.runtime.groups.attempt import Attempt
+from holdfast.runtime.groups.inner import Inner
+from holdfast.runtime.groups.keeper import Keeper
+from holdfast.runtime.groups.managed import ManagedGroup
 from tests.runtime.ranks import Ranks
 
 
@@ -33,10 +41,11 @@ def test_a_silent_rank_is_a_lost_peer_when_time_is_up(ranks: Ranks) -> None:
     assert all(lost(told[0] + told[2])), told
 
 
-def test_a_rank_that_never_came_is_a_lost_peer(ranks: Ranks) -> None:
-    """The store waits for it in vain."""
+def test_a_rank_that_never_came_is_no_error_of_ones_own(ranks: Ranks) -> None:
+    """The store waits for it in vain: an echo of whatever keeps it, as far as the diagnosis goes."""
     told = ranks.run("lose_a_peer", 2, how="never-came")
     assert lost(told[0]) == [True], told
+    assert (told[0][0]["type"], "Timed out" in told[0][0]["message"]) == ("torch.distributed.DistStoreError", True)
 
 
 def test_a_lost_store_is_a_lost_peer(ranks: Ranks) -> None:
@@ -85,9 +94,93 @@ def test_an_error_of_ones_own_is_put_on_no_peer(error: Exception) -> None:
     assert not is_peer_loss(error)
 
 
+LATE = (
+    DistStoreError("wait timeout after 30000ms, keys: /default_pg/0//cpu//0/0/1"),
+    DistStoreError("wait timeout, keys: generation-1/groups/group-0/ports/1"),
+    DistStoreError("Timed out after 61 seconds waiting for clients. 1/2 clients joined."),
+    DistStoreError("Timed out initializing process group in store based barrier on rank: 0"),
+)
+
+
+@pytest.mark.parametrize("error", LATE, ids=str)
+def test_a_value_that_nobody_has_left_in_a_store_is_a_late_peer_and_not_a_lost_one(error: Exception) -> None:
+    """It may load or compile: its group is not broken. A process that ends by it is still an echo of the other's lateness."""
+    assert (is_late_peer(error), is_peer_loss(error), describe(error)["peer_lost"]) == (True, False, True)
+    group, inner = _group()
+    with pytest.raises(DistStoreError):
+        group.lose(inner, error)  # type: ignore[arg-type]
+    assert not group.attempt.lost
+
+
+DEVICE = (
+    torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+    RuntimeError("HIP error: unspecified launch failure"),
+)
+
+
+@pytest.mark.parametrize("error", DEVICE, ids=str)
+def test_an_error_of_the_gpu_is_raised_even_when_somebody_is_lost(error: RuntimeError) -> None:
+    """It sticks: who answered it as the echo of a lost peer would go through one recovery after the other."""
+    assert is_device_error(error)
+    group, inner = _group()
+    group.attempt.fail("rank 3 is lost")
+    group.lose(inner, RuntimeError("an echo of the loss, whatever it says"))
+    for connections in (inner, Inner({})):  # and those that were given up meanwhile
+        with pytest.raises(type(error)):
+            group.lose(connections, error)
+    error.__cause__ = DistBackendError("NCCL communicator was aborted on rank 1")
+    assert not is_peer_loss(error)
+    assert not describe(error)["peer_lost"]
+
+
+@pytest.mark.parametrize("words", ["CUDA out of memory. Tried to allocate 2 GiB", "NCCL error: unhandled cuda error", *NCCL_LOST])
+def test_what_only_names_cuda_is_no_error_of_the_gpu(words: str) -> None:
+    """Memory that was asked for in vain can be asked for again; NCCL's errors have a judgement of their own."""
+    assert not is_device_error(RuntimeError(words))
+
+
+@pytest.mark.parametrize(
+    ("error", "somebody_is_lost", "raises"),
+    [
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), True, True),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), True, True),
+        (DistBackendError("NCCL communicator was aborted on rank 1"), False, False),
+        (RuntimeError("an operation on the device that was given up"), True, False),
+        (RuntimeError("an operation on the device that was given up"), False, True),
+    ],
+    ids=str,
+)
+def test_what_a_step_left_on_the_gpu_is_judged_before_the_vote(
+    monkeypatch: pytest.MonkeyPatch,
+    error: RuntimeError,
+    somebody_is_lost: bool,  # noqa: FBT001 (a table)
+    raises: bool,  # noqa: FBT001 (a table)
+) -> None:
+    """There is no GPU here to wait for: its answer is scripted."""
+    keeper = object.__new__(Keeper)
+    on_a_gpu: Any = SimpleNamespace(parameters=lambda: [SimpleNamespace(is_cuda=True)])
+    keeper.training, keeper.assembly = SimpleNamespace(model=on_a_gpu), SimpleNamespace(attempt=Attempt(lost=somebody_is_lost))  # type: ignore[assignment]
+
+    def synchronize() -> None:
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(type(error)) if raises else nullcontext():
+        keeper._await_device()
+    if raises and somebody_is_lost:
+        assert not keeper.lost_peer(error)  # nor is it swallowed where all save together
+
+
+def _group() -> tuple[ManagedGroup, Inner]:
+    group, inner = ManagedGroup("g", [0, 1], 0, Attempt(), timedelta(minutes=5)), Inner({})
+    group.give(inner, {})
+    return group, inner
+
+
 def test_a_lost_peer_stays_one_when_wrapped() -> None:
     """A script that raises its own error from it, or while handling it, does not hide it; one that says `from None` does."""
-    lost_store = DistStoreError("wait timeout after 300000ms, keys: /default_pg/0//cpu//0/0/1")
+    lost_store = DistNetworkError("failed to recv, got 0 bytes. Connection was likely closed")
     raised_from, while_handling, hidden = KeyError(), KeyError(), KeyError()
     raised_from.__cause__ = while_handling.__context__ = hidden.__context__ = lost_store
     hidden.__suppress_context__ = True

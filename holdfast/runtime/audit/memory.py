@@ -59,7 +59,8 @@ class Moment:
                     flats[one.tensor][one.begin : one.begin + one.length] = data[there : there + one.length]
                     there += one.length
         return {
-            entry.key: flat.view(getattr(torch, entry.dtype)).view(entry.shape) for entry, flat in zip(entries, flats, strict=True)
+            entry.key: flat.view(getattr(torch, entry.dtype)).as_strided(entry.shape, entry.laid_out)
+            for entry, flat in zip(entries, flats, strict=True)
         } | self.rest(parts[0].label.rank)
 
     def rest(self, rank: int) -> dict[str, Tensor]:

@@ -17,6 +17,11 @@ class Box(NamedTuple):
         """Return the same box in a tensor in which this one's begins at *by*."""
         return Box(tuple(one + other for one, other in zip(self.offsets, by, strict=True)), self.sizes)
 
+    def turned(self, order: Sequence[int]) -> Box:
+        """Return the same box in a tensor whose dimensions, in the *order* in which they lie in memory, are this one's."""
+        places = sorted(range(len(order)), key=order.__getitem__)
+        return Box(tuple(self.offsets[one] for one in places), tuple(self.sizes[one] for one in places))
+
 
 def boxes(shape: Sequence[int], begin: int, end: int) -> Iterator[Box]:
     """Yield the boxes that elements *begin* to *end* of a contiguous tensor of this *shape* make up, in the order of the elements.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from holdfast import vault
 from holdfast.flush import FlushOrder
+from holdfast.layout import memory_order
 from holdfast.runtime import tree
 from holdfast.runtime.flusher.boxes import Box, boxes
 from holdfast.runtime.outline import whole_tree
@@ -84,10 +85,13 @@ class Portion:
                 dtype = getattr(torch, entry.dtype)
                 count = (end - begin) // dtype.itemsize
                 flat = torch.frombuffer(self._snapshot.data, dtype=dtype, count=count, offset=place)
-                for box in boxes(entry.shape, begin // dtype.itemsize, end // dtype.itemsize):
+                order = memory_order(entry.laid_out)
+                lying = [entry.shape[dimension] for dimension in order]
+                for box in boxes(lying, begin // dtype.itemsize, end // dtype.itemsize):
                     size = torch.Size(box.sizes).numel()
                     data, flat = flat[:size], flat[size:]
-                    yield Item(entry.key, whole, box.moved(offset), data.view(box.sizes))
+                    turned = data.view(box.sizes).permute([order.index(dimension) for dimension in range(len(order))])
+                    yield Item(entry.key, whole, box.turned(order).moved(offset), turned.contiguous())
         for key, one in self._loose.items():
             whole, offset = self._place(key, tuple(one.shape))
             if not one.numel() and torch.Size(whole).numel():

@@ -14,11 +14,13 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.constants import default_pg_timeout
 
 from holdfast.runtime.groups.attempt import Attempt
 from holdfast.runtime.groups.council import Council, Desk
@@ -179,6 +181,8 @@ class Assembly:
                 self._watched = generation
                 self._watch_the_way_out(generation)
             self.attempt.fail(f"the flow has ended generation {generation}")
+            if self.reached is not None:
+                self.reached.root.end_patience(f"the flow has ended generation {generation}")
             for group in list(self.groups):
                 if lost & set(group.ranks):
                     group.abandon(f"rank(s) {', '.join(map(str, sorted(lost & set(group.ranks))))} lost")
@@ -241,9 +245,9 @@ class Assembly:
     # -- the first generation -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Meet the other ranks of the generation that this process was started for."""
-        self.connect(self.generation)
-        self.convene(self.generation)
+        """Meet the other ranks of the generation that this process was started for: each comes when its script has come so far."""
+        self.connect(self.generation, default_pg_timeout)
+        self.convene(self.generation, default_pg_timeout)
 
     def create(self, options: Any, _more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's options)
         """Make the group that torch asks for."""
@@ -254,32 +258,33 @@ class Assembly:
         if self.sandbox is not None:
             group.sandbox = self.sandbox
         else:
-            group.give(self.build(group, self.generation), dict(self.generation.incarnations))
+            group.give(self.build(group, self.generation, first=True), dict(self.generation.incarnations))
         self.groups.append(group)
         return group
 
     # -- phases -------------------------------------------------------------------------------------------------------
 
-    def connect(self, generation: Generation) -> None:
+    def connect(self, generation: Generation, patience: timedelta | None = None) -> None:
         """Reach the store of *generation*, or host it."""
-        self.take(self.reach(generation))
+        self.take(self.reach(generation, patience=patience))
 
-    def reach(self, generation: Generation, *, leaving: bool = False) -> Reached:
+    def reach(self, generation: Generation, *, leaving: bool = False, patience: timedelta | None = None) -> Reached:
         """Reach the store of *generation* without taking it as the present one; see `Stores.reach`."""
-        return self.stores.reach(generation, self.gave_up(generation.number), leaving=leaving)
+        return self.stores.reach(generation, self.gave_up(generation.number), leaving=leaving, patience=patience)
 
     def take(self, reached: Reached) -> None:
         """Take *reached* as the present store."""
         self.reached = reached
         self.stores.keep(reached)
 
-    def convene(self, generation: Generation) -> int:
+    def convene(self, generation: Generation, patience: timedelta | None = None) -> int:
         """Connect to the neighbours in the council of *generation*; return how many connections were made."""
         council = Council(generation.rank, generation.number, dict(generation.incarnations), self.stride)
         before, self.council = self.council, council
         if self._over >= generation.number:
             council.give_up()
-        return council.convene(before, self.desk, self.token, lambda rank: self._find(rank, generation.incarnations[rank]))
+        seconds = None if patience is None else patience.total_seconds()
+        return council.convene(before, self.desk, self.token, lambda rank: self._find(rank, generation.incarnations[rank]), seconds=seconds)
 
     def _find(self, rank: int, incarnation: int) -> tuple[str, int] | None:
         """Return where the desk of *rank* is, once that process has told."""
@@ -296,16 +301,16 @@ class Assembly:
         """Return what *make* makes; give up when *generation* ends meanwhile."""
         return in_thread(make, self.gave_up(generation.number))
 
-    def build(self, group: ManagedGroup, generation: Generation, over: Reached | None = None) -> Inner:
-        """Build connections for *group* in *generation*, *over* its store where that is not the present one."""
+    def build(self, group: ManagedGroup, generation: Generation, over: Reached | None = None, *, first: bool = False) -> Inner:
+        """Build connections for *group* in *generation*, *over* its store where that is not the present one; say if it had none before."""
         reached, members = over or self.reached, group.among(generation.ranks)
         assert reached is not None
         return build(
-            reached.shelf("groups"),
+            reached.shelf("groups", group.timeout if first else None),
             f"group-{group.group_name}",
             members.index(generation.rank),
             len(members),
-            way=Way(devices=self.devices, timeout=group.timeout, host=reached.host),
+            way=Way(devices=self.devices, timeout=group.timeout, host=reached.host, first=first),
             gave_up=self.gave_up(generation.number),
         )
 
@@ -315,7 +320,7 @@ class Assembly:
         link().generation, link().rank = generation.number, generation.rank
         default = c10d._world.default_pg  # noqa: SLF001 (torch has no public way to give a group another store)
         if default is not None and self.reached is not None:
-            c10d._world.pg_map[default] = (BACKEND, self.reached.shelf("torch"))  # noqa: SLF001
+            c10d._world.pg_map[default] = (BACKEND, self.reached.shelf("torch", default_pg_timeout))  # noqa: SLF001
 
     def status(self, generation: Generation) -> dict[str, list[int | bool]]:
         """Return what must be known of each group to decide whether its connections stay: operations, broken, used."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from holdfast.callers import Strangers, open_port
-from holdfast.runtime.groups.inner import Abandoned
+from holdfast.runtime.groups.inner import Abandoned, pause_after
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ HELLO_SECONDS: Final = 5.0
 MOST_STRANGERS: Final = 32
 """Callers that have not proved yet that they know the token, and may take that long: while there are more they have a moment."""
 TALK_SECONDS: Final = 20.0
-"""How long connections may take to be made; faults meanwhile are told by the flow and do not wait for this."""
+"""How long connections may take to be made in a recovery; faults meanwhile are told by the flow and do not wait for this."""
 
 
 class PeerGone(Exception):
@@ -313,16 +313,25 @@ class Council:
         found = {*self.children, *self.wards}
         return found | {*self.buddies} | ({self.parent} if self.parent is not None else set())
 
-    def convene(self, before: Council | None, desk: Desk, token: str, find: Callable[[int], tuple[str, int] | None]) -> int:
+    def convene(
+        self,
+        before: Council | None,
+        desk: Desk,
+        token: str,
+        find: Callable[[int], tuple[str, int] | None],
+        *,
+        seconds: float | None = None,
+    ) -> int:
         """Keep the connections of *before* that are still right, make the others; return how many were made.
 
-        The higher rank calls the lower. *find* gives the address of a rank's desk, once it is known. Raise `Abandoned` when given up.
+        The higher rank calls the lower. *find* gives the address of a rank's desk, once it is known; all may take *seconds* to come,
+        or as long as in a recovery. Raise `Abandoned` when given up.
         """
         if before is not None:
             self._inherit(before)
         missing = self.neighbours - self.peers.keys()
         made = len(missing)
-        deadline = time.monotonic() + TALK_SECONDS
+        began, most = time.monotonic(), TALK_SECONDS if seconds is None else seconds
         while missing:
             for rank in sorted(missing):
                 line = self._reach(rank, desk, token, find)
@@ -332,9 +341,9 @@ class Council:
             if missing:
                 if self._given_up:
                     raise Abandoned
-                if time.monotonic() > deadline:
-                    raise PeerGone(min(missing), f"no connection came about within {TALK_SECONDS:.0f} s")
-                time.sleep(0.002)
+                if time.monotonic() > began + most:
+                    raise PeerGone(min(missing), f"no connection came about within {most:.0f} s")
+                time.sleep(pause_after(time.monotonic() - began))
         return made
 
     def _inherit(self, before: Council) -> None:

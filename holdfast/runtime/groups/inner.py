@@ -14,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from holdfast.runtime.groups.store import native
@@ -23,7 +22,14 @@ from holdfast.runtime.groups.waits import Waits, sleeps
 T = TypeVar("T")
 
 BUILD_SECONDS: Final = 30.0
-"""How long peers may take to come together for a new group; a fault meanwhile is told by the flow and does not wait for this."""
+"""How long peers may take in a recovery to come together for a group; a fault meanwhile is told by the flow and does not wait for this.
+
+A group that is built for the first time has its own time-out for that: ranks come to it as their scripts do, which may load or compile.
+"""
+PATIENCE: Final = 0.002
+"""Seconds between two looks at something that another rank is about to do."""
+LONG_SECONDS: Final = 5.0
+"""After so many seconds the looks become rare: the other rank loads or compiles, and a thousand that wait must not keep it from that."""
 LOOK_SECONDS: Final = 0.02
 """Between two looks at whether a group that was cut has come to rest."""
 PATIENCE_SECONDS: Final = 2.0
@@ -38,10 +44,6 @@ NCCL_ABORT: Final = (2, 28, 9)
 
 class Abandoned(Exception):
     """The flow has ended this generation while something waited in it."""
-
-
-class NotMendable(RuntimeError):
-    """The communication library at hand cannot be abandoned in the middle of an operation."""
 
 
 def nccl_can_abort(version: tuple[int, ...]) -> bool:
@@ -107,6 +109,11 @@ class Inner:
         self.waits.end()
 
 
+def pause_after(seconds: float) -> float:
+    """Return how long to wait before the next look at what another rank is about to do, after waiting for so many *seconds*."""
+    return PATIENCE if seconds < LONG_SECONDS else 0.1
+
+
 def close_later(inners: Iterable[Inner]) -> None:
     """Give connections back beside training: gloo takes some 10 ms to end a group, as its thread looks up only so often."""
     left = list(inners)
@@ -129,6 +136,8 @@ class Way:
     """How long its operations wait."""
     host: str
     """This process's own address, as others reach it."""
+    first: bool = False
+    """It is built for the first time, not in a recovery: its members may take as long to come as its operations wait."""
 
 
 def build(  # noqa: PLR0913 (who is where, how, and how to give it up)
@@ -166,20 +175,17 @@ def in_thread(make: Callable[[], T], gave_up: Callable[[], bool]) -> T:
 def _build(own: dist.Store, rank: int, size: int, way: Way) -> Inner:
     backends: dict[str, Any] = {}
     before, threads = set(_sockets()), _workers()
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", own), rank, size, timedelta(seconds=BUILD_SECONDS))
+    patience = way.timeout if way.first else timedelta(seconds=BUILD_SECONDS)
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", own), rank, size, patience)
     gloo._set_default_timeout(way.timeout)  # noqa: SLF001 (torch's own way, without a public name)
     backends["cpu"] = gloo
     sockets = _ours(own, rank, size, before)
     if "cuda" in way.devices:
-        version = tuple(torch.cuda.nccl.version())
-        if not nccl_can_abort(version):
-            raise NotMendable(
-                f"NCCL {'.'.join(map(str, version))} can hang when it is aborted: managed groups need {'.'.join(map(str, NCCL_ABORT))}"
-            )
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = way.timeout  # noqa: SLF001 (as torch's own new_group does)
         options.config.blocking = 0  # else a communicator in the making cannot be aborted
-        store = native(dist.PrefixStore("nccl", own), timedelta(seconds=BUILD_SECONDS), host=way.host, serving=rank == 0)
+        # NCCL connects with the first operation, which is part of a step and of no recovery: it may have to wait for a compiler.
+        store = native(dist.PrefixStore("nccl", own), way.timeout, host=way.host, serving=rank == 0)
         backends["cuda"] = dist.ProcessGroupNCCL(store, rank, size, options)
     return Inner(backends, sockets, _workers() - threads)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from holdfast.runtime import rng, tree
+from holdfast.runtime.failure import is_device_error, is_late_peer, is_peer_loss
 from holdfast.runtime.farewell import Farewell
 from holdfast.runtime.groups import tape, transfer
 from holdfast.runtime.groups.assembly import Assembly, Generation
@@ -36,7 +37,7 @@ from holdfast.runtime.loader import Loader
 from holdfast.runtime.planner import Holding, NoPlan, Plan, Stored, plan
 from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled, pieces_of, tell
 from holdfast.runtime.snapshots.taker import Taker
-from holdfast.runtime.state import Stateful, Training
+from holdfast.runtime.state import Stateful, Training, put_values
 from holdfast.wire import Message
 
 _log = logging.getLogger("holdfast.runtime")
@@ -228,7 +229,7 @@ class Keeper:
             try:
                 torch.cuda.synchronize()
             except RuntimeError as error:
-                if not self.assembly.attempt.lost and not _of_groups(error):
+                if is_device_error(error) or not (self.assembly.attempt.lost or is_peer_loss(error)):
                     raise
 
     def _forward(self) -> set[int]:
@@ -285,7 +286,7 @@ class Keeper:
                 training.extra[name] = state
         with torch.no_grad():
             for one, value in zip(self._begin["places"], self.buffers.values(), strict=True):
-                one.copy_(value)
+                put_values(one, value)
         for parameter in training.model.parameters():
             parameter.grad = None
 
@@ -294,7 +295,7 @@ class Keeper:
         attempt = self.assembly.attempt
         if isinstance(error, PeerGone | Abandoned) or (isinstance(error, RuntimeError) and _of_groups(error)):
             attempt.fail(str(error))
-        return attempt.lost
+        return attempt.lost and not is_device_error(error)
 
     @property
     def must_meet(self) -> bool:
@@ -325,7 +326,7 @@ class Keeper:
             except (PeerGone, Abandoned) as error:
                 self._begin_again(error)
             except RuntimeError as error:
-                if not self.assembly.attempt.lost and not _of_groups(error):
+                if is_device_error(error) or not (self.assembly.attempt.lost or _of_groups(error)):
                     raise
                 self._begin_again(error)
 
@@ -647,9 +648,7 @@ def _source(plan: Plan) -> str:
 
 def _of_groups(error: RuntimeError) -> bool:
     """Tell whether *error* only says that ranks could not come together: the flow decides what follows."""
-    from holdfast.runtime.failure import is_peer_loss  # noqa: PLC0415 (only when something went wrong)
-
-    return is_peer_loss(error) or isinstance(error, transfer.Damaged | Spoiled)
+    return is_peer_loss(error) or is_late_peer(error) or isinstance(error, transfer.Damaged | Spoiled)
 
 
 def _holdings(told: dict[int, dict[str, Any]], facts: dict[str, Any], stored: set[Stored]) -> list[Holding]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
 
-from holdfast.runtime.failure import is_peer_loss
+from holdfast.runtime.failure import is_device_error, is_peer_loss
 from holdfast.runtime.groups.attempt import Attempt
 from holdfast.runtime.groups.equals import as_equals
 from holdfast.runtime.groups.inner import Inner
@@ -241,7 +241,9 @@ class ManagedGroup(dist.ProcessGroup):
             inner.abandon()
 
     def lose(self, inner: Inner, error: RuntimeError) -> None:
-        """Note *error* when it tells of a lost peer, or is an echo of one; raise it otherwise: it is the script's own."""
+        """Note *error* when it tells of a lost peer, or is an echo of one; raise it otherwise: it is the script's own, or its GPU's."""
+        if is_device_error(error):
+            raise error
         if inner is not self._inner:
             return  # of connections that were given up meanwhile
         if not is_peer_loss(error) and not self.attempt.lost:

@@ -57,9 +57,12 @@ class Mover:
         """Send a share of this rank's state to member *place* of *inner*, who becomes rank *target*."""
         tensors, whole = self._training.moving()
         if share == 0:
-            manifest = {"shapes": transfer.shapes(tensors), "tree": base64.b64encode(whole).decode()}
-            self._store.set(f"manifest/{target}", json.dumps(manifest))
-        told, size = transfer.send(inner, place, list(tensors.values()), share, shares)
+            shapes = transfer.shapes(tensors)
+            self.put(f"tree/{target}", whole)
+            self._store.set(f"shapes/{target}", json.dumps(shapes))
+        else:  # copies of one state may lie differently in memory
+            shapes = json.loads(self.get(f"shapes/{target}"))
+        told, size = transfer.send(inner, place, transfer.laid_out(tensors, shapes), share, shares)
         self._store.set(f"digest/{target}/{share}", told)
         return size
 
@@ -70,10 +73,10 @@ class Mover:
     def receive(self, lines: list[tuple[Inner, int, int, int, int]]) -> int:
         """Take this rank's state: each line is connections, the sender's place in them, its rank, its share, and of how many."""
         me = self._generation.rank
-        manifest = json.loads(self.get(f"manifest/{me}"))
+        shapes = json.loads(self.get(f"shapes/{me}"))
         own, _ = self._training.moving()
         device = next((one.device for one in self._training.model.parameters()), torch.device("cpu"))
-        found = transfer.places_for(manifest["shapes"], own, device)
+        found = transfer.places_for(shapes, own, device)
         tensors = list(found.values())
         begun = [(source, share, transfer.receive(inner, place, tensors, share, of)) for inner, place, source, share, of in lines]
         size = 0
@@ -82,7 +85,7 @@ class Mover:
             size += got
             if told != self.get(f"digest/{me}/{share}").decode():
                 raise transfer.Damaged(f"the state that rank {source} sent to rank {me} was damaged on the way")
-        self._training.settle(base64.b64decode(manifest["tree"]), found)
+        self._training.settle(self.take(f"tree/{me}"), found)
         return size
 
     def put(self, key: str, value: bytes) -> None:

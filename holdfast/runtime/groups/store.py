@@ -317,6 +317,7 @@ class Store(dist.Store):
         self._answers: dict[int, list[bytes]] = {}
         self.gone = ""
         """Why the connection is of no use any more."""
+        self._patient: list[Patient] = []
         try:
             self._line.sendall(_frame(Verb.HELLO, 0, [token.encode()]))
             while not self._answers:
@@ -364,9 +365,28 @@ class Store(dist.Store):
         with suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
 
+    def patiently(self, timeout: timedelta) -> Patient:
+        """Return this store for who waits longer in it: *timeout*, or until `end_patience`."""
+        made = Patient(self, timeout)
+        with self._news:
+            self._patient.append(made)
+        return made
+
+    def end_patience(self, why: str) -> None:
+        """End every wait of those who wait `patiently`: what they wait for will not come."""
+        with self._news:
+            for one in self._patient:
+                one.gone = why
+            self._patient.clear()
+            self._news.notify_all()
+
     def _ask(self, verb: Verb, parts: Sequence[bytes], seconds: float | None = None) -> list[bytes]:
         """Ask, and wait for the answer; raise what torch's own store raises when there is none."""
-        until = time.monotonic() + (self._seconds if seconds is None else seconds)
+        return self.ask(verb, parts, self._seconds if seconds is None else seconds, lambda: self.gone)
+
+    def ask(self, verb: Verb, parts: Sequence[bytes], seconds: float, gone: Callable[[], str]) -> list[bytes]:
+        """Ask, and wait for the answer at most so many *seconds*, and until there is a reason why it will not come: *gone*."""
+        until = time.monotonic() + seconds
         try:
             with self._sending:
                 self._count += 1
@@ -376,8 +396,8 @@ class Store(dist.Store):
             raise dist.DistNetworkError(f"the store's connection ended: {self.gone or error}") from error
         with self._news:
             while number not in self._answers:
-                if self.gone:
-                    raise dist.DistNetworkError(f"the store's connection ended: {self.gone}")
+                if why := gone():
+                    raise dist.DistNetworkError(f"the store's connection ended: {why}")
                 left = until - time.monotonic()
                 if left <= 0:
                     keys = ", ".join(part.decode(errors="replace") for part in parts[:3])
@@ -437,6 +457,19 @@ class Store(dist.Store):
 
     deleteKey = delete_key  # noqa: N815 (the names by which torch's C++ asks for them)
     getNumKeys = num_keys  # noqa: N815
+
+
+class Patient(Store):
+    """A store of which somebody takes that a value may be long in coming: the same connection, with a time-out of its own."""
+
+    def __init__(self, root: Store, timeout: timedelta) -> None:
+        dist.Store.__init__(self)
+        self.set_timeout(timeout)
+        self._root, self._seconds, self.host, self.gone = root, timeout.total_seconds(), root.host, ""
+        _alive.append(self)
+
+    def _ask(self, verb: Verb, parts: Sequence[bytes], seconds: float | None = None) -> list[bytes]:
+        return self._root.ask(verb, parts, self._seconds if seconds is None else seconds, lambda: self._root.gone or self.gone)
 
 
 def _bytes(value: Any) -> bytes:  # noqa: ANN401 (torch hands texts, bytes, and lists of numbers)

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import torch.distributed as dist
 
-from holdfast.runtime.groups.inner import BUILD_SECONDS, Abandoned
+from holdfast.runtime.groups.inner import BUILD_SECONDS, Abandoned, pause_after
 from holdfast.runtime.groups.store import Server, Store
 
 if TYPE_CHECKING:
     from holdfast.runtime.groups.assembly import Generation
 
-PATIENCE: Final = 0.002
-"""Seconds between two looks at something that another rank is about to do."""
 _TIMEOUT: Final = timedelta(seconds=BUILD_SECONDS)
 
 Place = tuple[str, int, int, int]
@@ -39,9 +37,9 @@ class Reached:
         """Return this process's own address, as others reach it."""
         return self.place[0] if self.serving else self.root.host
 
-    def shelf(self, name: str) -> dist.Store:
-        """Return a part of the store for one purpose in this generation."""
-        return dist.PrefixStore(f"generation-{self.number}/{name}", self.root)
+    def shelf(self, name: str, patience: timedelta | None = None) -> dist.Store:
+        """Return a part of the store for one purpose in this generation; with *patience* for who waits so long for a value there."""
+        return dist.PrefixStore(f"generation-{self.number}/{name}", self.root if patience is None else self.root.patiently(patience))
 
     def find(self, rank: int, incarnation: int) -> tuple[str, int] | None:
         """Return where the desk of *rank* is, once that process has told."""
@@ -61,7 +59,9 @@ class Stores:
         self._kept: Reached | None = None
         self._servers: dict[int, Server] = {}
 
-    def reach(self, generation: Generation, gave_up: Callable[[], bool], *, leaving: bool = False) -> Reached:
+    def reach(
+        self, generation: Generation, gave_up: Callable[[], bool], *, leaving: bool = False, patience: timedelta | None = None
+    ) -> Reached:
         """Reach the store of *generation*, or host it; leave there where this rank's desk is.
 
         A connection to the same store is kept, so that those who only hear of a change have little to do.
@@ -70,6 +70,7 @@ class Stores:
             generation: what to come into.
             gave_up: tells whether *generation* has been given up meanwhile: then `Abandoned` is raised.
             leaving: another process takes this rank, so that the desk is not this one.
+            patience: how long who hosts it may take to come; default: as long as in a recovery.
         """
         host, port = generation.store
         place = (host, port, generation.serve, generation.incarnations[generation.serve])
@@ -78,23 +79,24 @@ class Stores:
             return Reached(kept.root, place, generation.number, serving)
         if serving and port not in self._servers:
             self._servers[port] = Server(port, self._token)
-        reached = Reached(self._connect("127.0.0.1" if serving else host, port, gave_up), place, generation.number, serving)
+        root = self._connect("127.0.0.1" if serving else host, port, gave_up, _TIMEOUT if patience is None else patience)
+        reached = Reached(root, place, generation.number, serving)
         if not leaving:
             reached.root.set(f"desk/{generation.rank}/{generation.incarnations[generation.rank]}", f"{reached.host} {self._desk}")
         return reached
 
-    def _connect(self, host: str, port: int, gave_up: Callable[[], bool]) -> Store:
+    def _connect(self, host: str, port: int, gave_up: Callable[[], bool], patience: timedelta) -> Store:
         """Connect as soon as the store listens."""
-        deadline = time.monotonic() + BUILD_SECONDS
+        began = time.monotonic()
         while True:
             try:
                 return Store(host, port, self._token, _TIMEOUT)
             except OSError as error:
                 if gave_up():
                     raise Abandoned from None
-                if time.monotonic() > deadline:
+                if time.monotonic() > began + patience.total_seconds():
                     raise dist.DistNetworkError(f"the store at {host}:{port} cannot be reached: {error}") from error
-            time.sleep(PATIENCE)
+            time.sleep(pause_after(time.monotonic() - began))
 
     def keep(self, reached: Reached) -> None:
         """Take *reached* as the present one; give up what it is not."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from holdfast.layout import contiguous, is_dense
 from holdfast.runtime.groups.inner import Inner
 
 SLICE: Final = 32 * 2**20
@@ -56,12 +57,21 @@ def local_of(tensor: Tensor) -> Tensor:
     return getattr(tensor, "_local_tensor", tensor)
 
 
+def fills_its_memory(tensor: Tensor) -> bool:
+    """Tell whether *tensor* can be copied as the memory that it lies in: a contiguous one, a transposed one, one in `channels_last`.
+
+    Not so one with gaps, one whose elements share memory, and one whose values are not what stands there (a lazy conjugate).
+    """
+    local = local_of(tensor)
+    return local.layout is torch.strided and is_dense(local.shape, local.stride()) and not (local.is_conj() or local.is_neg())
+
+
 def bytes_of(tensor: Tensor) -> Tensor:
-    """Return *tensor*'s memory as a flat view of bytes; a sharded one's is that of its shard."""
+    """Return *tensor*'s memory as a flat view of bytes, in the order in which they lie there; a sharded one's is that of its shard."""
     local = local_of(tensor).detach()
-    if not local.is_contiguous():
-        raise ValueError("only contiguous tensors can be moved")
-    return local.view(-1).view(torch.uint8) if local.dim() else local.reshape(1).view(torch.uint8)
+    if not fills_its_memory(local):
+        raise ValueError("a tensor with gaps or overlaps in its memory has no flat view: copy it first")
+    return local.as_strided((local.numel(),), (1,)).view(torch.uint8)
 
 
 def digest(parts: Iterable[Tensor]) -> str:
@@ -138,24 +148,42 @@ class Clock:
         return spent
 
 
-def shapes(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return what a receiver needs to make room for *tensors*: shape and type of each, as JSON holds it."""
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return what a receiver needs to make room for *tensors*: shape, type and strides of each, as JSON holds it."""
     return {key: shape_of(one) for key, one in tensors.items()}
 
 
 def shape_of(tensor: Tensor) -> list[Any]:
-    """Return the shape and type of what this rank holds of *tensor*."""
+    """Return the shape, the type and the strides with which what this rank holds of *tensor* is moved."""
     local = local_of(tensor)
-    return [list(local.shape), str(local.dtype).removeprefix("torch.")]
+    strides = local.stride() if fills_its_memory(local) else contiguous(local.shape)
+    return [list(local.shape), str(local.dtype).removeprefix("torch."), list(strides)]
 
 
-def places_for(wanted: dict[str, Any], own: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def laid_out(tensors: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> list[Tensor]:
+    """Return *tensors* as they are *wanted* (see `shapes`), in that order: themselves where they lie so in memory, else copies that do.
+
+    Several who send shares of one state, and who takes it, must agree on which byte is where. Raise `Damaged` when it is another state.
+    """
+    found = []
+    for key, (shape, kind, strides) in wanted.items():
+        present = tensors.get(key)
+        if present is None or shape_of(present)[:2] != [shape, kind]:
+            raise Damaged(f"'{key}' is wanted with the shape {shape} and type {kind}, and this rank does not hold it so")
+        local = local_of(present)
+        if list(local.stride()) != strides or not fills_its_memory(local):
+            local = torch.empty_strided(shape, strides, dtype=local.dtype, device=local.device).copy_(local)
+        found.append(local)
+    return found
+
+
+def places_for(wanted: Mapping[str, Any], own: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Return a tensor for each of *wanted*: this process's own where it fits, else a fresh one on *device*."""
     found = {}
-    for key, (shape, kind) in wanted.items():
+    for key, (shape, kind, strides) in wanted.items():
         present = own.get(key)
-        if present is not None and shape_of(present) == [shape, kind] and local_of(present).is_contiguous():
+        if present is not None and shape_of(present) == [shape, kind, strides] and fills_its_memory(present):
             found[key] = present
         else:
-            found[key] = torch.empty(shape, dtype=getattr(torch, kind), device=device)
+            found[key] = torch.empty_strided(shape, strides, dtype=getattr(torch, kind), device=device)
     return found

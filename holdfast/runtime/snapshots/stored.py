@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from holdfast import vault, vault_client
-from holdfast.runtime.groups.transfer import bytes_of, local_of
+from holdfast.runtime.groups.transfer import bytes_of, fills_its_memory, local_of
 from holdfast.runtime.outline import Outline, settle
 from holdfast.runtime.planner import Fetch, Stored
 from holdfast.runtime.snapshots.checksum import sum_of
@@ -231,6 +231,7 @@ def _place(present: Tensor | None, entry: vault.Entry, device: torch.device) -> 
     """Return the training's own tensor where it fits, else a fresh one."""
     if present is not None:
         one = local_of(present)
-        if tuple(one.shape) == entry.shape and str(one.dtype).removeprefix("torch.") == entry.dtype and one.is_contiguous():
+        alike = tuple(one.shape) == entry.shape and str(one.dtype).removeprefix("torch.") == entry.dtype
+        if alike and tuple(one.stride()) == entry.laid_out and fills_its_memory(one):
             return present
-    return torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device=device)
+    return torch.empty_strided(entry.shape, entry.laid_out, dtype=getattr(torch, entry.dtype), device=device)

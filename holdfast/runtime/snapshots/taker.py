@@ -24,6 +24,7 @@ from torch import Tensor
 
 from holdfast import flush, vault
 from holdfast.flush import FlushOrder
+from holdfast.layout import contiguous
 from holdfast.replicated import replicated
 from holdfast.runtime.groups.transfer import bytes_of, local_of
 from holdfast.runtime.idle import Idle, idle
@@ -294,7 +295,7 @@ class Taker:
         self._outline = Outline(self._training)
         flats = [bytes_of(one) for one in self._outline.tensors.values()]
         self._entries = [
-            Entry(key, tuple(local_of(one).shape), str(one.dtype).removeprefix("torch."), data.numel())
+            Entry(key, tuple(local_of(one).shape), str(one.dtype).removeprefix("torch."), data.numel(), _strides(local_of(one)))
             for (key, one), data in zip(self._outline.tensors.items(), flats, strict=True)
         ]
         self._index = len(json.dumps(self._entries))
@@ -468,3 +469,9 @@ class Taker:
         self.counts.taken += 1
         self.counts.newest, self.counts.newest_at = draft.label.step, draft.label.time
         vault.ring(self._config.vault, self._bell)
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides of *tensor*; none where they are those of any contiguous one."""
+    strides = tuple(tensor.stride())
+    return () if strides == contiguous(tensor.shape) else strides

@@ -1,0 +1,30 @@
+"""Joins, sums up, and tells by what: without an agent, and where NCCL is one that groups cannot be managed over (``old-nccl``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import holdfast
+from holdfast.runtime import joining
+
+folder, until = Path(sys.argv[1]), int(sys.argv[2])
+if "old-nccl" in sys.argv:
+    joining._nccl = lambda: (2, 27, 9)
+
+holdfast.join()
+rank = int(os.environ["RANK"])
+ones = torch.ones(1)
+dist.all_reduce(ones)
+model = nn.Linear(2, 2)
+with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters())) as session:
+    for step in session.steps(until=until):
+        step.commit(0.0)
+told = {"backend": dist.get_backend(), "ranks": int(ones), "step": session.step, "local": os.environ["LOCAL_RANK"]}
+(folder / f"told-{rank}.json").write_text(json.dumps(told))

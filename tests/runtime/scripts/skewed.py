@@ -1,0 +1,48 @@
+"""Ranks that come at very different times to everything: to each other, to a group, to the first operation; recoveries' limits are tiny."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import holdfast
+from holdfast.runtime.groups import council, inner, stores
+
+folder = Path(sys.argv[1])
+options = set(sys.argv[3:])
+SKEW = 1.5
+for module, name, value in (
+    (inner, "BUILD_SECONDS", 0.2),
+    (stores, "BUILD_SECONDS", 0.2),
+    (stores, "_TIMEOUT", timedelta(seconds=0.2)),
+    (council, "TALK_SECONDS", 0.2),
+):
+    setattr(module, name, value)
+rank = int(os.environ["RANK"])
+
+
+def late(who: int) -> None:
+    """Load or compile for a while, as one rank may."""
+    if rank == who:
+        time.sleep(SKEW)
+
+
+late(0)  # who hosts the store
+holdfast.join()
+late(1)
+group = dist.new_group([0, 1, 2], timeout=timedelta(seconds=0.5 if "short" in options else 60))
+late(2)
+ones = torch.ones(1)
+dist.all_reduce(ones, group=group)
+if rank == 0:
+    time.sleep(SKEW)
+    dist.distributed_c10d._get_default_store().set("loaded", "yes")
+dist.distributed_c10d._get_default_store().get("loaded")
+(folder / f"told-{rank}.json").write_text(json.dumps({"ranks": int(ones)}))

@@ -1,0 +1,110 @@
+"""How a rank comes to its groups: under torchrun, on a host with GPUs, with an NCCL that cannot be given up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import holdfast
+from holdfast.runtime import joining, world
+from tests.runtime.flow_double import SCRIPTS, UNTIL, Job
+from tests.runtime.ranks import ROOT
+
+
+def test_a_script_that_joins_runs_under_plain_torchrun(tmp_path: Path) -> None:
+    """No agent is around: the groups are torch's own."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    script = [str(SCRIPTS / "joined.py"), str(tmp_path), "2"]
+    ended = subprocess.run([*command, *script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    aborted_at_the_end = "terminate called without an active exception" in ended.stderr  # torch's own: runtime/threads.py says why
+    assert ended.returncode == 0 or aborted_at_the_end, ended.stderr
+    told = [(tmp_path / f"told-{rank}.json").read_text() for rank in range(2)]
+    expected = '"ranks": 2, "step": 2'
+    assert all(expected in one for one in told), told
+    assert "holdfast" not in told[0].lower()
+
+
+@pytest.mark.parametrize(
+    ("environment", "gpus", "device"),
+    [
+        ({"LOCAL_RANK": "3"}, 8, "cuda:3"),
+        ({"LOCAL_RANK": "0"}, 8, "cuda:0"),
+        ({"LOCAL_RANK": "3"}, 1, "cuda:0"),  # `srun --gpus-per-task=1` shows each process its own
+        ({}, 8, "cuda"),
+        ({"LOCAL_RANK": ""}, 8, "cuda"),
+        ({"LOCAL_RANK": "3"}, 0, "cpu"),
+        ({}, 0, "cpu"),
+    ],
+    ids=str,
+)
+def test_a_rank_takes_the_gpu_of_its_place_on_the_node(environment: dict[str, str], gpus: int, device: str) -> None:
+    """Whether Holdfast manages its groups or not."""
+    assert world.device_of(environment, gpus) == torch.device(device)
+
+
+def test_more_ranks_than_gpus_are_refused_with_advice() -> None:
+    """Two ranks on one GPU: NCCL would say so much later, in words that nobody understands."""
+    with pytest.raises(RuntimeError, match=r"LOCAL_RANK is 2, and this process sees 2 GPUs: start at most 2 ranks"):
+        world.device_of({"LOCAL_RANK": "2"}, 2)
+
+
+@pytest.mark.parametrize(("local", "chosen"), [("1", ["cuda:1"]), ("", [])])
+def test_a_script_that_joins_on_a_host_with_gpus_gets_the_device_of_its_place(
+    monkeypatch: pytest.MonkeyPatch, local: str, chosen: list[str]
+) -> None:
+    """Under torchrun; there is no GPU here, so what torch is asked for is noted in its stead. It takes no device without a number."""
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": local}.items():
+        monkeypatch.setenv(name, value)
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.append(str(device)))
+    monkeypatch.setattr(dist, "init_process_group", asked.append)
+    holdfast.join()
+    assert asked == [*chosen, "cpu:gloo,cuda:nccl"]
+
+
+def test_an_nccl_that_cannot_be_given_up_costs_managed_groups_and_one_warning(job: Job) -> None:
+    """All ranks go on in torch's own groups: nobody raises, and the flow, which hears of no managed groups, restarts after a fault."""
+    flow = job("old-nccl", script="joined", ranks=3)
+    ended = flow.finish()
+    assert ended.status == [0] * 3, flow.logs()
+    assert [one["backend"] for one in ended.told] == ["gloo"] * 3
+    assert {(one["ranks"], one["step"]) for one in ended.told} == {(3, UNTIL)}
+    assert flow.of("exception") == flow.of("groups") == flow.of("broken") == []
+    logs = [(flow.folder / f"rank-{rank}.log").read_text() for rank in range(3)]
+    assert [log.count("NCCL 2.27.9 can hang when it is aborted") for log in logs] == [1, 0, 0]
+
+
+def test_an_nccl_that_can_be_given_up_is_managed(job: Job) -> None:
+    """The same script, with what there is here."""
+    flow = job(script="joined", ranks=2)
+    ended = flow.finish()
+    assert ended.status == [0] * 2, flow.logs()
+    assert [one["backend"] for one in ended.told] == ["holdfast"] * 2
+    assert joining._can_be_managed()
+
+
+def test_ranks_that_come_late_at_the_start_are_waited_for(job: Job) -> None:
+    """To each other, to a group, to the first operation in it, to a value in the store: however short recoveries' limits are."""
+    flow = job(script="skewed", ranks=3)
+    ended = flow.finish()
+    assert ended.status == [0] * 3, flow.logs()
+    assert [one["ranks"] for one in ended.told] == [3] * 3
+    assert flow.of("exception") == flow.of("broken") == []
+
+
+def test_a_group_that_is_not_complete_in_its_own_time_is_told_as_that(job: Job) -> None:
+    """Half a second, as the script has asked for: an error of its own, by which no group counts as broken."""
+    flow = job("short", script="skewed", ranks=3)
+    told = flow.hear("exception", 0)
+    assert (told["type"], told["peer_lost"]) == ("torch.distributed.DistStoreError", True)  # to whoever looks for the cause it is an echo
+    assert flow.of("broken") == []
