@@ -45,18 +45,24 @@ def _ended_by(error: BaseException, given: Sequence[str]) -> int:
         case click.ClickException():
             error.show()
             return error.exit_code
-        case OperatorError():
-            return _refused(str(error))
         case KeyboardInterrupt() | click.Abort():
             return INTERRUPTED
         case NobodyReads():
             return _unheard()
         case OSError():
             return _foreign(error)
+    return _refused(_what_to_mend(error, given))
+
+
+def _what_to_mend(error: BaseException, given: Sequence[str]) -> str:
+    """Return what a person can mend about *error*; raise what is a bug of ours."""
+    match error:
+        case OperatorError():
+            return str(error)
         case UnicodeEncodeError() if strange := next((one for one in given if not _is_text(one)), None):
-            return _refused(f"{strange[:80]!a} is not UTF-8: no job, node or policy is called so, and no file of theirs can be")
+            return f"{strange[:80]!a} is not UTF-8: no job, node or policy is called so, and no file of theirs can be"
     if (damaged := _damage()) is not None:  # whoever read it may have fallen over it
-        return _refused(f"{damaged} ({type(error).__name__}: {str(error)[:SHOWN]})")
+        return f"{damaged} ({type(error).__name__}: {str(error)[:SHOWN]})"
     raise error
 
 

@@ -80,6 +80,12 @@ class _Step:
     """Seconds of the training thread for snapshots before it began."""
 
 
+def _bell() -> socket.socket:
+    bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    bell.setblocking(False)  # noqa: FBT003 (its only argument)
+    return bell
+
+
 class Taker:
     """Takes one rank's snapshots."""
 
@@ -98,8 +104,7 @@ class Taker:
         self._index = 0
         """Bytes of their JSON."""
         self._tasks: list[Task] = []
-        self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._bell.setblocking(False)  # noqa: FBT003 (its only argument)
+        self._bell = _bell()
         self._teller = Teller()
         self._not_before = 0
         self._wish: Wish | None = None
