@@ -52,7 +52,7 @@ def test_status_of_a_job_tells_where_it_stands(here: Command, running: Author, b
         "step 100,",
         "incident 3 since",
         "worker-exception on rank 3 on n2",
-        "2 steps computed twice",
+        "steps lost  2",
         f"flow        pid {os.getpid()} on {os.uname().nodename}",
     ):
         assert words in text

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from detectors.catalogue import CATALOGUE_LEVELS
+from holdfast.accounting.losses import losses
 from holdfast.control.board import Board
 from holdfast.control.hearing import GATHERED, Hearing
 from holdfast.control.run import Run
@@ -58,7 +59,7 @@ class Told:
 
     def twice(self) -> int:
         """Return how many steps are on record as computed again."""
-        return queries.losses(self.history, self.job.id).steps_twice
+        return losses(self.history, self.job).steps_lost or 0
 
 
 @pytest.fixture
