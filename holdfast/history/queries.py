@@ -153,6 +153,12 @@ def faults_of_hardware(history: History, cluster: str, *, since: float, but: str
     return _rows(history, Fault, *where, newest_first=True, limit=limit)[::-1]
 
 
+def fault_in_other_jobs(history: History, cluster: str, kind: str, *, since: float, but: str) -> bool:
+    """Tell whether a job of *cluster* other than *but* has had a fault of that kind since then."""
+    of_cluster = select(Job.id).where(col(Job.cluster)["name"].as_string() == cluster, col(Job.id) != but)
+    return bool(_rows(history, Fault, col(Fault.kind) == kind, col(Fault.at) >= since, col(Fault.job_id).in_(of_cluster), limit=1))
+
+
 def newest_fault(history: History, job_id: str, kinds: Collection[str]) -> Fault | None:
     """Return the job's newest fault of one of these *kinds*."""
     return _newest(history, Fault, col(Fault.job_id) == job_id, col(Fault.kind).in_(kinds))
