@@ -141,7 +141,7 @@ class Crew:
         worker.ticket = next(self._tickets)
         self._expected[worker.ticket] = worker
         try:
-            worker.open_log()
+            worker.open_log(self.plan.job if self.plan is not None else "")
         except OSError as error:
             self._failed(worker.ticket, str(error), error.errno)
         else:

@@ -147,9 +147,9 @@ class Worker:
         except OSError:
             return None
 
-    def open_log(self) -> None:
-        """Say in the log where this worker's output begins; raise ``OSError`` when there can be no log."""
-        line = f"--- holdfast: {self.name}\n".encode()
+    def open_log(self, job: str) -> None:
+        """Say in the log where this worker's output begins, of which job; raise ``OSError`` when there can be no log."""
+        line = f"--- holdfast: {self.name} of job {job}\n".encode()
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             self.log_begin = os.fstat(log).st_size

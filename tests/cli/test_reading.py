@@ -271,7 +271,7 @@ def test_a_job_that_tells_no_steps_says_where_its_words_are(here: Command, book:
     """A script that knows nothing of Holdfast trains as well: who watches is not left waiting for a step. A new job gets its moment."""
     author = Author(book, "plain", time.time() - 60)
     author.move("RUNNING", "all 2 rank(s) are at work", seconds=1)
-    words = "only `holdfast.session` does; `holdfast logs plain --follow` shows"
+    words = "`holdfast.session` does, or `holdfast.heartbeat`; `holdfast logs plain --follow` shows"
     assert words in here("status", "plain").stdout
     author.move("RUNNING", "all 2 rank(s) are at work", seconds=59)
     assert words not in here("status", "plain").stdout
