@@ -126,14 +126,14 @@ class RankOutput:
         assert self.job is not None
         try:
             with closing(open_cluster(cluster_of(self.job.cluster))) as source, ThreadPoolExecutor(HANDS, "rank-output") as hands:
-                while not self._ended.wait(POLL):
+                while not self._ended.wait(POLL if not source.remote else 2 * POLL):
                     self._look(source, hands)
                 for _ in range(BEHIND // PIECE + 1):
                     self._look(source, hands)
                 for tail in self._tails.values():
                     if tail.begun and tail.log.rest:
                         self._say(tail.rank, as_shown(tail.log.rest))
-        except (HoldfastError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 (whatever it takes to reach nodes may fail; the job is watched all the same)
             self._complain(f"what ranks write cannot be shown: {error}")
 
     def _look(self, source: NodeSource, hands: ThreadPoolExecutor) -> None:

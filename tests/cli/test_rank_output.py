@@ -158,3 +158,13 @@ def test_what_names_no_ranks_is_rejected_with_what_does(text: str) -> None:
     """Those that the job has are named."""
     with pytest.raises(UnknownWord, match="ranks from 0 to 3"):
         ranks_in(text, 4)
+
+
+def test_nodes_that_cannot_be_reached_cost_one_line_and_nothing_else(read: Read) -> None:
+    """The job is watched all the same."""
+    read.job.cluster = {"kind": "ssh", "hosts": ["nowhere.invalid"], "key": "/no/such/key"}
+    read.output.follow(read.job, {"nowhere.invalid": [0]})
+    read.until(lambda: bool(read.lines))
+    (line,) = read.end()
+    assert line[0] is None
+    assert line[1].startswith("what ranks")
