@@ -24,6 +24,7 @@ from benchmarks.measuring import spread
 from benchmarks.steered import Steered
 from detectors.groups import TAKE_OVER_FAILED
 from detectors.progress import OVERRUN
+from holdfast.accounting import losses as accounts
 from holdfast.history import holds, models, queries
 
 NODES: Final = 4
@@ -153,7 +154,7 @@ class ChaosRun:
             "outcomes": dict(Counter(row.outcome for row in rows)),
             "rungs": dict(Counter(row.rung for row in rows)),
             "generations": len(queries.generations(job.history, job.row.id)),
-            "steps_computed_twice": queries.losses(job.history, job.row.id).steps_twice,
+            "steps_computed_twice": accounts.losses(job.history, job.row).steps_lost or 0,
             "downtime": spread([row.downtime_s for row in rows if row.downtime_s is not None]),
             "nodes_isolated": {node: because for node, because in isolated.items() if because},
         }

@@ -38,6 +38,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_VAULTS": "Folder on a memory file system below which nodes keep training state. Default: `/dev/shm`.",
     "HOLDFAST_KERNEL_LOG": "Where an agent follows the kernel's log: the host's, or a syslog daemon's file. Default: `/dev/kmsg`.",
     "HOLDFAST_NODE_ROOT": "Where an agent finds the `/proc` and `/sys` of its node, if the host's are mounted elsewhere. Default: `/`.",
+    "HOLDFAST_ADDED": "Set by `holdfast run` for a flow: names of the variables that it has added, which no script is given.",
     "HOLDFAST_PREFECT_STANDS_IN": "Set by `holdfast run` for a flow with a Prefect server of its own: the one that was named and is away.",
     "HOLDFAST_PREFECT_STANDS_IN_AUTH": "Set beside it: user and password for the one that was named.",
 }

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from holdfast.runtime.heartbeat import heartbeat
     from holdfast.runtime.joining import join
     from holdfast.runtime.loader import Loader
     from holdfast.runtime.sections import section
@@ -21,12 +22,13 @@ _HOMES: Final = {
     "Cluster": "holdfast.spec",
     "Loader": "holdfast.runtime.loader",
     "TrainingJob": "holdfast.spec",
+    "heartbeat": "holdfast.runtime.heartbeat",
     "join": "holdfast.runtime.joining",
     "section": "holdfast.runtime.sections",
     "session": "holdfast.runtime.session",
 }
 
-__all__ = ["Cluster", "Loader", "TrainingJob", "__version__", "join", "section", "session"]
+__all__ = ["Cluster", "Loader", "TrainingJob", "__version__", "heartbeat", "join", "section", "session"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 (a name of any kind)

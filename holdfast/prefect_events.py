@@ -87,8 +87,8 @@ _ENDED: Final = {
     **_INCIDENT,
     "outcome": "`recovered`, `passed`, `stopped` or `gave-up`",
     "action": "last recovery action",
-    "downtime_s": "seconds from the fault to the first new step",
-    "steps_lost": "steps that are computed again",
+    "downtime_s": "seconds from the fault to the first new step; until all processes had started where no steps are reported",
+    "steps_lost": "steps that were lost, and are computed again",
     "reason": "why this action, in words",
 }
 _QUESTION: Final = {"number": "by which a person answers", "nodes": "nodes that may be isolated", "reason": "why a person is asked"}

@@ -23,6 +23,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
+from holdfast.added import with_added
 from holdfast.control.handover import heed_from_now_on, held_back
 from holdfast.errors import OperatorError
 from holdfast.log import line
@@ -142,7 +143,8 @@ class TemporaryServer:
     def _begin(self) -> None:
         parent, self._port = os.getpid(), free_port()
         self.address = f"http://127.0.0.1:{self._port}"
-        self.environment = {**self._given, **QUIET, "PREFECT_API_URL": f"{self.address}/api", "PREFECT_API_AUTH_STRING": self._auth}
+        ours = {"PREFECT_API_URL": f"{self.address}/api", "PREFECT_API_AUTH_STRING": self._auth}
+        self.environment = with_added(self._given, QUIET) | ours
         with open(self.log, "ab", opener=_privately) as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)],

@@ -46,6 +46,7 @@ class FlowLog:
         words = ends.get(row.outcome or "", row.outcome or "closed")
         if row.outcome == "recovered":
             lost = "" if row.steps_lost is None else f", {plural(row.steps_lost, 'step')} lost"
-            words = f"{words} after {duration(row.downtime_s)}{lost}"
+            again = "all processes started again" if row.until_started else words
+            words = f"{again} after {duration(row.downtime_s)}{lost}"
         link = ui_link("artifact", incident_key(self._job, row.number))
         self._log.warning("Incident %d over: %s%s", row.number, words, f". Details: {link}" if link else "")

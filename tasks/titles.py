@@ -106,7 +106,8 @@ def resume(run: Run, turn: Turn, seconds: float) -> str:
         others = f" and {plural(more, 'more')}" if more else ""
         return f"resume: rank {seat.rank}{others} replaced by {_host(seat.node, standby=seat.standby is not None)}, {down}"
     lost = run.closed.steps_lost
-    return f"resume: training again, {down}" + ("" if lost is None else f", {plural(lost, 'step')} lost")
+    again = "all processes started again" if run.closed.until_started else "training again"
+    return f"resume: {again}, {down}" + ("" if lost is None else f", {plural(lost, 'step')} lost")
 
 
 def wait(run: Run, turn: Turn, seconds: float) -> str:

@@ -28,6 +28,7 @@ class Arrow:
 
 
 LEAVES = (
+    "holdfast.added",
     "holdfast.callers",
     "holdfast.errors",
     "holdfast.flush",

@@ -15,6 +15,7 @@ from sqlmodel import Session, col
 from detectors.catalogue import Blame, Level
 from holdfast.accounting.ledger import HOUR, ROLLBACK, SECOND, UNFINISHED, Ledger, Use
 from holdfast.accounting.life import Trouble
+from holdfast.accounting.losses import Losses
 from holdfast.accounting.reading import Known, Reader, Unit, known, node_moves, unit_of
 from holdfast.accounting.settling import settle
 from holdfast.accounting.width import gone_without
@@ -80,6 +81,7 @@ class JobBill:
 
     job: Known
     ledger: Ledger
+    figures: Losses
     incidents: int
 
 
@@ -101,6 +103,7 @@ class Bill:
     until: float
     jobs: Sequence[JobBill]
     ledger: Ledger
+    figures: Losses
     losses: Sequence[Loss]
     """The dearest first."""
     lemons: Sequence[Lemon]
@@ -127,8 +130,7 @@ class Bill:
     @property
     def ettr(self) -> float | None:
         """Return the share of the jobs' time that went into steps that were kept; empty where no step is known, or no time passed."""
-        whole, kept = self.ledger.sum().wall, self.ledger.sum(Use.PRODUCTIVE).wall
-        return kept / whole if whole and kept else None
+        return self.figures.ettr
 
     @property
     def phases(self) -> dict[str, float]:
@@ -179,6 +181,7 @@ def bill(history: History, job: Job | None = None, *, since: float | None = None
         until=max((one.end for one in jobs), default=at),
         jobs=sorted(adding.jobs, key=lambda one: -one.ledger.sum().devices),
         ledger=adding.ledger,
+        figures=Losses.sum(one.figures for one in adding.jobs),
         losses=_losses(adding),
         lemons=_lemons(adding),
         mttf=_mean((wall - down) / SECOND, adding.failures),
@@ -198,7 +201,7 @@ def _add(adding: _Adding, reader: Reader, job: Known) -> None:
     ledger = settle(life, since=since)
     within = [one for one in life.troubles if since is None or one.fault_at >= since]
     roots = _roots(reader.session, job.id) if life.troubles else {}
-    adding.jobs.append(JobBill(job=job, ledger=ledger, incidents=len(within)))
+    adding.jobs.append(JobBill(job=job, ledger=ledger, figures=Losses.of(life, ledger, since=since), incidents=len(within)))
     adding.ledger.take_in(ledger)
     adding.faults.update(_faults(reader.session, job.id, reader.since))
     _add_losses(adding, ledger, life.troubles, roots)

@@ -40,6 +40,8 @@ class Trouble:
     back_at: int
     generation_after: int | None
     outcome: str | None = None
+    until_started: bool = False
+    """Its end is the start of the processes, as no step was reported: training may have begun later."""
     phases: Sequence[PhaseTime] = ()
     """In their order, without the rollback."""
 

@@ -16,7 +16,20 @@ from sqlmodel import Session, col, select
 from holdfast.accounting.ledger import ROLLBACK, SECOND
 from holdfast.accounting.life import Era, Life, PhaseTime, Save, Spares, Trouble
 from holdfast.accounting.steps import COLUMNS, Steps, pieces
-from holdfast.history.models import Checkpoint, Generation, Incident, Job, Lease, Move, NodeMove, Phase, Snapshots, Step
+from holdfast.history.models import (
+    DOWN_UNTIL,
+    STARTED,
+    Checkpoint,
+    Generation,
+    Incident,
+    Job,
+    Lease,
+    Move,
+    NodeMove,
+    Phase,
+    Snapshots,
+    Step,
+)
 from holdfast.history.queries import TERMINAL
 from holdfast.history.store import History
 
@@ -80,11 +93,11 @@ class Reader:
     node_moves: dict[str, list[tuple[float, str, str]]] = field(default_factory=lambda: defaultdict(list))
     """By job: when, which node, its standing."""
 
-    def life(self, job: Known) -> Life:
+    def life(self, job: Known, *, with_steps: bool = True) -> Life:
         """Return the life of *job*."""
         generations = self._generations(job.id)
         goals = {one.number: one.resumed_step for one in generations if one.resumed_step is not None}
-        steps = self._steps(job, goals)
+        steps = self._steps(job, goals) if with_steps else {}
         shares = self._snapshot_shares(job.id)
         eras = [
             Era(
@@ -156,7 +169,7 @@ class Reader:
     def _troubles(self, job: Known) -> list[Trouble]:
         columns = (
             Incident.id, Incident.number, Incident.kind, Incident.fault_at, Incident.downtime_s, Incident.closed_at,
-            Incident.generation_after, Incident.outcome,
+            Incident.generation_after, Incident.outcome, Incident.facts,
         )  # fmt: skip
         wanted = sqlalchemy.select(*map(col, columns)).where(col(Incident.job_id) == job.id).order_by(col(Incident.number))
         rows = self.session.connection().execute(wanted).all()
@@ -175,6 +188,7 @@ class Reader:
                     back_at=_micros(back),
                     generation_after=one.generation_after if one.outcome == "recovered" else None,
                     outcome=one.outcome,
+                    until_started=(one.facts or {}).get(DOWN_UNTIL) == STARTED,
                     phases=phases.get(one.id) or _by_state(moves, one.fault_at, back),
                 )
             )

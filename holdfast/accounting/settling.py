@@ -201,6 +201,16 @@ def _bounds(life: Life) -> list[int]:
     return [*found, life.end]
 
 
+def time_down(life: Life, since: int) -> int:
+    """Return the microseconds after *since* in which incidents kept the job from training, each counted once, suspensions left out."""
+    found = 0
+    for begin, end, _ in _downs(life):
+        begin = max(begin, since)  # noqa: PLW2901 (what came before is not asked for)
+        suspended = sum(max(0, min(until, end) - max(start, begin)) for start, until in life.suspensions)
+        found += max(0, end - begin - suspended)
+    return found
+
+
 def _downs(life: Life) -> list[tuple[int, int, Trouble]]:
     """Return the incidents in their order, each from where the one before was over."""
     found, last = list[tuple[int, int, Trouble]](), life.begin

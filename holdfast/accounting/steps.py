@@ -34,6 +34,19 @@ class Steps:
     sums: Micros
     """Microseconds of the steps before each place, one more than there are steps."""
     stretches: Sequence[Stretch]
+    numbers: Micros
+    """Their numbers."""
+
+    def lost_since(self, begin: int) -> int:
+        """Return how many steps that ended after *begin* were lost; of a script that reports one in ten each report stands for ten."""
+        between = np.diff(self.numbers)
+        stands_for = np.concatenate(([between.min() if len(between) else 1], between))
+        found = 0
+        for stretch in self.stretches:
+            if stretch.lost_to is not None:
+                mine = slice(stretch.first, stretch.last)
+                found += int(stands_for[mine][self.end[mine] > begin].sum())
+        return found
 
     def within(self, begin: int, end: int) -> Iterator[tuple[int | None, int]]:
         """Yield what of the steps lies from *begin* to *end*: the generation they were lost to, and microseconds."""
@@ -72,6 +85,7 @@ def pieces(table: np.ndarray[Any, Any], back_to: Mapping[int, int], *, until: in
                 end=end[first:last],
                 sums=np.concatenate(([0], np.cumsum(end[first:last] - begin[first:last]))),
                 stretches=list(_stretches(table["step"][first:last], reversed(later))),
+                numbers=table["step"][first:last],
             )
         while later and later[-1][1] >= goals[number]:  # whoever goes back further, and earlier, has all that the later one would have
             later.pop()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from holdfast.agent import fields
+from holdfast.agent import error_file, fields
 from holdfast.agent.identity import Identity
 from holdfast.agent.notices import NoticePlan
 from holdfast.agent.starter import Launch, WarmStarter, start_cold
@@ -56,6 +56,8 @@ class Plan:
     directory: str
     environment: dict[str, str]
     log_directory: Path
+    defaults: dict[str, str]
+    """Variables that a process is given where the node's environment does not have them, as torchrun does."""
     memory: MemoryPlan | None = None
     """None: no state is kept in memory."""
     watch: bool = True
@@ -79,6 +81,7 @@ class Plan:
             argv=fields.words(order, "argv", least=1),
             directory=fields.path(order, "directory"),
             environment=fields.environment(order, "environment"),
+            defaults=fields.maybe(fields.environment, order, "defaults") or {},
             log_directory=Path(fields.path(order, "log_directory")),
             memory=None if memory is None else MemoryPlan.of(memory),
             beat=fields.maybe(fields.seconds, order, "beat") or BEAT,
@@ -125,7 +128,7 @@ class Births:
         assert self._plan is not None
         starter = WarmStarter(
             python=self._plan.python,
-            environment={**os.environ, **self._plan.environment, **self._me.marks()},
+            environment={**self._plan.defaults, **os.environ, **self._plan.environment, **self._me.marks()},
             preload=self._plan.preload,
             log=self._me.directory / "starter.log",
         )
@@ -141,7 +144,7 @@ class Births:
         """
         plan = self._plan
         assert plan is not None
-        environment = {**os.environ, **plan.environment, **places, **self.local, **self._me.marks()}
+        environment = {**plan.defaults, **os.environ, **plan.environment, **places, **self.local, **self._me.marks()}
         argv = (program if not plan.warm else program[1:]) if program else plan.argv
         launch = Launch(argv=argv, environment=environment, directory="/" if program else plan.directory, log=output, cold=cold)
         if self._starter is None:
@@ -150,6 +153,10 @@ class Births:
         self._waiting[ticket] = launch
         if self._starter.ready:
             self._ask(self._starter, ticket, launch)
+
+    def error_file(self, ticket: int) -> Path:
+        """Return where the process of that ticket is to leave the error that ends it."""
+        return error_file.place(self._me.directory, ticket)
 
     def _ask(self, starter: WarmStarter, ticket: int, launch: Launch) -> None:
         if starter.ask(ticket, launch):

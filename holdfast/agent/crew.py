@@ -12,11 +12,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.agent import fields
+from holdfast.agent import error_file, fields
 from holdfast.agent.births import Births, Plan
 from holdfast.agent.identity import Identity
 from holdfast.agent.memory import OutOfMemory
-from holdfast.agent.worker import Worker
+from holdfast.agent.worker import TRACEBACK, Worker
 from holdfast.process import children_of, kill, kill_group, parent_of
 
 _ENDED: Final = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
@@ -142,10 +142,12 @@ class Crew:
         worker.ticket = next(self._tickets)
         self._expected[worker.ticket] = worker
         try:
-            worker.open_log()
+            worker.open_log(self.plan.job if self.plan is not None else "")
         except OSError as error:
             self._failed(worker.ticket, str(error), error.errno)
         else:
+            worker.error_file = self._births.error_file(worker.ticket)
+            environment = {**environment, error_file.NAME: str(worker.error_file)}
             self._births.begin(worker.ticket, environment, worker.log, cold=worker.standby is None)
 
     def launch_helper(  # noqa: PLR0913, PLR0917 (what a process is)
@@ -312,11 +314,14 @@ class Crew:
             "ordered": self._is_wanted_gone(worker),
             "output": worker.tail() if by_signal or found.si_status or not worker.finished else "",
         }
+        left = worker.left_error()
+        if facts["raised"] is None and TRACEBACK not in facts["output"] and (by_signal or found.si_status):
+            facts["raised"] = left  # where its output tells nothing: what it wrote itself may stand elsewhere
         if worker.standby is not None:
             self._lose_standby(worker, **facts, why=None, errno=None)
             return
         self.leavers = [leaver for leaver in self.leavers if leaver is not worker]
-        finished = worker.finished or not worker.managed
+        finished = worker.finished or worker.heartbeats or not worker.managed
         self._emit("worker.exited", rank=worker.rank, generation=worker.generation, finished=finished, step=worker.step, **facts)
         if not facts["ordered"] and not (finished and facts["code"] == 0):
             self.fell()

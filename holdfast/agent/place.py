@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast import vault
+from holdfast.added import without_added
 from holdfast.agent.epochs import Epochs, FencingToken
 from holdfast.agent.journal import JOURNAL, past
 from holdfast.process import NODE_MARK, is_alive, mark_of, sweep
@@ -39,7 +40,7 @@ OTHERS: Final = ("HOLDFAST_HISTORY", "HOLDFAST_PREFECT_", "PREFECT_")
 
 def _inherited() -> dict[str, str]:
     """Return what an agent, and so each worker of its node, is given of this process's environment."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(OTHERS)}
+    return {name: value for name, value in without_added(os.environ).items() if not name.startswith(OTHERS)}
 
 
 @dataclass(frozen=True, slots=True)

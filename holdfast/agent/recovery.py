@@ -224,7 +224,7 @@ class Recovery:
         del crew.standbys[standby]
         worker.promote(rank, crew.generation, crew.recruit(rank).log)
         with suppress(OSError):  # the process opens it too, and tells when it cannot
-            worker.open_log()
+            worker.open_log(crew.plan.job if crew.plan is not None else "")
         self._service.emit("worker.started", rank=rank, pid=worker.pid, generation=crew.generation, standby=standby)
 
     # -- standbys -------------------------------------------------------------------------------------------------------

@@ -204,13 +204,14 @@ class Reports:
 
     def _on_mark(self, worker: Worker, message: Message) -> None:
         name, seconds = fields.text(message, "name"), fields.seconds(message, "seconds")
-        worker.managed = True
+        worker.managed, worker.heartbeats = True, False
         worker.advance()
         self._send("mark", rank=worker.rank, generation=_meant(worker, message), name=name, seconds=seconds)
 
     def _on_resumed(self, worker: Worker, message: Message) -> None:
         step, path = fields.whole(message, "step", most=LARGEST_STEP), fields.maybe(fields.text, message, "path")
         worker.managed = True  # a hello alone is no promise of steps: the warm starter says it for any script that raises
+        worker.heartbeats = False
         worker.advance()
         if _meant(worker, message) < worker.generation:
             return  # it has been kept for another one meanwhile
@@ -222,12 +223,12 @@ class Reports:
         until, loss = fields.maybe(fields.whole, message, "until"), fields.maybe(fields.number, message, "loss")
         of_snapshots = snapshots.said(message)
         worker.step, now = step, time.time()
-        worker.managed = True
+        worker.managed, worker.heartbeats = True, message.get("heartbeat") is True
         worker.advance()
         generation = _meant(worker, message) if worker.former is None else worker.former  # until it has resumed it tells of the one before
         if worker.first_step is None and generation == worker.generation:
             worker.first_step = now
-            self._emit("worker.stepped", worker, step=step, until=until)
+            self._emit("worker.stepped", worker, step=step, until=until, heartbeat=worker.heartbeats)
         if generation == worker.generation:
             worker.snapshot |= of_snapshots
             self._note_pace(worker, message, step)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.agent import error_file
 from holdfast.agent.paces import Paces
 from holdfast.process import state_of, wait_of
 from holdfast.wire import Message
@@ -22,6 +23,7 @@ MOST_HELD: Final = 4096
 """Messages of one worker that wait for its generation to be on record; of more the oldest are dropped."""
 MOST_CHECKS: Final = 4
 """Digests that beats carry: each may be lost, and nodes beat at different times."""
+TRACEBACK: Final = "Traceback (most recent call last)"
 TAIL: Final = 8192
 """Bytes of a worker's output that travel with its end."""
 
@@ -41,9 +43,13 @@ class Worker:
     """Size of the log when this worker started: what comes after is its own."""
     log_before: tuple[Path, int] | None = None
     """The log it had as a standby, for as long as it has written nothing to the rank's."""
+    error_file: Path | None = None
+    """Where its script may leave the error that ends it."""
     pid: int | None = None
     started: float = 0.0
     managed: bool = False
+    heartbeats: bool = False
+    """It reports steps and keeps its own state: no goodbye is to be expected of it."""
     step: int | None = None
     first_step: float | None = None
     progress: float = field(default_factory=time.monotonic)
@@ -83,6 +89,10 @@ class Worker:
     def name(self) -> str:
         """Return what it is called in logs."""
         return f"rank {self.rank}, generation {self.generation}" if self.standby is None else f"standby {self.standby}"
+
+    def left_error(self) -> dict[str, Any] | None:
+        """Return the error that its script has left for its launcher, if it did; it is there once."""
+        return None if self.error_file is None else error_file.take(self.error_file)
 
     @property
     def is_ahead(self) -> bool:
@@ -137,9 +147,9 @@ class Worker:
         except OSError:
             return None
 
-    def open_log(self) -> None:
-        """Say in the log where this worker's output begins; raise ``OSError`` when there can be no log."""
-        line = f"--- holdfast: {self.name}\n".encode()
+    def open_log(self, job: str) -> None:
+        """Say in the log where this worker's output begins, of which job; raise ``OSError`` when there can be no log."""
+        line = f"--- holdfast: {self.name} of job {job}\n".encode()
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self.log_begin = os.fstat(log).st_size

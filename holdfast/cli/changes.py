@@ -210,18 +210,19 @@ def of_progress(outlook: Outlook) -> Change:
 
 def of_end(history: History, outlook: Outlook) -> Change:
     """Tell how the job ended and what its faults cost."""
-    lost = queries.losses(history, outlook.job.id, now=outlook.at)
+    from holdfast.accounting.losses import losses  # noqa: PLC0415 (it reads all steps with numpy, which a watcher need not wait for)
+    from holdfast.report import loss_words  # noqa: PLC0415
+
+    lost = losses(history, outlook.job, now=outlook.at)
     last = f" at step {count(outlook.step.step)}" if outlook.step else ""
     lines = [f"job '{outlook.job.name}' {outlook.state} after {duration(outlook.elapsed)}{last}: {outlook.because}"]
     if outlook.incidents:
-        ettr = f"; training time ratio {lost.ettr:.1%}" if lost.ettr is not None else ""
-        cost = f"{duration(lost.downtime_s)} of downtime, {plural(lost.steps_twice, 'step')} computed twice{ettr}"
-        lines.append(f"{plural(len(outlook.incidents), 'incident')}: {cost}")
+        lines.append(f"{plural(len(outlook.incidents), 'incident')}: {loss_words.sentence(lost)}")
     if outlook.state == "FAILED":
         lines += _last_evidence(history, outlook)
     if outlook.incidents:
         lines.append(f"`holdfast report {outlook.job.name} -o report.html` draws all of it")
-    record = {**outlook.as_record(), "losses": {**dataclasses.asdict(lost), "ettr": lost.ettr}}
+    record = {**outlook.as_record(), "losses": lost.as_record()}
     return Change(event="end", at=outlook.at, text="\n".join(lines), record=record)
 
 

@@ -145,18 +145,26 @@ def validate(job_file: Path, cluster_file: Path | None, as_json: bool) -> int:
 )
 @click.option("--detach", is_flag=True, help="Return as soon as the job trains.")
 @click.option("--standby", is_flag=True, help="Wait while another flow steers the job, and take over when that dies.")
+@click.option(
+    "--log-ranks",
+    metavar="RANKS",
+    help="Ranks whose output is shown here, such as `0,2-3`, `all` or `none`; default: 0, with --json or --detach none.",
+)
 @as_json
-def run(job_file: Path, cluster_file: Path | None, detach: bool, standby: bool, as_json: bool) -> int:
+def run(job_file: Path, cluster_file: Path | None, detach: bool, standby: bool, log_ranks: str | None, as_json: bool) -> int:
     """Run a job to its end, whatever its nodes do, and watch it.
 
     The job does not need this terminal: closing it changes nothing. Ctrl-C asks the job to stop, a second one insists.
     A job that lost its flow is adopted by the same command; its workers go on undisturbed. With --standby, given on another
     host with the same history (HOLDFAST_HISTORY, PostgreSQL), that happens by itself within seconds; a job that has ended
     is not begun again by it, unless its file says something else now.
+
+    What rank 0 writes is shown, each line after its rank; --log-ranks asks for others. What comes too fast to be read is left out:
+    `holdfast logs` has all of it.
     """
     from holdfast.cli.running import run
 
-    return run(job_file, cluster_file, detach=detach, standby=standby, as_json=as_json)
+    return run(job_file, cluster_file, detach=detach, standby=standby, log_ranks=log_ranks, as_json=as_json)
 
 
 @app.command(epilog=example("holdfast status", "holdfast status gpt-small --follow"))

@@ -46,7 +46,7 @@ class Log:
         """Take in *data*, which follows what was read before; return the lines that are whole now."""
         self.at += len(data)
         *lines, self.rest = (self.rest + data).split(b"\n")
-        return [_line(line) for line in lines]
+        return [as_shown(line) for line in lines]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class Reader:
             begun = log.at
             found = log.taken(self.source.log(log.node, self.job.name, log.name, log.at, BACK))
             whole = found[1:] if begun else found  # the first one began before
-            return [*whole, *([_line(log.rest)] if log.rest else [])][-lines:] if lines else []
+            return [*whole, *([as_shown(log.rest)] if log.rest else [])][-lines:] if lines else []
         except (WorldError, OSError) as error:
             self.away[log.node] = _words(error)
             return []
@@ -195,7 +195,7 @@ def _follow(history: History, reader: Reader, found: list[Log]) -> None:
         time.sleep(POLL)
 
 
-def _line(data: bytes) -> str:
+def as_shown(data: bytes) -> str:
     """Return a line as a terminal would show it: of what was written over itself, as progress bars are, the last state."""
     states = [state for state in data.decode("utf-8", "replace").split("\r") if state]
     return visible(states[-1]) if states else ""

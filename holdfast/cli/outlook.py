@@ -108,7 +108,8 @@ class Outlook:
         """Return why no step can be shown of a job that runs; empty where one is, or will be in a moment."""
         if self.step is not None or self.move is None or self.state != "RUNNING" or self.at - self.move.at < SILENT:
             return ""
-        return f"no steps are told: only `holdfast.session` does; `holdfast logs {self.job.name} --follow` shows what the script writes"
+        logs = f"`holdfast logs {self.job.name} --follow` shows what the script writes"
+        return f"no steps are told: `holdfast.session` does, or `holdfast.heartbeat`; {logs}"
 
     @property
     def no_snapshots(self) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sqlmodel import SQLModel
 
+from holdfast.accounting.losses import downtime, losses
 from holdfast.cli.changes import IN_FULL, in_recovery
 from holdfast.cli.outlook import find_job
 from holdfast.cli.output import clock, heading, hint, say, say_facts, say_json, say_rows, say_styled
@@ -15,11 +16,16 @@ from holdfast.errors import UnknownIncident
 from holdfast.history import queries
 from holdfast.history.models import Decision, Fault, Incident, Job, Phase, Verdict
 from holdfast.history.store import History
+from holdfast.report import loss_words
 from holdfast.report import phases as known
 from holdfast.report.memory import IN_MEMORY
 from holdfast.report.notes import collapsed
+from holdfast.report.phases import ROLLBACK
 from holdfast.report.weighing import explanations
 from holdfast.report.wording import NOTHING, begun, count, duration, in_ranks, kept, over, plural, seat, share, taken_over
+
+TOLD: Final = 0.01
+"""Seconds of a downtime that its phases may leave open without a word."""
 
 
 def history(reference: str | None, *, limit: int, as_json: bool) -> int:
@@ -92,7 +98,7 @@ def _job_record(book: History, job: Job) -> dict[str, Any]:
         "seconds": None if ended is None else ended - job.at,
         "step": step.step if step else None,
         "incidents": len(incidents),
-        "downtime_s": sum(one.downtime_s or 0.0 for one in incidents),
+        "downtime_s": downtime(book, job) if incidents else 0.0,
     }
 
 
@@ -106,7 +112,8 @@ def _life(book: History, job: Job, *, as_json: bool) -> None:
         "remarks": queries.remarks(book, job.id),
     }
     if as_json:
-        say_json({**_job_record(book, job), **{name: [row.model_dump() for row in found] for name, found in rows.items()}})
+        lost = losses(book, job).as_record()
+        say_json({**_job_record(book, job), "losses": lost, **{name: [row.model_dump() for row in found] for name, found in rows.items()}})
         return
     heading(f"{job.name}  submitted {clock(job.at)}  id {job.id}")
     for line in sorted(_lines(book, job), key=lambda line: (line.at, line.id)):
@@ -114,6 +121,10 @@ def _life(book: History, job: Job, *, as_json: bool) -> None:
     if rows["incidents"]:
         say()
         _incident_rows(queries.incidents(book, job.id), job.at)
+    if rows["generations"]:
+        say()
+        say_facts(list(loss_words.figures(losses(book, job))))
+    if rows["incidents"]:
         say()
         hint(f"`holdfast show N --job {job.name}` tells an incident in full.")
 
@@ -197,7 +208,7 @@ def _incident(book: History, one: Incident, *, as_json: bool) -> None:
     _faults(faults)
     _weighed(verdicts)
     _decisions(decisions)
-    _phases(phases)
+    _phases(phases, one)
 
 
 def _title(text: str) -> None:
@@ -215,9 +226,10 @@ def _incident_facts(one: Incident) -> Iterator[tuple[str, str]]:
     if one.because:
         yield "because", one.because
     if one.downtime_s is not None:
-        yield "downtime", f"{duration(one.downtime_s)} from the fault to the first new step"
+        until = "until all processes had started; no steps are reported" if one.until_started else "to the first new step"
+        yield "downtime", f"{duration(one.downtime_s)} from the fault {until}"
     if one.step_before is not None:
-        lost = f"; {plural(one.steps_lost, 'step')} computed again" if one.steps_lost is not None else ""
+        lost = f"; {plural(one.steps_lost, 'step')} lost" if one.steps_lost is not None else ""
         resumed = f", resumed after step {count(one.resumed_step)}" if one.resumed_step is not None else ""
         yield "steps", f"had reached {count(one.step_before)}{resumed}{lost}"
     if one.facts:
@@ -285,7 +297,7 @@ def _decisions(decisions: Sequence[Decision]) -> None:
             say(f"            passed over {rule}: {why}")
 
 
-def _phases(phases: Sequence[Phase]) -> None:
+def _phases(phases: Sequence[Phase], one: Incident) -> None:
     if not phases:
         return
     _title("Phases")
@@ -293,4 +305,10 @@ def _phases(phases: Sequence[Phase]) -> None:
         bar = "█" * round(part.share * 30)
         term = f"({part.kind.term})" if part.kind.term else ""
         say(f"  {part.label:<14}{term:<5}{duration(part.seconds):>10}  {share(part.share):>6}  {bar:<30}  {part.kind.meaning}".rstrip())
-    say(f"  {'all':<19}{duration(sum(max(0.0, phase.seconds) for phase in phases)):>10}")
+    told = sum(max(0.0, phase.seconds) for phase in phases)
+    down = sum(max(0.0, phase.seconds) for phase in phases if phase.name != ROLLBACK)
+    if (rest := (one.downtime_s or 0.0) - down) > TOLD:
+        say(
+            f"  {'not known':<19}{duration(rest):>10}  until the first new step: the script keeps its own state, and reports no parts of it"
+        )
+    say(f"  {'all':<19}{duration(told + (rest if rest > TOLD else 0.0)):>10}")

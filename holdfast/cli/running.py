@@ -6,6 +6,7 @@ from pathlib import Path
 
 from holdfast.cli.flow_process import FlowProcess, Turn, write_spec
 from holdfast.cli.output import hint, say, say_json
+from holdfast.cli.rank_output import RankOutput, ranks_in
 from holdfast.cli.screens import screen_for
 from holdfast.cli.validating import checked, in_words
 from holdfast.cli.watching import Taps, Watch, counted_taps
@@ -17,9 +18,12 @@ from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
 
 
-def run(job_file: Path, cluster_file: Path | None, *, detach: bool, standby: bool, as_json: bool) -> int:
-    """Run the job in *job_file* and watch it; as a *standby*, also while another flow steers it."""
+def run(  # noqa: PLR0913 (as many as the command has options)
+    job_file: Path, cluster_file: Path | None, *, detach: bool, standby: bool, log_ranks: str | None, as_json: bool
+) -> int:
+    """Run the job in *job_file* and watch it, with the output of *log_ranks*; as a *standby*, also while another flow steers it."""
     job, cluster = checked(job_file, cluster_file)
+    wanted = ranks_in(log_ranks or ("none" if as_json or detach else "0"), job.nodes.wanted * job.nodes.ranks)
     history = patiently(History.open, _waits) if standby else History.open()
     try:
         with Turn(job.name) as turn:
@@ -33,6 +37,7 @@ def run(job_file: Path, cluster_file: Path | None, *, detach: bool, standby: boo
                 flow = FlowProcess(job.name, write_spec(job.name, {**spec, "standby": standby}, name), turn, known, name)
                 screen = screen_for(as_json=as_json, hint="Ctrl-C stops the job · closing the terminal does not")
                 watch = Watch(history, screen, flow=flow, job=adopted, from_now=adopted is not None)
+                watch.output = RankOutput(wanted, from_now=adopted is not None)
                 if adopted is None:
                     watch.say("start", f"{in_words(job, cluster)} Log: {flow.log}", job=job.name, pid=flow.pid, log=str(flow.log))
                 else:

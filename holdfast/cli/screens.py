@@ -23,6 +23,7 @@ from holdfast.cli.changes import Change, of_progress
 from holdfast.cli.frame import Frame, below
 from holdfast.cli.outlook import Outlook
 from holdfast.cli.output import clock, finite, hanging, on_terminal, wrapped
+from holdfast.cli.rank_output import Line
 from holdfast.report.wording import visible
 
 PROGRESS_EVERY: Final = 10.0
@@ -58,6 +59,10 @@ class Screen(Protocol):
 
     def show(self, changes: Sequence[Change], outlook: Outlook) -> None:
         """Show what is new and where the job stands."""
+        ...
+
+    def show_output(self, lines: Sequence[Line]) -> None:
+        """Show what ranks have written."""
         ...
 
     def wait(self, text: str) -> None:
@@ -104,6 +109,11 @@ class PlainLines:
         for line in lines_of(change):
             click.echo(line)
 
+    def show_output(self, lines: Sequence[Line]) -> None:
+        """Write each line after its rank."""
+        for line in lines:
+            click.echo(prefixed(line))
+
     def wait(self, text: str) -> None:
         """Write once what is waited for, when that takes longer."""
         self._waits = self._waits or time.monotonic()
@@ -134,6 +144,11 @@ class JsonLines(PlainLines):
     def tell(self, change: Change) -> None:
         """Write the change."""
         click.echo(json.dumps(finite(change.as_record()), default=str))
+
+    def show_output(self, lines: Sequence[Line]) -> None:
+        """Write each line as an object."""
+        for rank, text in lines:
+            click.echo(json.dumps({"event": "output", "at": time.time(), "rank": rank, "line": text}))
 
 
 class Picture:
@@ -166,6 +181,11 @@ class Picture:
         for change in changes:
             self.tell(change)
         self._draw(Frame(outlook, hint=self._hint, notice=self._notice))
+
+    def show_output(self, lines: Sequence[Line]) -> None:
+        """Let the lines scroll away above the picture, in their own order."""
+        if lines:
+            self._console.print(Text("\n".join(map(prefixed, lines))), soft_wrap=True)
 
     def wait(self, text: str) -> None:
         """Draw what is waited for."""
@@ -230,6 +250,12 @@ def fitted(change: Change, width: int) -> list[str]:
     while cell_len(last) > width - 2:
         last = last.rpartition(" ")[0]
     return [*lines[: NOTE_LINES - 1], f"{last} …"]
+
+
+def prefixed(line: Line) -> str:
+    """Return a line that a rank wrote as a person reads it."""
+    rank, text = line
+    return f"[rank {rank}] {text}" if rank is not None else f"[holdfast] {text}"
 
 
 def lines_of(change: Change) -> list[str]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from holdfast.accounting.losses import losses
 from holdfast.cli.outlook import Outlook, find_job, live_jobs, look, placed
 from holdfast.cli.output import clock, heading, hint, say_facts, say_json, say_rows
 from holdfast.history.looks import verdicts
 from holdfast.history.models import StandbyFlow
-from holdfast.history.queries import losses
 from holdfast.history.standing_by import FRESH, standing_by
 from holdfast.history.store import History
 from holdfast.recorded import recorded_cluster
-from holdfast.report import memory
-from holdfast.report.wording import NOTHING, count, duration, in_ranks, plural, share
+from holdfast.report import loss_words, memory
+from holdfast.report.wording import NOTHING, count, duration, in_ranks, share
 from policies.states import State
 
 WARNINGS: Final = 3
@@ -84,7 +84,8 @@ def _row(outlook: Outlook) -> list[str]:
 def _one(history: History, outlook: Outlook, *, as_json: bool) -> None:
     present = [] if outlook.ended else standing_by(history, outlook.job)
     if as_json:
-        say_json({**outlook.as_record(), "standbys": [one.model_dump(exclude={"job"}) for one in present]})
+        told = {"losses": losses(history, outlook.job, now=outlook.at).as_record()}
+        say_json({**outlook.as_record(), **told, "standbys": [one.model_dump(exclude={"job"}) for one in present]})
         return
     since = outlook.move.at if outlook.move else outlook.job.at
     heading(f"{outlook.job.name}  {outlook.state} since {clock(since)}: {outlook.because}")
@@ -129,9 +130,9 @@ def _troubles(history: History, outlook: Outlook) -> list[tuple[str, str]]:
         answer = f", answer: {now.rung}" if now.rung else ""
         facts += [("open", f"incident {now.number} since {duration(outlook.at - now.fault_at)}: {now.kind} on {now.subject}{answer}")]
     if outlook.incidents:
-        lost = losses(history, outlook.job.id, now=outlook.at)
-        cost = f"{duration(lost.downtime_s)} of downtime, {plural(lost.steps_twice, 'step')} computed twice"
-        facts += [("incidents", f"{len(outlook.incidents)}: {cost}; `holdfast history {outlook.job.name}` lists them")]
+        facts += [("incidents", f"{len(outlook.incidents)}; `holdfast history {outlook.job.name}` lists them")]
+    if outlook.generation is not None:
+        facts += loss_words.figures(losses(history, outlook.job, now=outlook.at))
     return facts
 
 

@@ -9,6 +9,7 @@ from holdfast.cli.output import say, say_json
 from holdfast.errors import BadFile
 from holdfast.report.wording import plural
 from holdfast.spec import Cluster, LocalCluster, TrainingJob, review
+from holdfast.spec.load import allocation
 from holdfast.spec.problems import shown
 
 
@@ -40,4 +41,14 @@ def in_words(job: TrainingJob, cluster: Cluster) -> str:
     least = f", at least {nodes.fewest}" if nodes.fewest < nodes.wanted else ""
     what = job.script or (job.command or [""])[0]
     where = f"{plural(nodes.wanted, 'node')}{spare} of cluster '{cluster.name}'{least}"
-    return f"Job '{job.name}': {what} on {where}, {plural(nodes.ranks, 'rank')} each."
+    return f"Job '{job.name}': {what} on {where}, {plural(nodes.ranks, 'rank')} each.{_in_slurm(cluster)}"
+
+
+def _in_slurm(cluster: Cluster) -> str:
+    """Say what becomes of the Slurm allocation that this is run inside of, if it is."""
+    number = allocation()
+    if not number or cluster.kind == "ssh":
+        return ""
+    if cluster.kind == "local":
+        return f" This is inside of Slurm job {number}, and uses this host alone of it, as the files say."
+    return f" Its nodes are those of Slurm job {number}, which this is inside of." if cluster.allocation == "auto" else ""

@@ -15,6 +15,7 @@ from holdfast.cli.flow_process import FlowProcess
 from holdfast.cli.outlook import Outlook, find_job, live_jobs
 from holdfast.cli.output import say
 from holdfast.cli.person import signature
+from holdfast.cli.rank_output import RankOutput
 from holdfast.cli.screens import Screen, screen_for
 from holdfast.errors import HistoryTrouble, NoJob
 from holdfast.exits import FLOW_DIED, HANDED_OVER, INTERRUPTED, REFUSED, status_of
@@ -81,6 +82,8 @@ class Watch:
     enough: Callable[[Outlook], bool] = lambda _: False
     """Whether to leave before the job ends."""
     outlook: Outlook | None = None
+    output: RankOutput | None = None
+    """What ranks write, if that is to be shown."""
     stopping: bool = False
     _begun: float = field(default_factory=time.monotonic)
     _follower: Follower | None = None
@@ -148,6 +151,9 @@ class Watch:
         if self._blind:
             self.say("notice", "the history can be read again")
             self._blind = False
+        if self.output is not None and not self.outlook.ended:
+            self.output.follow(self.job, self.outlook.members)
+            self.screen.show_output(self.output.take())
         self.screen.show(changes, self.outlook)
 
     def _answer(self, tap: int) -> None:
@@ -189,6 +195,10 @@ class Watch:
         return self._flow_gone()
 
     def _ended(self, outlook: Outlook) -> int:
+        if self.output is not None and self.job is not None:
+            self.output.follow(self.job, outlook.members)  # of a job that was over before it was seen at work
+            for lines in self.output.last():
+                self.screen.show_output(lines)
         self.screen.tell(of_end(self.history, outlook))
         if self.flow is not None and self.flow.status() is None:
             self.say("notice", f"the flow (pid {self.flow.pid}) is still closing its books; nothing waits for it")

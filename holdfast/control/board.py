@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Final
 
 from detectors.catalogue import CATALOGUE_LEVELS, Fault, Level, Levels
@@ -177,12 +178,13 @@ class Board:
         """By rank and step, the sums of single tensors that were asked for."""
         self.news: deque[Evidence] = deque()
         """What was seen since the last time somebody took it away."""
-        self._now = 0.0
+        self.heartbeats = False
+        """Steps are told by scripts that keep their own state, and not by all ranks perhaps."""
         self._stepped = 0
         """Ranks that have finished a step of this generation: asked with every one of thousands of events."""
         self._lowest = min(self.ranks, default=0)
-        self._first_beat = 0.0
-        """When the first of them was heard of."""
+        self._now = self._first_beat = 0.0
+        """When anything was heard last, and when the first of the ranks was heard of."""
 
     @property
     def first(self) -> RankView:
@@ -284,6 +286,7 @@ class Board:
         self._stepped += view.first_step is None
         view.managed, view.first_step, view.first_step_number = True, event["at"], event["step"]
         view.until = event.get("until")
+        self.heartbeats = self.heartbeats or event.get("heartbeat") is True
         self._advance(view, event["step"])
 
     def _on_steps(self, _node: str, event: Message) -> None:
@@ -473,7 +476,9 @@ class Board:
         return self._stepped > 0
 
     def all_stepped(self) -> bool:
-        """Tell whether every rank has finished a step of this generation."""
+        """Tell whether every rank has finished a step of this generation; with heartbeats, whether any has that tells of its steps."""
+        if self.heartbeats:
+            return self._stepped > 0 and self.all_started()
         return 0 < self._stepped == len(self.ranks) - len(self.unseen)
 
     def is_ahead(self) -> bool:
@@ -507,6 +512,22 @@ class Board:
     def resumed_step(self) -> int | None:
         """Return the step that the ranks went on from."""
         return max((view.resumed for view in self.ranks.values() if view.resumed is not None), default=None)
+
+    def went_on_from(self, before: Board) -> int | None:
+        """Return the step that the ranks went on from: as they told, or as the first step shows that came by heartbeat.
+
+        A script that reports one step in ten went on ten before the first that it reports, as far as anybody can tell.
+        """
+        told = self.resumed_step()
+        if told is not None or not self.heartbeats:
+            return told
+        first = min((view.first_step_number for view in self.ranks.values() if view.first_step_number is not None), default=None)
+        return None if first is None else max(0, first - max(before.stride(), 1))
+
+    def stride(self) -> int:
+        """Return how many steps lie between two that are told, at the least; 0 where no two were."""
+        numbers = sorted({step for step, _ in self.durations})
+        return min((later - earlier for earlier, later in pairwise(numbers)), default=0)
 
     def until(self) -> int | None:
         """Return the step that the script wants to reach."""

@@ -11,12 +11,14 @@ from detectors.diagnosis import see
 from detectors.evidence import MemoryTrouble
 from holdfast.control.board import NONSENSE, handler_of, limits_of
 from holdfast.control.budget import ROWS, ROWS_AT_ONCE, STEPS, STEPS_AT_ONCE, Budget, Newest
-from holdfast.control.nodes import Announcements, NodeNews, machine_of, with_growth
+from holdfast.control.nodes import REPEATED, Announcements, NodeNews, machine_of, with_growth
 from holdfast.control.words import check_event
-from holdfast.history import models
+from holdfast.errors import HistoryTrouble
+from holdfast.history import models, queries
 from holdfast.log import note
 from holdfast.report.wording import some, told
 from holdfast.wire import Message
+from policies.verdicts import OF_USE
 
 if TYPE_CHECKING:
     from holdfast.control.run import Run
@@ -254,10 +256,21 @@ class Hearing:
         _keep_newest(self._run.board.node_faults, fault)
         self._run.record_fault(fault, incident=self._run.incident.row.id if self._run.incident is not None else None)
         machine = machine_of(node, self._run.cluster.kind)
-        if self._run.levels.of(fault) is not Level.RECORD and self._announced.is_new(fault, machine, time.monotonic()):
+        is_new = self._run.levels.of(fault) is not Level.RECORD and self._announced.is_new(fault, machine, time.monotonic())
+        if is_new and not (fault.kind in OF_USE and self._was_told_to_others(fault)):
             where = machine or f"{some(sorted({node, *self._run.members}))} (one machine)"
             self._run.remark(f"{where}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
         self._run.slow_ranks.note(fault)
+
+    def _was_told_to_others(self, fault: Fault) -> bool:
+        """Tell whether another job has just met the same on this machine: who starts jobs on a busy one is told once, and not by each."""
+        run = self._run
+        if machine_of(fault.node or "", run.cluster.kind):
+            return False
+        try:
+            return queries.fault_in_other_jobs(run.history, run.cluster.name, fault.kind, since=fault.at - REPEATED, but=run.job.id)
+        except HistoryTrouble:
+            return False
 
     def _on_node_grew(self, node: str, event: Message) -> None:
         """Keep what grew on a node with the incident that it belongs to; that may have been answered before the node could be looked at."""

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from holdfast.history import Job
     from holdfast.spec import Cluster, TrainingJob
 
+TORCHRUN_SETS: Final = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+}
+"""Variables that torchrun sets for each rank where nobody else has, whatever its place; `OMP_NUM_THREADS` is one more, of several ranks."""
 BEATS: Final = 4096
 """Beats of all agents in a second: a flow takes in so many in less than half of a core's time."""
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -34,17 +39,18 @@ def log_directory(job: Job) -> Path:
 def how_to_run(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
     """Return the fields of the ``prepare`` order: the same for every generation of this job, and every node but for its ``outfit``."""
     warm, remote = spec.script is not None, cluster.kind != "local"
-    argv = [str(spec.inside(spec.script)), *spec.args] if spec.script is not None else list(spec.command or [])
+    argv = [_as_typed(spec, spec.script), *spec.args] if spec.script is not None else list(spec.command or [])
     return {
         "job": job.id,
         "name": job.name,
         "lease": spec.limits.lease.total_seconds(),
         "warm": warm,
         "python": spec.python or ("" if remote else sys.executable),
-        "preload": list(USUAL) if warm and _wants_torch(argv[0], unread=remote) else [],
+        "preload": list(USUAL) if warm and _wants_torch(spec.inside(argv[0]), unread=remote) else [],
         "argv": argv,
         "directory": str(spec.inside(".")),
         "environment": {**({} if remote else _path()), **_environment(spec, job)},
+        "defaults": {**TORCHRUN_SETS, **({"OMP_NUM_THREADS": "1"} if spec.nodes.ranks > 1 else {})},
         "log_directory": str(log_directory(job)),
         "watch": spec.checks.nodes,
         "beat": beat_of(spec.nodes.wanted),
@@ -58,10 +64,15 @@ def beat_of(nodes: int) -> float:
     return max(BEAT, nodes / BEATS)
 
 
-def _wants_torch(script: str, *, unread: bool) -> bool:
+def _as_typed(spec: TrainingJob, script: str) -> str:
+    """Return the script's name for the script to see, as torchrun gives it; of a home folder, which nobody else expands, the path."""
+    return str(spec.inside(script)) if script.startswith("~") else script
+
+
+def _wants_torch(script: Path, *, unread: bool) -> bool:
     """Tell whether the script imports torch sooner or later, itself or through Holdfast; *unread* where it cannot be read here."""
     try:
-        text = Path(script).read_bytes()
+        text = script.read_bytes()
     except OSError:
         return unread
     return re.search(rb"^\s*(?:import|from)\s+(?:torch|holdfast)\b", text, re.MULTILINE) is not None
@@ -85,8 +96,6 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
     }
     if spec.checkpoint.bandwidth is not None:
         environment["HOLDFAST_SAVE_BANDWIDTH"] = str(spec.checkpoint.bandwidth)
-    if spec.nodes.ranks > 1:
-        environment["OMP_NUM_THREADS"] = "1"  # as torchrun does: ranks of one node must not fight for its cores
     return {**environment, **spec.environment}
 
 
@@ -148,6 +157,7 @@ def rank_environments(membership: dict[str, list[int]], *, generation: int, line
         "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
         "TORCHELASTIC_RUN_ID": job,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store, not its launcher
         "HOLDFAST_GENERATION": str(generation),
         **lineup_environment(lineup),
     }
@@ -208,6 +218,7 @@ def seat_environment(rank: int, lineup: Lineup, *, generation: int, ranks_per_no
         "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
         "TORCHELASTIC_RUN_ID": job,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store, not its launcher
         "HOLDFAST_GENERATION": str(generation),
         **lineup_environment(lineup),
     }

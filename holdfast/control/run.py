@@ -717,14 +717,22 @@ class Run:
         self.incident, self.closed, self.recovered = None, row, incident.decision
 
     def _account(self, incident: IncidentInWork, now: float) -> None:
-        """Split the time since the ranks were stopped into T1 to T4, and price the rollback (T0) by what the lost steps had taken."""
+        """Split the time since the ranks were stopped into T1 to T4, and price the rollback (T0) by what the lost steps had taken.
+
+        What nobody reported has no phase: of a script that reports no steps only the start of its processes is known, of one that keeps
+        its own state not what its time until the first new step went into.
+        """
         row, first = incident.row, self.board.first_step_at() or now
         started = max((view.started or 0.0 for view in self.board.ranks.values()), default=now)
         incident.lap("reschedule", started)
         group, load = self.board.slowest_mark("group"), self.board.slowest_mark("load")
-        incident.seconds |= {"communication": group, "load": load, "warm-up": max(0.0, first - incident.lap_at - group - load)}
+        rest = max(0.0, first - incident.lap_at - group - load)
+        if not self.board.any_stepped():
+            row.facts = {**(row.facts or {}), models.DOWN_UNTIL: models.STARTED}
+        elif not self.board.heartbeats:
+            incident.seconds |= {"communication": group, "load": load, "warm-up": rest}
         row.downtime_s = first - row.fault_at
-        row.resumed_step = self.board.resumed_step()
+        row.resumed_step = self.board.went_on_from(incident.board)
         if row.resumed_step is not None and row.step_before is not None:
             row.steps_lost = max(0, row.step_before - row.resumed_step)
             incident.seconds["rollback"] = incident.board.seconds_of(row.resumed_step)

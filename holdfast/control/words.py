@@ -108,6 +108,7 @@ class _Event(_Said):
     ordered: bool | None = None
     replica: bool | None = None
     grouped: bool | None = None
+    heartbeat: bool | None = None
     standby: Count | None = None
     raised: _Raised | None = None
     roles: Groups | None = None

@@ -234,6 +234,12 @@ class LastLook(SQLModel, table=True):
     """The last `NodeReading`, as compressed JSON (`holdfast.history.looks`); empty before the first."""
 
 
+DOWN_UNTIL: Final = "down_until"
+"""Key of an incident's facts: what its downtime ends with, where that is not the first new step."""
+STARTED: Final = "started"
+"""All processes had started."""
+
+
 class Incident(SQLModel, table=True):
     """The faults that one recovery answers. Open while *closed_at* is empty."""
 
@@ -260,11 +266,16 @@ class Incident(SQLModel, table=True):
     resumed_step: int | None = Field(default=None, sa_type=BigInteger)
     steps_lost: int | None = Field(default=None, sa_type=BigInteger)
     downtime_s: float | None = None
-    """From *fault_at* to the first new step (first start of all workers for scripts that report no steps)."""
+    """From *fault_at* to the first new step; for scripts that report no steps only until all processes had started (see *facts*)."""
     because: str = ""
     facts: dict[str, Any] | None = _maybe_json()
-    """What the recovery did inside the workers (see `holdfast.control.rebuilt`), how old the newest snapshot in memory was in steps, and
-    ``orders``: of each attempt the rung, and when its orders had been answered."""
+    """What the recovery did inside the workers (see `holdfast.control.rebuilt`), how old the newest snapshot in memory was in steps,
+    ``orders``: of each attempt the rung, and when its orders had been answered; `DOWN_UNTIL`: what *downtime_s* ends with."""
+
+    @property
+    def until_started(self) -> bool:
+        """Tell whether *downtime_s* ends when all processes had started, as no step was reported: training may have begun later."""
+        return (self.facts or {}).get(DOWN_UNTIL) == STARTED
 
 
 class Fault(SQLModel, table=True):

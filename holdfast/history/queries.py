@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import time
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, and_, func
@@ -37,32 +35,6 @@ TERMINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 """States that a job does not leave; any other word, known or not, is a live job."""
 
 Row = TypeVar("Row", bound=SQLModel)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
-    """What faults cost a job so far."""
-
-    steps_twice: int
-    """Steps that were computed again after a rollback."""
-    rollback_s: float
-    """Seconds that went into results thrown away."""
-    downtime_s: float
-    """Seconds of all incidents from the fault to the first new step; an open one counts until now."""
-    productive_s: float
-    """Seconds of the steps that count."""
-    wall_s: float
-    """Seconds from the submission to the end, or until now."""
-
-    @property
-    def lost_s(self) -> float:
-        """Return downtime and rollback together."""
-        return self.downtime_s + self.rollback_s
-
-    @property
-    def ettr(self) -> float | None:
-        """Return the effective training time ratio: productive seconds over wall seconds; empty before the first step."""
-        return self.productive_s / self.wall_s if self.wall_s > 0 and self.productive_s > 0 else None
 
 
 def jobs(history: History, name: str | None = None, *, limit: int | None = 50) -> list[Job]:
@@ -181,6 +153,12 @@ def faults_of_hardware(history: History, cluster: str, *, since: float, but: str
     return _rows(history, Fault, *where, newest_first=True, limit=limit)[::-1]
 
 
+def fault_in_other_jobs(history: History, cluster: str, kind: str, *, since: float, but: str) -> bool:
+    """Tell whether a job of *cluster* other than *but* has had a fault of that kind since then."""
+    of_cluster = select(Job.id).where(col(Job.cluster)["name"].as_string() == cluster, col(Job.id) != but)
+    return bool(_rows(history, Fault, col(Fault.kind) == kind, col(Fault.at) >= since, col(Fault.job_id).in_(of_cluster), limit=1))
+
+
 def newest_fault(history: History, job_id: str, kinds: Collection[str]) -> Fault | None:
     """Return the job's newest fault of one of these *kinds*."""
     return _newest(history, Fault, col(Fault.job_id) == job_id, col(Fault.kind).in_(kinds))
@@ -208,7 +186,7 @@ def phases(history: History, incident_id: str | None = None, *, job_id: str | No
 
 
 def steps(history: History, job_id: str, *, after: float | None = None, generation: int | None = None) -> list[Step]:
-    """Return every step reported, steps computed twice included, by generation and number.
+    """Return every step reported, those lost to a rollback included, by generation and number.
 
     With *after*, those reported since then; with *generation*, those of that one.
     """
@@ -275,32 +253,6 @@ def request(history: History, number: str) -> Request | None:
 def remarks(history: History, job_id: str) -> list[Remark]:
     """Return the job's remarks in the order they were made."""
     return _rows(history, Remark, col(Remark.job_id) == job_id)
-
-
-def losses(history: History, job_id: str, *, now: float | None = None) -> Losses:
-    """Return what faults cost the job until its end, or until *now*."""
-    newer = func.row_number().over(partition_by=col(Step.step), order_by=col(Step.generation).desc())
-    ranked = select(col(Step.seconds).label("seconds"), (newer == 1).label("kept")).where(col(Step.job_id) == job_id).subquery()
-    sums = select(ranked.c.kept, func.count(), func.sum(ranked.c.seconds)).group_by(ranked.c.kept)
-    with history.session() as session:
-        job = session.get(Job, job_id)
-        counted = {bool(kept): (rows, float(seconds)) for kept, rows, seconds in session.exec(sums)}
-    state = state_of(history, job_id)
-    end = state.at if state is not None and state.after in TERMINAL else now if now is not None else time.time()
-    return Losses(
-        steps_twice=counted.get(False, (0, 0.0))[0],
-        rollback_s=counted.get(False, (0, 0.0))[1],
-        downtime_s=sum(_downtime(one, end) for one in incidents(history, job_id)),
-        productive_s=counted.get(True, (0, 0.0))[1],
-        wall_s=max(0.0, end - job.at) if job is not None else 0.0,
-    )
-
-
-def _downtime(one: Incident, end: float) -> float:
-    """Return the seconds that an incident kept the job from training, until *end* while it is open."""
-    if one.downtime_s is not None:
-        return one.downtime_s
-    return max(0.0, (one.closed_at if one.closed_at is not None else end) - one.fault_at)
 
 
 def _named(name: str | None) -> list[ColumnElement[bool]]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from holdfast.report import wording
+from holdfast.report import loss_words, wording
 from holdfast.report.memory import IN_MEMORY
 from holdfast.report.story import Story
 
@@ -50,12 +50,8 @@ def sentence(story: Story) -> str:
 def _faults(story: Story) -> str:
     if not story.cases:
         return "with no incident"
-    losses = story.losses
     met = "with" if story.state == "FAILED" else "through"
-    told = f"{met} {wording.plural(len(story.cases), 'incident')}: {wording.duration(losses.downtime_s)} of downtime"
-    if not len(story.steps):
-        return told
-    return f"{told}, {wording.plural(losses.steps_twice, 'step') if losses.steps_twice else 'no step'} computed again"
+    return f"{met} {wording.plural(len(story.cases), 'incident')}: {loss_words.sentence(story.losses)}"
 
 
 def tiles(story: Story) -> Iterator[Tile]:
@@ -68,8 +64,10 @@ def tiles(story: Story) -> Iterator[Tile]:
     yield _loss(story)
     yield _incidents(story)
     yield Tile(label="Downtime", value=wording.duration(losses.downtime_s), remark=_usual_downtime(story))
-    again = f"{wording.duration(losses.rollback_s)} of work" if losses.steps_twice else "nothing computed twice"
-    yield Tile(label="Steps lost", value=wording.count(losses.steps_twice), remark=again)
+    thrown_away = "no steps reported" if losses.steps_lost is None else f"{wording.duration(losses.rollback_s)} of work"
+    yield Tile(
+        label="Steps lost", value=wording.count(losses.steps_lost), remark="nothing thrown away" if losses.steps_lost == 0 else thrown_away
+    )
     yield _checkpoints(story)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from holdfast.accounting.bill import ENOUGH, Bill, JobBill, Mean
 from holdfast.accounting.ledger import MEANING, NOT_TOLD, ROLLBACK, UNFINISHED, Use
+from holdfast.report import loss_words
 from holdfast.report import phases as known
 from holdfast.report.wording import NOTHING, duration, moment, plural, share
 
@@ -48,11 +49,10 @@ def counted(bill: Bill) -> str:
 
 
 def figures(bill: Bill) -> Iterator[tuple[str, str]]:
-    """Yield ETTR, MTTF and MTTR with what they stand on."""
-    why = "no step is known" if bill.ledger.sum().wall else "no time has passed"
-    yield "ETTR", f"{share(bill.ettr)} of the time went into steps that were kept" if bill.ettr is not None else f"not known: {why}"
+    """Yield what faults cost, MTTF and MTTR with what they stand on."""
+    yield from loss_words.figures(bill.figures)
     yield "MTTF", _mean(bill.mttf, "of running between failures of the fleet", "failure")
-    yield "MTTR", _mean(bill.mttr, "from the fault to the first new step", "recovery")
+    yield "MTTR", _mean(bill.mttr, loss_words.measures(bill.figures).removeprefix("each "), "recovery")
     if bill.without:
         what = "ranks" if bill.unit.by_rank else "nodes"
         yield "WENT WITHOUT", f"{hours(bill.without)} of {what} that were missing while training went on with fewer, beside what was held"
@@ -152,7 +152,7 @@ def record(bill: Bill) -> dict[str, Any]:
         "until": bill.until,
         "hours": bill.whole,
         "uses": {use.value: bill.hours(use) for use in Use},
-        "ettr": bill.ettr,
+        **bill.figures.as_record(),
         "mttf_s": bill.mttf.seconds,
         "failures": bill.mttf.n,
         "mttr_s": bill.mttr.seconds,

@@ -175,9 +175,10 @@ def cost(case: Case) -> str:
     incident = case.incident
     match incident.outcome:
         case "recovered":
-            facts = [] if incident.downtime_s is None else [f"training again after {wording.duration(incident.downtime_s)}"]
+            again = "all processes started again" if incident.until_started else "training again"
+            facts = [] if incident.downtime_s is None else [f"{again} after {wording.duration(incident.downtime_s)}"]
             facts += [] if incident.steps_lost is None else [f"{wording.plural(incident.steps_lost, 'step')} lost"]
-            return ", ".join(facts) or "training again"
+            return ", ".join(facts) or again
         case "passed":
             return "it passed by itself"
         case "stopped":

@@ -48,7 +48,7 @@ def over_time(story: Story, box: Box, name: str) -> Markup:
 
 
 def over_steps(story: Story, box: Box, name: str) -> Markup:
-    """Draw the loss over steps: the newest value of each, with those computed twice underneath."""
+    """Draw the loss over steps: the newest value of each, with those that were lost underneath."""
     on, steps, kept = drawing(box), story.steps, story.steps.kept
     first, last = (int(steps.step.min()), int(steps.step.max())) if len(steps) else (0, 1)
     step_axis(on, first, last)
@@ -215,5 +215,5 @@ def _words(story: Story) -> str:
     finite = steps.loss[steps.kept][np.isfinite(steps.loss[steps.kept])]
     if len(finite):
         told += f"; the loss went from {finite[0]:.4g} to {finite[-1]:.4g}"
-    again = wording.plural(story.losses.steps_twice, "step")
-    return f"{told}. {wording.plural(len(story.cases), 'incident')}, {again} computed twice."
+    lost = "" if story.losses.steps_lost is None else f", {wording.plural(story.losses.steps_lost, 'step')} lost"
+    return f"{told}. {wording.plural(len(story.cases), 'incident')}{lost}."

@@ -97,7 +97,7 @@ def _facts(incident: Incident) -> str:
         ("Target", plain(incident.subject)),
         ("Recovery action", plain(incident.rung or wording.NOTHING)),
         ("Outcome", plain(incident.outcome or ("open" if incident.closed_at is None else "closed"))),
-        ("Downtime", wording.duration(incident.downtime_s)),
+        ("Downtime", wording.duration(incident.downtime_s) + (" (until all processes had started)" if incident.until_started else "")),
         ("Steps", steps),
         ("Steps lost", wording.count(incident.steps_lost)),
         ("Generation", generation),

@@ -12,6 +12,7 @@ import numpy as np
 import sqlalchemy
 from sqlmodel import col, select
 
+from holdfast.accounting.losses import Losses, losses
 from holdfast.history import queries
 from holdfast.history.lease import flow_run_url
 from holdfast.history.models import (
@@ -26,7 +27,7 @@ from holdfast.history.models import (
     Snapshots,
     Step,
 )
-from holdfast.history.queries import TERMINAL, Losses
+from holdfast.history.queries import TERMINAL
 from holdfast.history.store import History
 from holdfast.report.case import Case
 from holdfast.report.thinning import Floats, Places
@@ -91,6 +92,7 @@ class Story:
     """What each generation had in the memory of nodes."""
     remarks: Sequence[Remark]
     steps: Steps
+    losses: Losses
     flow_run_url: str = ""
     """Page of the job's newest flow run in the Prefect UI; empty where it has none."""
 
@@ -113,21 +115,6 @@ class Story:
     def wall_seconds(self) -> float:
         """Return how long the job has taken so far."""
         return max(0.0, self.end - self.job.at)
-
-    @cached_property
-    def losses(self) -> Losses:
-        """Return what faults cost the job, as `queries.losses` does, from the steps already read."""
-        steps = self.steps
-        order = np.lexsort((steps.generation, steps.step))
-        newest = order[np.flatnonzero(np.diff(steps.step[order], append=-1))]
-        productive = float(steps.seconds[newest].sum())
-        return Losses(
-            steps_twice=len(steps) - len(newest),
-            rollback_s=max(0.0, float(steps.seconds.sum()) - productive),
-            downtime_s=sum(self.downtime(case.incident) for case in self.cases),
-            productive_s=productive,
-            wall_s=self.wall_seconds,
-        )
 
     def downtime(self, incident: Incident) -> float:
         """Return the seconds that an incident kept the job from training, until the end while it is open."""
@@ -152,6 +139,7 @@ def gather(history: History, job: Job, *, now: float) -> Story:
         snapshots=queries.snapshots(history, job.id),
         remarks=queries.remarks(history, job.id),
         steps=_steps(history, job, generations),
+        losses=losses(history, job, now=now),
         flow_run_url=flow_run_url(history, job.id),
     )
 

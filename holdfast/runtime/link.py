@@ -48,6 +48,8 @@ class Link:
         self.rank, self.generation = rank, generation
         self.step: int | None = None
         """The step in work; goes along with an exception."""
+        self.has_session = False
+        """A session reports this process's steps."""
         self._path = path
         self._socket: socket.socket | None = None
         self._queue: deque[tuple[bool, bytes]] = deque()
@@ -92,6 +94,11 @@ class Link:
         """
         told = {"t": "beat", "step": step, "loss": loss, "seconds": seconds, "until": until, "generation": self.generation}
         self._send(told | {name: dict(value) for name, value in more.items() if value}, droppable=True)
+
+    def heartbeat(self, step: int, loss: float | None, seconds: float, until: int | None) -> None:
+        """Tell that *step* is done in a process that keeps its own state; may be dropped when the agent does not read."""
+        told = {"t": "beat", "step": step, "loss": loss, "seconds": seconds, "until": until, "generation": self.generation}
+        self._send({**told, "heartbeat": True}, droppable=True)
 
     def section(self, name: str, limit_s: float | None, *, begin: bool) -> None:
         """Tell that a declared long section begins or ends."""

@@ -126,6 +126,7 @@ class Session(AbstractContextManager["Session"]):
         """Announce this worker, join the other ranks, and go back to the newest whole checkpoint."""
         _report_what_nobody_catches()
         _announce()
+        link().has_session = True
         watch()
         start = time.monotonic()
         self._made_group = join(_device_of(self._training.model))

@@ -157,12 +157,12 @@ def _reseed() -> None:
 
 def _run(argv: list[str]) -> None:
     """Run the script as ``python script.py`` would: same ``__main__``, same ``sys.path[0]``, same exit status."""
-    script = argv[0]
+    script = str(Path(argv[0]).absolute())  # as Python does: neither links nor dots are resolved
     if _is_program(script):
         os.execv(sys.executable, [sys.executable, *argv])  # noqa: S606 (a folder, an archive or bytecode: for an interpreter of its own)
     source, code = _read(script), None
     while True:
-        main = _as_main(argv)
+        main = _as_main(argv, script)
         try:
             # Compiled once: what torch.compile keeps for a function, it keeps by the function's code.
             code = code or compile(source, script, "exec", dont_inherit=True)  # our own `from __future__` is not the script's
@@ -212,9 +212,8 @@ def _complain(text: str) -> NoReturn:
     sys.exit(2)
 
 
-def _as_main(argv: list[str]) -> ModuleType:
-    """Make an empty ``__main__`` for the script, and tell Python that it was started for it."""
-    script = str(Path(argv[0]).absolute())  # as Python does: neither links nor dots are resolved
+def _as_main(argv: list[str], script: str) -> ModuleType:
+    """Make an empty ``__main__`` for *script* (its whole path), and tell Python that it was started for it."""
     main = ModuleType("__main__")
     loader = importlib.machinery.SourceFileLoader("__main__", script)
     main.__dict__.update(__file__=script, __builtins__=builtins, __loader__=loader, __spec__=None, __cached__=None, __annotations__={})

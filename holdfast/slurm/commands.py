@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Final
 
+from holdfast.added import without_added
 from holdfast.errors import NoSlurm, SlurmAway, SlurmRefused
 from holdfast.secrecy import is_secret
 
@@ -30,7 +31,7 @@ def environment() -> dict[str, str]:
 
     Slurm keeps a job's environment in files of its own.
     """
-    found = {name: value for name, value in os.environ.items() if not name.startswith(PLACE) and not is_secret(name)}
+    found = {name: value for name, value in without_added(os.environ).items() if not name.startswith(PLACE) and not is_secret(name)}
     if (conf := os.environ.get("SLURM_CONF")) is not None:
         found["SLURM_CONF"] = conf
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from holdfast.spec.slurm import SlurmCluster
 from holdfast.spec.yaml_text import MOST_BYTES, Document, Unreadable
 
 YAML: Final = frozenset({".yaml", ".yml", ".json"})
+SLURM: Final = ("scontrol", "squeue", "sbatch", "srun")
+"""Commands without which no allocation can be used."""
 LOGIN: Final = ("key", "passphrase")
 """Fields of a machine that name files."""
 PROGRAMS: Final = frozenset({"script", "command"})
@@ -97,10 +100,36 @@ def review(job_file: str | os.PathLike[str], cluster_file: str | os.PathLike[str
         other = _cluster_draft(Path(cluster_file))
         draft.cluster = other.cluster
         draft.problems += other.problems
+    elif draft.cluster is None and not any(problem.field.partition(".")[0] == "cluster" for problem in draft.problems):
+        _use_where_we_are(draft)
     if draft.job is not None:
         told = {problem.field for problem in draft.problems}
         draft.problems += [problem for problem in checks(draft.job, draft.cluster or LocalCluster()) if problem.field not in told]
     return draft
+
+
+def allocation() -> str:
+    """Return the number of the Slurm job that this process runs inside of; empty where it runs in none."""
+    return os.environ.get("SLURM_JOB_ID", "").strip()
+
+
+def _use_where_we_are(draft: Draft) -> None:
+    """Choose the cluster of a job that names none: the Slurm allocation that we are inside of, else this machine.
+
+    A batch host is one node of the allocation, and often none that may train: nobody who asked for nodes means it alone.
+    """
+    number = allocation()
+    if not number:
+        draft.cluster = LocalCluster()
+    elif all(shutil.which(program) for program in SLURM):
+        draft.cluster = SlurmCluster(kind="slurm")
+    else:
+        missing = next(program for program in SLURM if not shutil.which(program))
+        reason = (
+            f"the job names no cluster, and this is inside of Slurm job {number}, whose nodes cannot be used: '{missing}' is not on PATH"
+        )
+        cure = "Put Slurm's commands on PATH, or write `cluster: {kind: local}` into the job file to use this host alone"
+        draft.problems.append(Problem(field="cluster", reason=reason, cure=cure))
 
 
 def _job_draft(path: Path) -> Draft:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import shlex
 import typing
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -140,7 +142,19 @@ def _cure(path: Path, kind: str, context: Mapping[str, Any], value: object) -> s
     return CURES.get(kind, "Mend it")
 
 
+def _as_words(field: str, value: object) -> str:
+    """Return the words that a shell would make of *value*, or that options and their values are, as the list to write."""
+    example = ["python", "train.py"] if field == "command" else ["--epochs", "3"]
+    words: list[str] = []
+    if isinstance(value, str):
+        with suppress(ValueError):  # a quotation mark without its twin
+            words = shlex.split(value)
+    elif isinstance(value, dict) and field == "args":
+        words = [word for name, one in value.items() for word in (f"--{str(name).lstrip('-')}", str(one))]
+    return f"Write a list, one item a word: {json.dumps(words)}" if words else f"Write a list, one item a word, e.g. {json.dumps(example)}"
+
+
 def _cure_of_list(path: Path, value: object) -> str:
     if path[-1:] in {("command",), ("args",)}:
-        return 'Write a list, e.g. ["python", "train.py"]'
+        return _as_words(str(path[-1]), value)
     return shown(f"Write a list: {json.dumps([value])}") if isinstance(value, str) else "Write a list: one item a line, each after a dash"

@@ -99,3 +99,17 @@ def test_a_block_with_too_few_steps_says_nothing() -> None:
             paces.add(step, [float(step), 0.0, 0.0])
     assert [block for block, *_ in paces.told()] == [0, 2, 3]
     assert paces.told()[0] == [0, 4.5, 0.0, 0.0]
+
+
+def test_a_script_that_reports_by_heartbeat_may_end_without_a_goodbye(node: Node, flow: Flow) -> None:
+    """It keeps its own state: its status alone says how it ended. One with a session that leaves in the middle has not finished."""
+    tells = """
+hello()
+if os.environ["RANK"] == "1":
+    say(t="resumed", step=0, path=None)
+say(t="beat", step=7, loss=1.0, seconds=0.1, until=9, generation=1, **({"heartbeat": True} if os.environ["RANK"] == "0" else {}))
+"""
+    flow.prepare(node, [sys.executable, node.script(SPEAKING + tells)])
+    flow.start(1, ranks=[0, 1])
+    assert [flow.exited(rank)["finished"] for rank in (0, 1)] == [True, False]
+    assert [flow.wait("worker.stepped", rank=rank)["heartbeat"] for rank in (0, 1)] == [True, False]

@@ -154,7 +154,7 @@ def test_each_rank_has_one_log_over_all_generations(runs: Runs) -> None:
         assert len(output) == 8192
         assert output.endswith("the end")
         whole = (runs.node.logs / f"rank-{rank}.log").read_bytes()
-        assert whole.index(b"caf\xe9") < whole.index(f"--- holdfast: rank {rank}, generation {second}\n".encode())
+        assert whole.index(b"caf\xe9") < whole.index(f"--- holdfast: rank {rank}, generation {second} of job job\n".encode())
 
 
 def test_input_is_at_its_end(runs: Runs) -> None:

@@ -196,7 +196,7 @@ def test_kept_standing_by_and_fresh_make_the_next_generation(team: Team) -> None
     assert about["grouped"] == [0, 1, 2], "a flow that comes later can keep them"
     assert about["workers"] == {"0": standby, "1": before, "2": team.flow.pid(2, generation=2)}
     assert team.leave_to_commit(1)["ok"]
-    assert "--- holdfast: rank 0, generation 2\n" in log.read_text()
+    assert "--- holdfast: rank 0, generation 2 of job job\n" in log.read_text()
     ends = {rank: team.flow.exited(rank) for rank in (0, 2)}
     assert all(end["ordered"] and end["signal"] == signal.SIGKILL for end in ends.values())
     os.kill(standby, signal.SIGKILL)

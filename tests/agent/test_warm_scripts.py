@@ -30,7 +30,7 @@ class Both:
         self.flow.prepare(self.node, argv, warm=True, environment=self.environment)
         self.flow.start(generation)
         end = self.flow.exited(generation=generation)
-        mark = f"--- holdfast: rank 0, generation {generation}\n"
+        mark = f"--- holdfast: rank 0, generation {generation} of job job\n"
         return {**end, "output": self.node.output().partition(mark)[2]}
 
     def plain(self, *argv: str) -> tuple[int, str]:

@@ -268,7 +268,7 @@ class Torch:
         for rank in ranks or (0,):
             end = self.flow.exited(rank, generation=generation)
             assert end["code"] == 0, end["output"]
-        return [self.node.output(rank).rpartition(f"generation {generation}\n")[2].strip() for rank in ranks or (0,)]
+        return [self.node.output(rank).rpartition(f"generation {generation} of job job\n")[2].strip() for rank in ranks or (0,)]
 
 
 @pytest.fixture(scope="module")

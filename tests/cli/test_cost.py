@@ -30,8 +30,9 @@ def test_the_bill_is_told_in_tables_that_fit(here: Command, book: History) -> No
     for words in (
         "bytes-gpt, 2026-09-21 14:13:20 UTC to",
         "Times are compute-hours: the time of every rank",
-        "ETTR  78.3% of the time went into steps that were kept",
-        "MTTR  1.73 s from the fault to the first new step, over 3 recoveries",
+        "ETTR        78.3% of the time went into steps that were kept",
+        "steps lost  71",
+        "MTTR        1.73 s from the fault to the first new step, over 3 recoveries",
         "Lost, by phase",
         "steps thrown away, and computed a second time",
         "Lost, by kind of fault",

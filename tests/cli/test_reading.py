@@ -52,7 +52,7 @@ def test_status_of_a_job_tells_where_it_stands(here: Command, running: Author, b
         "step 100,",
         "incident 3 since",
         "worker-exception on rank 3 on n2",
-        "2 steps computed twice",
+        "steps lost  2",
         f"flow        pid {os.getpid()} on {os.uname().nodename}",
     ):
         assert words in text
@@ -271,7 +271,7 @@ def test_a_job_that_tells_no_steps_says_where_its_words_are(here: Command, book:
     """A script that knows nothing of Holdfast trains as well: who watches is not left waiting for a step. A new job gets its moment."""
     author = Author(book, "plain", time.time() - 60)
     author.move("RUNNING", "all 2 rank(s) are at work", seconds=1)
-    words = "only `holdfast.session` does; `holdfast logs plain --follow` shows"
+    words = "`holdfast.session` does, or `holdfast.heartbeat`; `holdfast logs plain --follow` shows"
     assert words in here("status", "plain").stdout
     author.move("RUNNING", "all 2 rank(s) are at work", seconds=59)
     assert words not in here("status", "plain").stdout

@@ -284,7 +284,7 @@ def test_a_program_gets_one_object_a_change(running: Author, book: History) -> N
     assert [event["event"] for event in events] == ["incident-closed", "move", "end"]
     assert (events[1]["after"], events[1]["trigger"]) == ("CANCELLED", "finished")
     assert events[-1]["state"] == "CANCELLED"
-    assert events[-1]["losses"]["steps_twice"] == 2
+    assert events[-1]["losses"]["steps_lost"] == 2
     assert child.returncode == 3
 
 

@@ -72,3 +72,20 @@ def faults_of(board: Board, now: float, limits: HangLimits) -> list[Fault]:
     seen = board.progress(now, steps_expected=True)
     assert seen is not None
     return see([seen], limits)
+
+
+def test_where_steps_come_by_heartbeat_no_rank_is_waited_for_that_reports_none() -> None:
+    """Many scripts report on rank 0 alone. What the ranks went on from is seen by the first step, and by how many lie between two."""
+    before = Board(1, {"a": [0], "b": [1]})
+    told(before, "steps", 9.0, steps=[(step, 9.0, 0.1, None) for step in (10, 20, 30)])
+    assert before.stride() == 10
+    board = Board(2, {"a": [0], "b": [1]})
+    for rank in (0, 1):
+        told(board, "worker.started", 10.0, generation=2, rank=rank, pid=100 + rank)
+    assert not board.all_stepped()
+    told(board, "worker.stepped", 12.0, generation=2, rank=0, step=20, until=None, heartbeat=True)
+    assert board.all_stepped()
+    assert (board.first_step_at(), board.resumed_step(), board.went_on_from(before)) == (12.0, None, 10)
+    seen = board.progress(12.1, steps_expected=True)
+    assert seen is None or seen.ranks
+    assert Board(3, {"a": [0]}).went_on_from(board) is None

@@ -10,11 +10,14 @@ from typing import Any, cast
 import pytest
 
 from detectors.catalogue import CATALOGUE_LEVELS
+from holdfast.accounting.losses import losses
 from holdfast.control.board import Board
 from holdfast.control.hearing import GATHERED, Hearing
+from holdfast.control.nodes import REPEATED
 from holdfast.control.run import Run
 from holdfast.history import History, Recorder, models, queries
 from holdfast.spec import TrainingJob
+from tests.history.rows import a_fault
 
 MEMBERSHIP = {"a": [0], "b": [1]}
 
@@ -58,7 +61,7 @@ class Told:
 
     def twice(self) -> int:
         """Return how many steps are on record as computed again."""
-        return queries.losses(self.history, self.job.id).steps_twice
+        return losses(self.history, self.job).steps_lost or 0
 
 
 @pytest.fixture
@@ -145,9 +148,9 @@ def test_nodes_of_one_machine_say_one_line_about_it(told: Told) -> None:
     """All three hear of the same load: every fault is on record, one is announced; two machines say a line each."""
     noted: list[Any] = []
     told.run.slow_ranks = SimpleNamespace(note=noted.append)
-    told.run.levels, told.run.members, told.run.incident = CATALOGUE_LEVELS, list(MEMBERSHIP), None
+    told.run.levels, told.run.members, told.run.incident, told.run.history = CATALOGUE_LEVELS, list(MEMBERSHIP), None, told.history
     for kind, lines in ("local", 1), ("ssh", 3):
-        told.run.cluster = SimpleNamespace(kind=kind)
+        told.run.cluster = SimpleNamespace(kind=kind, name="c")
         for number, node in enumerate(MEMBERSHIP):
             facts: dict[str, Any] = {
                 "kind": "host-overloaded",
@@ -160,3 +163,17 @@ def test_nodes_of_one_machine_say_one_line_about_it(told: Told) -> None:
     assert len(noted) == 4
     assert told.remarks[0].startswith("a, b (one machine): ")
     assert [line.partition(":")[0] for line in told.remarks[1:]] == ["a", "b"]
+
+
+def test_of_jobs_on_a_busy_machine_the_first_says_so_and_the_next_ones_do_not(told: Told) -> None:
+    """Who tries a script again and again need not read it each time; another cluster, or a quarter of an hour, makes it news again."""
+    told.recorder.add(models.Job(id="before", name="b", spec={}, cluster={"name": "c"}, directory="/b", at=0.0))
+    told.recorder.add(a_fault("before", kind="host-overloaded", at=100.0))
+    assert told.recorder.flush(10.0)
+    told.run.slow_ranks, told.run.levels, told.run.members = SimpleNamespace(note=lambda _fault: None), CATALOGUE_LEVELS, list(MEMBERSHIP)
+    told.run.incident, told.run.history = None, told.history
+    facts: dict[str, Any] = {"kind": "host-overloaded", "part": "processors", "quote": "load 9", "source": "host check"}
+    for remarks, (name, at) in enumerate([("c", 100.0 + REPEATED), ("c", 101.0 + REPEATED), ("d", 101.0)]):
+        told.run.cluster, told.hearing = SimpleNamespace(kind="local", name=name), Hearing(cast("Run", told.run))
+        told.hears("node.fault", seen_at=at, **facts)
+        assert len(told.remarks) == remarks

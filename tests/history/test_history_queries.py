@@ -1,4 +1,4 @@
-"""What readers get: orders, newest ones, losses."""
+"""What readers get: orders, and newest ones."""
 
 from __future__ import annotations
 
@@ -131,29 +131,13 @@ def test_the_standing_of_a_node_is_its_newest_move(history: History) -> None:
     assert {node: move.standing for node, move in queries.node_standings(history, "c").items()} == {"n0": "lost", "n1": "healthy"}
 
 
-def test_losses_count_what_was_thrown_away_and_what_was_waited_for(history: History) -> None:
-    """Ten steps of a second, three of them twice, in twenty seconds."""
-    write(history, a_job(id="j1", at=100.0), a_move("j1", "COMPLETED", at=120.0))
-    write(history, *(a_step("j1", step) for step in range(1, 8)))
-    write(history, *(a_step("j1", step, generation=2, seconds=1.5) for step in range(5, 11)))
-    write(history, an_incident("j1", 1, downtime_s=2.5, closed_at=9.0), an_incident("j1", 2, fault_at=119.0))
-    found = queries.losses(history, "j1", now=1e9)
-    assert found.steps_twice == 3
-    assert found.rollback_s == pytest.approx(3.0)
-    assert found.productive_s == pytest.approx(4 + 6 * 1.5)
-    assert found.downtime_s == pytest.approx(2.5 + 1.0)  # an incident left open counts until the job's end
-    assert found.lost_s == pytest.approx(6.5)
-    assert found.wall_s == pytest.approx(20.0)
-    assert found.ettr == pytest.approx(13 / 20)
-
-
 reports = st.dictionaries(st.tuples(st.integers(1, 4), st.integers(1, 8)), st.floats(0.001, 10), max_size=20)
 
 
 @given(reports)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_the_curve_has_each_step_once_from_its_newest_generation(history: History, reported: dict[tuple[int, int], float]) -> None:
-    """Against the same in Python: curve, last step, and losses that add up."""
+    """Against the same in Python: curve and last step."""
     with history.session() as session:
         session.add_all(a_step("j", step, generation=generation, seconds=seconds) for (generation, step), seconds in reported.items())
         session.add_all(a_step("other", step, generation=9) for step in range(1, 9))
@@ -162,9 +146,6 @@ def test_the_curve_has_each_step_once_from_its_newest_generation(history: Histor
         assert [(one.step, one.generation) for one in queries.curve(history, "j")] == sorted(newest.items())
         last = queries.last_step(history, "j")
         assert ((last.generation, last.step) if last else None) == max(reported, default=None)
-        found = queries.losses(history, "j", now=0.0)
-        assert found.steps_twice == len(reported) - len(newest)
-        assert found.productive_s + found.rollback_s == pytest.approx(sum(reported.values()))
         assert [(one.generation, one.step) for one in queries.steps(history, "j")] == sorted(reported)
         assert [one.step for one in queries.steps(history, "j", after=4.0)] == [s for _, s in sorted(reported) if s > 4]
         assert [one.step for one in queries.steps(history, "j", generation=2)] == [s for g, s in sorted(reported) if g == 2]

@@ -145,7 +145,7 @@ def test_a_reader_sees_an_empty_history_where_there_is_none_and_the_real_one_lat
     """`holdfast status` on a fresh machine answers and leaves no file; a watcher that started early sees what comes."""
     reader = History.open(history_url, create=False)
     assert queries.jobs(reader) == []
-    assert queries.losses(reader, "nobody").ettr is None
+    assert queries.last_step(reader, "nobody") is None
     if history_url.startswith("sqlite"):
         assert not Path(history_url.removeprefix("sqlite:///")).exists()
     writer = History.open(history_url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,7 +64,7 @@ class Place:
         """Run `holdfast` with *arguments*; return status and words."""
         child = self.start(*arguments)
         said, _ = child.communicate(timeout=SECONDS)
-        assert "Traceback" not in said.replace("│ Traceback", ""), said
+        assert "Traceback" not in re.sub(r"(│|\[rank \d+\]) Traceback", "", said), said
         return child.returncode, said
 
     def state(self, job: str) -> str:
@@ -115,10 +116,12 @@ def running(place: Place, job: str) -> None:
 
 def test_a_job_runs_to_its_end(place: Place) -> None:
     """Status 0, one line a change, its output (binary, too) in its log, no process left."""
-    script = "import sys\nsys.stdout.buffer.write(bytes(range(256)) * 100)\n"
+    script = "import os, sys\nprint('I am', os.environ['RANK'], flush=True)\nsys.stdout.buffer.write(bytes(range(256)) * 100)\n"
     status, said = place.done("run", place.job("binary", script, "nodes: {ranks: 2}\n"))
     assert status == 0, said + place.log()
-    lines = [line[10:] for line in said.splitlines()]
+    assert "[rank 0] I am 0" in said
+    assert "I am 1" not in said, "ranks that nobody asked for"
+    lines = [line[10:] for line in said.splitlines() if not line.startswith("[rank 0]")]
     assert lines[0].startswith("Job 'binary': binary.py on 1 node of cluster 'local', 2 ranks each.")
     told = [line.partition(": ")[0] for line in lines if line.partition(": ")[0] in set(State)]
     assert told == states(place, "binary"), "so short a job may have ended before it was seen at work"
@@ -228,11 +231,14 @@ def test_a_second_ctrl_c_stops_a_stubborn_job_at_once(place: Place) -> None:
 
 
 def test_a_terminal_that_goes_away_leaves_the_job_alone(place: Place) -> None:
-    """SIGHUP ends the watcher only; the job trains to its end."""
-    name = place.job("lonely", NAP)
+    """What rank 0 writes scrolls away above the picture. SIGHUP ends the watcher only; the job trains to its end."""
+    name = place.job("lonely", "print('good night')\n" + NAP)
     terminal = Terminal([*PROGRAM, "run", str(place.folder / name)], place.environment)
     with terminal:
         running(place, "lonely")
+        wait_until(lambda: "[rank 0] good night" in terminal.text, seconds=SECONDS, explain=lambda: terminal.text)
+        shown = terminal.text.partition("[rank 0] good night")[2]
+        wait_until(lambda: "╭─" in terminal.text.partition(shown)[2], seconds=SECONDS, explain=lambda: terminal.text)
         terminal.hang_up()
         wait_until(lambda: terminal.status() is not None, seconds=SECONDS, explain=lambda: terminal.text)
     assert place.state("lonely") == "RUNNING"

@@ -45,7 +45,7 @@ def test_the_loss_is_drawn_with_its_incidents_and_generations(parsed: Parsed, na
     assert {"1", "2", "3"} <= set(written)
     assert {"g2", "g3"} <= set(written)
     assert "incident 3: node-lost on node node-1" in tips(drawn)
-    assert "the loss went from 5.576 to 1.411. 3 incidents, 71 steps computed twice." in drawn.find("desc")[0].text
+    assert "the loss went from 5.576 to 1.411. 3 incidents, 71 steps lost." in drawn.find("desc")[0].text
 
 
 def test_the_downtime_of_each_incident_is_drawn_over_time(parsed: Parsed) -> None:

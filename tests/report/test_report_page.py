@@ -16,14 +16,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from detectors.catalogue import CATALOGUE
+from holdfast.accounting.bill import bill
+from holdfast.accounting.losses import Losses, losses
 from holdfast.errors import NotWritable
-from holdfast.history import queries
 from holdfast.history.models import Fault, Incident, Job, Move, Remark, Verdict
 from holdfast.history.store import History
 from holdfast.report import wording, write_report
 from holdfast.report.case import Case
+from holdfast.report.facts import tiles
 from holdfast.report.page import page
 from holdfast.report.story import Steps, Story, gather
+from holdfast.report.wording import count, duration, share
 from tests.report import filled, odd
 from tests.report.parsed import Element, Page
 
@@ -199,14 +202,15 @@ def test_a_page_of_an_odd_job_says_what_is_odd(parsed: Parsed, name: str, words:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_the_numbers_of_the_page_are_those_of_the_history(history: History, name: str) -> None:
-    """The report reads the steps its own way, for speed; what faults cost comes out the same."""
+def test_the_numbers_of_the_page_are_those_of_the_accounts(history: History, name: str) -> None:
+    """However odd the job: what faults cost is computed in one place, which the page shows."""
     job = odd.ODD.get(name, filled.three_incidents)(history)
     now = filled.BEGAN + 200_000
-    mine, theirs = gather(history, job, now=now).losses, queries.losses(history, job.id, now=now)
-    assert mine.steps_twice == theirs.steps_twice
-    for field in ("rollback_s", "downtime_s", "productive_s", "wall_s"):
-        assert getattr(mine, field) == pytest.approx(getattr(theirs, field))
+    story, found = gather(history, job, now=now), losses(history, job, now=now)
+    assert story.losses == found == bill(history, job, now=now).figures
+    shown = {tile.label: tile.value for tile in tiles(story)}
+    figures = share(found.ettr), duration(found.downtime_s), count(found.steps_lost)
+    assert (shown["ETTR"], shown["Downtime"], shown["Steps lost"]) == figures
 
 
 def test_text_from_strangers_is_shown_and_never_acts(pages: Pages, parsed: Parsed) -> None:
@@ -253,7 +257,7 @@ def _bare(text: str) -> Story:
     remark = Remark(job_id=job.id, at=1.0, text=text)
     return Story(
         job=job, now=filled.BEGAN, moves=[move], generations=[], cases=[case], loose_faults=[fault], node_moves=[], checkpoints=[],
-        snapshots=[], remarks=[remark], steps=empty,
+        snapshots=[], remarks=[remark], steps=empty, losses=Losses.sum(()),
     )  # fmt: skip
 
 

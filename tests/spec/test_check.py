@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.spec import LocalCluster, TrainingJob, checks, review
+from holdfast.spec import LocalCluster, SlurmCluster, TrainingJob, checks, review
 
 
 @pytest.fixture
@@ -98,3 +98,58 @@ def on_hosts(nodes: str, tmp_path: Path) -> list[str]:
 def test_a_job_asks_for_nodes_by_what_they_are_like(nodes: str, wrong: list[str], tmp_path: Path) -> None:
     """Too few that fit are told before anything starts."""
     assert [one.partition(": ")[2] for one in on_hosts(nodes, tmp_path)] == wrong
+
+
+@pytest.fixture
+def in_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a job file that names no cluster, inside of a Slurm job, with none of Slurm's commands on PATH."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text("name: a\nscript: train.py\ncheckpoint: {directory: c}\n")
+    monkeypatch.setenv("SLURM_JOB_ID", "123")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path
+
+
+def test_a_job_that_names_no_cluster_never_runs_on_the_batch_host_of_a_slurm_job_unasked(in_slurm: Path) -> None:
+    """It is rejected where the allocation cannot be used, and uses it where it can; only who says so gets this host alone."""
+    draft = review(in_slurm / "job.yaml")
+    (problem,) = draft.problems
+    assert (draft.cluster, problem.field) == (None, "cluster")
+    assert "inside of Slurm job 123" in problem.reason
+    assert "`cluster: {kind: local}`" in problem.cure
+    (in_slurm / "local.yaml").write_text("kind: local\n")
+    chosen = review(in_slurm / "job.yaml", in_slurm / "local.yaml")
+    assert (chosen.problems, chosen.cluster and chosen.cluster.kind) == ([], "local")
+    (in_slurm / "bin").mkdir()
+    for name in ("scontrol", "squeue", "sbatch", "srun"):
+        (in_slurm / "bin" / name).write_text("#!/bin/sh\n")
+        (in_slurm / "bin" / name).chmod(0o755)
+    draft = review(in_slurm / "job.yaml")
+    assert (draft.problems, draft.cluster) == ([], SlurmCluster(kind="slurm"))
+
+
+def test_outside_of_slurm_a_job_that_names_no_cluster_runs_on_this_machine(in_slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ever."""
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert review(in_slurm / "job.yaml").cluster == LocalCluster()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "cure"),
+    [
+        ("args", "--epochs 3 --lr 1e-3", '["--epochs", "3", "--lr", "1e-3"]'),
+        ("args", "{epochs: 3, --lr: 1e-3}", '["--epochs", "3", "--lr", "1e-3"]'),
+        ("args", "--name 'a", 'e.g. ["--epochs", "3"]'),
+        ("args", "5", '["5"]'),
+        ("command", "python train.py --out 'a b'", '["python", "train.py", "--out", "a b"]'),
+        ("command", "7.5", '["7.5"]'),
+        ("command", "{run: x}", 'e.g. ["python", "train.py"]'),
+    ],
+)
+def test_what_should_be_a_list_of_words_is_shown_as_the_list_that_was_meant(field: str, value: str, cure: str, tmp_path: Path) -> None:
+    """Arguments of a script are no command of Python's."""
+    (tmp_path / "train.py").touch()
+    script = "" if field == "command" else "script: train.py\n"
+    (tmp_path / "job.yaml").write_text(f"name: a\n{script}{field}: {value}\ncheckpoint: {{directory: c}}\n")
+    problem = next(one for one in review(tmp_path / "job.yaml").problems if one.field == field)
+    assert problem.cure.endswith(cure), problem

@@ -1,0 +1,29 @@
+"""What `holdfast` makes of a batch job that it is run inside of, told by a real one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.slurm.slurm_server import SlurmServer
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_job_file_without_a_cluster_means_the_allocation_that_it_is_submitted_in(slurm: SlurmServer, tmp_path: Path) -> None:
+    """Before, all of its ranks were started on the batch host, and nobody was told."""
+    tmp_path.chmod(0o777)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text(f"name: a\nscript: train.py\nnodes: {{wanted: 2}}\ncheckpoint: {{directory: {tmp_path}/c}}\n")
+    said = tmp_path / "said"
+    command = f"cd {tmp_path} && PYTHONPATH={ROOT} HOLDFAST_HOME={tmp_path}/h {sys.executable} -m holdfast validate job.yaml; echo over"
+    number = slurm.run("sbatch", "--parsable", "--nodes=2", "--time=5", f"--output={said}", "--wrap", command)
+    try:
+        wait_until(lambda: said.exists() and "over" in said.read_text(), seconds=100, explain=slurm.logs)
+    finally:
+        slurm.run("scancel", number)
+    text = " ".join(said.read_text().split())
+    assert "train.py on 2 nodes of cluster 'slurm'" in text
+    assert f"Its nodes are those of Slurm job {number}, which this is inside of." in text
+    wait_until(lambda: slurm.run("squeue", "--noheader") == "", seconds=60, explain=slurm.logs)
