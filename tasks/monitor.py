@@ -54,6 +54,9 @@ def look(run: Run) -> Turn | None:
         return Turn(Event.TIME_OVER, end)
     if run.board.ranks and run.board.all_well():
         return Turn(Event.FINISHED, f"all {len(run.board.ranks)} rank(s) ended with status 0")
+    if why := run.over_but_for():
+        run.remark(why)
+        return Turn(Event.FINISHED, why)
     if (turn := ending(run)) is not None:  # before faults: what is to end is saved, and needs no recovery first
         return turn
     symptom = run.symptom()

@@ -110,6 +110,7 @@ class Worker:
 
     def view(self) -> dict[str, Any]:
         """Return how far this worker is, for the beat that goes to the flow."""
+        output_age, printed = self._of_output()
         return {
             "step": self.step,
             "age": round(time.monotonic() - self.progress, 3),
@@ -118,7 +119,8 @@ class Worker:
             "managed": self.managed,
             "process": state_of(self.pid) if self.pid else "?",
             "wait": wait_of(self.pid) if self.pid else "",
-            "output_age": self._output_age(),
+            "output_age": output_age,
+            "printed": printed,
             "pid": self.pid,
             "snapshot": self._of_snapshots(),
             "paces": self.paces.told(),
@@ -131,11 +133,13 @@ class Worker:
         begun = told.pop("at", None)
         return told if begun is None else told | {"age": round(max(0.0, time.time() - begun), 3)}
 
-    def _output_age(self) -> float | None:
+    def _of_output(self) -> tuple[float | None, bool]:
+        """Return the seconds since it printed anything, or since its start, and whether it has printed anything."""
         try:
-            return round(max(0.0, time.time() - max(self.log.stat().st_mtime, self.started)), 3)
+            log = self.log.stat()
         except OSError:
-            return None
+            return None, True
+        return round(max(0.0, time.time() - max(log.st_mtime, self.started)), 3), log.st_size > self.log_begin
 
     def open_log(self) -> None:
         """Say in the log where this worker's output begins; raise ``OSError`` when there can be no log."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 from detectors.catalogue import Fault, Levels
 from detectors.diagnosis import Before
 from detectors.evidence import CutShort
-from detectors.progress import STANDSTILLS
+from detectors.progress import NOT_ENDING
 from holdfast.control import termination
 from holdfast.control.board import NONSENSE, Board, limits_of
 from holdfast.control.borrowing import Borrowing
@@ -32,6 +32,7 @@ from holdfast.control.lineup import Lineup
 from holdfast.control.move import MoveInWork
 from holdfast.control.news import nodes_of
 from holdfast.control.past import Past
+from holdfast.control.pauses import Pauses
 from holdfast.control.plan import roles_environment, seat_environment
 from holdfast.control.preflight import Preflight
 from holdfast.control.rebuilt import came_back, facts_of
@@ -53,6 +54,7 @@ from holdfast.history.figures import STEPS
 from holdfast.log import note
 from holdfast.places import job_directory
 from holdfast.report import wording
+from holdfast.report.wording import ranks as in_ranges
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.wire import Message
 from policies.case import IN_PROCESS, Copies, Decision, Recovery, Rung, Standby
@@ -117,6 +119,7 @@ class Run:
     consent: Consent = field(init=False)
     replicas: Replicas = field(init=False)
     snapshots: Snapshots = field(init=False)
+    pauses: Pauses = field(init=False)
     roll: RollCall = field(init=False)
     concerns: Concerns = field(init=False)
     hearing: Hearing = field(init=False)
@@ -201,6 +204,7 @@ class Run:
         )
         self.replicas = Replicas(self.fleet, self.spec.checkpoint.memory)
         self.snapshots = Snapshots(self.recorder, self.job.id)
+        self.pauses = Pauses(self.remark)
         self.roll, self.concerns = RollCall(self.fleet), Concerns(lambda: self.levels)
         self.hearing, self.departures, self.slow_ranks = Hearing(self), Departures(self), SlowRanks(self)
         self.rulebook = Rulebook(self.spec, job_directory(self.spec.name))
@@ -383,6 +387,7 @@ class Run:
             seen = self.sight.progress(limits_of(self.spec.limits), steps_expected=self._steps_expected())
             if seen is not None:
                 self.roll.look(self.board, seen, limits_of(self.spec.limits))
+                self.pauses.look(self.board, seen, limits_of(self.spec.limits))
 
     def _note(self, fault: Fault) -> None:
         """Record a fault that training goes on through, and tell of it."""
@@ -470,8 +475,25 @@ class Run:
         return time.time() - newest < limit
 
     def _stands_still(self) -> bool:
-        """Tell whether no rank gets on, by the job's own limit."""
-        return any(fault.kind in STANDSTILLS for fault in self.faults())
+        """Tell whether no rank gets on, for longer than the job's own steps explain."""
+        return self.sight.stands_still(limits_of(self.spec.limits), steps_expected=self._steps_expected())
+
+    def over_but_for(self) -> str:
+        """Return why the job is completed although some ranks have not ended; empty when it is not.
+
+        Rank 0 has ended with status 0, or all steps are done, and the ranks that are left show no sign of life any more. To run all of it
+        again would not help: a script that has come to its end on rank 0 would come to it again.
+        """
+        if not any(view.well for view in self.board.ranks.values()):
+            return ""
+        fault = next((one for one in self.faults() if one.kind == NOT_ENDING.id), None)
+        until = self.board.until()
+        if fault is None or not (self.board.first.well or (until is not None and self.board.step_before >= until)):
+            return ""
+        self.record_fault(fault, incident=None)
+        left = sorted(view.rank for view in self.board.ranks.values() if not view.ended)
+        done = "rank 0 ended with status 0" if self.board.first.well else f"step {until}, the last one, is done"
+        return f"{done}; rank(s) {in_ranges(left)} did not end by themselves and are ended: {fault.quote}"
 
     def symptom(self) -> str | None:
         """Return what has to be explained, if anything."""

@@ -61,6 +61,7 @@ class _Beat(_Said):
     process: str
     wait: str
     output_age: Real | None
+    printed: bool = True
     snapshot: _Snapshot = _Snapshot()
     replica: Count | None = None
     paces: list[Annotated[list[Real], Field(min_length=4, max_length=4)]] = []

@@ -17,7 +17,8 @@ THREE = {"wanted": 3, "ranks": 1}
 
 def begun(stage: Stage, name: str, *more: str, **fields: Any) -> Play:
     """Start a job of three ranks, each on a node of its own, and let it come to its way."""
-    play = stage.play(name, script=str(SCRIPT), args=["--steps", "100000", *more], **{"nodes": THREE, **fields})
+    quick = {"nodes": THREE, "limits": {"hang_timeout": "2s"}}
+    play = stage.play(name, script=str(SCRIPT), args=["--steps", "100000", *more], **{**quick, **fields})
     play.steps_to(10)
     return play
 
