@@ -191,7 +191,9 @@ def _by_stack(ranks: Mapping[int, RankProgress], told: Mapping[int, Standing]) -
         return None
     culprit = min(odd, key=lambda rank: (rank in told, ranks[rank].step, rank))
     also = f", neither does {numbered([rank for rank in odd if rank != culprit])}" if len(odd) > 1 else ""
-    quote = f"rank {culprit} on {ranks[culprit].node} does not wait for anybody{also}, while {numbered(waiting)} {_verb(waiting)} for others"
+    quote = (
+        f"rank {culprit} on {ranks[culprit].node} does not wait for anybody{also}, while {numbered(waiting)} {_verb(waiting)} for others"
+    )
     return Finding(kind="", rank=culprit, quote=f"{quote}; {_where(culprit, ranks)}")
 
 

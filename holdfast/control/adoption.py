@@ -14,7 +14,7 @@ from holdfast.control.deposit import collect
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
 from holdfast.control.plan import keep_token
-from holdfast.control.run import Attempt, Run
+from holdfast.control.run import GOT_ON, Attempt, Run
 from holdfast.errors import NodeLost, OrderRefused, OtherProtocol, OtherVersion, WorldError
 from holdfast.history import models, queries
 from holdfast.log import note
@@ -192,6 +192,8 @@ def _remember(run: Run) -> None:
                 incident=decision.incident_id,
                 kind=root.kind if root else "",
                 step=root.step if root else None,
+                generation=incident.generation_before if incident else 0,
+                got_on=bool(incident and (incident.facts or {}).get(GOT_ON)) and all(one.incident != incident.id for one in run.attempts),
             )
         )
         if root:

@@ -57,6 +57,7 @@ from holdfast.report import wording
 from holdfast.report.wording import ranks as in_ranges
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.wire import Message
+from policies import uptime
 from policies.case import IN_PROCESS, Copies, Decision, Recovery, Rung, Standby
 from policies.holds import Owner
 from policies.placement import regular
@@ -81,8 +82,8 @@ SILENT_AND_STILL: Final = 8
 SPARE_PATIENCE: Final = 30.0
 """Seconds for which a spare node may be unheard while training runs: on a slow link its words and its answers wait behind those of others,
 and the standby that it holds is worth more than to know early. No job goes on it meanwhile."""
-SETTLED: Final = 300.0
-"""Seconds a job without steps must run for its recovery to count as having brought it on."""
+GOT_ON: Final = "got_on"
+"""In an incident's facts: the generation before it brought the job on, which reports no steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +100,10 @@ class Attempt:
     """Catalogue kind of the root fault, where it is on record."""
     step: int | None = None
     """The step that it came at."""
+    generation: int = 0
+    """The generation that it is to follow."""
+    got_on: bool = False
+    """That generation brought the job on, if it is one without steps."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -754,19 +759,27 @@ class Run:
         if not self.attempts:
             return ()
         present = self.incident.row.id if self.incident is not None else ""
-        nexts = [(one.at, one.best, one.incident) for one in self.attempts[1:]] + [(now, self.best, present)]
+        nexts = [(one.got_on, one.best, one.incident) for one in self.attempts[1:]] + [(self.got_on(now), self.best, present)]
         return tuple(
             Recovery(
                 at=one.at,
                 rung=one.rung,
                 node=one.node,
-                gained=best > one.best if self.managed else at - one.at > SETTLED,
+                gained=best > one.best if self.managed else got_on,
                 overtaken=one.rung in IN_PROCESS and one.incident == incident,
                 kind=one.kind,
                 step=one.step,
             )
-            for one, (at, best, incident) in zip(self.attempts, nexts, strict=True)
+            for one, (got_on, best, incident) in zip(self.attempts, nexts, strict=True)
         )
+
+    def got_on(self, now: float) -> bool:
+        """Tell whether the present generation, until *now* or its fault, brought a job without steps on; what was decided on it counts once."""
+        begun = self.board.first_step_at()
+        if self.managed or begun is None or (self.attempts and self.attempts[-1].generation >= self.generation):
+            return False
+        diagnosis = self.incident.diagnosis if self.incident is not None else None
+        return uptime.got_on((now if diagnosis is None else diagnosis.root.at) - begun, self.board.startup())
 
     # -- the policy ---------------------------------------------------------------------------------------------------
 

@@ -277,8 +277,9 @@ class Budget(Part):
     fruitless: StrictInt | None = Field(
         default=None,
         ge=1,
-        description="Recoveries in a row without one new step, before the job is given up; those that answer a lost node do not count; "
-        "else 3.",
+        description="Recoveries in a row without one new step, before the job is given up, a spare node tried first; those that answer a "
+        "lost node do not count. A job that reports no steps got on when it ran for three times as long as from its start to its first "
+        "output and 5s at least, or for 60s where it prints nothing; else 3.",
     )
 
 

@@ -199,7 +199,9 @@ def test_ranks_that_outlive_others_are_given_time_since_the_last_sign_of_life() 
     assert fault.quote.startswith("ranks 0, 2 ended with status 0, rank 1 did not, without a sign of life for 301.0 s (limit 300.0 s")
     stepping = replace(left, ranks={1: a_rank("n1", age=2.5)}, steps_expected=True, step_seconds=STEADY, since_end=400.0, output_age=400.0)
     assert seen(stepping) == []
-    assert seen(replace(left, since_end=400.0, output_age=400.0), output_silence=500.0) == [], "a longer limit of a person's counts here too"
+    assert seen(replace(left, since_end=400.0, output_age=400.0), output_silence=500.0) == [], (
+        "a longer limit of a person's counts here too"
+    )
 
 
 def test_a_short_limit_for_silence_does_not_hold_before_the_first_output() -> None:
