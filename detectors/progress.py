@@ -111,7 +111,7 @@ NOT_ENDING: Final = kind(
         source="process exits, heartbeats, worker output",
         level=Level.RESTART_PROCESS,
         blame=Blame.PROCESS,
-        action="have all ranks end together (a barrier, then `destroy_process_group`); raise `limits.end_grace` if the last ones need longer",
+        action="have all ranks end together (a barrier, then `destroy_process_group`); raise `limits.end_grace` if the last need longer",
         reference="docs/architecture.md",
         sick=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=900.0)),
         healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=30.0)),

@@ -72,7 +72,7 @@ class StopWhenFruitless:
         return self._replace(case, run, said) or Decision(rung=Rung.GIVE_UP, because=f"{said}; last: {case.because}")
 
     def _replace(self, case: Case, run: list[Recovery], said: str) -> Decision | None:
-        """Give the places of the nodes that the fault speaks against to spares, once: what a node does to a job looks like a script's fault."""
+        """Give the places of the nodes that the fault speaks against to spares, once: a node's doing may look like the script's."""
         root, bad, add = case.diagnosis.root, case.bad, case.spares[: len(case.bad)]
         tried = Rung.REPLACE_NODE in case.tried or any(one.rung is Rung.REPLACE_NODE for one in run)
         if not self.replace or tried or not bad or len(add) < len(bad) or root.entry.blame is Blame.USER_CODE:

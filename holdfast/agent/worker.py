@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 NO_RANK: Final = -1
 """The rank of a standby."""
+SEES: Final = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
+"""Variables by which a rank chooses its GPU."""
 MOST_HELD: Final = 4096
 """Messages of one worker that wait for its generation to be on record; of more the oldest are dropped."""
 MOST_CHECKS: Final = 4
@@ -69,6 +71,8 @@ class Worker:
     """Its process groups are Holdfast's own: it can be kept when others are lost. Who comes to ranks that live joins them no other way."""
     parked: Message | None = None
     """What it said when it was ready to stand by."""
+    sees: dict[str, str] = field(default_factory=dict)
+    """Of its environment what says which GPU it takes (`SEES`)."""
     line: Peer | None = None
     """The connection on which it said hello, for what the agent tells it."""
     greetings: list[Message] = field(default_factory=list)

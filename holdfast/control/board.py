@@ -157,17 +157,19 @@ class Board:
         self.unseen: set[int] = set()
         """Ranks whose agents nobody has reached since the job was adopted: of them is presumed what the others do."""
         self.evidence: list[Evidence] = []
+        self.unusable: list[Fault] = []
+        """Faults of devices that ranks compute on, and cannot any more: they are acted on though steps may still come in."""
         self.node_faults: list[Fault] = []
         """What is wrong with nodes, as their lookouts told while this generation ran, or lastingly before it."""
         self.troubles: list[Fault] = []
         """What training goes on through: trouble with checkpoints and with state in memory."""
-        self.gone: set[str] = set()
-        """Nodes all of whose workers have ended by our order."""
-        self.terminated: set[str] = set()
-        """Nodes with a rank that SIGTERM ended which nobody here had sent: what takes nodes away sends it to all there is on them."""
+        self.gone, self.terminated = set[str](), set[str]()
+        """Nodes all of whose workers have ended by our order; and nodes with a rank that SIGTERM ended which nobody here had sent: what
+        takes nodes away sends it to all there is on them."""
         self.durations: deque[tuple[int, float]] = deque(maxlen=100_000)
-        self.step_before = 0
-        """Newest step any rank has finished."""
+        self.step_before, self.longest_pause = 0, 0.0
+        """Newest step any rank has finished; and, of all generations, the longest time without progress after which the job went on by
+        itself."""
         self.overrun: Overrun | None = None
         self.regrouped: dict[int, Message] = {}
         """By rank, how it came into this generation."""
@@ -183,14 +185,11 @@ class Board:
         """By rank and step, the sums of single tensors that were asked for."""
         self.news: deque[Evidence] = deque()
         """What was seen since the last time somebody took it away."""
-        self.longest_pause = 0.0
-        """The longest time without progress after which the job went on by itself, in this generation or an earlier one."""
-        self._now = 0.0
+        self._now = self._first_beat = 0.0
+        """When anything was heard last, and when a rank was heard of first (wall clock)."""
         self._stepped = 0
         """Ranks that have finished a step of this generation: asked with every one of thousands of events."""
         self._lowest = min(self.ranks, default=0)
-        self._first_beat = 0.0
-        """When the first of them was heard of."""
 
     @property
     def first(self) -> RankView:

@@ -774,7 +774,7 @@ class Run:
         )
 
     def got_on(self, now: float) -> bool:
-        """Tell whether the present generation, until *now* or its fault, brought a job without steps on; what was decided on it counts once."""
+        """Tell whether this generation, until *now* or its fault, brought a job without steps on; what was decided on it counts once."""
         begun = self.board.first_step_at()
         if self.managed or begun is None or (self.attempts and self.attempts[-1].generation >= self.generation):
             return False

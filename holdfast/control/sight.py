@@ -41,7 +41,7 @@ class Sight:
         self._faults += see(new, limits)
         self.progress(limits, steps_expected=steps_expected)
         overrun = [board.overrun] if board.overrun is not None else []
-        return [*self._faults, *see(board.stops(now), limits), *self._still, *see(overrun, limits)]
+        return [*self._faults, *board.unusable, *see(board.stops(now), limits), *self._still, *see(overrun, limits)]
 
     def stands_still(self, limits: HangLimits, *, steps_expected: bool) -> bool:
         """Tell whether no rank gets on, for longer than the job's own steps explain: that alone is no fault."""

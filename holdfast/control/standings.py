@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EARLY: Final = 0.5
 """Share of the limit after which a quiet job is asked for the first time."""
 AGAIN: Final = 0.1
-"""Share of the limit, or of the time that it has been quiet, after which it is asked again; what has changed since is a sign of progress."""
+"""Share of the limit, or of the time that it has been quiet, after which it is asked again: what has changed shows progress."""
 SOONEST: Final = 0.4
 """Seconds that lie between two calls at least."""
 

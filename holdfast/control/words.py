@@ -116,6 +116,7 @@ class _Event(_Said):
     tapes: str | None = None
     steps: list[_Row] | None = Field(default=None, min_length=1)
     ranks: dict[Digits, _Beat] | None = None
+    on: list[Count] | None = None
     said: dict[str, Any] | None = None
     events: list[dict[str, Any]] | None = None
 
