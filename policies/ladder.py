@@ -75,7 +75,8 @@ class StopWhenFruitless:
         """Give the places of the nodes that the fault speaks against to spares, once: a node's doing may look like the script's."""
         root, bad, add = case.diagnosis.root, case.bad, case.spares[: len(case.bad)]
         tried = Rung.REPLACE_NODE in case.tried or any(one.rung is Rung.REPLACE_NODE for one in run)
-        if not self.replace or tried or not bad or len(add) < len(bad) or root.entry.blame is Blame.USER_CODE:
+        spent = len(case.recent()) >= case.budget.recoveries
+        if not self.replace or tried or spent or not bad or len(add) < len(bad) or root.entry.blame is Blame.USER_CODE:
             return None
         because = f"{case.because}; {said}: before the job is given up, {', '.join(add)} takes the place of {', '.join(bad)}"
         return Decision(rung=Rung.REPLACE_NODE, because=because, drop=bad, add=add)

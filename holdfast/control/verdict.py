@@ -13,6 +13,7 @@ from detectors.causes import Candidate
 from detectors.diagnosis import Diagnosis, left_unexplained
 from detectors.logs import warm
 from detectors.outputs import read
+from holdfast.control.nodes import machine_of
 from holdfast.history import models
 from holdfast.report import wording
 
@@ -40,11 +41,16 @@ def beside(run: Run) -> list[Fault]:
     """
     now = time.time()
     seen = [fault for fault in run.seen() if not run.levels.acts(fault)]
-    acting = {id(fault) for fault in run.board.unusable}
-    others = [fault for fault in (*run.board.node_faults, *run.board.troubles) if id(fault) not in acting]
-    told = [fault for fault in others if fault.node in run.members and now - fault.at < RECENT]
+    acting = {_thing(fault, run.cluster.kind) for fault in run.board.unusable}
+    others = [fault for fault in run.board.node_faults if _thing(fault, run.cluster.kind) not in acting]
+    told = [fault for fault in (*others, *run.board.troubles) if fault.node in run.members and now - fault.at < RECENT]
     known = [fault for fault in (*seen, *told) if run.levels.of(fault) is not Level.RECORD]
     return [fault for fault in known if not run.wards.pardons(fault, run.levels)]
+
+
+def _thing(fault: Fault, cluster_kind: str) -> tuple[str, str, str]:
+    """Return what a fault is of, and where: the nodes of one machine hear of the same."""
+    return fault.kind, fault.device, machine_of(fault.node or "", cluster_kind)
 
 
 def last_words(run: Run) -> list[Fault]:
