@@ -81,7 +81,7 @@ class ChaosRun:
     def start(self, place: Path, *more: str, rest: str = REST, **fields: Any) -> Steered:  # noqa: ANN401 (fields of a job)
         """Start a job whose end can be compared."""
         args = [*TRAINING, "--rest", rest, "--result", str(place / "result.json"), *more]
-        return Steered(place, self._environment, args=args, **fields)
+        return Steered(place, self._environment, args=args, **{"limits": {"hang_timeout": "2s"}, **fields})
 
     def mount(self, place: Path) -> bool:
         """Give the checkpoints a small file system of their own; tell whether that can be."""

@@ -68,6 +68,7 @@ class Job:
             "nodes": plan,
             "checkpoint": {"every": SAVE_EVERY if stock else 0, "directory": str(self.checkpoints)},
             "budget": {"recoveries": 10_000, "in_place": 10_000, "fruitless": 1000},
+            "limits": {"hang_timeout": "2s", **given.pop("limits", {})},
             **given,
         }
         self._ranks, self._waits = plan["wanted"] * plan["ranks"], plan["standbys"] > 0

@@ -167,11 +167,19 @@ class Progress:
     """Seconds since the workers of this generation started."""
     steps_expected: bool = True
     output_age: float | None = None
-    """Seconds since any worker printed anything."""
+    """Seconds since any worker printed anything, or ended."""
     moved: float | None = None
     """Seconds since ranks were last seen to get on within their step: operations of groups that begin."""
     asked: bool = False
     """All ranks were asked where they stand, long enough ago to have answered."""
+    longest_pause: float = 0.0
+    """The longest time without progress after which this job went on by itself."""
+    printed: bool = True
+    """Whether any rank has printed anything since the start."""
+    ended: tuple[int, ...] = ()
+    """Ranks that have ended with status 0, while those in `ranks` still run."""
+    since_end: float = 0.0
+    """Seconds since the newest of these ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,14 +408,16 @@ Evidence = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangLimits:
-    """When no progress is a hang: at least *least* seconds and *factor* median steps."""
+    """When no progress is a hang: at least *least* seconds and *factor* median steps, and *timeout* seconds where nothing proves it."""
 
     first_step: float = 1800.0
     least: float = 2.0
     factor: float = 3.0
+    timeout: float = 300.0
     section: float = 1800.0
     stopped_grace: float = 1.0
     output_silence: float | None = None
+    end_grace: float = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

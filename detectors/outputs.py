@@ -5,7 +5,7 @@ Only ends that went wrong are read, and of those the last lines; what restates h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
@@ -32,12 +32,30 @@ NAMELESS: Final = frozenset({None, *OTHERS, "script-exception", "process-status"
 
 def said(evidence: Iterable[object]) -> list[Fault]:
     """Return the faults that workers' last words tell of: each kind once a node, by the worker that said it first."""
+    return read(evidence, lambda: False)[0]
+
+
+def read(evidence: Iterable[object], enough: Callable[[], bool]) -> tuple[list[Fault], list[int]]:
+    """Return what `said` does, and the ranks whose last words were not all read: *enough* was true, which is asked before each line."""
     ends = sorted((one for one in evidence if isinstance(one, WorkerExit)), key=lambda one: (one.at, one.rank))
     found: dict[tuple[str, str | None], Fault] = {}
+    unread = list[int]()
     for one in [end for end in ends if not (end.code == 0 and end.finished)][:WORKERS]:
+        if not _knows_all(one, enough):
+            unread.append(one.rank)
+            continue
         for fault in _of(one):
             found.setdefault((fault.kind, fault.node), fault)
-    return list(found.values())
+    return list(found.values()), unread
+
+
+def _knows_all(seen: WorkerExit, enough: Callable[[], bool]) -> bool:
+    """Judge the lines of one worker, for the cache; False if there was no time for all of them."""
+    for line in _lines(seen):
+        if enough():
+            return False
+        _kind(line)
+    return True
 
 
 def _of(seen: WorkerExit) -> Iterator[Fault]:

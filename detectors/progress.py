@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isfinite
 from statistics import median
 from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
 from detectors.evidence import CutShort, HangLimits, Overrun, Progress, RankProgress, Sample
-from detectors.standings import CIRCLE, MISMATCH, STUCK, explain
+from detectors.standings import CIRCLE, MISMATCH, STUCK, Finding, explain, numbered
 
 WINDOW: Final = 64
 """Newest steps that the adaptive limit is taken from."""
@@ -20,6 +21,9 @@ REACTION: Final = 0.25
 taken off the limit, so that the limit is when something is done about it."""
 MOVING: Final = 5.0
 """Within so many limits a step in which ranks still begin operations is a long one and no hang (ours)."""
+
+PAUSES: Final = 3.0
+"""A pause counts as a hang once it is this many times as long as the longest one from which the job went on by itself (ours)."""
 
 _ORDINARY: Final = 2
 
@@ -43,7 +47,7 @@ HANG: Final = kind(
         blame=Blame.PROCESS,
         action="restart the workers; the rank that is furthest behind is the first suspect",
         reference="docs/architecture.md",
-        sick=Sample(evidence=Progress(at=0.0, ranks=_ranks(9.0), step_seconds=_STEADY)),
+        sick=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY)),
         healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
         weight=40,
     )
@@ -99,6 +103,21 @@ SILENT: Final = kind(
         weight=35,
     )
 )
+NOT_ENDING: Final = kind(
+    FaultKind(
+        id="job-end-stuck",
+        title="Some ranks have ended with status 0, and the others neither end nor show a sign of life",
+        component="job",
+        source="process exits, heartbeats, worker output",
+        level=Level.RESTART_PROCESS,
+        blame=Blame.PROCESS,
+        action="have all ranks end together (a barrier, then `destroy_process_group`); raise `limits.end_grace` if the last need longer",
+        reference="docs/architecture.md",
+        sick=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=900.0)),
+        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=30.0)),
+        weight=40,
+    )
+)
 OVERRUN: Final = kind(
     FaultKind(
         id="recovery-overrun",
@@ -129,6 +148,55 @@ def hang_limit(step_seconds: tuple[float, ...], limits: HangLimits) -> float:
     if not recent:
         return limits.first_step
     return max(limits.least, limits.factor * median(recent), SLOWEST_FACTOR * max(recent))
+
+
+def act_limit(seen: Progress, limits: HangLimits) -> float:
+    """Return after how many seconds without progress a job that has made steps is hung, where nothing that its ranks say proves it.
+
+    An evaluation, a save or a compilation that nobody declared takes many times as long as a step: the job is given *timeout* seconds, and
+    longer where it has gone on by itself after a long pause before.
+    """
+    return max(hang_limit(seen.step_seconds, limits), limits.timeout, PAUSES * seen.longest_pause)
+
+
+def without_patience(limits: HangLimits) -> HangLimits:
+    """Return *limits* by which a job stands still as soon as it is quiet for longer than its own steps explain."""
+    return replace(limits, timeout=0.0)
+
+
+def pause_in(seen: Progress, limits: HangLimits) -> float:
+    """Return for how many seconds a job that makes steps has been quiet, if that is longer than its own steps explain; else 0."""
+    if not (seen.steps_expected and seen.ranks and seen.step_seconds) or seen.ended or any(held.section for held in seen.ranks.values()):
+        return 0.0
+    quiet = min(held.age for held in seen.ranks.values())
+    return quiet if quiet > hang_limit(seen.step_seconds, limits) else 0.0
+
+
+def pause_in_words(seen: Progress, limits: HangLimits) -> str:
+    """Say that a job has been quiet for longer than usual, what keeps it as far as the ranks have told, and when it counts as hung."""
+    found = explain(seen.ranks) if seen.asked else None
+    quiet, usual = min(held.age for held in seen.ranks.values()), median(seen.step_seconds[-WINDOW:])
+    return (
+        f"no rank made progress for {quiet:.1f} s (a step takes {usual:.2f} s)"
+        + (f": {found.quote}" if found else "")
+        + f". It counts as a hang after {act_limit(seen, limits):.0f} s (`limits.hang_timeout`), or at once when the ranks prove to wait "
+        "for each other"
+    )
+
+
+def _proves(found: Finding | None, seen: Progress, limits: HangLimits) -> bool:
+    """Tell whether where the ranks stand proves that nothing will come of waiting.
+
+    A rank that does not come may be at an evaluation, a save or a compilation of its own, so that proves nothing, unless its process is
+    stopped, dead, or on a node of which nothing is heard.
+    """
+    if any(not held.heard for held in seen.ranks.values()):
+        return True
+    if found is None:
+        return False
+    if found.kind:
+        return found.seconds >= min(limits.least, hang_limit(seen.step_seconds, limits)) - REACTION
+    return found.rank is not None and seen.ranks[found.rank].process in {"T", "t", "Z"}
 
 
 def _oddness(held: RankProgress) -> int:
@@ -188,10 +256,12 @@ def see_progress(seen: Progress, limits: HangLimits) -> Fault | None:
     One quiet rank among advancing ones is no hang: a rank may be waiting for its turn. A rank in a declared section makes the others wait
     for it, so nothing else is judged meanwhile.
     """
+    if seen.steps_expected and any(held.section for held in seen.ranks.values()):
+        return _see_sections(seen, limits)
+    if seen.ended and seen.ranks:
+        return _see_end(seen, limits)
     if not seen.steps_expected:
         return _see_output(seen, limits)
-    if any(held.section for held in seen.ranks.values()):
-        return _see_sections(seen, limits)
     if not seen.ranks:
         return None
     quiet = min(held.age for held in seen.ranks.values())
@@ -207,9 +277,10 @@ def _see_sections(seen: Progress, limits: HangLimits) -> Fault | None:
 
 
 def _see_steps(seen: Progress, limits: HangLimits, quiet: float) -> Fault | None:
-    limit = hang_limit(seen.step_seconds, limits)
     found = explain(seen.ranks) if seen.asked else None
-    sure = found is not None and found.kind != STUCK.id  # what lies between the ranks may come to it yet
+    proven = _proves(found, seen, limits)
+    limit = hang_limit(seen.step_seconds, limits) if proven else act_limit(seen, limits)
+    sure = found is not None and (found.kind != STUCK.id if proven else found.rank is not None)  # the network may come to it yet
     if quiet <= limit - (REACTION if sure else 0.0) or (seen.moved is not None and seen.moved <= limit and quiet <= MOVING * limit):
         return None
     return _hang(HANG, seen, f"no rank made progress for {quiet:.1f} s (limit {limit:.1f} s)", age=quiet)
@@ -229,10 +300,32 @@ def _see_first_step(seen: Progress, limits: HangLimits, quiet: float) -> Fault |
 def _see_output(seen: Progress, limits: HangLimits) -> Fault | None:
     """Suspect only a rank whose process is odd: without steps nothing else tells one rank from another."""
     limit, age = limits.output_silence, seen.output_age
-    if limit is None or age is None or age <= limit:
+    if limit is None or age is None:
+        return None
+    if not seen.printed:  # it loads, compiles, downloads: what a start may take is another limit
+        limit = max(limit, limits.first_step)
+    if age <= limit:
         return None
     odd = {rank: held for rank, held in seen.ranks.items() if _oddness(held) < _ORDINARY}
-    return _fault(SILENT, seen, suspect(odd) if odd else None, f"no output for {age:.1f} s (limit {limit:.1f} s)", age=age)
+    words = f"no output for {age:.1f} s" if seen.printed else f"no output since the start {age:.1f} s ago"
+    return _fault(SILENT, seen, suspect(odd) if odd else None, f"{words} (limit {limit:.1f} s)", age=age)
+
+
+def _see_end(seen: Progress, limits: HangLimits) -> Fault | None:
+    """Give ranks that outlive others their time, counted from the last sign of life of the job: an end, an output or a step."""
+    signs = [seen.since_end, *([seen.output_age] if seen.output_age is not None else [])]
+    if seen.steps_expected:
+        signs.append(min(held.age for held in seen.ranks.values()))
+    age, limit = min(signs), max(limits.end_grace, limits.output_silence or 0.0)
+    if age <= limit:
+        return None
+    left = sorted(seen.ranks)
+    odd = {rank: held for rank, held in seen.ranks.items() if _oddness(held) < _ORDINARY}
+    quote = (
+        f"{numbered(seen.ended)} ended with status 0, {numbered(left)} did not, without a sign of life for {age:.1f} s "
+        f"(limit {limit:.1f} s, `limits.end_grace`)"
+    )
+    return _of(NOT_ENDING.id, seen, suspect(odd or seen.ranks) if odd or len(left) == 1 else None, quote, age=age)
 
 
 def see_overrun(seen: Overrun, _limits: HangLimits) -> Fault | None:

@@ -41,6 +41,8 @@ class Finding:
     """Kind of the fault; empty where they only name the culprit of a hang."""
     rank: int | None
     quote: str
+    seconds: float = 0.0
+    """How long all those that it is about have been in their operations."""
 
 
 def explain(ranks: Mapping[int, RankProgress]) -> Finding | None:
@@ -110,9 +112,9 @@ def _absent(ranks: Mapping[int, RankProgress], told: Mapping[int, Standing], wai
     same = [wait.rank for wait in mine if wait.words == first.words]
     also = sorted(first.missing & behind.keys() - {culprit})
     held = ranks[culprit]
-    quote = f"rank {culprit} on {held.node} did not arrive at {first.words} ({_listed(same)} {_verb(same)} since {first.seconds:.1f} s)"
+    quote = f"rank {culprit} on {held.node} did not arrive at {first.words} ({numbered(same)} {_verb(same)} since {first.seconds:.1f} s)"
     if also:
-        quote += f", neither did {_listed(also)}"
+        quote += f", neither did {numbered(also)}"
     return Finding(kind="", rank=culprit, quote=f"{quote}; {_where(culprit, ranks)}")
 
 
@@ -128,9 +130,10 @@ def _differ(ranks: Mapping[int, RankProgress], told: Mapping[int, Standing]) -> 
         rank, odd = rest[0], here[rest[0]][1]
         there = here[next(rank for rank, shape in shapes.items() if shape == usual)][1]
         agree = sorted(rank for rank, shape in shapes.items() if shape == usual)
-        quote = f"{_listed([one for one in rest if shapes[one] == shapes[rank]])} entered {_sized(odd)} as #{number} of group {name}"
-        quote += f" where {_listed(agree)} entered {_sized(there)}; {_where(rank, ranks)}; {_where(agree[0], ranks)}"
-        return Finding(kind=MISMATCH.id, rank=rank if clear else None, quote=quote)
+        quote = f"{numbered([one for one in rest if shapes[one] == shapes[rank]])} entered {_sized(odd)} as #{number} of group {name}"
+        quote += f" where {numbered(agree)} entered {_sized(there)}; {_where(rank, ranks)}; {_where(agree[0], ranks)}"
+        seconds = min(work.seconds for _, work in here.values())
+        return Finding(kind=MISMATCH.id, rank=rank if clear else None, quote=quote, seconds=seconds)
     return None
 
 
@@ -161,8 +164,8 @@ def _circle(waits: list[Wait]) -> Finding | None:
         way.append(rank)
         rank = min(by_rank[rank].missing)  # everybody who is waited for waits, or `_absent` would have named it
     ring = way[way.index(rank) :]
-    steps = [f"rank {one} waits at {by_rank[one].words} for {_listed(sorted(by_rank[one].missing))}" for one in ring]
-    return Finding(kind=CIRCLE.id, rank=None, quote="; ".join(steps))
+    steps = [f"rank {one} waits at {by_rank[one].words} for {numbered(sorted(by_rank[one].missing))}" for one in ring]
+    return Finding(kind=CIRCLE.id, rank=None, quote="; ".join(steps), seconds=min(by_rank[one].seconds for one in ring))
 
 
 def _held(told: Mapping[int, Standing]) -> Finding | None:
@@ -172,7 +175,7 @@ def _held(told: Mapping[int, Standing]) -> Finding | None:
         seconds = min(work.seconds for _, work in here.values())
         if len(here) == len(group.ranks) and seconds >= HELD:
             quote = f"all {len(here)} ranks of group {name} are at {_sized(work)}, #{number}, since {seconds:.1f} s, and it does not end"
-            return Finding(kind=STUCK.id, rank=None, quote=quote)
+            return Finding(kind=STUCK.id, rank=None, quote=quote, seconds=seconds)
     return None
 
 
@@ -187,8 +190,10 @@ def _by_stack(ranks: Mapping[int, RankProgress], told: Mapping[int, Standing]) -
     if not waiting or not odd:
         return None
     culprit = min(odd, key=lambda rank: (rank in told, ranks[rank].step, rank))
-    also = f", neither does {_listed([rank for rank in odd if rank != culprit])}" if len(odd) > 1 else ""
-    quote = f"rank {culprit} on {ranks[culprit].node} does not wait for anybody{also}, while {_listed(waiting)} {_verb(waiting)} for others"
+    also = f", neither does {numbered([rank for rank in odd if rank != culprit])}" if len(odd) > 1 else ""
+    quote = (
+        f"rank {culprit} on {ranks[culprit].node} does not wait for anybody{also}, while {numbered(waiting)} {_verb(waiting)} for others"
+    )
     return Finding(kind="", rank=culprit, quote=f"{quote}; {_where(culprit, ranks)}")
 
 
@@ -209,7 +214,8 @@ def _sized(work: InWork) -> str:
     return f"{work.name} of {work.size} {work.kind} values" if work.kind else work.name
 
 
-def _listed(ranks: Iterable[int]) -> str:
+def numbered(ranks: Iterable[int]) -> str:
+    """Return *ranks* in words, the first ones by number."""
     found = sorted(ranks)
     names = ", ".join(map(str, found[:_LISTED])) + (f" and {len(found) - _LISTED} more" if len(found) > _LISTED else "")
     return f"rank {names}" if len(found) == 1 else f"ranks {names}"

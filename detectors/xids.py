@@ -32,6 +32,12 @@ def sighting(xid: Xid) -> Sighting | None:
     return Sighting(kind=name, part=f"GPU {xid.bus}" + (f" Xid {xid.code}" if name == OTHER else ""), quote=quote)
 
 
+UNUSABLE: Final = frozenset({
+    "gpu-off-bus", "gpu-memory-double-bit", "gpu-memory-uncontained", "gpu-memory-unrecovered", "gpu-gsp-timeout", "gpu-gsp-crashed",
+    "gpu-controller-halted", "gpu-pmu-failure", "gpu-init-failed", "gpu-fatal-timeout",
+})  # fmt: skip
+"""Kinds after which a GPU does no more work (Xids 79, 48, 95, 140, 119, 120, 62, 123, 143 and 158): a rank on it will never come to its
+next collective, and its own timeout may be minutes away."""
 OTHER: Final = "gpu-xid-other"
 """The kind of numbers that have none of their own."""
 

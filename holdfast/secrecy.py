@@ -19,8 +19,9 @@ WORD: Final = (
 """Stands somewhere in the name of a secret. A tokenizer is none."""
 LAST: Final = r"(?:(?<!public[_-])(?<!primary[_-])(?<!foreign[_-])(?<!sort[_-])key|pass|pwd|pw|pat|auth)"
 """The last word of the name of one."""
-NAME: Final = rf"(?:[\w.-]*{WORD}[\w.-]*|(?:[\w.-]*[_.-])?{LAST})"
-"""The name of a secret in a text, where no letter of a name stands before it."""
+NAME: Final = rf"(?:(?=[\w.-]*?{WORD})[\w.-]++|(?=(?:[\w.-]*[_.-])?{LAST}(?![\w.-]))[\w.-]++)"
+"""The name of a secret in a text, where no letter of a name stands before it. It is taken as a whole, once it is known to be one: what
+repeats such a word, and gives it no value, would cost the square of its length."""
 _NAMED: Final = re.compile(rf"{WORD}|(?:^|[_.-]){LAST}$", re.IGNORECASE)
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*:/+", re.IGNORECASE)

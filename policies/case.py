@@ -137,6 +137,8 @@ class Case:
     """Copies of the model that share out the samples of each step; none where each rank has samples of its own."""
     takeovers: int = 0
     """Take-overs that were begun in this incident."""
+    seated: frozenset[int] = frozenset()
+    """Ranks in processes that the last of them brought, and that have come to no step yet."""
     levels: Levels = CATALOGUE_LEVELS
     """How much faults ask for: the one place where a rule learns it."""
     earlier: tuple[Earlier, ...] = ()

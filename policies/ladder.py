@@ -8,6 +8,7 @@ from typing import Final
 from detectors.associations import follows_step, is_echo
 from detectors.catalogue import Blame, Level
 from detectors.inference import BLAMED
+from detectors.progress import NOT_ENDING
 from policies.approval import AskAPerson
 from policies.bad_loss import GoBack
 from policies.case import Budget, Case, Decision, Noted, Pass, Recovery, Rule, Rung, Seat, Standby
@@ -48,23 +49,37 @@ class StopForUserError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWhenFruitless:
-    """Stop when recoveries bring the job nowhere."""
+    """Stop when recoveries bring the job nowhere; before that its node is given up, if another can take its place."""
+
+    replace: bool = True
+    """The policy may replace nodes."""
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Answer when the newest *fruitless* recoveries all ended without a new step, and no lost node is the reason."""
+        """Answer when the newest *fruitless* recoveries all ended without progress, and no lost node is the reason."""
+        if case.diagnosis.root.kind == NOT_ENDING.id and any(one.kind == NOT_ENDING.id for one in case.past):
+            because = f"{case.because}; that came before: all ranks were started again for it, and to do so once more would not end them"
+            return Decision(rung=Rung.GIVE_UP, because=because)
         if case.lost:
             return Pass(f"{', '.join(sorted(case.lost))} is lost: that is no script's doing")
-        run = 0
+        run = list[Recovery]()
         for one in reversed(case.past):
             if one.gained:
                 break
-            run += not one.overtaken
-        if run < case.budget.fruitless:
-            return Pass(f"{run} of {case.budget.fruitless} recoveries in a row without a new step")
-        return Decision(
-            rung=Rung.GIVE_UP,
-            because=f"{run} recoveries in a row brought no new step; last: {case.because}",
-        )
+            run += [] if one.overtaken else [one]
+        if len(run) < case.budget.fruitless:
+            return Pass(f"{len(run)} of {case.budget.fruitless} recoveries in a row without a new step")
+        said = f"{len(run)} recoveries in a row brought no new step"
+        return self._replace(case, run, said) or Decision(rung=Rung.GIVE_UP, because=f"{said}; last: {case.because}")
+
+    def _replace(self, case: Case, run: list[Recovery], said: str) -> Decision | None:
+        """Give the places of the nodes that the fault speaks against to spares, once: a node's doing may look like the script's."""
+        root, bad, add = case.diagnosis.root, case.bad, case.spares[: len(case.bad)]
+        tried = Rung.REPLACE_NODE in case.tried or any(one.rung is Rung.REPLACE_NODE for one in run)
+        spent = len(case.recent()) >= case.budget.recoveries
+        if not self.replace or tried or spent or not bad or len(add) < len(bad) or root.entry.blame is Blame.USER_CODE:
+            return None
+        because = f"{case.because}; {said}: before the job is given up, {', '.join(add)} takes the place of {', '.join(bad)}"
+        return Decision(rung=Rung.REPLACE_NODE, because=because, drop=bad, add=add)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +268,8 @@ def rules_of(order: tuple[Rung, ...], noting: Noting, bad_loss: GoBack = GoBack(
     first. A job that may shrink only after it has waited, or not at all, waits for its full width. A person is asked before sick nodes that
     still work are given up for a wait, or for good.
     """
-    rules: list[Rule] = [StopForUserError(), StopWhenFruitless(), StopWhenSpent(), *noting, bad_loss]
+    fruitless = StopWhenFruitless(replace=Rung.REPLACE_NODE in order)
+    rules: list[Rule] = [StopForUserError(), fruitless, StopWhenSpent(), *noting, bad_loss]
     early = Rung.RESTART_IN_PLACE in order and Rung.REPLACE_NODE in order[: order.index(Rung.RESTART_IN_PLACE)]
     full = Rung.SHRINK not in order or Rung.WAIT_FOR_CAPACITY in order[: order.index(Rung.SHRINK)]
     made: dict[Rung, Rule] = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from policies.case import Case, Copies, Decision, Pass, Rung, Seat
-from policies.takeover import first_true, follows_last, in_words, places, sick_ranks, unfit_nodes
+from policies.takeover import by_itself, first_true, follows_last, in_words, places, sick_ranks, unfit_nodes
 
 WORTH: Final = 2.0
 """So many times what a start costs the wider job has to save at least, over the steps that are left."""
@@ -88,8 +88,10 @@ class Narrow:
         return "; ".join([case.because, *said])
 
     def _why_not(self, case: Case, sick: frozenset[int]) -> str:
+        own = by_itself(case)
         reasons = {
             case.barred: bool(case.barred),
+            own: bool(own),
             "the script does not share each step's batch out (`session.shares`): fewer ranks would see fewer samples": not case.copies,
             f"{case.takeovers} recoveries in living processes were begun in this incident already": case.takeovers >= self.most,
             "tried already in this incident": case.failed(Rung.NARROW),

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from detectors.associations import belongs, follows_step
+from detectors.associations import belongs, follows_step, is_echo
 from detectors.catalogue import ASKS_NOTHING, Fault, Level
 from detectors.causes import explained
 from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
 from detectors.inference import BLAMED
 from detectors.node import AGENT_LOST
+from detectors.process import STOPPED
 from policies.case import IN_PROCESS, Case, Decision, Pass, Rung, Seat, Standby
+
+OUTSIDE: Final = frozenset({GROUP_BROKEN.id, TAKE_OVER_FAILED.id, STOPPED.id})
+"""What is said of a process and is not its own doing."""
 
 
 def unfit_nodes(case: Case) -> frozenset[str]:
@@ -29,6 +34,26 @@ def sick_ranks(case: Case) -> frozenset[int]:
     gone = unfit_nodes(case) | {fault.node for fault in faults if fault.kind == AGENT_LOST.id}
     held = {rank for node in gone if node for rank in case.ranks.get(node, ())}
     return frozenset((named | held | case.dead) & {rank for ranks in case.ranks.values() for rank in ranks})
+
+
+def failed_by_itself(case: Case) -> frozenset[int]:
+    """Return the ranks that the last take-over of this incident brought back, and whose new processes failed for reasons of their own.
+
+    Not those that somebody ended or stopped, that lost a peer or their node, or of which it is only said that they stand still.
+    """
+    seen = (fault for fault in (case.diagnosis.root, *case.diagnosis.echoes) if fault.rank in case.seated and case.levels.acts(fault))
+    return frozenset(fault.rank for fault in seen if fault.rank is not None and not _from_outside(fault.kind))
+
+
+def _from_outside(kind: str) -> bool:
+    groups = ("ended-from-outside", "node-gone", "stall")
+    return kind in OUTSIDE or is_echo(kind) or any(belongs(kind, group) for group in groups)
+
+
+def by_itself(case: Case) -> str:
+    """Say that the process which took a rank over failed by itself, if one did: another one would meet the same."""
+    failed = sorted(failed_by_itself(case))
+    return f"the new process of rank(s) {', '.join(map(str, failed))} failed for a reason of its own: another would, too" if failed else ""
 
 
 def _follows(fault: Fault, case: Case) -> bool:
@@ -115,10 +140,11 @@ class TakeOver:
         return Decision(rung=Rung.TAKE_OVER, because=because, drop=tuple(node for node in case.ranks if node in gone), seats=found)
 
     def _why_not(self, case: Case, sick: frozenset[int]) -> str:
-        root, ranks = case.diagnosis.root, sum(map(len, case.ranks.values()))
+        root, ranks, own = case.diagnosis.root, sum(map(len, case.ranks.values())), by_itself(case)
         reasons = {
             case.barred: bool(case.barred),
             f"{case.takeovers} take-overs were begun in this incident already": case.takeovers >= self.most,
+            own: bool(own),
             "tried already in this incident": not sick and not IN_PROCESS.isdisjoint(case.tried),
             "the faults do not name a rank that is sick": not sick and root.kind != GROUP_BROKEN.id,
             "no rank is left whose state could be gone on with": len(sick) >= ranks,

@@ -7,7 +7,7 @@ import time
 from detectors.diagnosis import Before
 from holdfast.control.consent import LEAST
 from holdfast.control.incident import IncidentInWork
-from holdfast.control.run import Attempt, Run
+from holdfast.control.run import GOT_ON, Attempt, Run
 from holdfast.history import models
 from policies.case import Case, Rung
 from policies.ladder import Answer
@@ -35,10 +35,21 @@ def decide(run: Run) -> Turn:
     if answer.decision.rung is Rung.ASK_A_PERSON:
         return Turn(Event.ASKED, answer.decision.because)
     run.consent.withdraw(LEAST)
-    root = incident.diagnosis.root
+    root, got_on = incident.diagnosis.root, run.got_on(case.now)
+    if got_on:
+        incident.row.facts = {**(incident.row.facts or {}), GOT_ON: True}
+        run.recorder.amend(models.Incident, incident.row.id, facts=incident.row.facts)
     run.attempts.append(
         Attempt(
-            at=case.now, rung=answer.decision.rung, node=root.node, best=run.best, incident=incident.row.id, kind=root.kind, step=root.step
+            at=case.now,
+            rung=answer.decision.rung,
+            node=root.node,
+            best=run.best,
+            incident=incident.row.id,
+            kind=root.kind,
+            step=root.step,
+            generation=run.generation,
+            got_on=got_on,
         )
     )
     run.failures_before.append(

@@ -21,7 +21,7 @@ from holdfast.control.run import Run
 from holdfast.control.verdict import belong, beside, last_words, places, row_of
 from holdfast.errors import WorldError
 from holdfast.history import models
-from policies.case import Case, Rung
+from policies.case import IN_PROCESS, Case, Rung
 from policies.narrow import whole_copies
 from policies.placement import regular
 from policies.states import Event
@@ -260,6 +260,14 @@ def open_incident(run: Run, diagnosis: Diagnosis, detected: float, acting: list[
     return incident
 
 
+def _seated(run: Run, incident: IncidentInWork | None) -> frozenset[int]:
+    """Return the ranks that the last decision of the *incident* gave new processes, if the generation that runs is the one it led to."""
+    decision = incident.decision if incident is not None else None
+    if decision is None or decision.rung not in IN_PROCESS or not run.attempts or run.generation <= run.attempts[-1].generation:
+        return frozenset()
+    return frozenset(seat.rank for seat in decision.seats if run.board.ranks[seat.rank].first_step is None)
+
+
 def a_case(run: Run, incident: IncidentInWork | None, diagnosis: Diagnosis, lost: frozenset[str] = frozenset()) -> Case:
     """Return all that the policy may know."""
     now = time.time()
@@ -289,6 +297,7 @@ def a_case(run: Run, incident: IncidentInWork | None, diagnosis: Diagnosis, lost
         roles=run.roles,
         copies=whole_copies(run.copies, run.vacant()),
         takeovers=incident.takeovers if incident is not None else 0,
+        seated=_seated(run, incident),
         askable=bool(run.consent.seconds),
         approved=frozenset(incident.approved if incident is not None else ()),
         kept=run.wards.kept(seen, run.levels),

@@ -52,8 +52,8 @@ def look(run: Run) -> Turn | None:
     """Return what the flow has to turn for now, if anything."""
     if end := run.departures.end:
         return Turn(Event.TIME_OVER, end)
-    if run.board.ranks and run.board.all_well():
-        return Turn(Event.FINISHED, f"all {len(run.board.ranks)} rank(s) ended with status 0")
+    if done := _done(run):
+        return Turn(Event.FINISHED, done)
     if (turn := ending(run)) is not None:  # before faults: what is to end is saved, and needs no recovery first
         return turn
     symptom = run.symptom()
@@ -62,6 +62,15 @@ def look(run: Run) -> Turn | None:
     if run.state is State.RUNNING and (run.requests.moves or run.growth.due):
         return Turn(Event.MOVE_ASKED, run.requests.moves[0].in_words() if run.requests.moves else run.growth.in_words())
     return None
+
+
+def _done(run: Run) -> str:
+    """Return why the job is completed; empty when it is not."""
+    if run.board.ranks and run.board.all_well():
+        return f"all {len(run.board.ranks)} rank(s) ended with status 0"
+    if why := run.over_but_for():
+        run.remark(why)
+    return why
 
 
 def ending(run: Run) -> Turn | None:

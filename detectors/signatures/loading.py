@@ -22,6 +22,13 @@ FILES: Final = (
 )  # fmt: skip
 """The tables, those that speak first in front: what a device or a library says of itself before what any program may say."""
 
+REACH: Final = 1024
+"""Characters that an expression's ``.*`` bridges at most: without an end, what repeats its beginning costs the square of its length."""
+REACHES: Final = 256
+"""The same where an expression has several: what repeats all of its beginnings costs the product of their reaches."""
+_GAP: Final = re.compile(r"(?P<kept>\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\.(?P<times>[*+])", re.DOTALL)
+"""An escape or a set of characters, to be left alone; or a dot that is repeated without an end."""
+
 _SHARED: Final = frozenset({"component", "source", "reference", "level", "blame", "action", "healthy", "confused_with", "weight"})
 _OF_FILE: Final = _SHARED | {"family", "quiet", "other", "clears"}
 _OF_KIND: Final = _SHARED | {"title", "match", "keys", "least", "sick"}
@@ -55,7 +62,7 @@ class Signature:
     @cached_property
     def regex(self) -> re.Pattern[str]:
         """The expression, compiled when it is first needed."""
-        return re.compile(self.pattern, re.ASCII)
+        return re.compile(bounded(self.pattern), re.ASCII)
 
     def kind_of(self, found: re.Match[str]) -> str | None:
         """Return the kind of what was *found*; None: the line is known, and no fault."""
@@ -68,6 +75,16 @@ class Signature:
         return self.kind
 
 
+def bounded(pattern: str) -> str:
+    """Return *pattern* with an end to how far each repeated dot reaches, so that its cost grows with a line's length and no faster."""
+
+    def with_an_end(found: re.Match[str]) -> str:
+        return found[0] if found["kept"] else f".{{{int(found['times'] == '+')},{reach}}}"
+
+    reach = REACH if sum(not found["kept"] for found in _GAP.finditer(pattern)) == 1 else REACHES
+    return _GAP.sub(with_an_end, pattern)
+
+
 def load(folder: Path = HERE, files: tuple[str, ...] = FILES, enter: Callable[[FaultKind], object] = kind) -> tuple[Signature, ...]:
     """Read the tables of *files* in *folder*, hand their kinds to *enter*, and return their signatures in order."""
     return tuple(signature for name in files for signature in _of_file(folder / f"{name}.toml", enter))
@@ -76,7 +93,7 @@ def load(folder: Path = HERE, files: tuple[str, ...] = FILES, enter: Callable[[F
 def check(signature: Signature) -> None:
     """Refuse an expression that cannot be compiled: a second of work for all, which is the tests' and no program's."""
     try:
-        re.compile(signature.pattern, re.ASCII)
+        re.compile(bounded(signature.pattern), re.ASCII)
     except re.error as error:
         raise BadSignature(signature.place, f"{signature.pattern!r} cannot be used ({error})", "mend the expression") from error
 

@@ -16,7 +16,7 @@ from holdfast.agent import error_file, fields
 from holdfast.agent.births import Births, Plan
 from holdfast.agent.identity import Identity
 from holdfast.agent.memory import OutOfMemory
-from holdfast.agent.worker import TRACEBACK, Worker
+from holdfast.agent.worker import SEES, TRACEBACK, Worker
 from holdfast.process import children_of, kill, kill_group, parent_of
 
 _ENDED: Final = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
@@ -139,10 +139,12 @@ class Crew:
 
     def launch(self, worker: Worker, environment: dict[str, str]) -> None:
         """Have *worker* started; a standby is forked or there is none, as it is to be quick and costs what it has loaded."""
-        worker.ticket = next(self._tickets)
+        assert self.plan is not None
+        given = {**os.environ, **self.plan.environment, **environment}
+        worker.ticket, worker.sees = next(self._tickets), {name: given[name] for name in SEES if name in given}
         self._expected[worker.ticket] = worker
         try:
-            worker.open_log(self.plan.job if self.plan is not None else "")
+            worker.open_log(self.plan.job)
         except OSError as error:
             self._failed(worker.ticket, str(error), error.errno)
         else:

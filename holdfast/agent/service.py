@@ -82,7 +82,7 @@ class Service:
         self.flushing = Flushing(me, self.crew, self.emit, self._send)
         self.crew.buried = self.flushing.buried
         self.vaults = Vaults(me, self._selector, self.emit, self.crew, self.flushing)
-        self.watching = Watching(me, self._selector, self.emit, self.crew.helpers, kernel_log, root)
+        self.watching = Watching(me, self._selector, self.emit, self.crew, kernel_log, root)
         self.crew.fell = self.watching.something_ended
         self.notices = Notices(me, self._selector, self.emit, self.crew.helpers)
         self._wipe = False

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.agent import fields
+from holdfast.agent.crew import Crew
+from holdfast.agent.devices import ranks_on
 from holdfast.agent.helper import Helper, Part
 from holdfast.agent.identity import Identity
 from holdfast.wire import Message
@@ -22,14 +24,14 @@ class Watching:
     """Has the node watched while a job holds it."""
 
     def __init__(  # noqa: PLR0913, PLR0917 (who the agent is, what it waits with, where to look)
-        self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], helpers: set[int], kernel_log: Path, root: Path
+        self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], crew: Crew, kernel_log: Path, root: Path
     ) -> None:
-        self._me, self._emit, self._kernel_log, self._root = me, emit, kernel_log, root
+        self._me, self._emit, self._crew, self._kernel_log, self._root = me, emit, crew, kernel_log, root
         self._generation = 0
         self._begin_at: float | None = None
         self._begun = False
         part = Part(name="lookout", command=self._command, begun=self._tell, heard=self._take, lost=lambda: None, given_up=self._given_up)
-        self._helper = Helper(part, me, selector, helpers)
+        self._helper = Helper(part, me, selector, crew.helpers)
 
     def _command(self, line: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
         command = (sys.executable, "-m", "holdfast.agent.lookout", str(line), self._me.node, str(self._kernel_log), str(self._root))
@@ -55,7 +57,8 @@ class Watching:
     def _take(self, message: Message) -> None:
         if "fault" in message:
             facts = {name: fields.text(message, name) for name in ("part", "quote", "source")}
-            self._emit("node.fault", kind=fields.text(message, "fault"), seen_at=fields.number(message, "at"), **facts)
+            on = ranks_on(facts["part"], facts["quote"], self._crew.workers.values(), self._root)
+            self._emit("node.fault", kind=fields.text(message, "fault"), seen_at=fields.number(message, "at"), on=on, **facts)
         elif "grew" in message:
             grew = fields.mapping(message, "grew")
             counted = {name: fields.whole(grew, name) for name in grew}

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NO_RANK: Final = -1
 """The rank of a standby."""
+SEES: Final = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
+"""Variables by which a rank chooses its GPU."""
 MOST_HELD: Final = 4096
 """Messages of one worker that wait for its generation to be on record; of more the oldest are dropped."""
 MOST_CHECKS: Final = 4
@@ -75,6 +77,8 @@ class Worker:
     """Its process groups are Holdfast's own: it can be kept when others are lost. Who comes to ranks that live joins them no other way."""
     parked: Message | None = None
     """What it said when it was ready to stand by."""
+    sees: dict[str, str] = field(default_factory=dict)
+    """Of its environment what says which GPU it takes (`SEES`)."""
     line: Peer | None = None
     """The connection on which it said hello, for what the agent tells it."""
     greetings: list[Message] = field(default_factory=list)
@@ -120,6 +124,7 @@ class Worker:
 
     def view(self) -> dict[str, Any]:
         """Return how far this worker is, for the beat that goes to the flow."""
+        output_age, printed = self._of_output()
         return {
             "step": self.step,
             "age": round(time.monotonic() - self.progress, 3),
@@ -128,7 +133,8 @@ class Worker:
             "managed": self.managed,
             "process": state_of(self.pid) if self.pid else "?",
             "wait": wait_of(self.pid) if self.pid else "",
-            "output_age": self._output_age(),
+            "output_age": output_age,
+            "printed": printed,
             "pid": self.pid,
             "snapshot": self._of_snapshots(),
             "paces": self.paces.told(),
@@ -141,11 +147,13 @@ class Worker:
         begun = told.pop("at", None)
         return told if begun is None else told | {"age": round(max(0.0, time.time() - begun), 3)}
 
-    def _output_age(self) -> float | None:
+    def _of_output(self) -> tuple[float | None, bool]:
+        """Return the seconds since it printed anything, or since its start, and whether it has printed anything."""
         try:
-            return round(max(0.0, time.time() - max(self.log.stat().st_mtime, self.started)), 3)
+            log = self.log.stat()
         except OSError:
-            return None
+            return None, True
+        return round(max(0.0, time.time() - max(log.st_mtime, self.started)), 3), log.st_size > self.log_begin
 
     def open_log(self, job: str) -> None:
         """Say in the log where this worker's output begins, of which job; raise ``OSError`` when there can be no log."""

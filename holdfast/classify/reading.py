@@ -10,8 +10,10 @@ BLOCK: Final = 1 << 20
 """Bytes that are read at once."""
 LONGEST: Final = 1 << 16
 """Bytes that are kept of a line; what follows on it is dropped."""
-_PAINT: Final = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
-"""Escape sequences of terminals: colours, cursor movements, titles."""
+_PAINT: Final = re.compile(rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,16}[@-~]|\][^\x07\n\x1b]{0,4096}(?:\x07|\x1b\\)|[@-Z\\^_])")
+"""Escape sequences of terminals: colours, cursor movements, titles. Each with an end, and none across the next one: a line that begins many
+and ends none would cost the square of its length."""
+_TOO_LONG: Final = re.compile(rb"([^\n]{%d})[^\n]+" % LONGEST)
 
 
 def blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
@@ -26,7 +28,7 @@ def blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
             rest = (rest + chunk[:LONGEST])[:LONGEST]
             continue
         first = chunk.find(b"\n")
-        yield plain(_cut(rest + chunk[:first]) + chunk[first:end])
+        yield plain(_cut(rest + chunk[:first]) + _cut_all(chunk[first:end]))
         rest = chunk[end:]
     if rest:
         yield plain(_cut(rest) + b"\n")
@@ -41,3 +43,8 @@ def plain(block: bytes) -> bytes:
 
 def _cut(line: bytes) -> bytes:
     return line[:LONGEST]
+
+
+def _cut_all(lines: bytes) -> bytes:
+    """Return *lines* with no more than may be kept of each."""
+    return _TOO_LONG.sub(rb"\1", lines)

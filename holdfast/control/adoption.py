@@ -15,7 +15,7 @@ from holdfast.control.deposit import Collector
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.lineup import Lineup
 from holdfast.control.plan import keep_token
-from holdfast.control.run import Attempt, Run
+from holdfast.control.run import GOT_ON, Attempt, Run
 from holdfast.errors import NodeLost, OrderRefused, OtherProtocol, OtherVersion, WorldError
 from holdfast.history import models, queries
 from holdfast.log import note
@@ -200,6 +200,7 @@ def _remember(run: Run) -> None:
     run.snapshots.adopt(queries.newest_snapshots(run.history, run.job.id))
     run.replicas.remember((one.kind, one.node, one.at) for one in faults)
     run.hearing.nodes.remember((one.kind, one.node, one.at) for one in faults)
+    decided = set[str]()
     for decision in queries.decisions(run.history, run.job.id):
         if decision.rung in {Rung.GIVE_UP, Rung.ASK_A_PERSON}:
             continue
@@ -214,8 +215,11 @@ def _remember(run: Run) -> None:
                 incident=decision.incident_id,
                 kind=root.kind if root else "",
                 step=root.step if root else None,
+                generation=incident.generation_before if incident else 0,
+                got_on=bool(incident and (incident.facts or {}).get(GOT_ON)) and decision.incident_id not in decided,
             )
         )
+        decided.add(decision.incident_id)
         if root:
             signature, device = (str(root.evidence.get(name, "")) for name in ("signature", "device"))
             run.failures_before.append(

@@ -85,7 +85,13 @@ class RankView:
     """Signal that stopped it, when by its agent's clock, and when that was heard."""
     raised: bool = False
     ended: bool = False
+    ended_at: float = 0.0
+    """When its end was heard of."""
     well: bool = False
+    started_at: float = 0.0
+    """When its start was heard of."""
+    printed_at: float | None = None
+    """When it was first heard that it had printed anything."""
 
     def known_step(self) -> int | None:
         """Return the step it had finished, if it is one that reports steps."""
@@ -152,17 +158,19 @@ class Board:
         self.unseen: set[int] = set()
         """Ranks whose agents nobody has reached since the job was adopted: of them is presumed what the others do."""
         self.evidence: list[Evidence] = []
+        self.unusable: list[Fault] = []
+        """Faults of devices that ranks compute on, and cannot any more: they are acted on though steps may still come in."""
         self.node_faults: list[Fault] = []
         """What is wrong with nodes, as their lookouts told while this generation ran, or lastingly before it."""
         self.troubles: list[Fault] = []
         """What training goes on through: trouble with checkpoints and with state in memory."""
-        self.gone: set[str] = set()
-        """Nodes all of whose workers have ended by our order."""
-        self.terminated: set[str] = set()
-        """Nodes with a rank that SIGTERM ended which nobody here had sent: what takes nodes away sends it to all there is on them."""
+        self.gone, self.terminated = set[str](), set[str]()
+        """Nodes all of whose workers have ended by our order; and nodes with a rank that SIGTERM ended which nobody here had sent: what
+        takes nodes away sends it to all there is on them."""
         self.durations: deque[tuple[int, float]] = deque(maxlen=100_000)
-        self.step_before = 0
-        """Newest step any rank has finished."""
+        self.step_before, self.longest_pause = 0, 0.0
+        """Newest step any rank has finished; and, of all generations, the longest time without progress after which the job went on by
+        itself."""
         self.overrun: Overrun | None = None
         self.regrouped: dict[int, Message] = {}
         """By rank, how it came into this generation."""
@@ -184,7 +192,7 @@ class Board:
         """Ranks that have finished a step of this generation: asked with every one of thousands of events."""
         self._lowest = min(self.ranks, default=0)
         self._now = self._first_beat = 0.0
-        """When anything was heard last, and when the first of the ranks was heard of."""
+        """When anything was heard last, and when the first of the ranks was heard of (wall clock)."""
 
     @property
     def first(self) -> RankView:
@@ -219,6 +227,7 @@ class Board:
 
     def keep(self, before: Board, levels: Levels = CATALOGUE_LEVELS) -> None:
         """Take over what is known of the processes that live on from the generation *before*."""
+        self.longest_pause = before.longest_pause
         self.node_faults = [fault for fault in before.node_faults if levels.of(fault) in _LASTING and fault.node in self.membership]
         if self.kept:
             self.step_before = before.step_before
@@ -238,13 +247,13 @@ class Board:
 
     def _on_worker_started(self, _node: str, event: Message) -> None:
         view = self.ranks[event["rank"]]
-        view.pid, view.started = event["pid"], event["at"]
+        view.pid, view.started, view.started_at = event["pid"], event["at"], self._now
         if event.get("standby") is not None:
             view.hello = view.managed = True  # it had warmed up and parked
 
     def _on_worker_kept(self, _node: str, event: Message) -> None:
         view = self.ranks[event["rank"]]
-        view.pid, view.started = event["pid"], event["at"]
+        view.pid, view.started, view.started_at = event["pid"], event["at"], self._now
         view.grouped = view.grouped or bool(event.get("grouped"))
 
     def _on_worker_groups(self, _node: str, event: Message) -> None:
@@ -305,6 +314,8 @@ class Board:
                 view.beat, view.beat_at = beat, self._now
                 view.progress_at = max(view.progress_at, self._now - beat["age"])
                 view.managed = view.managed or beat["managed"]
+                if view.printed_at is None and beat.get("printed", True):
+                    view.printed_at = self._now
                 self._advance(view, beat["step"] or 0)
                 self._note_paces(view, beat.get("paces") or ())
                 self._note_checks(view, beat.get("checks") or ())
@@ -362,7 +373,7 @@ class Board:
 
     def _on_worker_exited(self, node: str, event: Message) -> None:
         view = self.ranks[event["rank"]]
-        view.ended, view.stopped = True, None
+        view.ended, view.ended_at, view.stopped = True, self._now, None
         self._advance(view, event["step"] or 0)
         if event["ordered"] or view.raised:
             return
@@ -428,6 +439,7 @@ class Board:
             for view in living
             if view.rank not in self.unseen
         )
+        ends = [now - view.ended_at for view in self.ranks.values() if view.ended_at]
         quiet = [view.beat["output_age"] + now - view.beat_at for view in heard if view.beat["output_age"] is not None]
         return Progress(
             at=now,
@@ -435,9 +447,13 @@ class Board:
             step_seconds=tuple(seconds for _, seconds in list(self.durations)[-WINDOW:]) if under_way else (),
             since_start=now - begun,
             steps_expected=steps_expected,
-            output_age=min(quiet, default=None),
+            output_age=min([*quiet, *ends], default=None),
             moved=min((now - view.moved_at for view in living if view.moved_at > view.progress_at), default=None),
             asked=self.asked_at > max(view.progress_at for view in living),
+            longest_pause=self.longest_pause,
+            printed=bool(ends) or any(view.printed_at is not None for view in heard),
+            ended=tuple(sorted(view.rank for view in self.ranks.values() if view.well)),
+            since_end=min(ends, default=0.0),
         )
 
     def paces(self, now: float, roles: Roles) -> Paces | None:
@@ -500,6 +516,11 @@ class Board:
     def all_ended(self, nodes: set[str]) -> bool:
         """Tell whether nothing of this generation runs on *nodes*, as their agents say."""
         return nodes <= self.gone
+
+    def startup(self) -> float | None:
+        """Return the seconds from the start of the last rank to the job's first output; None while nothing was printed."""
+        printed = [view.printed_at for view in self.ranks.values() if view.printed_at is not None]
+        return max(0.0, min(printed) - max(view.started_at for view in self.ranks.values())) if printed else None
 
     def first_step_at(self) -> float | None:
         """Return when the last rank finished its first step (or started, for scripts that report none)."""
@@ -579,7 +600,9 @@ def limits_of(limits: Any) -> HangLimits:  # noqa: ANN401 (holdfast.spec.Limits,
         first_step=limits.first_step.total_seconds(),
         least=limits.hang_least.total_seconds(),
         factor=limits.hang_factor,
+        timeout=limits.hang_timeout.total_seconds(),
         section=limits.section.total_seconds(),
         stopped_grace=limits.stopped_grace.total_seconds(),
         output_silence=silence.total_seconds() if silence is not None else None,
+        end_grace=limits.end_grace.total_seconds(),
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from detectors.catalogue import CATALOGUE, Fault, Level
 from detectors.diagnosis import see
 from detectors.evidence import MemoryTrouble
+from detectors.xids import UNUSABLE
 from holdfast.control.board import NONSENSE, handler_of, limits_of
 from holdfast.control.budget import ROWS, ROWS_AT_ONCE, STEPS, STEPS_AT_ONCE, Budget, Newest
 from holdfast.control.nodes import REPEATED, Announcements, NodeNews, machine_of, with_growth
@@ -249,10 +251,17 @@ class Hearing:
     _on_memory_none = _on_memory_full = _on_replica_lost = _on_replica_kept = _of_memory
 
     def _on_node_fault(self, node: str, event: Message) -> None:
-        """Record what is wrong with a node at once. By itself it is no incident: nobody acts on a node while steps advance through it."""
+        """Record what is wrong with a node at once. By itself it is no incident: nobody acts on a node while steps advance through it.
+
+        The exception is a GPU that does no more work while a rank computes on it: two signs, and the rank cannot come to its next step.
+        """
         fault = self.nodes.take(node, event)
         if fault is None:
             return
+        ranks = [view for view in map(self._run.board.ranks.get, event.get("on") or ()) if view and view.node == node and not view.ended]
+        if fault.kind in UNUSABLE and ranks:
+            fault = replace(fault, rank=ranks[0].rank, step=ranks[0].known_step())
+            _keep_newest(self._run.board.unusable, fault)
         _keep_newest(self._run.board.node_faults, fault)
         self._run.record_fault(fault, incident=self._run.incident.row.id if self._run.incident is not None else None)
         machine = machine_of(node, self._run.cluster.kind)

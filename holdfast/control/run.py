@@ -12,7 +12,7 @@ from typing import Any, Final
 from detectors.catalogue import Fault, Levels
 from detectors.diagnosis import Before
 from detectors.evidence import CutShort
-from detectors.progress import STANDSTILLS
+from detectors.progress import NOT_ENDING
 from holdfast.control import termination
 from holdfast.control.board import NONSENSE, Board, limits_of
 from holdfast.control.borrowing import Borrowing
@@ -32,6 +32,7 @@ from holdfast.control.lineup import Lineup
 from holdfast.control.move import MoveInWork
 from holdfast.control.news import nodes_of
 from holdfast.control.past import Past
+from holdfast.control.pauses import Pauses
 from holdfast.control.plan import roles_environment, seat_environment
 from holdfast.control.preflight import Preflight
 from holdfast.control.rebuilt import came_back, facts_of
@@ -53,9 +54,11 @@ from holdfast.history.figures import STEPS
 from holdfast.log import note
 from holdfast.places import job_directory
 from holdfast.report import wording
+from holdfast.report.wording import ranks as in_ranges
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.check import short_of_gpus
 from holdfast.wire import Message
+from policies import uptime
 from policies.case import IN_PROCESS, Copies, Decision, Recovery, Rung, Standby
 from policies.holds import Owner
 from policies.placement import regular
@@ -80,8 +83,8 @@ SILENT_AND_STILL: Final = 8
 SPARE_PATIENCE: Final = 30.0
 """Seconds for which a spare node may be unheard while training runs: on a slow link its words and its answers wait behind those of others,
 and the standby that it holds is worth more than to know early. No job goes on it meanwhile."""
-SETTLED: Final = 300.0
-"""Seconds a job without steps must run for its recovery to count as having brought it on."""
+GOT_ON: Final = "got_on"
+"""In an incident's facts: the generation before it brought the job on, which reports no steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,10 @@ class Attempt:
     """Catalogue kind of the root fault, where it is on record."""
     step: int | None = None
     """The step that it came at."""
+    generation: int = 0
+    """The generation that it is to follow."""
+    got_on: bool = False
+    """That generation brought the job on, if it is one without steps."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,6 +125,7 @@ class Run:
     consent: Consent = field(init=False)
     replicas: Replicas = field(init=False)
     snapshots: Snapshots = field(init=False)
+    pauses: Pauses = field(init=False)
     roll: RollCall = field(init=False)
     concerns: Concerns = field(init=False)
     hearing: Hearing = field(init=False)
@@ -202,6 +210,7 @@ class Run:
         )
         self.replicas = Replicas(self.fleet, self.spec.checkpoint.memory)
         self.snapshots = Snapshots(self.recorder, self.job.id)
+        self.pauses = Pauses(self.remark)
         self.roll, self.concerns = RollCall(self.fleet), Concerns(lambda: self.levels)
         self.hearing, self.departures, self.slow_ranks = Hearing(self), Departures(self), SlowRanks(self)
         self.rulebook = Rulebook(self.spec, job_directory(self.spec.name))
@@ -384,6 +393,7 @@ class Run:
             seen = self.sight.progress(limits_of(self.spec.limits), steps_expected=self._steps_expected())
             if seen is not None:
                 self.roll.look(self.board, seen, limits_of(self.spec.limits))
+                self.pauses.look(self.board, seen, limits_of(self.spec.limits))
 
     def _note(self, fault: Fault) -> None:
         """Record a fault that training goes on through, and tell of it."""
@@ -471,8 +481,25 @@ class Run:
         return time.time() - newest < limit
 
     def _stands_still(self) -> bool:
-        """Tell whether no rank gets on, by the job's own limit."""
-        return any(fault.kind in STANDSTILLS for fault in self.faults())
+        """Tell whether no rank gets on, for longer than the job's own steps explain."""
+        return self.sight.stands_still(limits_of(self.spec.limits), steps_expected=self._steps_expected())
+
+    def over_but_for(self) -> str:
+        """Return why the job is completed although some ranks have not ended; empty when it is not.
+
+        Rank 0 has ended with status 0, or all steps are done, and the ranks that are left show no sign of life any more. To run all of it
+        again would not help: a script that has come to its end on rank 0 would come to it again.
+        """
+        if not any(view.well for view in self.board.ranks.values()):
+            return ""
+        fault = next((one for one in self.faults() if one.kind == NOT_ENDING.id), None)
+        until = self.board.until()
+        if fault is None or not (self.board.first.well or (until is not None and self.board.step_before >= until)):
+            return ""
+        self.record_fault(fault, incident=None)
+        left = sorted(view.rank for view in self.board.ranks.values() if not view.ended)
+        done = "rank 0 ended with status 0" if self.board.first.well else f"step {until}, the last one, is done"
+        return f"{done}; rank(s) {in_ranges(left)} did not end by themselves and are ended: {fault.quote}"
 
     def symptom(self) -> str | None:
         """Return what has to be explained, if anything."""
@@ -742,19 +769,27 @@ class Run:
         if not self.attempts:
             return ()
         present = self.incident.row.id if self.incident is not None else ""
-        nexts = [(one.at, one.best, one.incident) for one in self.attempts[1:]] + [(now, self.best, present)]
+        nexts = [(one.got_on, one.best, one.incident) for one in self.attempts[1:]] + [(self.got_on(now), self.best, present)]
         return tuple(
             Recovery(
                 at=one.at,
                 rung=one.rung,
                 node=one.node,
-                gained=best > one.best if self.managed else at - one.at > SETTLED,
+                gained=best > one.best if self.managed else got_on,
                 overtaken=one.rung in IN_PROCESS and one.incident == incident,
                 kind=one.kind,
                 step=one.step,
             )
-            for one, (at, best, incident) in zip(self.attempts, nexts, strict=True)
+            for one, (got_on, best, incident) in zip(self.attempts, nexts, strict=True)
         )
+
+    def got_on(self, now: float) -> bool:
+        """Tell whether this generation, until *now* or its fault, brought a job without steps on; what was decided on it counts once."""
+        begun = self.board.first_step_at()
+        if self.managed or begun is None or (self.attempts and self.attempts[-1].generation >= self.generation):
+            return False
+        diagnosis = self.incident.diagnosis if self.incident is not None else None
+        return uptime.got_on((now if diagnosis is None else diagnosis.root.at) - begun, self.board.startup())
 
     # -- the policy ---------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EARLY: Final = 0.5
 """Share of the limit after which a quiet job is asked for the first time."""
 AGAIN: Final = 0.1
-"""Share of the limit after which it is asked again; what has changed since is a sign of progress."""
+"""Share of the limit, or of the time that it has been quiet, after which it is asked again: what has changed shows progress."""
 SOONEST: Final = 0.4
 """Seconds that lie between two calls at least."""
 
@@ -33,7 +33,8 @@ class RollCall:
         if not seen.steps_expected or not seen.ranks or any(held.section for held in seen.ranks.values()):
             return
         limit = hang_limit(seen.step_seconds, limits) if seen.step_seconds else limits.first_step
-        if min(held.age for held in seen.ranks.values()) < EARLY * limit or seen.at - board.asked_at < max(SOONEST, AGAIN * limit):
+        quiet = min(held.age for held in seen.ranks.values())
+        if quiet < EARLY * limit or seen.at - board.asked_at < max(SOONEST, AGAIN * max(limit, quiet)):
             return
         board.asked_at = seen.at
         self.ask(board, {held.node for held in seen.ranks.values()}, {"do": "roll-call"})

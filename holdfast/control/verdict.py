@@ -12,8 +12,10 @@ from detectors.catalogue import CATALOGUE_LEVELS, Fault, Level, Levels
 from detectors.causes import Candidate
 from detectors.diagnosis import Diagnosis, left_unexplained
 from detectors.logs import warm
-from detectors.outputs import said
+from detectors.outputs import read
+from holdfast.control.nodes import machine_of
 from holdfast.history import models
+from holdfast.report import wording
 
 if TYPE_CHECKING:
     from holdfast.control.run import Run
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 MOST_EVIDENCE: Final = 12
 """Pieces of evidence that are kept for each explanation; the faults themselves stand in rows of their own."""
 MOST_SUBJECTS: Final = 8
+READING: Final = 1.0
+"""Seconds for which a recovery waits for what workers said last to be read: nothing is isolated before."""
 RECENT: Final = 7200.0
 """Seconds for which a fault of a node that asks for nothing may still explain something."""
 
@@ -37,14 +41,28 @@ def beside(run: Run) -> list[Fault]:
     """
     now = time.time()
     seen = [fault for fault in run.seen() if not run.levels.acts(fault)]
-    told = [fault for fault in (*run.board.node_faults, *run.board.troubles) if fault.node in run.members and now - fault.at < RECENT]
+    acting = {_thing(fault, run.cluster.kind) for fault in run.board.unusable}
+    others = [fault for fault in run.board.node_faults if _thing(fault, run.cluster.kind) not in acting]
+    told = [fault for fault in (*others, *run.board.troubles) if fault.node in run.members and now - fault.at < RECENT]
     known = [fault for fault in (*seen, *told) if run.levels.of(fault) is not Level.RECORD]
     return [fault for fault in known if not run.wards.pardons(fault, run.levels)]
 
 
+def _thing(fault: Fault, cluster_kind: str) -> tuple[str, str, str]:
+    """Return what a fault is of, and where: the nodes of one machine hear of the same."""
+    return fault.kind, fault.device, machine_of(fault.node or "", cluster_kind)
+
+
 def last_words(run: Run) -> list[Fault]:
-    """Return what workers said before they ended: read once, when the evidence has settled."""
-    return said(run.board.evidence)
+    """Return what workers said before they ended: read once, when the evidence has settled, and for a moment only, as ranks wait for it."""
+    end = time.monotonic() + READING
+    found, unread = read(run.board.evidence, lambda: time.monotonic() >= end)
+    if unread:
+        run.remark(
+            f"the last output of {wording.plural(len(unread), 'rank')} ({wording.ranks(unread)}) was not read: a recovery waits "
+            f"{READING:g} s for it at most. `holdfast logs {run.job.name}` shows it, `holdfast classify` reads it"
+        )
+    return found
 
 
 def places(run: Run) -> dict[str, str]:

@@ -61,6 +61,7 @@ class _Beat(_Said):
     process: str
     wait: str
     output_age: Real | None
+    printed: bool = True
     snapshot: _Snapshot = _Snapshot()
     replica: Count | None = None
     paces: list[Annotated[list[Real], Field(min_length=4, max_length=4)]] = []
@@ -116,6 +117,7 @@ class _Event(_Said):
     tapes: str | None = None
     steps: list[_Row] | None = Field(default=None, min_length=1)
     ranks: dict[Digits, _Beat] | None = None
+    on: list[Count] | None = None
     said: dict[str, Any] | None = None
     events: list[dict[str, Any]] | None = None
 

@@ -68,8 +68,9 @@ def _in_place(_rule: Any, policy: Policy) -> str:  # noqa: ANN401
 
 WORDS: Final[dict[type, Callable[[Any, Policy], str]]] = {
     ladder.StopForUserError: lambda _rule, _policy: "give up at once when the script is at fault",
-    ladder.StopWhenFruitless: lambda _rule, policy: (
+    ladder.StopWhenFruitless: lambda rule, policy: (
         f"give up after {plural(policy.budget.fruitless, 'recovery', 'recoveries')} in a row without a new step, unless a node is lost"
+        + ("; a spare takes the place of the node in question before that" if rule.replace else "")
     ),
     ladder.StopWhenSpent: lambda _rule, policy: (
         f"give up after {plural(policy.budget.recoveries, 'recovery', 'recoveries')} within {duration(policy.budget.window)}"

@@ -172,12 +172,18 @@ class Limits(Part):
     """How long things may take before they count as a fault. Write `90s`, `5m`, `2h`, `1d`, or a number of seconds."""
 
     first_step: PositiveDuration = lasting("30m", description="From start of the workers to the first step.")
-    hang_least: PositiveDuration = lasting("2s", description="A shorter silence between two steps is never a hang.")
+    hang_least: PositiveDuration = lasting("2s", description="A shorter silence between two steps is never told of.")
     hang_factor: float = Field(
         default=3.0,
         gt=1,
         allow_inf_nan=False,
-        description="A step this many times longer than the median of the job's own steps is a hang.",
+        description="A step this many times longer than the median of the job's own steps is told of, and is a hang if the ranks prove "
+        "to wait for each other.",
+    )
+    hang_timeout: PositiveDuration = lasting(
+        "5m",
+        description="A silence between two steps that is acted on although nothing proves a hang, and only once it is three times as long "
+        "as the longest from which the job went on by itself: an evaluation or a save that nobody declared is none.",
     )
     section: PositiveDuration = lasting(
         "30m", description="A declared long section (compile, save, evaluation) that states no limit of its own."
@@ -196,7 +202,14 @@ class Limits(Part):
     agent_silence: PositiveDuration = lasting("5s", description="An agent that says nothing for so long is asked about.")
     lease: PositiveDuration = lasting("30m", description="Agents end their workers when no flow has spoken to them for so long.")
     output_silence: PositiveDuration | None = Field(
-        default=None, description="A script without heartbeats that prints nothing for so long is hung; empty: never."
+        default=None,
+        description="A script without heartbeats of which no rank prints anything for so long is hung, until its first output not before "
+        "`first_step`; empty: never.",
+    )
+    end_grace: PositiveDuration = lasting(
+        "5m",
+        description="When some ranks have ended with status 0, the others may go on for so long without a step, an output or an end; if "
+        "rank 0 has ended the job is completed then.",
     )
 
 
@@ -265,8 +278,9 @@ class Budget(Part):
     fruitless: StrictInt | None = Field(
         default=None,
         ge=1,
-        description="Recoveries in a row without one new step, before the job is given up; those that answer a lost node do not count; "
-        "else 3.",
+        description="Recoveries in a row without one new step, before the job is given up, a spare node tried first; those that answer a "
+        "lost node do not count. A job that reports no steps got on when it ran for three times as long as from its start to its first "
+        "output and 5s at least, or for 60s where it prints nothing; else 3.",
     )
 
 

@@ -54,7 +54,11 @@ _PATTERNS: Final = tuple(
         (rf"([?&;][^\s=&;\"']{{0,60}}(?:{WORD}|{LAST}|sig|signature|code)=)[^\s&\"'<>]+", re.IGNORECASE, rf"\1{HIDDEN}"),
         (r"\b((?:Bearer|Basic|Token)\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE, rf"\1{HIDDEN}"),
         (r"\b((?:(?:set-)?cookie|(?:proxy-)?authorization):[ \t]*)[^\n\"'\\]+", re.IGNORECASE, rf"\1{HIDDEN}"),
-        (r"^([ \t-]*[\w.-]*(?:password|passwd|passphrase):[ \t]+)(?![\"'|>]|none\b|null\b|\*{3})[^\n]+", _FLAGS, rf"\1{HIDDEN}"),  # YAML
+        (
+            r"^([ \t]*(?:-[ \t]+){0,8}[\w.-]*(?:password|passwd|passphrase):[ \t]+)(?![\"'|>]|none\b|null\b|\*{3})[^\n]+",
+            _FLAGS,
+            rf"\1{HIDDEN}",
+        ),  # YAML
         (r"(\b(?:machine|login|account)[ \t]+\S+\s+password[ \t]+)\S+", re.IGNORECASE, rf"\1{HIDDEN}"),  # netrc
         (r"^([ \t]*password[ \t]+)\S+[ \t]*$", _FLAGS, rf"\1{HIDDEN}"),
         (r"(\b(?:mysql|mariadb)[\w-]*[ \t][^\n;|]{0,200}?(?<=[ \t])-p)[^\s\"']+", 0, rf"\1{HIDDEN}"),

@@ -14,8 +14,9 @@ from holdfast.classify import Classifier, blocks, classify
 from holdfast.classify.classifier import REMEMBERED, judge_lines
 from holdfast.classify.gathering import MOST_LINES, MOST_OPEN
 from holdfast.classify.matcher import EveryOne, best
-from holdfast.classify.reading import BLOCK, LONGEST
+from holdfast.classify.reading import BLOCK, LONGEST, plain
 from holdfast.cli.classifying import json_lines
+from tests.costs import MOST, growth, seconds
 
 OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen off the bus."
 FINE = "step 100 | loss 2.31 | lr 3.0e-4"
@@ -149,6 +150,21 @@ def test_memory_is_bounded_whatever_comes() -> None:
     for number in range(REMEMBERED + 10):
         classifier._kind(f"error {number}".encode(), (0,))
     assert len(classifier._known) <= REMEMBERED
+
+
+def test_a_long_line_is_cut_wherever_it_stands_in_a_block() -> None:
+    """In the middle of a block, too: what is kept of it is judged, and so is what follows."""
+    lines = [FINE, "NVRM: " + "x" * 900_000, "y" * LONGEST, OFF_BUS, ""]
+    once = iter(["\n".join(lines).encode()])
+    (block,) = blocks(lambda _: next(once, b""))
+    assert [len(line) for line in block.split(b"\n")] == [len(FINE), LONGEST, LONGEST, len(OFF_BUS), 0]
+
+
+@pytest.mark.parametrize("piece", [b"\x1b]", b"\x1b[", b"\x1b]0;title", b"\x1b[0;1;", b"\x1b"])
+def test_escape_sequences_that_never_end_cost_in_proportion_to_their_number(piece: bytes) -> None:
+    """A line of 64 KiB of them took ten seconds."""
+    assert growth(plain, piece, 1 << 15) < MOST
+    assert seconds(plain, piece * (1 << 15)) < 1.0
 
 
 def test_a_flood_is_judged_as_each_of_its_lines_is() -> None:

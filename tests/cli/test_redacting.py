@@ -9,6 +9,7 @@ import pytest
 from holdfast.secrecy import is_secret
 from holdfast.slurm.commands import environment
 from holdfast.support.redacting import Redactor
+from tests.costs import MOST, RUNS, growth
 
 SHAPES = r"""
 cloning https://qqTOKENqq@git.example.org/x.git
@@ -102,3 +103,9 @@ def test_slurm_is_given_no_variable_that_is_called_like_a_secret(monkeypatch: py
     assert set(kept) <= environment().keys()
     assert environment().keys().isdisjoint([*secret, *place])
     assert [name for name in [*secret, *kept] if is_secret(name)] == secret
+
+
+@pytest.mark.parametrize("run", [*RUNS, "key", "--token ", "- ", "token_", "password: ", "a://", "machine a ", "pass"])
+def test_a_text_costs_in_proportion_to_its_length(run: str) -> None:
+    """A log of a megabyte, or one line of it, may repeat a word of a secret's name and give it no value."""
+    assert growth(Redactor().text, run) < MOST

@@ -8,6 +8,7 @@ from detectors.catalogue import Fault
 from detectors.diagnosis import see
 from detectors.evidence import HangLimits
 from holdfast.control.board import Board
+from holdfast.control.pauses import Pauses
 from holdfast.wire import Message
 
 BEAT = {"age": 0.0, "step": None, "managed": True, "section": None, "section_limit": None, "process": "S", "wait": "", "output_age": None}
@@ -89,3 +90,62 @@ def test_where_steps_come_by_heartbeat_no_rank_is_waited_for_that_reports_none()
     seen = board.progress(12.1, steps_expected=True)
     assert seen is None or seen.ranks
     assert Board(3, {"a": [0]}).went_on_from(board) is None
+
+
+def test_ranks_that_have_ended_speak_for_the_job_that_they_leave() -> None:
+    """Rank 0 alone printed, and ended: its end is the job's latest sign of life, not the start of the one that is left."""
+    limits = HangLimits(output_silence=30.0, end_grace=60.0)
+    board = Board(1, {"a": [0], "b": [1]})
+    for rank, pid in ((0, 100), (1, 101)):
+        told(board, "worker.started", 10.0, rank=rank, pid=pid)
+    silent = BEAT | {"managed": False, "output_age": 0.0, "printed": False}
+    told(board, "beats", 11.0, ranks={"0": silent, "1": silent})
+    assert board.startup() is None
+    seen = board.progress(60.0, steps_expected=False)
+    assert seen is not None
+    assert (seen.printed, see([seen], limits)) == (False, []), "it may still be loading"
+    told(board, "beats", 70.0, ranks={"0": silent | {"printed": True}, "1": silent | {"output_age": 60.0}})
+    assert board.startup() == 60.0
+    end = {"step": None, "ended": 80.0, "code": 0, "signal": None, "finished": True, "ordered": False, "raised": None}
+    told(board, "worker.exited", 80.0, rank=0, oom=None, oom_blind=None, output="", **end)
+    for later, kinds in ((139.0, []), (141.0, ["job-end-stuck"])):
+        told(board, "beats", later, ranks={"1": silent | {"output_age": later - 10.0}})
+        seen = board.progress(later, steps_expected=False)
+        assert seen is not None
+        assert (seen.ended, seen.since_end, seen.output_age) == ((0,), later - 80.0, later - 80.0)
+        assert [fault.kind for fault in see([seen], limits)] == kinds
+
+
+def quiet_for(board: Board, now: float, quiet: float) -> None:
+    """Have both ranks be without progress for so long."""
+    told(board, "beats", now, ranks={"0": BEAT | {"age": quiet}, "1": BEAT | {"age": quiet}})
+
+
+def test_a_pause_is_told_of_once_and_gives_later_ones_more_time() -> None:
+    """A longer one is told of again; what a recovery ended says nothing of the job."""
+    board, limits, words = Board(1, {"a": [0], "b": [1]}), HangLimits(), list[str]()
+    pauses = Pauses(words.append)
+    for rank, pid in ((0, 100), (1, 101)):
+        told(board, "worker.started", 0.0, rank=rank, pid=pid)
+        told(board, "worker.stepped", 1.0, rank=rank, step=1, until=9)
+    told(board, "steps", 1.0, steps=[(1, 1.0, 0.1, 0.5), (2, 1.1, 0.1, 0.5)])
+
+    def look(quiet: float, at: float) -> None:
+        quiet_for(board, at, quiet)
+        seen = board.progress(at, steps_expected=True)
+        assert seen is not None
+        assert see([seen], limits) == []
+        pauses.look(board, seen, limits)
+
+    now = 10.0
+    for pause in (1.0, 40.0, 50.0, 80.0):
+        for share in (0.25, 0.5, 1.0):
+            look(share * pause, now + share * pause)
+        now += pause
+        look(0.0, now)
+    assert [one.split(" (")[0] for one in words] == ["no rank made progress for 10.0 s", "no rank made progress for 80.0 s"]
+    assert board.longest_pause == 80.0
+    after = Board(2, {"a": [0], "b": [1]})
+    after.keep(board)
+    assert after.longest_pause == 80.0
+    assert "counts as a hang after 300 s" in words[0]

@@ -17,7 +17,7 @@ from detectors.evidence import Blind, CheckpointTrouble, Evidence, LogLine, Over
 from tests.detectors.evidence_of import a_killed, a_rank, a_silence, an_echo, an_end, an_error, seen
 
 BAD_SHAPE = "ValueError at train.py:3"
-HANGING = Progress(at=9.0, ranks={0: a_rank("n0", age=9.0), 1: a_rank("n1", age=9.0)}, step_seconds=(0.3,) * 8)
+HANGING = Progress(at=400.0, ranks={0: a_rank("n0", age=400.0), 1: a_rank("n1", age=400.0)}, step_seconds=(0.3,) * 8)
 STUCK = CheckpointTrouble(node="n0", rank=0, at=0.0, kind="checkpoint-torn", path="/ckpt/step-00000100", why="no manifest")
 CAUSE_SECONDS = 0.5
 """Echoes from every node wait for their cause: all agents speak, so an end that caused them is on its way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detectors.evidence import HangLimits, Overrun, Progress, RankProgress
-from detectors.progress import WINDOW, hang_limit, suspect
+from detectors.progress import WINDOW, hang_limit, pause_in, pause_in_words, suspect
 from tests.detectors.evidence_of import a_rank, seen, the_fault
 
 STEADY = (0.3,) * 8
@@ -74,8 +75,9 @@ def test_noisy_but_healthy_steps_never_raise_an_alarm(base: float, noise: list[f
 def test_an_alarm_comes_just_beyond_the_limit_and_not_at_it(steps: tuple[float, ...], limits: HangLimits, more: float) -> None:
     """Every rank has to be quiet for so long; the quote says the limit."""
     limit = hang_limit(steps, limits)
-    assert seen(standing(limit, limit + more, steps=steps), least=limits.least, factor=limits.factor) == []
-    fault = the_fault(standing(limit * 1.001 + more, limit * 1.002 + more, steps=steps), least=limits.least, factor=limits.factor)
+    quick = {"least": limits.least, "factor": limits.factor, "timeout": 0.1}
+    assert seen(standing(limit, limit + more, steps=steps), **quick) == []
+    fault = the_fault(standing(limit * 1.001 + more, limit * 1.002 + more, steps=steps), **quick)
     assert fault.kind == "job-hang"
     assert f"(limit {limit:.1f} s)" in fault.quote
 
@@ -87,7 +89,7 @@ def test_one_quiet_rank_among_advancing_ones_is_no_hang() -> None:
 
 def test_a_hang_begins_with_the_last_sign_of_progress() -> None:
     """Detection is measured from there."""
-    assert the_fault(standing(9.0, 12.0)).at == 100.0 - 9.0
+    assert the_fault(standing(901.0, 905.0)).at == 100.0 - 901.0
 
 
 @given(st.floats(0.0, 5000.0), st.floats(0.0, 5000.0), st.floats(0.0, 1e5), st.booleans())
@@ -151,10 +153,64 @@ def test_the_first_suspect_is_the_oddest_then_the_last_then_the_quietest(ranks: 
 
 def test_a_hang_names_its_suspect_with_what_the_kernel_says() -> None:
     """The words say where to look."""
-    ranks = {0: a_rank("n0", age=9.0), 1: a_rank("n1", step=39, age=9.0, process="D", wait="nfs_wait_bit_killable")}
+    ranks = {0: a_rank("n0", age=901.0), 1: a_rank("n1", step=39, age=901.0, process="D", wait="nfs_wait_bit_killable")}
     fault = the_fault(Progress(at=0.0, ranks=ranks, step_seconds=STEADY))
     assert (fault.node, fault.rank, fault.step) == ("n1", 1, 39)
     assert fault.quote.endswith("rank 1 on n1 is the first suspect (step 39, process state D, waiting in nfs_wait_bit_killable)")
+
+
+RECORDED = {
+    "an evaluation of 50 steps on all ranks": (15.0, 15.0, 15.0),
+    "a checkpoint of 100 steps on all ranks": (30.0, 30.0, 30.0),
+    "an evaluation of 50 steps on rank 0": (15.0, 15.0, 15.0),
+}
+
+
+@pytest.mark.parametrize("ages", RECORDED.values(), ids=list(RECORDED))
+def test_a_pause_of_a_hundred_steps_is_told_of_and_no_fault(ages: tuple[float, ...]) -> None:
+    """Nobody declared it: the job is given minutes, whatever the ranks that wait say of the one that does not come."""
+    for asked in (False, True):
+        quiet = replace(standing(*ages), asked=asked)
+        assert seen(quiet) == []
+        assert pause_in(quiet, HangLimits()) == ages[0]
+        assert "It counts as a hang after 300 s (`limits.hang_timeout`)" in pause_in_words(quiet, HangLimits())
+    assert pause_in(standing(1.9, 1.9), HangLimits()) == 0.0
+
+
+def test_a_job_that_went_on_after_a_long_pause_is_given_longer() -> None:
+    """Three times the longest pause, where that is more than the limit; a shorter one changes nothing."""
+    assert the_fault(replace(standing(301.0), longest_pause=90.0)).kind == "job-hang"
+    assert seen(replace(standing(1190.0), longest_pause=400.0)) == []
+    assert "(limit 1200.0 s)" in the_fault(replace(standing(1201.0), longest_pause=400.0)).quote
+
+
+def test_the_limit_of_a_person_who_is_in_a_hurry_counts() -> None:
+    """Two seconds without a step, nothing proven."""
+    assert the_fault(standing(9.0, 12.0), timeout=2.0).kind == "job-hang"
+
+
+def test_ranks_that_outlive_others_are_given_time_since_the_last_sign_of_life() -> None:
+    """An end, an output and a step are one; after that they have a reason of their own, and who prints nothing is not silent."""
+    left = Progress(at=900.0, ranks={1: a_rank("n1", age=5000.0)}, steps_expected=False, ended=(0, 2), since_end=299.0, output_age=299.0)
+    assert seen(left, output_silence=10.0) == []
+    assert seen(replace(left, since_end=400.0), output_silence=10.0) == []
+    fault = the_fault(replace(left, since_end=301.0, output_age=305.0), output_silence=10.0)
+    assert (fault.kind, fault.rank, fault.at) == ("job-end-stuck", 1, 900.0 - 301.0)
+    assert fault.quote.startswith("ranks 0, 2 ended with status 0, rank 1 did not, without a sign of life for 301.0 s (limit 300.0 s")
+    stepping = replace(left, ranks={1: a_rank("n1", age=2.5)}, steps_expected=True, step_seconds=STEADY, since_end=400.0, output_age=400.0)
+    assert seen(stepping) == []
+    assert seen(replace(left, since_end=400.0, output_age=400.0), output_silence=500.0) == [], (
+        "a longer limit of a person's counts here too"
+    )
+
+
+def test_a_short_limit_for_silence_does_not_hold_before_the_first_output() -> None:
+    """Loading and compiling are silent; they have the limit of a start."""
+    loading = replace(silent(600.0), printed=False)
+    assert seen(loading, output_silence=10.0) == []
+    fault = the_fault(replace(loading, output_age=1801.0), output_silence=10.0)
+    assert (fault.kind, fault.quote[:38]) == ("job-output-silent", "no output since the start 1801.0 s ago")
+    assert seen(loading, output_silence=10.0, first_step=60.0)[0].kind == "job-output-silent"
 
 
 def silent(age: float | None, process: str = "S") -> Progress:

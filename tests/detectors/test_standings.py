@@ -31,7 +31,7 @@ def standing(*groups: InGroup, waits: str = "", place: str = "train.py:31 in loa
     return Standing(waits=waits, seconds=4.2 if waits else 0.0, groups=groups, place=place)
 
 
-def ranks(*standings: Standing | None, age: float = 9.0, process: str = "S") -> dict[int, RankProgress]:
+def ranks(*standings: Standing | None, age: float = 900.0, process: str = "S") -> dict[int, RankProgress]:
     """Return ranks that stand like this, each on a node of its own; one without a standing did not answer."""
     return {
         rank: RankProgress(node=f"node-{rank}", step=40, age=age, standing=one, process=process if one is None else "S")
@@ -179,9 +179,9 @@ def test_where_the_standings_say_nothing_the_first_suspect_is_named_as_before() 
 def test_a_culprit_that_is_known_spares_the_time_to_react_and_no_more() -> None:
     """The limit is 2 s: what is known is answered a quarter of a second before, what is not only after it."""
     late = standing(member(all=811))
-    assert seen(quiet(WAITS, late, WAITS, age=1.7)) == []
-    assert the_fault(quiet(WAITS, late, WAITS, age=1.8)).rank == 1
-    assert seen(quiet(late, late, late, age=1.99)) == []
+    assert seen(quiet(WAITS, late, WAITS, age=1.7), timeout=2.0) == []
+    assert the_fault(quiet(WAITS, late, WAITS, age=1.8), timeout=2.0).rank == 1
+    assert seen(quiet(late, late, late, age=1.99), timeout=2.0) == []
 
 
 def test_a_long_step_in_which_operations_begin_is_no_hang() -> None:
@@ -189,8 +189,9 @@ def test_a_long_step_in_which_operations_begin_is_no_hang() -> None:
     late = standing(member(all=811))
     for age, faults in ((4.0, 0), (9.9, 0), (10.1, 1)):
         progress = Progress(at=100.0, ranks=ranks(WAITS, late, WAITS, age=age), step_seconds=STEADY, moved=0.5, asked=True)
-        assert len(seen(progress)) == faults
-    assert len(seen(Progress(at=100.0, ranks=ranks(WAITS, late, WAITS, age=4.0), step_seconds=STEADY, moved=2.1, asked=True))) == 1
+        assert len(seen(progress, timeout=2.0)) == faults
+    stale = Progress(at=100.0, ranks=ranks(WAITS, late, WAITS, age=4.0), step_seconds=STEADY, moved=2.1, asked=True)
+    assert len(seen(stale, timeout=2.0)) == 1
 
 
 def test_a_declared_section_is_not_judged_by_where_ranks_stand() -> None:
@@ -225,3 +226,21 @@ def test_two_looks_differ_as_soon_as_an_operation_begins() -> None:
     looks = [[standing(member(work(number, seconds=seconds)))] for number, seconds in ((7, 0.1), (7, 3.0), (8, 0.0))]
     same = [operations(one) == operations(other) for one, other in pairwise(looks)]
     assert same == [True, False]
+
+
+EVALUATES = standing(member(all=811), place="train.py:88 in evaluate")
+HURRY = [
+    ("rank 0 evaluates", quiet(EVALUATES, WAITS, WAITS, age=30.0), None),
+    ("rank 0 is stopped", quiet(None, WAITS, WAITS, age=30.0, process="T"), "job-hang"),
+    ("rank 0 answers nothing: it holds the interpreter's lock, or saves", quiet(None, WAITS, WAITS, age=30.0, process="D"), None),
+    ("another collective", quiet(standing(member(work(812, "broadcast"))), WAITS, WAITS, age=30.0), "collective-mismatch"),
+    ("another collective since a moment", quiet(standing(member(work(812, "broadcast", seconds=0.1))), WAITS, WAITS, age=30.0), None),
+    ("all have come", quiet(WAITS, WAITS, WAITS, age=30.0), "collective-stuck"),
+    ("all have come just now", quiet(*[standing(member(work(812, seconds=1.2)), waits="gradients")] * 3, age=30.0), None),
+]
+
+
+@pytest.mark.parametrize(("progress", "kind"), [pytest.param(*rest, id=name) for name, *rest in HURRY])
+def test_only_what_proves_that_waiting_is_in_vain_is_acted_on_at_once(progress: Progress, kind: str | None) -> None:
+    """Who does not come may evaluate, save or compile; who is stopped, and who waits for another operation, will not come."""
+    assert [fault.kind for fault in seen(progress)] == ([kind] if kind else [])

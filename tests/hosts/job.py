@@ -59,6 +59,7 @@ class HostJob:
             "checkpoint": {"every": 0, "directory": str(place / "checkpoints")},
             "environment": {"OMP_NUM_THREADS": "1"},
             "budget": {"recoveries": 10_000, "in_place": 10_000, "fruitless": 1000},
+            "limits": {"hang_timeout": "2s", **given.pop("limits", {})},
             **given,
         }
         self.ranks, self.waits, self.has_spare = plan["wanted"] * plan["ranks"], plan["standbys"], plan["spare"] > 0

@@ -63,7 +63,7 @@ def test_a_script_that_fails_on_all_nodes_at_once_is_stopped_without_a_retry(sta
 def test_a_rank_that_stands_still_is_a_hang_by_the_jobs_own_step_time(stage: Stage) -> None:
     """The limit is some steps long, and the culprit is the rank furthest behind."""
     each = "if rank == 1 and generation == 1 and step == 9: time.sleep(3600)\nif generation == 1 and step == 10: time.sleep(3600)"
-    play = stage.play("hang", args=["--steps", "20", "--each", each], nodes=TWO)
+    play = stage.play("hang", args=["--steps", "20", "--each", each], nodes=TWO, limits={"hang_timeout": "2s"})
     assert play.ends() == 0, play.log()
     assert play.kinds() == ["job-hang"]
     assert play.incidents()[0].subject.startswith("rank 1 on")
@@ -73,7 +73,7 @@ def test_a_rank_that_stands_still_is_a_hang_by_the_jobs_own_step_time(stage: Sta
 def test_a_declared_long_section_is_no_hang(stage: Stage) -> None:
     """A section longer than the hang limit passes; the same silence without it would not."""
     each = "if step == 9:\n line.section('evaluation', 60.0, begin=True)\n time.sleep(4)\n line.section('evaluation', 60.0, begin=False)"
-    play = stage.play("section", args=["--steps", "15", "--each", each], nodes=TWO)
+    play = stage.play("section", args=["--steps", "15", "--each", each], nodes=TWO, limits={"hang_timeout": "2s"})
     assert play.ends() == 0, play.log()
     assert play.kinds() == []
 

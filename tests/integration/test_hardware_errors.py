@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from holdfast.history import holds, queries, questions
-from tests.integration.stage import Play, Stage
+from tests.integration.stage import BOOTED, Play, Stage
+from tests.lookouts import is_read
 from tests.waiting import wait_until
 
 ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
@@ -63,3 +65,28 @@ def test_a_node_that_a_person_keeps_is_started_on_again_and_not_quarantined(stag
     assert (incident.rung, incident.outcome) == ("restart-in-place", "recovered")
     assert "a person keeps node-0 in service" in incident.because
     assert (generations_on(play, "node-0"), faults_of(stage, "node-0")) == ([1, 2], [])
+
+
+def test_a_gpu_that_can_do_no_more_work_is_left_at_once_though_the_job_still_steps(stage: Stage, tmp_path: Path) -> None:
+    """The kernel's line and the rank on that GPU are two signs; without a rank on it the line is told of, and nothing is done."""
+    log = tmp_path / "kern.log"
+    log.write_text(BOOTED)
+    stage.environment["HOLDFAST_KERNEL_LOG"] = str(log)
+    play = stage.play("gsp", args=["--steps", "400"], nodes={"wanted": 2, "ranks": 1, "spare": 1})
+    play.steps_to(4)
+    wait_until(lambda: is_read(log, "node-0") and is_read(log, "node-1"), seconds=30, explain=play.log)
+    other = "NVRM: Xid (PCI:0000:3b:00): 119, pid=1, name=init, Timeout after 6s of waiting for RPC response from GPU1 GSP!"
+    with log.open("a") as file:
+        file.write(f"Nov 21 09:10:00 n0 kernel: {other}\n")
+    wait_until(lambda: queries.newest_fault(stage.history, play.job.id, ["gpu-gsp-timeout"]), seconds=60, explain=play.log)
+    assert (play.state(), play.incidents()) == ("RUNNING", [])
+    line = f"NVRM: Xid (PCI:0000:18:00): 79, pid={play.pids()[1]}, name=python, GPU has fallen off the bus."
+    with log.open("a") as file:
+        file.write(f"Nov 21 09:10:05 n0 kernel: {line}\n")
+    wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
+    (incident,) = play.incidents()
+    assert (incident.kind, incident.subject, incident.rung, incident.outcome) == (
+        "gpu-off-bus", "rank 1 on node-1", "replace-node", "recovered",
+    )  # fmt: skip
+    assert generations_on(play, "node-1") == [1]
+    assert play.ends() == 0, play.log()

@@ -17,7 +17,8 @@ THREE = {"wanted": 3, "ranks": 1}
 
 def begun(stage: Stage, name: str, *more: str, **fields: Any) -> Play:
     """Start a job of three ranks, each on a node of its own, and let it come to its way."""
-    play = stage.play(name, script=str(SCRIPT), args=["--steps", "100000", *more], **{"nodes": THREE, **fields})
+    quick = {"nodes": THREE, "limits": {"hang_timeout": "2s"}}
+    play = stage.play(name, script=str(SCRIPT), args=["--steps", "100000", *more], **{**quick, **fields})
     play.steps_to(10)
     return play
 
@@ -121,3 +122,21 @@ def test_under_torchs_own_groups_the_stack_names_the_culprit(stage: Stage) -> No
         rf"rank 2 on {node} does not wait for anybody, while ranks 0, 1 wait for others; rank 2 stands at train_troubled.py:\d+ in stuck"
     )
     assert re.match(words, hang.evidence["quote"])
+
+
+def test_an_evaluation_and_a_save_that_nobody_declared_are_remarked_on_and_no_fault(stage: Stage) -> None:
+    """Rank 0 is away for fifty steps' time while the others wait for it in a collective, then all are for a hundred."""
+    play = begun(stage, "pauses", limits={})
+    before = nodes_of(play)
+    usual = sorted(one.seconds for one in queries.steps(stage.history, play.job.id))[5]
+    trouble(play, 0, f"time.sleep({50 * usual + 2})")
+    play.steps_to(play.chaos.step() + 5)
+    for rank in range(3):
+        trouble(play, rank, f"time.sleep({100 * usual + 2})")
+    play.steps_to(play.chaos.step() + 5)
+    wait_until(lambda: [one for one in queries.remarks(stage.history, play.job.id) if "no rank made progress" in one.text], seconds=30)
+    first = next(one.text for one in queries.remarks(stage.history, play.job.id) if "no rank made progress" in one.text)
+    assert re.search(r"rank 0 on node-\d did not arrive at allreduce #\d+ of group 0 \(ranks 1, 2 wait", first), first
+    assert "It counts as a hang after 300 s (`limits.hang_timeout`)" in first
+    assert (play.incidents(), nodes_of(play)) == ([], before)
+    assert [one.kind for one in queries.faults(stage.history, play.job.id) if one.kind.startswith(("job-", "collective-"))] == []

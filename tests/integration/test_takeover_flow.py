@@ -151,6 +151,19 @@ def test_a_worker_that_cannot_go_on_lets_the_next_rung_answer_at_once(stage: Sta
     play.stops()
 
 
+def test_a_new_process_that_fails_by_itself_is_not_tried_again(stage: Stage) -> None:
+    """Each that takes a rank over raises before it has joined: the next rung answers at once, and the history says why."""
+    play = begun(stage, "newcomer", "--on", "if joins: raise MemoryError('cannot allocate 140 TB')", nodes=TWO)
+    play.steps_to(10)
+    play.chaos.kill(1)
+    recovered(play)
+    goes_on(play)
+    decisions = queries.decisions(stage.history, play.job.id)
+    assert [one.rung for one in decisions] == ["take-over", "restart-in-place"], play.log()
+    assert "the new process of rank(s) 1 failed for a reason of its own" in decisions[1].passed_over["TakeOver"]
+    play.stops()
+
+
 def test_a_second_rank_lost_during_a_take_over_is_taken_over_too(stage: Stage) -> None:
     """It is decided anew: one incident, two take-overs, and rank 0 is where it was."""
     dies = "if order['do'] == 'regroup' and rank == 2 and order['generation'] == 2: os.kill(os.getpid(), 9)"

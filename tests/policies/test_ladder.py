@@ -116,7 +116,19 @@ CASES: dict[str, Row] = {
     "everything failed, and a node cannot hold ranks": (
         a_case("gpu-off-bus", tried=(IN_PLACE, REPLACE, SHRINK, WAIT), spares=("s",), least=1), all_say(GIVE_UP),
     ),
-    "three recoveries without a step": (a_case(past=FRUITLESS, spares=("s",)), all_say(GIVE_UP)),
+    "three recoveries without a step": (a_case(past=FRUITLESS), all_say(GIVE_UP)),
+    "three recoveries without a step, a spare": (a_case(past=FRUITLESS, spares=("s",)), all_say(REPLACE)),
+    "three recoveries without a step, a spare, no node in question": (a_case(node=None, past=FRUITLESS, spares=("s",)), all_say(GIVE_UP)),
+    "three recoveries without a step, a spare, the script in question": (
+        a_case("worker-exit-early", past=FRUITLESS, spares=("s",)), all_say(GIVE_UP),
+    ),
+    "three recoveries without a step, a spare was tried": (
+        a_case(past=(*FRUITLESS, a_recovery(REPLACE, gained=False)), spares=("t",)), all_say(GIVE_UP),
+    ),
+    "ranks that do not end": (a_case("job-end-stuck", None), all_say(IN_PLACE)),
+    "ranks that do not end, again": (
+        a_case("job-end-stuck", None, past=(replace(a_recovery(), kind="job-end-stuck"),)), all_say(GIVE_UP),
+    ),
     "two recoveries without a step": (a_case(node="b", past=FRUITLESS[:3]), all_say(IN_PLACE)),
     "three recoveries without a step, then one with": (a_case(past=(*FRUITLESS[1:], a_recovery(node="b"))), all_say(IN_PLACE)),
     "three recoveries without a step, all by lost nodes": (

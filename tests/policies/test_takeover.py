@@ -73,6 +73,10 @@ PLACES: dict[str, tuple[Case, tuple[Seat, ...]]] = {
     ),
     "broken groups alone: all stay": (a_loss("group-broken"), ()),
     "broken groups and a process that has ended": (a_loss("group-broken", 0, dead=frozenset({3})), (Seat(rank=3, node="b"),)),
+    "a new process that was killed": (a_loss(seated=frozenset({1}), takeovers=1), (Seat(rank=1, node="a"),)),
+    "a new process that was stopped": (a_loss("worker-stopped", seated=frozenset({1})), (Seat(rank=1, node="a"),)),
+    "a new process that lost a peer": (a_loss("worker-peer-lost", seated=frozenset({1}), dead=frozenset({1})), (Seat(rank=1, node="a"),)),
+    "another rank that raised": (a_loss("worker-exception", seated=frozenset({3})), (Seat(rank=1, node="a"),)),
     "a failure after a rank was lost in the take-over before": (
         a_loss(tried=(Rung.TAKE_OVER,), takeovers=4), (Seat(rank=1, node="a"),),
     ),
@@ -92,6 +96,11 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "a flow that died": (a_loss("recovery-cut-short", None), "do not name"),
     "one that failed": (a_loss("recovery-overrun", None, tried=(Rung.TAKE_OVER,)), "tried already"),
     "a fifth one": (a_loss(takeovers=5), "5 take-overs"),
+    "a new process that raised": (a_loss("worker-exception", seated=frozenset({1})), "rank(s) 1 failed for a reason of its own"),
+    "a new process that ran out of memory": (a_loss("host-no-memory", seated=frozenset({1})), "rank(s) 1 failed for a reason of its own"),
+    "a new process that raised beside a lost one": (
+        a_loss("worker-sigkill", 2, Fault(kind="worker-exception", at=NOW, node="a", rank=1), seated=frozenset({1})), "reason of its own",
+    ),
     "nobody left": (a_loss(dead=frozenset({0, 2, 3})), "no rank is left"),
     "no place": (a_loss("node-lost", None, node="b", lost=frozenset("b")), "no standby for rank(s) 2, 3"),
     "an exception again": (

@@ -1,0 +1,96 @@
+"""Which ranks a fault of a GPU is about: by the process that the driver names, or by the devices that processes hold open."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from detectors.whole import CATALOGUE
+from detectors.xids import UNUSABLE
+from holdfast.agent.devices import ranks_on
+from holdfast.agent.worker import Worker
+
+BUSES = ("0000:18:00.0", "0000:3b:00.0")
+PART, QUOTE = "GPU 0000:3b:00.0", "GPU 0000:3b:00.0: Xid 79, GPU has fallen off the bus"
+HOLD = "import sys, time; files = [open(name) for name in sys.argv[1:]]; print('open', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Give the folders of a node with two GPUs, as its driver lists them."""
+    for minor, bus in enumerate(BUSES):
+        place = tmp_path / "proc/driver/nvidia/gpus" / bus
+        place.mkdir(parents=True)
+        (place / "information").write_text(f"Model: \t\t H100\nGPU UUID: \t GPU-{minor}aa\nDevice Minor: \t {minor}\n")
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / f"dev/nvidia{minor}").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def holding(root: Path) -> Iterator[dict[tuple[int, ...], int]]:
+    """Give processes by the numbers of the GPUs that they have open."""
+    begun = {}
+    for minors in ((), (1,), (0, 1)):
+        files = [str(root / f"dev/nvidia{minor}") for minor in minors]
+        begun[minors] = subprocess.Popen([sys.executable, "-c", HOLD, *files], stdout=subprocess.PIPE)
+    for process in begun.values():
+        assert process.stdout is not None
+        process.stdout.readline()
+    yield {minors: process.pid for minors, process in begun.items()}
+    for process in begun.values():
+        process.kill()
+        process.communicate()
+
+
+def a_worker(rank: int, pid: int, **sees: str) -> Worker:
+    """Return a worker whose environment chooses its GPU like this."""
+    return Worker(rank=rank, generation=1, log=Path("/nowhere"), pid=pid, sees=sees)
+
+
+@pytest.mark.parametrize(
+    ("minors", "sees", "ranks"),
+    [
+        pytest.param((), {"LOCAL_RANK": "1"}, [], id="a rank that computes on no GPU"),
+        pytest.param((1,), {"LOCAL_RANK": "0"}, [3], id="the only GPU that it has open"),
+        pytest.param((0, 1), {"LOCAL_RANK": "1"}, [3], id="the GPU of its local rank"),
+        pytest.param((0, 1), {"LOCAL_RANK": "0"}, [], id="another GPU of its local rank"),
+        pytest.param((0, 1), {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "1,0"}, [3], id="the first that it may see"),
+        pytest.param((0, 1), {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "GPU-1aa"}, [3], id="the one that it may see, by its name"),
+        pytest.param((0, 1), {"LOCAL_RANK": "5"}, [], id="a GPU that is not there"),
+        pytest.param((0, 1), {"LOCAL_RANK": "x"}, [], id="nonsense"),
+    ],
+)
+def test_a_gpu_is_the_ranks_that_has_it_open_and_takes_it(
+    root: Path, holding: dict[tuple[int, ...], int], minors: tuple[int, ...], sees: dict[str, str], ranks: list[int]
+) -> None:
+    """CUDA opens all that it may see: of several the one counts that the rank's environment names."""
+    assert ranks_on(PART, QUOTE, [a_worker(3, holding[minors], **sees)], root) == ranks
+
+
+def test_the_process_that_the_driver_names_is_the_ranks_or_one_that_it_began(root: Path, holding: dict[tuple[int, ...], int]) -> None:
+    """Whatever is open; of a part that is no GPU nothing is said."""
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"], stdin=-1
+    )
+    try:
+        workers = [a_worker(0, holding[()]), a_worker(1, launcher.pid)]
+        assert ranks_on(PART, f"{QUOTE}, pid='{holding[()]}', name=python", workers, root) == [0]
+        inner = None
+        while inner is None:
+            told = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+            inner = told[0] if told else None
+        assert ranks_on(PART, f"{QUOTE}, pid={inner}, name=python", workers, root) == [1]
+        assert ranks_on("disk sda", f"pid={inner}", workers, root) == []
+        assert ranks_on(PART, "pid=1, name=init", workers, root) == []
+    finally:
+        launcher.communicate()
+
+
+def test_kinds_after_which_a_gpu_does_no_work_ask_for_the_node_to_leave() -> None:
+    """They are in the catalogue, speak against a GPU, and ask for a reset or an eviction."""
+    assert {(CATALOGUE[kind].blame, CATALOGUE[kind].level) for kind in UNUSABLE} <= {("gpu", "reset-device"), ("gpu", "evict-now")}

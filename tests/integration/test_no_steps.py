@@ -1,0 +1,85 @@
+"""Jobs whose script tells nothing of its steps: what counts as progress, as silence, and as the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from holdfast.history import queries
+from policies.uptime import LEAST
+from tests.integration.stage import Play, Stage
+from tests.waiting import wait_until
+
+TWO = {"wanted": 2, "ranks": 1}
+TICKING = "import time\nwhile True: print('tick', flush=True); time.sleep(0.2)"
+FIRST_ENDS = """
+import os, time
+print('done', flush=True) if os.environ['RANK'] == '0' else time.sleep({seconds})
+"""
+
+
+def unmanaged(stage: Stage, name: str, code: str, **fields: Any) -> Play:
+    """Start a job of a program that knows nothing of Holdfast."""
+    return stage.play(name, command=[sys.executable, "-c", code], **{"nodes": TWO, **fields})
+
+
+def runs_since(play: Play, generation: int) -> float:
+    """Wait until all ranks of *generation*, or a later one, run; return when the last of them started, by their agents."""
+    wait_until(
+        lambda: play.state() == "RUNNING" and queries.generations(play.stage.history, play.job.id)[-1].number >= generation,
+        seconds=60,
+        explain=play.log,
+    )
+    return time.time()
+
+
+def test_a_job_that_runs_between_its_faults_is_not_given_up(stage: Stage) -> None:
+    """Four kills, each after some seconds of good work: more than the recoveries without progress after which it would be over."""
+    play = unmanaged(stage, "ticks", TICKING)
+    for number in range(1, 5):
+        since = runs_since(play, number)
+        wait_until(lambda since=since: time.time() > since + LEAST + 2.0, seconds=60)  # type: ignore[misc]
+        play.chaos.kill(number % 2)
+        wait_until(lambda number=number: play.saw(number) and play.incidents()[-1].outcome, seconds=60, explain=play.log)  # type: ignore[misc]
+    assert [(one.rung, one.outcome) for one in play.incidents()] == [("restart-in-place", "recovered")] * 4, play.because()
+    runs_since(play, 5)
+    play.stops()
+
+
+def test_before_a_job_that_gets_nowhere_is_failed_its_spare_is_tried(stage: Stage) -> None:
+    """The fault might have been the node's: another one runs it once."""
+    stage.count = 2
+    play = unmanaged(stage, "dies", "import os; os.kill(os.getpid(), 9)", nodes={"wanted": 1, "ranks": 1, "spare": 1})
+    assert play.ends() == 1, play.log()
+    rungs = [one.rung for one in queries.decisions(stage.history, play.job.id)]
+    assert rungs == ["restart-in-place", "restart-in-place", "restart-in-place", "replace-node", "give-up"]
+    assert "4 recoveries in a row brought no new step" in play.because()
+
+
+def test_the_silence_of_ranks_that_outlive_the_one_that_prints_is_no_hang(stage: Stage) -> None:
+    """Rank 0 alone prints, and ends first: the job is not started again for what the others do meanwhile, nor before it has printed."""
+    loads = "import time; time.sleep(2.5)\n"
+    play = unmanaged(stage, "quiet", loads + FIRST_ENDS.format(seconds=2.5), limits={"output_silence": "1s"})
+    assert play.ends() == 0, play.log()
+    assert play.kinds() == []
+    assert len(queries.generations(stage.history, play.job.id)) == 1
+
+
+def test_a_job_whose_rank_0_has_ended_is_completed_though_others_do_not_end(stage: Stage) -> None:
+    """They are given their time, and ended then: to run all of it again would lead to the same place."""
+    play = unmanaged(stage, "stuck", FIRST_ENDS.format(seconds=3600), limits={"end_grace": "1s"})
+    assert play.ends() == 0, play.log()
+    assert play.because().startswith("rank 0 ended with status 0; rank(s) 1 did not end by themselves and are ended: rank 0 ended")
+    assert [one.kind for one in queries.faults(stage.history, play.job.id)] == ["job-end-stuck"]
+    assert (play.kinds(), len(queries.generations(stage.history, play.job.id))) == ([], 1)
+    assert stage.left() == []
+
+
+def test_a_job_whose_rank_0_does_not_end_is_started_again_once(stage: Stage) -> None:
+    """The other ranks have ended; rank 0 may have been about to save: twice is enough."""
+    other = FIRST_ENDS.format(seconds=3600).replace("'RANK'] == '0'", "'RANK'] == '1'")
+    play = unmanaged(stage, "first", other, limits={"end_grace": "1s"})
+    assert play.ends() == 1, play.log()
+    assert [(one.kind, one.rung) for one in play.incidents()] == [("job-end-stuck", "restart-in-place"), ("job-end-stuck", "give-up")]
+    assert "to do so once more would not end them" in play.because()
