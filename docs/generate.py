@@ -65,7 +65,7 @@ WORKER_VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_MEMORY_SERVERS": "Node to host and port of what serves its snapshots, as JSON: the own node, and those without ranks.",
     "HOLDFAST_CHECK_EVERY": "Steps between two comparisons of the parameters of ranks that hold copies of each other; `auto` or 0.",
     "HOLDFAST_MEMORY_EVERY": "Steps between two snapshots in memory; 0 takes none.",
-    "HOLDFAST_MEMORY_OVERHEAD": "Share of a step's time that snapshots may cost.",
+    "HOLDFAST_MEMORY_OVERHEAD": "Share of the training time that snapshots may take.",
     "HOLDFAST_MEMORY_POLICY": "`skip` or `pause`: what to do when a copy does not fit into the idle time.",
     "HOLDFAST_MEMORY_PAUSE": "Seconds that one step may be held up at most, under `pause`.",
     "HOLDFAST_TOKEN": "Secret of the job, by which its workers know each other.",

@@ -25,7 +25,7 @@ class Counts:
     prepared: float = 0.0
     """Seconds of the training thread to begin them."""
     slowed: float = 0.0
-    """Seconds by which snapshots made steps longer: measured by steps without one, or else `prepared` and `paused`."""
+    """Seconds by which snapshots made steps longer, measured by steps without one; at least `prepared` and `paused`."""
     trained: float = 0.0
     """Seconds of all steps."""
     size: int = 0

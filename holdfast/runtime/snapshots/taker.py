@@ -195,12 +195,10 @@ class Taker:
         self._present = _Step(spent=self.counts.paused + self.counts.prepared)
 
     def _add_cost(self) -> None:
-        """Add what the snapshot of the step that is over has cost: as measured, or what the training thread itself has spent on it."""
-        found = self.planning.overhead.measured
-        if found is None:
-            self.counts.slowed += max(0.0, self.counts.paused + self.counts.prepared - self._present.spent)
-        elif self._present.copied:
-            self.counts.slowed += found.seconds
+        """Add what the snapshot of the step that is over has cost: as measured, and at least what the training thread itself has spent."""
+        found = self.planning.overhead.measured if self._present.copied else None
+        spent = self.counts.paused + self.counts.prepared - self._present.spent
+        self.counts.slowed += max(0.0, spent, found.seconds if found is not None else 0.0)
 
     def due(self, step: int) -> bool:
         """Tell whether it is time for a snapshot of the state after *step*."""
