@@ -297,6 +297,7 @@ class Agent:
             "process": "S",
             "wait": "futex_wait_queue",
             "output_age": round(time.time() - worker.started, 3),
+            "printed": True,
             "pid": worker.pid,
             "snapshot": {},
             "paces": [],
