@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -36,12 +35,3 @@ class RunDelay:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-
-def neighbours(environment: Mapping[str, str] = os.environ) -> float:
-    """Return how many ranks share a core of this node: what each of them copies, all of its steps wait for so many times over."""
-    try:
-        ranks = int(environment.get("LOCAL_WORLD_SIZE") or 1)
-    except ValueError:
-        ranks = 1
-    return max(1, ranks) / len(os.sched_getaffinity(0))

@@ -28,8 +28,8 @@ HARMLESS: Final = 0.125
 class Planning:
     """Plans one rank's snapshots anew when they are no longer what the plan counts on."""
 
-    def __init__(self, terms: Terms, *, ranks_per_core: float = 1.0) -> None:
-        self._terms, self._ranks_per_core = terms, ranks_per_core
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
         self.profile = Profile()
         self.plan: Plan | None = None
         self.pauses: deque[float] = deque(maxlen=2 * ENOUGH)
@@ -39,6 +39,8 @@ class Planning:
         """Seconds of a processor that the newest copies took."""
         self._delays: deque[float] = deque(maxlen=2 * ENOUGH)
         """Share of the newest steps for which the training thread waited for a core."""
+        self._used: deque[float] = deque(maxlen=2 * ENOUGH)
+        """Seconds of processors that this process used in the newest steps, without those of copies."""
         self._compares = False
         """Snapshots may cost too much: steps with and without one are compared."""
         self._bandwidth, self._copies = FIRST_BANDWIDTH, 0
@@ -52,10 +54,14 @@ class Planning:
         self.pauses.clear()
         self.overhead.forget()
 
-    def lived(self, seconds: float, windows: Sequence[Window], *, copied: bool, delay: float = 0.0) -> None:
-        """Learn what a step was like, whether a snapshot was taken in it, and the seconds for which training waited for a core."""
+    def lived(self, seconds: float, windows: Sequence[Window], *, copied: bool, delay: float = 0.0, used: float = 0.0) -> None:
+        """Learn what a step was like, and whether a snapshot was taken in it.
+
+        *delay*: seconds for which training was ready and waited for a core; *used*: of processors, by this process, without copies.
+        """
         self.profile.add(seconds, windows)
         self._delays.append(delay / seconds if seconds > 0 else 0.0)
+        self._used.append(used)
         self.overhead.add(seconds, copied=copied)
         if not self._compares and len(self._spent) >= ENOUGH and self._terms.policy != "pause":  # that asks for one whatever it costs
             spent = median(self._spent) + (median(self.pauses) if self.pauses else 0.0)
@@ -65,11 +71,12 @@ class Planning:
     def _least(self) -> int:
         """Return the interval below which the copies alone, without what follows from them, would take more than the limit.
 
-        Known after a few copies, and whatever the steps of a busy machine scatter by. On free cores nobody misses what a copy uses.
+        Known after a few copies, and whatever the steps of a busy machine scatter by: where cores are what training waits for, a step takes
+        longer by the share by which it needs them more. On free cores nobody misses what a copy uses.
         """
-        if not self._delays or median(self._delays) < SATURATED or not self.profile.step:
+        if not self._delays or median(self._delays) < SATURATED or not median(self._used):
             return 1
-        share = median(self._spent) * self._ranks_per_core / self.profile.step
+        share = median(self._spent) / median(self._used)
         return min(MOST_EVERY, max(1, math.ceil(share / self._terms.overhead)))
 
     def measured(self, size: int, seconds: float) -> None:

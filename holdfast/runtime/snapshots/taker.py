@@ -31,7 +31,7 @@ from holdfast.runtime.idle import Idle, idle
 from holdfast.runtime.link import link
 from holdfast.runtime.outline import Outline
 from holdfast.runtime.snapshots import bubbles
-from holdfast.runtime.snapshots.contention import RunDelay, neighbours
+from holdfast.runtime.snapshots.contention import RunDelay
 from holdfast.runtime.snapshots.copier import Copier, Task, Work, slot_tensor
 from holdfast.runtime.snapshots.counts import Counts, Lived
 from holdfast.runtime.snapshots.overhead import is_control
@@ -78,6 +78,8 @@ class _Step:
     """A snapshot was begun in it."""
     spent: float = 0.0
     """Seconds of the training thread for snapshots before it began."""
+    used: float = 0.0
+    """Seconds of processors that this process had used by then, without those of copies."""
 
 
 def _bell() -> socket.socket:
@@ -111,7 +113,7 @@ class Taker:
         self._lag_told = False
         self.held = False
         """Some rank's replicas are behind: the snapshot that they have is not to be overwritten, so no other one is begun."""
-        self.planning = Planning(replace(config.terms, beside=device.type == "cuda"), ranks_per_core=neighbours())
+        self.planning = Planning(replace(config.terms, beside=device.type == "cuda"))
         self.every = max(1, config.terms.every)
         """Steps between two snapshots, as the ranks have agreed."""
         self.control = 0
@@ -182,17 +184,18 @@ class Taker:
         began = self._idle.step_began
         took, windows, operations = self._idle.begin_step()
         self.counts.steps += 1
+        used = time.process_time() - self.counts.copied
         if self.counts.steps > 1:
             self.counts.trained += took
             if not self.enabled:
                 self.planning.overhead.interrupt()
             else:
-                self.planning.lived(took, windows, copied=self._present.copied, delay=self._delay.since())
+                self.planning.lived(took, windows, copied=self._present.copied, delay=self._delay.since(), used=used - self._present.used)
             self._add_cost()
             copies = [(begin - began, end - began, waited) for begin, end, waited in self.spans if end > began]
             self.newest = Lived(began=time.time() - took, took=took, windows=windows, operations=operations[:OPERATIONS], copies=copies)
 
-        self._present = _Step(spent=self.counts.paused + self.counts.prepared)
+        self._present = _Step(spent=self.counts.paused + self.counts.prepared, used=used)
 
     def _add_cost(self) -> None:
         """Add what the snapshot of the step that is over has cost: as measured, and at least what the training thread itself has spent."""
