@@ -118,8 +118,8 @@ _ENDS: Final = frozenset({"worker.raised", "worker.exited"})
 """Events that a process which is to be kept may still send of the generation before."""
 
 _PROGRESS: Final = frozenset({
-    "worker.started", "worker.kept", "worker.hello", "worker.groups", "worker.regrouped", "mark", "resumed", "worker.stepped", "section",
-    "saved", "bye",
+    "worker.started", "worker.kept", "worker.succeeded", "worker.hello", "worker.groups", "worker.regrouped", "mark", "resumed",
+    "worker.stepped", "section", "saved", "bye",
 })  # fmt: skip
 """Events that show a rank getting on."""
 
@@ -244,6 +244,9 @@ class Board:
         view = self.ranks[event["rank"]]
         view.pid, view.started = event["pid"], event["at"]
         view.grouped = view.grouped or bool(event.get("grouped"))
+
+    def _on_worker_succeeded(self, _node: str, event: Message) -> None:
+        self.ranks[event["rank"]].pid = event["pid"]
 
     def _on_worker_groups(self, _node: str, event: Message) -> None:
         self.ranks[event["rank"]].grouped = True

@@ -7,7 +7,8 @@ import os
 import torch
 import torch.distributed as dist
 
-from holdfast.runtime import buckets, promoted, world
+from holdfast.runtime import buckets, promoted, successor, world
+from holdfast.runtime.groups import startup
 from holdfast.runtime.groups.assembly import Assembly, Generation, devices, install
 from holdfast.runtime.groups.managed import BACKEND
 from holdfast.runtime.groups.sandbox import Sandbox
@@ -28,6 +29,7 @@ def join() -> None:
     if int(environment.get("WORLD_SIZE") or 1) <= 1:
         return
     if environment.get("HOLDFAST_STANDBY"):
+        successor.note_imports()
         Roles(environment).leave_first()
     token = environment.get("HOLDFAST_TOKEN", "")
     if not link().attached or not token:
@@ -44,7 +46,10 @@ def _assemble(made: Assembly) -> None:
     buckets.watch()
     comes_later = os.environ.get("HOLDFAST_STANDBY") or os.environ.get("HOLDFAST_FRESH")
     if comes_later:
-        made.sandbox = Sandbox.from_env(made.groups)
+        made.sandbox = sandbox = Sandbox.from_env(made.groups)
+        startup.watch()
+        if sandbox.standby is None:
+            sandbox.record = made.find_record
     else:
         made.record()
     link().listen(answering(made.hear))
