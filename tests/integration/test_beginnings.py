@@ -31,7 +31,7 @@ def test_a_rank_that_is_taken_over_holds_what_it_received_and_a_name_made_up_ane
     play = stage.play(
         "beginnings",
         script=str(SCRIPT),
-        args=[str(stage.home), "1000000", "name", "slow"],
+        args=[str(stage.home), "1000000", "name", "draws", "slow"],
         nodes={"wanted": RANKS, "ranks": 1, "spare": 1, "standbys": 1},
         environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         limits={"hang_least": "60s"},
@@ -45,6 +45,10 @@ def test_a_rank_that_is_taken_over_holds_what_it_received_and_a_name_made_up_ane
     goes_on(play)
     assert [one.rung for one in queries.decisions(stage.history, play.job.id)] == ["take-over"], play.log()
     assert held(play, 2) == first[2]
+    differs = [one.text for one in queries.remarks(stage.history, play.job.id) if "is not as it was" in one.text]
+    assert len(differs) == 1, differs
+    assert differs[0].startswith("rank 2, which another process has taken over")
+    assert "gave other values to 'allreduce/(1,)float32'" in differs[0]
     assert {rank: pid for rank, pid in play.pids().items() if rank != 2} == {0: before[0], 1: before[1]}
     play.chaos.kill(0)
     recovered(play, 2)

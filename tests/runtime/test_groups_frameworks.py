@@ -10,8 +10,6 @@ import pytest
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import FlowDouble, Job, Workers
 
-pytest.importorskip("accelerate", reason="the extra `dev` brings Accelerate")
-
 LOST = (3, 0, 2, 1)
 """The ranks that are lost, one after the other."""
 STEPS = (3, 6, 9, 12)
@@ -56,7 +54,6 @@ def test_after_each_of_four_recoveries_there_is_one_main_process(job: Job, how: 
 @pytest.mark.timeout(240)
 def test_a_trainer_goes_on_after_faults_as_if_there_had_been_none(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
     """In the middle of an epoch, and at its beginning: weights, learning rate, log and generators are equal to the bit."""
-    pytest.importorskip("transformers", reason="the extra `dev` brings transformers")
     chaos = [fault(1, "begin", 5), fault(0, "begin", 13, generation=2)]
     found = []
     for faults in ([], chaos):

@@ -3,7 +3,7 @@
 Options: ``any`` (any_rank), ``one`` (only what every rank is given alike), ``name`` (rank 0 makes up a name and sends it as an object),
 ``number`` (as a tensor), ``large`` (more than a rank records), ``asks`` (a process that takes a rank over leaves one operation out),
 ``wide`` (parameters that a rank does not record, and the session restores), ``between`` (an exchange between two steps),
-``slow`` (steps take their time).
+``slow`` (steps take their time), ``draws`` (each process gives a number that it draws).
 """
 
 from __future__ import annotations
@@ -128,6 +128,8 @@ if "large" in options:
     large = torch.full((5_000_000,), float(rank + 1))
     dist.broadcast(large, 0)
     told["large"] = float(large.sum())
+if "draws" in options:
+    dist.all_reduce(torch.rand(1))
 if not ("asks" in options and "HOLDFAST_FRESH" in os.environ):
     dist.all_reduce(torch.ones(1))
 
