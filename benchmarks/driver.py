@@ -151,6 +151,10 @@ class Driver:
                 for message in lines.feed(data):
                     if message["t"] == "commit?":
                         line.sendall(encode({"re": message["id"], "ok": True, "why": ""}))
+                    elif message["t"] == "successor?":
+                        self.pids.update({key: message["pid"] for key, one in self.pids.items() if one == pid})
+                        self._all.append(message["pid"])
+                        line.sendall(encode({"re": message["id"], "ok": True, "why": ""}))
                     elif message["t"] != "beat":
                         self._heard.append({**message, "pid": pid})
 

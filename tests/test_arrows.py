@@ -65,6 +65,7 @@ ARROWS = (
         ),
         theirs=("torch",),
     ),
+    Arrow(of="holdfast.integrations", ours=("holdfast.integrations", "holdfast.runtime"), theirs=("torch", "transformers")),
     *(Arrow(of=leaf, ours=LEAVES) for leaf in LEAVES),
 )
 

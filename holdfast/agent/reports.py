@@ -14,6 +14,7 @@ from holdfast.agent.flushing import Flushing
 from holdfast.agent.line import Peer
 from holdfast.agent.worker import Worker
 from holdfast.log import note
+from holdfast.process import parent_of
 from holdfast.wire import PROTOCOL, Message
 
 log = logging.getLogger("holdfast.agent")
@@ -106,8 +107,9 @@ class Reports:
             worker.held.append((peer, message))
             worker.advance()
             return None
-        if word == "commit?":
-            return {"re": message.get("id"), **self._leave(peer, worker)}
+        if word in ("commit?", "successor?"):
+            answer = self._leave(peer, worker) if word == "commit?" else self._succeed(worker, message)
+            return {"re": message.get("id"), **answer}
         if worker is None or peer.stranger is not None:
             return None
         try:
@@ -151,6 +153,21 @@ class Reports:
             why = f"generation {worker.generation} is over"
         wish = {"every": self._crew.pace} if self._crew.pace and not why else {}
         return {"ok": not why, "why": why, **wish}
+
+    def _succeed(self, worker: Worker | None, message: Message) -> Message:
+        """Have another process be *worker* from now on: the one that this standby forked before its script began."""
+        try:
+            pid = fields.whole(message, "pid", least=2)
+        except fields.BadField as error:
+            return {"ok": False, "why": str(error)}
+        if worker is None or pid == worker.pid or parent_of(pid) != worker.pid:
+            return {"ok": False, "why": f"process {pid} is no child of a worker of this node"}
+        worker.pid = pid
+        worker.line, worker.greetings = None, [*worker.greetings, {"do": "go-on"}]  # what is said meanwhile waits for its hello
+        worker.advance()
+        if worker.standby is None:
+            self._emit("worker.succeeded", worker, pid=pid)
+        return {"ok": True, "why": ""}
 
     def _emit(self, event: str, worker: Worker, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
         self._send(event, rank=worker.rank, generation=worker.generation, **facts)
@@ -327,6 +344,8 @@ def _said(message: Message) -> Message:
     takes: dict[str, Callable[[Message, str], object]] = {"step": fields.whole, "why": fields.text, "seconds": fields.seconds}
     if message["t"] == "regrouped":
         takes["seconds"] = fields.durations
+    if "differs" in said:
+        takes["differs"] = fields.words
     if message["t"] == "roles":
         takes |= {"roles": fields.groups, "copies": fields.groups}
         said.setdefault("roles", None)

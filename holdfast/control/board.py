@@ -125,8 +125,8 @@ _ENDS: Final = frozenset({"worker.raised", "worker.exited"})
 """Events that a process which is to be kept may still send of the generation before."""
 
 _PROGRESS: Final = frozenset({
-    "worker.started", "worker.kept", "worker.hello", "worker.groups", "worker.regrouped", "mark", "resumed", "worker.stepped", "section",
-    "saved", "bye",
+    "worker.started", "worker.kept", "worker.succeeded", "worker.hello", "worker.groups", "worker.regrouped", "mark", "resumed",
+    "worker.stepped", "section", "saved", "bye",
 })  # fmt: skip
 """Events that show a rank getting on."""
 
@@ -255,6 +255,9 @@ class Board:
         view = self.ranks[event["rank"]]
         view.pid, view.started, view.started_at = event["pid"], event["at"], self._now
         view.grouped = view.grouped or bool(event.get("grouped"))
+
+    def _on_worker_succeeded(self, _node: str, event: Message) -> None:
+        self.ranks[event["rank"]].pid = event["pid"]
 
     def _on_worker_groups(self, _node: str, event: Message) -> None:
         self.ranks[event["rank"]].grouped = True

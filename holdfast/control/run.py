@@ -731,6 +731,9 @@ class Run:
             self._account(incident, now)
             grouped = facts_of(self.board.regrouped, self.board.covered) or came_back(self.board.ranks.values()) or {}
             row.facts = {**(row.facts or {}), **grouped} or None
+            for rank, told in sorted(self.board.regrouped.items()):
+                for one in told.get("differs") or ():
+                    self.remark(f"rank {rank}, which another process has taken over, is not as it was: {one}")
             if self.cadence is not None:
                 self.cadence.note_recovered(row)
         age = age_of(incident.board)

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast.runtime.groups.startup import scratch
+
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -73,7 +75,8 @@ def settled(model: M) -> M:
             total = total + parameter.flatten()[:1].sum().to(total) * 0
         reducer.prepare_for_forward()
         reducer.prepare_for_backward([])
-        total.backward()
+        with scratch():
+            total.backward()
     for parameter in parameters:
         parameter.grad = None
     if reducer._rebuild_buckets():  # noqa: SLF001 (what DDP does at its next forward pass)

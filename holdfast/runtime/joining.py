@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from holdfast.runtime import buckets, promoted, world
+from holdfast.runtime import buckets, promoted, successor, world
+from holdfast.runtime.groups import startup
 from holdfast.runtime.groups.assembly import Assembly, Generation, devices, install
 from holdfast.runtime.groups.inner import NCCL_ABORT, nccl_can_abort
 from holdfast.runtime.groups.managed import BACKEND
@@ -35,6 +36,7 @@ def join() -> None:
     if int(environment.get("WORLD_SIZE") or 1) <= 1:
         return
     if environment.get("HOLDFAST_STANDBY"):
+        successor.note_imports()
         Roles(environment).leave_first()
     token = environment.get("HOLDFAST_TOKEN", "")
     device = world.device_of(environment, torch.cuda.device_count() if torch.cuda.is_available() else 0)
@@ -72,7 +74,10 @@ def _assemble(made: Assembly) -> None:
     buckets.watch()
     comes_later = os.environ.get("HOLDFAST_STANDBY") or os.environ.get("HOLDFAST_FRESH")
     if comes_later:
-        made.sandbox = Sandbox.from_env(made.groups)
+        made.sandbox = sandbox = Sandbox.from_env(made.groups)
+        startup.watch()
+        if sandbox.standby is None:
+            sandbox.record = made.find_record
     else:
         made.record()
     link().listen(answering(made.hear))

@@ -135,13 +135,19 @@ class Link:
 
     def may_commit(self, step: int, seconds: float = ANSWER_SECONDS, *, generation: int | None = None) -> Leave:
         """Ask whether this generation (or that one) may still put its checkpoint of *step* in place; without an agent it may."""
+        return self._ask({"t": "commit?", "step": step} | ({} if generation is None else {"generation": generation}), seconds)
+
+    def succeeded_by(self, pid: int, seconds: float = ANSWER_SECONDS) -> Leave:
+        """Ask that the process *pid*, a child of this one, count as this worker from now on."""
+        return self._ask({"t": "successor?", "pid": pid}, seconds)
+
+    def _ask(self, question: Message, seconds: float) -> Leave:
         if self._path is None:
             return Leave(ok=True, why="no agent")
         with self._asking:
             self._asked += 1
             number = self._asked
-            asked = {"t": "commit?", "id": number, "step": step}
-            self._send(asked if generation is None else {**asked, "generation": generation})
+            self._send({**question, "id": number})
             return self._answer(number, time.monotonic() + seconds)
 
     def report(self, word: str, **facts: object) -> None:

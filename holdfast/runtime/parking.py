@@ -13,14 +13,15 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holdfast.runtime import promoted
+from holdfast.runtime import promoted, successor
 from holdfast.runtime.groups.assembly import assembly, install
+from holdfast.runtime.link import link
 from holdfast.runtime.promoted import Again
 from holdfast.runtime.state import Training
 from holdfast.wire import Message
@@ -131,6 +132,25 @@ def promote(order: Message) -> None:
             for target in (1, 2):
                 os.dup2(log, target)
             os.close(log)
+
+
+def leave_to_successor(environment: Mapping[str, str]) -> NoReturn:
+    """Have the successor run the script as the rank of *environment*: in this process libraries may know another one. End this process."""
+    present = assembly()
+    promoted.begin()
+    if present is not None:
+        present.hand_over(promoted.keep)
+    os.environ.update(environment)
+    pid = successor.ready()
+    leave = None if pid is None else link().succeeded_by(pid)
+    if leave is None or not leave.ok:
+        why = "it has no process to leave its place to" if leave is None else leave.why
+        raise SystemExit(f"this standby cannot become rank {environment['RANK']}: {why}")
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    successor.go(os.environ, promoted.kept())
+    os._exit(0)
 
 
 def start_over(environment: Mapping[str, str]) -> None:

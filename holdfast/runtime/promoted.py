@@ -1,4 +1,4 @@
-"""A standby that runs its script again from the top, as the rank that it has been given: in a process where all is warm.
+"""A standby whose script runs again from the top: for another role, or, in its successor, as the rank that it has been given.
 
 Standard library only, so that the starter of a worker can use it without torch.
 """
@@ -37,6 +37,14 @@ def keep(order: Message) -> None:
             return
         (taker,) = _taker
     taker(order)
+
+
+def kept() -> list[Message]:
+    """Take the orders that were kept."""
+    with _lock:
+        found = list(_orders)
+        _orders.clear()
+    return found
 
 
 def hand_to(taker: Callable[[Message], None]) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from holdfast.runtime import manifest, parking, rng, tree
+from holdfast.runtime import manifest, outside, parking, rng, successor, tree
 from holdfast.runtime.buckets import M, settle_all, settled, sum_up, watch
 from holdfast.runtime.checkpoint import Keeping, Saver
 from holdfast.runtime.copies import Checker
@@ -157,6 +157,11 @@ class Session(AbstractContextManager["Session"]):
         link().mark("load", time.monotonic() - start)
         link().resumed(self.step, self.resumed_from, replica=self._from_replica)
         return self
+
+    @property
+    def restored_generators(self) -> rng.State | None:
+        """The state that the random generators get when the steps begin, after a restore."""
+        return self._generators
 
     @property
     def rank(self) -> int:
@@ -405,6 +410,7 @@ class Session(AbstractContextManager["Session"]):
         if keeper is None:
             return
         all_settled, sandbox = settle_all(), keeper.assembly.sandbox
+        keeper.begin_steps()
         standby = sandbox is not None and sandbox.standby is not None
         # Who comes to ranks that have done something only once, in their first step, must do that by itself before: pipelines agree on
         # shapes, sharded modules on much else. Settled DDP over one group has nothing left to do.
@@ -433,16 +439,18 @@ class Session(AbstractContextManager["Session"]):
             rss=parking.resident(),
             coverage=parking.coverage_of(managed.sandbox),
         )
+        successor.learn()
         order = managed.wait_for("regroup", "prepare")
         rank = int(order["rank"])
         follows = not isinstance(data, Loader) or data.can_take_rank(managed.generation.world)
         alike = self._any_rank and follows and not self._is_sharded() and rank in roles.roles[roles.now]
         parking.promote(order)
-        if not alike and rank != managed.generation.rank:
-            managed.put_back(order)
+        managed.put_back(order)
+        same = rank == managed.generation.rank and not roles.warmed  # it has never been in another place
+        kept_by = outside.of_libraries(rank, managed.generation.world)
+        if kept_by or not (alike or same) or not managed.began_alike():
             raise Again({"RANK": str(rank), "HOLDFAST_FRESH": "1"})
         parked.unpark()
-        managed.hear(order)
 
     def _mend(self, keeper: Keeper) -> None:
         """Come into the next generation together with the other ranks, and go on from the newest step that they hold."""

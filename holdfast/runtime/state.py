@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -68,6 +68,14 @@ class Training:
     schedulers: Sequence[Stateful] = ()
     data: Stateful | None = None
     extra: MutableMapping[str, Any] = field(default_factory=dict)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all tensors that a process which takes a rank over is given."""
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+        for optimizer in self.optimizers:
+            yield from (one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor))
+        yield from (one for one in self.extra.values() if isinstance(one, Tensor))
 
     def collect(self, progress: Mapping[str, Any], rank: int) -> dict[str, Any]:
         """Return all that this rank saves, in DCP's form; *progress* is the session's own."""

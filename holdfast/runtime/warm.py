@@ -26,7 +26,7 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from holdfast.process import die_with_parent, let_termination_pass
-from holdfast.runtime import leaving
+from holdfast.runtime import leaving, promoted, successor
 from holdfast.runtime.promoted import Again
 from holdfast.wire import LineBuffer, Message, encode
 
@@ -137,9 +137,21 @@ def _become(order: Message, middle: int, begin: float) -> None:
     os.environ.clear()
     os.environ.update(order["environment"])
     os.environ["HOLDFAST_STARTED"] = repr(begin)
-    _reseed()
     os.chdir(order["directory"])
+    if "HOLDFAST_STANDBY" in os.environ:
+        _leave_behind(order["agent"])
+    _reseed()
     _run(list(order["argv"]))
+
+
+def _leave_behind(agent: int) -> None:
+    """Have another process wait for the case that a standby's script must run again; in that one, return as the rank that it becomes."""
+    told = successor.fork(agent)
+    if told is not None:
+        os.environ.clear()
+        os.environ.update(told["environment"])
+        for order in told["orders"]:
+            promoted.keep(order)
 
 
 def _reseed() -> None:
@@ -181,10 +193,12 @@ def _run(argv: list[str]) -> None:
 
 
 def _start_over(again: Again) -> None:
-    """Make ready for another run of the script, by a standby: in another role, or as the rank it was given."""
+    """Make ready for another run of the script by a standby: here in another role, in its successor as the rank it was given."""
     from holdfast.runtime import parking  # noqa: PLC0415 (whoever is here has imported torch)
 
     again.__traceback__ = None  # it holds the frames of the run that is over, and with them its model
+    if "HOLDFAST_FRESH" in again.environment:
+        parking.leave_to_successor(again.environment)
     parking.start_over(again.environment)
 
 

@@ -23,7 +23,21 @@ from tests.agent.rig import SPEAKING, Flow, Node
 # "end" is left out: it means it
 VERBS = ("about", "attach", "ping", "prepare", "port", "start", "stop", "abandon", "regroup", "standby", "drop", "tell", "living")
 WORDS_OF_GROUPS = ("groups", "broken", "regrouped", "cannot", "coverage", "roles", "prepared", "unprepared", "switched", "left", "parked")
-WORDS = ("hello", "mark", "resumed", "beat", "section", "saved", "trouble", "exception", "bye", "commit?", "commit", *WORDS_OF_GROUPS)
+WORDS = (
+    "hello",
+    "mark",
+    "resumed",
+    "beat",
+    "section",
+    "saved",
+    "trouble",
+    "exception",
+    "bye",
+    "commit?",
+    "commit",
+    "successor?",
+    *WORDS_OF_GROUPS,
+)
 FIELDS = (
     "id",
     "epoch",

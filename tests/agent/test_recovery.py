@@ -351,6 +351,59 @@ os._exit(4)
     assert (end["code"], end["ordered"], end["finished"], end["output"]) == (4, False, False, "no way\n")
 
 
+LEAVING = """
+ours, theirs = socket.socketpair()
+child = os.fork()
+if not child:
+    ours.close()
+    os.setsid()
+    theirs.recv(1)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(os.environ["HOLDFAST_SOCKET"])
+    heard = sock.makefile()
+    hello()
+    for line in heard:
+        say(t="coverage", heard=json.loads(line))
+    os._exit(0)
+hello()
+say(t="parked")
+order = json.loads(heard.readline())
+for pid in (1, os.getpid(), child):
+    say(t="successor?", id=pid, pid=pid)
+    answer = json.loads(heard.readline())
+    while answer.get("re") != pid:
+        answer = json.loads(heard.readline())
+    say(t="coverage", answer=answer)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+ours.send(b".")
+os._exit(0)
+"""
+"""A standby that leaves its place to a child that it forked before."""
+
+
+def test_a_standby_may_leave_its_place_to_a_child_of_its_own(node: Node, flow: Flow) -> None:
+    """Its end is no rank's end, what the rank is told meanwhile reaches the child, and whose end that is ends the rank."""
+    flow.prepare(node, [node.script(SPEAKING + LEAVING)], warm=True)
+    flow.ok("standby", standbys=[{"id": 1, "environment": places()}])
+    flow.wait("standby.ready", id=1)
+    before = int(flow.wait("standby.started", id=1)["pid"])
+    flow.ok("regroup", generation=1, membership={"node": [5]}, facts=FACTS, workers=[from_standby(5, 1)])
+    pid = int(flow.wait("worker.succeeded", rank=5, generation=1)["pid"])
+    answers = [event["answer"]["ok"] for event in flow.events if "answer" in event]
+    flow.until(lambda: len([event for event in flow.events if "answer" in event]) == 3, "three answers")
+    answers = [event["answer"]["ok"] for event in flow.events if "answer" in event]
+    assert answers == [False, False, True]
+    assert flow.ok("abandon", generation=1, lost=[7], kill=[])["told"] == [5]
+    (node.work / "go").touch()
+    flow.until(lambda: [event for event in flow.events if event.get("heard", {}).get("do") == "abandon"], "the order, heard by the child")
+    flow.until(lambda: not is_alive(before, None), "the end of the standby")
+    assert [event for event in flow.events if event["event"] in ("worker.exited", "standby.gone")] == []
+    os.kill(pid, signal.SIGKILL)
+    end = flow.exited(5)
+    assert (end["pid"], end["signal"], end["ordered"]) == (pid, signal.SIGKILL, False)
+
+
 def test_standbys_are_forked_or_not_had(node: Node, flow: Flow) -> None:
     """A cold start would take as long as a recovery without them."""
     refused = flow.order("standby", standbys=[])

@@ -198,6 +198,14 @@ class FlowDouble:
         """Send a signal to a rank or a standby."""
         os.kill(self.pids[key], number)
 
+    def _succeed(self, before: int, pid: int) -> None:
+        """Have another process stand for a rank or a standby."""
+        self._all.append(pid)
+        if before in self._rank_of:
+            self._rank_of[pid] = self._rank_of[before]
+        for key in [key for key, present in self.pids.items() if present == before]:
+            self.pids[key] = pid
+
     # -- what they say ------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
@@ -217,6 +225,9 @@ class FlowDouble:
                 for message in lines.feed(data):
                     if message["t"] == "commit?":
                         line.sendall(encode({"re": message["id"], "ok": True, "why": "", "every": self.pace}))
+                    if message["t"] == "successor?":
+                        self._succeed(pid, message["pid"])
+                        line.sendall(encode({"re": message["id"], "ok": True, "why": ""}))
                     self.heard.append({**message, "pid": pid})
 
     def of(self, word: str, key: int | str | None = None) -> list[Message]:
@@ -337,13 +348,15 @@ class FlowDouble:
 
     def mended(self) -> list[Message]:
         """Wait until every rank has regrouped in the present generation; return what they say."""
-        wanted = {self.pids[rank] for rank in self.incarnations}
 
         def told() -> dict[int, Message]:
             assert not [one for one in self.of("cannot") if one["generation"] == self.generation], self.logs()
             return {one["pid"]: one for one in self.of("regrouped") if one["generation"] == self.generation}
 
-        self.until(lambda: told().keys() >= wanted, f"the regrouping of all in generation {self.generation}")
+        def present() -> set[int]:  # asked each time: a standby's successor may come meanwhile
+            return {self.pids[rank] for rank in self.incarnations}
+
+        self.until(lambda: told().keys() >= present(), f"the regrouping of all in generation {self.generation}")
         return [told()[self.pids[rank]] for rank in self.incarnations]
 
     # -- planned moves ------------------------------------------------------------------------------------------------

@@ -23,12 +23,14 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: F401 (as numpy)
 import holdfast
 import holdfast.runtime.joining
 import holdfast.runtime.session  # noqa: F401 (as numpy)
+from holdfast.process import adopt_orphans
 from holdfast.runtime import warm
 from tests.reaping import Children
 
 
 def main() -> None:
     """Serve one order after another until the pipe ends; in a fork, become the worker."""
+    adopt_orphans()
     gc.collect()
     gc.freeze()  # as the starter of a real worker does: collections in the forks are short, and their memory stays shared
     say({"ready": torch.__version__})

@@ -126,7 +126,7 @@ def test_what_a_lost_ward_said_last_is_not_lost(table: Callable[..., Table]) -> 
     sitting.councils[0].finally_(b"final of 0")
     sitting.councils[0].close()
     found: Kept = []
-    sitting.councils[1].leftovers(lambda ward, given: found.append((ward, given)))
+    sitting.councils[1].leftovers(lambda ward, given: found.append((ward, given)), lambda ward, given: found.append((ward, given)))
     assert found == [(0, b"final of 0")]
 
 

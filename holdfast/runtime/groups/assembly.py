@@ -7,10 +7,12 @@ groups in one order, that of their names, so that no two wait for each other cro
 
 from __future__ import annotations
 
+import base64
 import faulthandler
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,11 +24,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.constants import default_pg_timeout
 
+from holdfast.runtime.groups import startup, tape
 from holdfast.runtime.groups.attempt import Attempt
 from holdfast.runtime.groups.council import Council, Desk
 from holdfast.runtime.groups.inner import Abandoned, Inner, Way, build, in_thread
 from holdfast.runtime.groups.managed import BACKEND, ManagedGroup
-from holdfast.runtime.groups.stores import Reached, Stores
+from holdfast.runtime.groups.startup import Startup
+from holdfast.runtime.groups.stores import PATIENCE, Reached, Stores
 from holdfast.runtime.groups.tape import OnGroup, Recorder
 from holdfast.runtime.link import link
 from holdfast.runtime.snapshots.stored import servers_of
@@ -113,6 +117,12 @@ class Assembly:
         """Answers for peers while there are none: in a standby, and in a rank that is about to join."""
         self.listener: Any = None
         self.recorder: Recorder | None = None
+        self.startup: startup.Recorder | None = None
+        """Records what is exchanged before the first step, until that begins."""
+        self.records: dict[int, bytes] = {}
+        """What ranks received before their first step: of this one, and of those that have it kept here."""
+        self._told_records: set[tuple[int, int]] = set()
+        """Ranks, with their incarnations, that keep this one's."""
         self.planned: Callable[[Message], None] | None = None
         """Takes orders that belong to planned moves."""
         self.orders: dict[str, Message] = {}
@@ -131,9 +141,122 @@ class Assembly:
         """The newest generation that this rank has left for a meeting."""
 
     def record(self) -> None:
-        """Record what operations bring, from the first group on, until the keeper says that it is enough."""
+        """Record what operations bring before the first step, from the first group on."""
+        startup.watch()
+        self.attempt.final = True
+        self.listener = self.startup = startup.Recorder(self.groups, self.generation.number)
+
+    def begin_steps(self, restored: set[int]) -> None:
+        """End the beginning of the script, which no rank does twice; the session restores what lies in the memory *restored*.
+
+        From now on what operations bring is recorded for standbys, until the keeper says that it is enough.
+        """
+        if self.sandbox is not None:
+            self.sandbox.begin_steps(restored)
+        if self.startup is None:
+            return
+        record, self.startup = self.startup.close(restored), None
+        for one in record.lost[:1]:
+            log.warning("a fault of this rank restarts all: '%s' at %s cannot be replayed: %s", one.key, one.where, one.lost)
+        self.records[self.generation.rank] = record.packed()
         self.recorder = Recorder()
-        self.listener = OnGroup(self.groups, self.recorder)
+        self.watch(OnGroup(self.groups, self.recorder))
+        self.attempt.final = False
+
+    def share_records(self) -> None:
+        """Have the buddies keep what this rank received before its first step, and keep that of the wards; all ranks come here together."""
+        council, rank = self.council, self.generation.rank
+        assert council is not None
+
+        def own(buddy: int) -> bytes:
+            key = buddy, council.incarnations[buddy]
+            fresh = key not in self._told_records
+            self._told_records.add(key)
+            return self.records.get(rank, b"") if fresh else b""
+
+        try:
+            council.exchange(own, self.records.__setitem__)
+        except BaseException:
+            self._told_records.clear()  # nobody knows what has arrived
+            raise
+
+    def leave_records(self, generation: Generation, reached: Reached) -> None:
+        """Leave in the store of *generation* what those received who come as new processes, as far as it is kept here.
+
+        They are those who were others in the generation that this rank came into last: orders follow each other before one is carried out.
+        """
+        shelf, before = reached.shelf("startup"), self.generation.incarnations
+        for rank, incarnation in generation.incarnations.items():
+            if rank in self.records and incarnation != before.get(rank):
+                shelf.set(f"record/{rank}", base64.b64encode(self.records[rank]).decode())
+        shelf.set(f"told/{generation.rank}", "")
+
+    def find_record(self) -> tuple[int, Startup | None]:
+        """Return what the rank that this process becomes received before its first step, and the generation that is being come into.
+
+        None where no rank that stays has it, and no disk. Orders are looked at and not taken.
+        """
+        newer = 0
+        while True:
+            generation = Generation.of(self._look_for("regroup", "prepare", newer=newer))
+            newer = generation.number
+            try:
+                found = self._record_in(generation)
+            except Abandoned:
+                continue
+            except RuntimeError as error:
+                link().report("broken", generation=newer, step=0, group="", why=str(error)[:500])
+                continue
+            place = tape.folder()
+            if found is None and place is not None:
+                left = tape.read_startup(tape.startup_of(place, self.width, generation.rank))
+                found = None if left is None else left.packed()
+            if found is not None:
+                self.records[generation.rank] = found
+            return newer, None if found is None else Startup.of(found)
+
+    @property
+    def born(self) -> int | None:
+        """Return the generation in which the processes began together whose values this one has; none where it was not asked."""
+        record = self.records.get(self.generation.rank)
+        return None if not record else Startup.of(record).born
+
+    def began_alike(self) -> bool:
+        """Tell whether this standby received before its first step what the rank received that it is to become."""
+        replay = self.sandbox.replay
+        if replay is None or self.sandbox.strayed:
+            return False
+        _, record = self.find_record()
+        return record is not None and record.digest() == replay.record.digest()
+
+    def _record_in(self, generation: Generation) -> bytes | None:
+        """Wait in the store of *generation* for this rank's record, or for all who stay to have left what they have."""
+        store, gave_up = self.stores.look(generation, self.gave_up(generation.number)), self.gave_up(generation.number)
+        try:
+            shelf = dist.PrefixStore(f"generation-{generation.number}/startup", store)
+            name = f"record/{generation.rank}"
+            since = generation.incarnations[generation.rank]
+            told = [f"told/{rank}" for rank in generation.ranks if generation.incarnations[rank] < since]
+            while True:
+                over = not told or bool(shelf.check(told))  # asked first: a record is left before that
+                if shelf.check([name]):
+                    return base64.b64decode(shelf.get(name))
+                if over:
+                    return None
+                if gave_up():
+                    raise Abandoned
+                time.sleep(PATIENCE)
+        finally:
+            store.close()
+
+    def _look_for(self, *words: str, newer: int) -> Message:
+        """Wait for an order of one of these kinds for a generation above *newer*, and leave it for who takes it."""
+        with self._news:
+            while True:
+                found = [order for word in words if (order := self.orders.get(word)) is not None and int(order["generation"]) > newer]
+                if found:
+                    return max(found, key=lambda one: int(one["generation"]))
+                self._news.wait()
 
     def hear_nothing(self) -> None:
         """Let operations go unrecorded from now on."""

@@ -22,6 +22,8 @@ class Attempt:
     why: str = ""
     damaged: int = 0
     """Operations that were given zeros in place of what a lost peer would have sent."""
+    final: bool = False
+    """What is done now is not done again, nor taken back: the script is before its first step, between two, or after its last."""
     broken: set[str] = field(default_factory=set)
     """Groups in which an operation failed: their connections are of no use any more."""
     _lock: threading.Lock = field(default_factory=threading.Lock)

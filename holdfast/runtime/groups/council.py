@@ -34,7 +34,7 @@ FAN: Final = 32
 
 _HEAD: Final = struct.Struct("!IIBI")
 """Generation, number of the talk in it, kind, length."""
-_UP, _DOWN, _LIGHT, _FINAL, _HELLO = range(5)
+_UP, _DOWN, _LIGHT, _FINAL, _HELLO, _STARTUP = range(6)
 LONGEST: Final = 256 * 1024 * 1024
 LONGEST_HELLO: Final = 4096
 HELLO_SECONDS: Final = 5.0
@@ -394,6 +394,17 @@ class Council:
                 keep(rank, told)
         return self._merge(value, merge, absent)
 
+    def exchange(self, own: Callable[[int], bytes], keep: Callable[[int, bytes], None]) -> None:
+        """Send each buddy *own* of it, and give *keep* what the wards send: nothing where they have sent it before."""
+        self._number += 1
+        for buddy in self.buddies:
+            self._peer(buddy).send(self.generation, self._number, _STARTUP, own(buddy))
+        for rank in self.wards:
+            told = self._await(rank, _STARTUP)
+            if told:
+                keep(rank, told)
+        self._flush()
+
     def finally_(self, light: bytes) -> None:
         """Tell the buddies that the light state has changed since the vote; nobody waits for that."""
         for buddy in self.buddies:
@@ -407,8 +418,8 @@ class Council:
             if frame[0] == self.generation:  # an older one is of a step that may have been taken back since
                 keep(rank, frame[3])
 
-    def leftovers(self, keep: Callable[[int, bytes], None]) -> None:
-        """Give *keep* what wards have sent before their end and nobody has read."""
+    def leftovers(self, keep: Callable[[int, bytes], None], keep_record: Callable[[int, bytes], None]) -> None:
+        """Give *keep*, or *keep_record*, what wards have sent before their end and nobody has read."""
         for rank in self.wards:
             peer = self.peers.get(rank)
             size = -1
@@ -418,6 +429,8 @@ class Council:
             for frame in [] if peer is None else sorted(peer.frames, key=lambda one: one[1]):
                 if frame[2] in (_LIGHT, _FINAL) and frame[0] == self.generation:
                     keep(rank, frame[3])
+                elif frame[2] == _STARTUP and frame[0] == self.generation and frame[3]:
+                    keep_record(rank, frame[3])
 
     def reduce(self, value: T, merge: Callable[[T, T], T]) -> T:
         """Merge every rank's *value* (anything JSON holds) into one that all ranks return."""

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from holdfast.runtime import rng, tree
+from holdfast.runtime import outside, rng, tree
 from holdfast.runtime.failure import is_device_error, is_late_peer, is_peer_loss
 from holdfast.runtime.farewell import Farewell
-from holdfast.runtime.groups import tape, transfer
+from holdfast.runtime.groups import startup, tape, transfer
 from holdfast.runtime.groups.assembly import Assembly, Generation
 from holdfast.runtime.groups.council import PeerGone
 from holdfast.runtime.groups.inner import Abandoned
@@ -119,12 +119,34 @@ class Keeper:
         for optimizer in training.optimizers:
             self._guard(optimizer)
 
+    def begin_steps(self) -> None:
+        """End the beginning of the script: what the ranks exchanged there is kept on others of them from now on."""
+        assembly, first = self.assembly, self.assembly.startup is not None
+        assembly.begin_steps(startup.storages_of(self.training.tensors()))
+        if first and assembly.council is not None:
+            self._keep_on_disk()
+            try:
+                assembly.share_records()
+            except (PeerGone, Abandoned) as error:
+                assembly.attempt.fail(str(error) or "the flow has ended this generation")
+
+    def _keep_on_disk(self) -> None:
+        """Leave what this rank received before its first step beside the tapes, for when all are lost who keep it."""
+        place, rank = tape.folder(), self.assembly.generation.rank
+        record = self.assembly.records.get(rank, b"")
+        if place is not None and len(record) <= tape.LARGEST_STARTUP:
+            try:
+                tape.write_startup(tape.startup_of(place, self.assembly.width, rank), record)
+            except OSError as error:
+                _log.warning("what was exchanged before step 1 could not be left in %s: %s", place, error)
+
     # -- attempt ------------------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
         """Note what an attempt at *step* may change before it is known whether it counts."""
         self._decision, self._unknown, self._retracted = None, False, False
         self._step = step
+        self.assembly.attempt.final = False
         training = self.training
         self._begin = {
             "light": self.light(),
@@ -257,6 +279,7 @@ class Keeper:
             return False
         self.live = step
         assembly = self.assembly
+        assembly.attempt.final = True  # until the next step begins
         assert assembly.council is not None
         if not self._unknown and (light := self.light()) != self._voted_light:
             assembly.council.finally_(self._packed(light))
@@ -399,8 +422,10 @@ class Keeper:
         self.learn_of(generation)
         assembly.fill(generation)
         if assembly.council is not None:
-            assembly.council.leftovers(self._keep)
+            assembly.council.leftovers(self._keep, assembly.records.__setitem__)
         assembly.connect(generation)
+        assert assembly.reached is not None
+        assembly.leave_records(generation, assembly.reached)
         assembly.convene(generation)
         assert assembly.council is not None
         if not self.new:
@@ -416,6 +441,11 @@ class Keeper:
         if self.new:
             self.take_facts(generation, facts)
         told = assembly.council.gather(self._holding(generation))  # now under the names that a newcomer's groups have here
+        if len(born := {one["born"] for one in told.values()} - {None}) > 1:
+            why = f"they began in different generations ({', '.join(map(str, sorted(born)))}), so what they exchanged before step 1 differs"
+            link().report("cannot", generation=generation.number, why=why)
+            assembly.enter(generation)
+            return None
         checkpoints = set.intersection(*(set(one["checkpoints"]) for one in told.values()))  # of those that every rank can see
         lowest, gather = generation.rank == min(told), assembly.council.gather
         stored = self.memory.reached(list(told.values()), generation.world, lowest=lowest, gather=lambda found: gather(found).values())
@@ -445,6 +475,8 @@ class Keeper:
         """Return what this rank tells the others about itself."""
         return {
             "live": None if self.new or self._hurt else self.live,
+            "new": self.new,
+            "born": self.assembly.born,
             "prepared": self._step if self._unknown and self._decision is None and not self._hurt else None,
             "groups": self.assembly.status(generation),
             "lights": {str(rank): sorted(kept) for rank, kept in self._lights.items()},
@@ -456,8 +488,7 @@ class Keeper:
     def _finish(self, meeting: Meeting) -> Verdict:
         generation, clock, assembly = meeting.generation, meeting.clock, self.assembly
         clock.lap("step")  # what the script still did after the meeting, in a rank that rolled forward
-        if self.new:
-            self.leave_sandbox(generation)
+        notes = self.leave_sandbox(generation) if self.new else []
         made, kept, later = assembly.rebuild(generation, {rank: one["groups"] for rank, one in meeting.told.items()})
         clock.lap("groups")
         assert assembly.council is not None
@@ -470,12 +501,14 @@ class Keeper:
         knows = not self.new and self.live == meeting.plan.step  # the loss of the step that all go on from
         self.live = self._step = meeting.plan.step
         self._go_on(meeting.plan, generation)
+        assembly.share_records()
         if meeting.plan.checkpoint:
             assembly.council.reduce({"ok": True}, _both)
         else:  # so that a buddy that is new has the light state of its ward before anything can happen to that
             mine: dict[str, Any] = {"ok": True, "told": [generation.rank, *self.last] if knows else None}
             told = assembly.council.vote(mine, _both, {"ok": False, "told": None}, self._packed(self.light()), self._keep)
             verdict["told"] = told["told"][1:] if told["told"] else None
+        differs = self._differs(meeting, notes)
         assembly.enter(generation)
         assembly.renew()
         assembly.rebuild_later(generation, later)
@@ -497,8 +530,27 @@ class Keeper:
             bytes=size,
             bandwidth=size / took if took else 0.0,
             interface=assembly.reached.host if assembly.reached is not None else "",
+            **({"differs": differs} if differs else {}),
         )
         return verdict
+
+    def _differs(self, meeting: Meeting, notes: list[str]) -> list[str]:
+        """Compare what lies outside of the session with the other ranks; return where this rank, if it is new here, is not as it should be.
+
+        A state that is still to be read from disk is not compared.
+        """
+        generation, council = meeting.generation, self.assembly.council
+        assert council is not None
+        told = council.gather({} if meeting.plan.checkpoint else outside.comparable(self.training))
+        new = {rank for rank, one in meeting.told.items() if one["new"]}
+        if not self.new:
+            return []
+        present = generation.ranks
+        wrong = outside.identity(present.index(generation.rank), len(present)) if len(present) == self.assembly.width else []
+        found = outside.shortened([*wrong, *notes, *outside.differences(told, new, generation.rank)])
+        for one in found:
+            _log.warning("after the recovery: %s", one)
+        return found
 
     def _take_from_memory(self, plan: Plan, generation: Generation, moved: tuple[int, float]) -> tuple[int, float]:
         """Take what the plan has for this rank in the memory of nodes; return bytes and seconds, those of *moved* included."""
@@ -525,8 +577,11 @@ class Keeper:
     def _mover(self, generation: Generation) -> Mover:
         return Mover(self.training, self.assembly, generation)
 
-    def leave_sandbox(self, generation: Generation) -> None:
-        """Let operations reach real peers from now on, and count those that the sandbox has not met."""
+    def leave_sandbox(self, generation: Generation) -> list[str]:
+        """Let operations reach real peers from now on, and count those that the sandbox has not met.
+
+        Return where this process began otherwise than the one before it.
+        """
         assembly = self.assembly
         sandbox, assembly.sandbox = assembly.sandbox, None
         for group in assembly.groups:
@@ -537,6 +592,7 @@ class Keeper:
         data = self.training.data
         if isinstance(data, Loader):
             data.take_rank(generation.rank, generation.world)
+        return sandbox.notes if sandbox is not None else []
 
     # -- recording ----------------------------------------------------------------------------------------------------
 
@@ -551,8 +607,9 @@ class Keeper:
             return
         place, mine = tape.folder(), self.roles[self._role()]
         if recorder.whole:
+            path = place / f"world-{assembly.generation.world}-rank-{min(mine)}.pt"  # type: ignore[operator]
             try:
-                recorder.write(place / f"world-{assembly.generation.world}-rank-{min(mine)}.pt")  # type: ignore[operator]
+                recorder.write(path)
             except OSError as error:
                 _log.warning("the tape for standbys could not be written: %s", error)
             assembly.hear_nothing()

@@ -31,18 +31,28 @@ BACKEND: Final = "holdfast"
 """The name under which torch knows these groups."""
 
 
+class LostOutsideStep(dist.DistNetworkError):
+    """A peer was lost outside of a step: what an operation should have brought cannot be had, and is not done again."""
+
+    def __init__(self, group: str, why: str) -> None:
+        super().__init__(f"a rank was lost outside of a step, in group '{group}': {why}. All ranks start again, as it is not done again")
+
+
 class Answerer(Protocol):
     """Answers operations while no peer is there: the sandbox of a standby."""
 
-    def answer(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> None:
-        """Put into *outputs* what the peers would have brought about."""
+    def answer(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> int:
+        """Put into *outputs* what the peers would have brought about; return who sent it, where it is taken from anybody."""
 
 
 class Listener(Protocol):
     """Is told of the operations of a group: the recorder of a tape, or who counts what a tape had foreseen."""
 
-    def begun(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> Callable[[], None] | None:
-        """Take note of an operation; return what to call when it has ended well, if anything."""
+    def begun(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> Callable[..., None] | None:
+        """Take note of an operation; return what to call when it has ended well, if anything.
+
+        It is given who sent, where an operation takes from anybody.
+        """
 
 
 class Call(NamedTuple):
@@ -58,7 +68,7 @@ class Call(NamedTuple):
 class ManagedWork(dist.Work):
     """An operation in work; its end is never an exception when a peer was lost."""
 
-    def __init__(self, group: ManagedGroup, inner: Inner, work: Any, call: Call, ended: Callable[[], None] | None) -> None:  # noqa: ANN401
+    def __init__(self, group: ManagedGroup, inner: Inner, work: Any, call: Call, ended: Callable[..., None] | None) -> None:  # noqa: ANN401
         super().__init__()
         self._group, self._inner, self._work, self._call, self._ended = group, inner, work, call, ended
 
@@ -79,7 +89,7 @@ class ManagedWork(dist.Work):
             self._group.stand_in(*self._call[:3])
         elif self._ended is not None:
             told, self._ended = self._ended, None
-            told()
+            told(self.source_rank()) if self._call.name == "recv<any" else told()
         return True
 
     def _wait(self, timeout: timedelta) -> bool:
@@ -147,9 +157,9 @@ class ManagedWork(dist.Work):
 class DoneWork(dist.Work):
     """An operation that ended when it began: of a broken group, or in a sandbox."""
 
-    def __init__(self, outputs: list[Tensor]) -> None:
+    def __init__(self, outputs: list[Tensor], source: int = 0) -> None:
         super().__init__()
-        self._outputs = outputs
+        self._outputs, self._source = outputs, source
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: ARG002 (torch's signature)
         """Return at once."""
@@ -178,8 +188,8 @@ class DoneWork(dist.Work):
         return self._outputs
 
     def source_rank(self) -> int:
-        """Return a rank; nobody sent anything."""
-        return 0
+        """Return who sent, as far as that is known."""
+        return self._source
 
     _source_rank = source_rank
 
@@ -250,9 +260,16 @@ class ManagedGroup(dist.ProcessGroup):
             raise error
         self.attempt.fail(str(error), self.group_name)
         inner.abandon()  # errors of gloo do not travel: the next rank in the ring would wait until its time-out
+        if self.attempt.final:
+            raise LostOutsideStep(self.group_name, self.attempt.why) from error
 
     def stand_in(self, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> None:
-        """Put into *outputs* what hurts nobody: this attempt does not count, and a script that checks its numbers must not end over it."""
+        """Put into *outputs* what hurts nobody: this attempt does not count, and a script that checks its numbers must not end over it.
+
+        Outside of a step nothing is attempted again, so that nothing may take the place of the real result: there it raises.
+        """
+        if self.attempt.final:
+            raise LostOutsideStep(self.group_name, self.attempt.why)
         self.attempt.damaged += 1
         as_equals(name, self.rank(), outputs, inputs)
 
@@ -368,8 +385,7 @@ class ManagedGroup(dist.ProcessGroup):
     ) -> dist.Work:
         """Begin an operation: *call* starts it on a backend."""
         if self.sandbox is not None:
-            self.sandbox.answer(self, name, outputs, inputs)
-            return DoneWork(outputs)
+            return DoneWork(outputs, self.sandbox.answer(self, name, outputs, inputs))
         if self.is_broken:
             self.stand_in(name, outputs, inputs)
             return DoneWork(outputs)

@@ -114,6 +114,7 @@ class Moves:
         assembly, generation = self._assembly, prepared.generation
         leaving = generation.rank in generation.changed
         prepared.reached = assembly.reach(generation, leaving=leaving)
+        assembly.leave_records(generation, prepared.reached)
         stayers = [rank for rank in generation.ranks if rank not in generation.changed]
         if leaving:
             self._meet(prepared, [generation.rank])
@@ -184,6 +185,7 @@ class Moves:
         assembly.take(prepared.reached)
         assembly.fill(generation)
         assembly.convene(generation)
+        assembly.share_records()
         for group in assembly.groups:
             inner = prepared.inners.pop(group.group_name, None)
             if inner is not None:
@@ -219,6 +221,7 @@ class Moves:
         close_later([handover])
         keeper.leave_sandbox(generation)
         assembly.convene(generation)
+        assembly.share_records()
         for group in assembly.groups:
             group.give(inners[group.group_name], dict(generation.incarnations))
         assembly.enter(generation)

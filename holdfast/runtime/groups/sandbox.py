@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn
 
 from torch import Tensor
 
-from holdfast.runtime.groups import tape
+from holdfast.runtime.groups import startup, tape
 from holdfast.runtime.groups.equals import as_equals
 from holdfast.runtime.groups.managed import ManagedGroup
+from holdfast.runtime.groups.startup import NotRepeatable, Replay, Startup, Strayed
 from holdfast.runtime.groups.tape import Tape, key_of
+from holdfast.runtime.link import link
+
+_log = logging.getLogger("holdfast.runtime")
+
+REFUSED_SECONDS: Final = 120.0
+"""How long a process that cannot take its rank over waits for its end, which the flow orders at once."""
 
 
 class Sandbox:
-    """Answers operations from a tape, and where that has nothing, as a group of equals would."""
+    """Answers operations without peers: before the first step from the record of the rank, in a step from a tape or as equals would."""
 
     def __init__(self, played: Tape | None, groups: list[ManagedGroup], *, standby: int | None = None) -> None:
         self._tape, self._groups = played, groups
@@ -24,31 +34,112 @@ class Sandbox:
         self.known: set[str] = set() if played is None else set(played.entries)
         """Operations that were met here or on the tape."""
         self.calls = self.played = 0
+        self.record: Callable[[], tuple[int, Startup | None]] | None = None
+        """Gives the generation that is being come into, and the record of the rank, if anybody has one."""
+        self.strayed = ""
+        """Why the beginning of the script was not repeated as the record has it; only a standby goes on then."""
+        self._replay: Replay | None = None
+        self._began = False
+        self._generation = 0
 
     @classmethod
     def from_env(cls, groups: list[ManagedGroup], environment: Mapping[str, str] = os.environ) -> Sandbox:
         """Return the sandbox that *environment* asks for."""
         standby, folder = environment.get("HOLDFAST_STANDBY"), tape.folder(environment)
         path = None if folder is None else folder / f"{name_of(environment, tape.read_roles(folder))}.pt"
-        return cls(Tape.read(path), groups, standby=int(standby) if standby else None)
+        made = cls(Tape.read(path), groups, standby=int(standby) if standby else None)
+        if made.standby is not None:
+            made.record = lambda: (0, None if path is None else tape.read_startup(path.with_suffix(".startup")))
+        return made
 
     @property
     def has_tape(self) -> bool:
         """Whether there is a tape to answer from."""
         return self._tape is not None
 
-    def answer(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> None:
-        """Put into *outputs* what the peers would have brought about."""
-        if not outputs:
-            return  # a send and a barrier change nothing here
-        place = next((place for place, one in enumerate(self._groups) if one is group), len(self._groups))
-        key = key_of(place, name, outputs, inputs)
-        self.known.add(key)
-        self.calls += 1
-        if self._tape is not None and self._tape.play(key, outputs):
-            self.played += 1
-        else:
+    @property
+    def replay(self) -> Replay | None:
+        """What answers before the first step, once there was something to answer; none where nobody has the rank's record."""
+        if self.record is not None and not self._began:
+            self._began = True
+            self._generation, record = self.record()
+            if record is None:
+                self._stray("no living rank has the record of what this rank received before its first step")
+            else:
+                self._replay = Replay(record)
+        return self._replay
+
+    def answer(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> int:
+        """Put into *outputs* what the peers would have brought about; return who sent it, where it is taken from anybody."""
+        place = startup.place_of(self._groups, group)
+        source = None if self.stepping else self._repeat(group, place, name, outputs, inputs)
+        if source is not None or not outputs:
+            return source or 0  # a send and a barrier change nothing here
+        played = self._tape is not None and self._tape.play(key_of(place, name, outputs, inputs), outputs)
+        self._count(place, name, outputs, inputs, played=played)
+        if not played:
+            if function := startup.caller():
+                self._stray(f"{startup.script_line()}: nobody has recorded what {function}() brought there")
+                raise NotRepeatable(self.strayed)
             as_equals(name, group.rank(), outputs, inputs)
+        return 0
+
+    def _repeat(self, group: ManagedGroup, place: int, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> int | None:
+        """Answer from the record; return who sent it, or nothing where the record does not answer."""
+        replay = self.replay
+        if replay is None:
+            return None
+        try:
+            answered, source = replay.answer(place, name, outputs, inputs)
+        except Strayed as error:
+            self._stray(str(error), goes_on=error.goes_on)
+            return 0 if error.goes_on else None
+        self._count(place, name, outputs, inputs, played=True)
+        if not answered:
+            as_equals(name, group.rank(), outputs, inputs)
+        return source
+
+    @property
+    def notes(self) -> list[str]:
+        """Return where this process gave other values than the one before it, in what it repeated."""
+        return [] if self._replay is None else self._replay.notes
+
+    stepping = False
+    """The script has come to its first step."""
+
+    def begin_steps(self, restored: set[int]) -> None:
+        """Be sure that the beginning was repeated; what lies in the memory that the session restores (*restored*) need not have been."""
+        if self.stepping:
+            return
+        replay = self.replay
+        self.stepping = True
+        if replay is not None and not self.strayed:
+            try:
+                replay.end(restored)
+            except Strayed as error:
+                self._stray(str(error))
+
+    def _count(self, place: int, name: str, outputs: list[Tensor], inputs: list[Tensor], *, played: bool) -> None:
+        if outputs:
+            self.known.add(key_of(place, name, outputs, inputs))
+            self.calls += 1
+            self.played += played
+
+    def _stray(self, why: str, *, goes_on: bool = False) -> None:
+        """Go on without the record in a standby, which is no rank yet; else have the flow start all ranks again."""
+        self.strayed = self.strayed or why
+        if not goes_on:
+            self._replay = None
+        if self.standby is None:
+            self._refuse(why)
+
+    def _refuse(self, why: str) -> NoReturn:
+        """Say that this process cannot take the rank over, and wait for its end: it would go on with other values than the other ranks."""
+        why = f"what the ranks exchanged before their first step cannot be repeated: {why}"
+        _log.error("%s", why)
+        link().report("cannot", generation=self._generation, why=why)
+        time.sleep(REFUSED_SECONDS)
+        raise NotRepeatable(why)
 
 
 def name_of(environment: Mapping[str, str], written: list[list[int]]) -> str:

@@ -85,6 +85,10 @@ class Stores:
             reached.root.set(f"desk/{generation.rank}/{generation.incarnations[generation.rank]}", f"{reached.host} {self._desk}")
         return reached
 
+    def look(self, generation: Generation, gave_up: Callable[[], bool]) -> Store:
+        """Connect to the store of *generation* for a look, before this process has come into it; who looks closes the connection."""
+        return self._connect(*generation.store, gave_up, _TIMEOUT)
+
     def _connect(self, host: str, port: int, gave_up: Callable[[], bool], patience: timedelta) -> Store:
         """Connect as soon as the store listens."""
         began = time.monotonic()

@@ -19,9 +19,12 @@ import torch
 from torch import Tensor
 
 from holdfast.runtime.groups.managed import ManagedGroup
+from holdfast.runtime.groups.startup import Startup
 
 SMALL: Final = 64 * 1024
 """Bytes of outputs up to which every rank records, from the very beginning: what is told only once (bucket orders, sizes) is small."""
+LARGEST_STARTUP: Final = 2**20
+"""Bytes of a rank's record from before its first step up to which it is left on disk too."""
 WARM_STEPS: Final = 3
 """Iterations of a warm-up: DDP settles its buckets after the first, a lazy optimizer makes its state in the first."""
 
@@ -65,6 +68,29 @@ def read_facts(place: Path | None, world: int) -> dict[str, Any]:
     return {}
 
 
+def startup_of(place: Path, world: int, rank: int) -> Path:
+    """Return where what *rank* received before its first step is left."""
+    return place / f"world-{world}-rank-{rank}.startup"
+
+
+def write_startup(path: Path, data: bytes) -> None:
+    """Leave at *path*, beside the tapes, what a rank received before its first step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read_startup(path: Path) -> Startup | None:
+    """Return what `write_startup` left at *path*, if it can be read."""
+    with suppress(OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
+        return Startup.of(path.read_bytes())
+    return None
+
+
 def read_roles(place: Path | None) -> list[list[int]]:
     """Return what `write_roles` left."""
     with suppress(OSError, ValueError):
@@ -81,14 +107,14 @@ class Recorder:
         self.whole = False
         """Whether large outputs are recorded as well: in one iteration, on one rank of each role."""
 
-    def begun(self, place: int, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> Callable[[], None] | None:
+    def begun(self, place: int, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> Callable[..., None] | None:
         """Return what records the outputs once they are there."""
         size = sum(one.numel() * one.element_size() for one in outputs)
         if not outputs or (size > SMALL and not self.whole):
             return None
         key = key_of(place, name, outputs, inputs)
 
-        def record() -> None:
+        def record(_source: int = 0) -> None:
             self.entries.setdefault(key, []).append([one.detach().cpu().clone() for one in outputs])
 
         return record
@@ -142,7 +168,7 @@ class Coverage:
         self._known = known
         self.met: dict[str, int] = {}
 
-    def begun(self, place: int, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> Callable[[], None] | None:
+    def begun(self, place: int, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> Callable[..., None] | None:
         """Take note of an operation."""
         key = key_of(place, name, outputs, inputs)
         self.met[key] = self.met.get(key, 0) + 1
@@ -162,7 +188,7 @@ class OnGroup:
     def __init__(self, groups: list[ManagedGroup], to: Recorder | Coverage) -> None:
         self._groups, self._to = groups, to
 
-    def begun(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> Callable[[], None] | None:
+    def begun(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> Callable[..., None] | None:
         """Pass an operation on."""
         place = next((place for place, one in enumerate(self._groups) if one is group), len(self._groups))
         return self._to.begun(place, name, outputs, inputs)

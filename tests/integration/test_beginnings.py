@@ -1,0 +1,61 @@
+"""What ranks exchanged before their first step, under a real flow: a standby that becomes a rank holds it, or the next rung answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from holdfast.history import queries
+from tests.integration.stage import Play, Stage
+from tests.integration.test_takeover_flow import goes_on, recovered, stands_by
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "runtime" / "scripts" / "beginnings.py"
+RANKS = 3
+
+
+def held(play: Play, rank: int) -> dict[str, Any]:
+    """Wait for the file in which the present process of *rank* wrote what it holds; take it away, so that the next one writes it anew."""
+    file = play.stage.home / f"told-{rank}.json"
+    wait_until(file.exists, seconds=60, explain=play.log)
+    found: dict[str, Any] = json.loads(wait_until(file.read_text, seconds=10))
+    file.unlink()
+    return found
+
+
+def test_a_rank_that_is_taken_over_holds_what_it_received_and_a_name_made_up_anew_restarts_all(stage: Stage) -> None:
+    """The standby's agent goes over to its successor; and when rank 0 is lost, whose name the others have, nobody tries that twice."""
+    stage.widen({f"node-{number}": f"node-{number}" for number in range(4)})
+    play = stage.play(
+        "beginnings",
+        script=str(SCRIPT),
+        args=[str(stage.home), "1000000", "name", "draws", "slow"],
+        nodes={"wanted": RANKS, "ranks": 1, "spare": 1, "standbys": 1},
+        environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        limits={"hang_least": "60s"},
+    )
+    play.steps_to(3)
+    first = [held(play, rank) for rank in range(RANKS)]
+    stands_by(play)
+    before = play.pids()
+    play.chaos.kill(2)
+    recovered(play)
+    goes_on(play)
+    assert [one.rung for one in queries.decisions(stage.history, play.job.id)] == ["take-over"], play.log()
+    assert held(play, 2) == first[2]
+    differs = [one.text for one in queries.remarks(stage.history, play.job.id) if "is not as it was" in one.text]
+    assert len(differs) == 1, differs
+    assert differs[0].startswith("rank 2, which another process has taken over")
+    assert "gave other values to 'allreduce/(1,)float32'" in differs[0]
+    assert {rank: pid for rank, pid in play.pids().items() if rank != 2} == {0: before[0], 1: before[1]}
+    play.chaos.kill(0)
+    recovered(play, 2)
+    goes_on(play)
+    decisions = queries.decisions(stage.history, play.job.id)[1:]
+    assert [one.rung for one in decisions] == ["take-over", "restart-in-place"], play.log()
+    assert "sends other objects than the one before it sent" in decisions[1].passed_over["TakeOver"]
+    second = [held(play, rank) for rank in range(RANKS)]
+    assert second[0]["name"] == second[1]["name"] == second[2]["name"] != first[0]["name"]
+    play.stops()

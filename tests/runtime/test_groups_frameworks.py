@@ -1,0 +1,72 @@
+"""Frameworks that keep which rank they are in: after every recovery each process is the rank that it took, in all that it knows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.runtime.chaos import fault
+from tests.runtime.flow_double import FlowDouble, Job, Workers
+
+LOST = (3, 0, 2, 1)
+"""The ranks that are lost, one after the other."""
+STEPS = (3, 6, 9, 12)
+"""The steps in which they are."""
+
+
+def seen(flow: FlowDouble) -> dict[int, list[dict[str, Any]]]:
+    """Return what the ranks wrote of themselves, by step."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for line in (flow.folder / "seen.jsonl").read_text().splitlines():
+        told = json.loads(line)
+        found.setdefault(told["step"], []).append(told)
+    return found
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("how", ["any", "again"])
+def test_after_each_of_four_recoveries_there_is_one_main_process(job: Job, how: str) -> None:
+    """Standbys that warmed up as rank 0 take over every rank in turn; also where the script promises what Accelerate does not keep."""
+    gates = [f"gate={step}" for step in STEPS]
+    flow = job(how, *gates, script="accelerated", chaos=[fault(rank, "forward", step) for rank, step in zip(LOST, STEPS, strict=True)])
+    flow.hear("roles")
+    for number, (rank, step) in enumerate(zip(LOST, STEPS, strict=True)):
+        flow.standby(number)
+        flow.hear("parked", f"s{number}")
+        flow.pass_gate(f"gate={step}")
+        flow.until_dead(rank)
+        flow.regroup([rank], {rank: f"s{number}"})
+        told = flow.mended()
+        assert "differs" not in told[rank], told[rank]["differs"]
+    ended = flow.finish()
+    assert ended.status == [0] * 4, flow.logs()
+    assert ended.told[0] == ended.told[1] == ended.told[2] == ended.told[3]
+    steps = seen(flow)
+    assert len({one["pid"] for some in steps.values() for one in some}) == 8, "every rank was taken over by another process once"
+    for step, ranks in steps.items():
+        assert [one["main"] for one in ranks].count(True) == 1, (step, ranks)
+        assert all(set(one["indices"].values()) == {one["indices"]["torch"]} for one in ranks), (step, ranks)
+        assert sorted(one["indices"]["torch"] for one in ranks) == [0, 1, 2, 3], (step, ranks)
+
+
+@pytest.mark.timeout(240)
+def test_a_trainer_goes_on_after_faults_as_if_there_had_been_none(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """In the middle of an epoch, and at its beginning: weights, learning rate, log and generators are equal to the bit."""
+    chaos = [fault(1, "begin", 5), fault(0, "begin", 13, generation=2)]
+    found = []
+    for faults in ([], chaos):
+        flow = FlowDouble(workers, tmp_path_factory.mktemp("f"), "trainer_of_transformers", ranks=2, stride=1, chaos=faults, save=1).begin()
+        for one in faults:
+            flow.until_dead(one["rank"])
+            flow.restart()
+            assert flow.hear("resumed", one["rank"], generation=flow.generation)["step"] == one["step"] - 1
+        ended = flow.finish()
+        assert ended.status == [0, 0], flow.logs()
+        assert sorted(ended.losses[0]) == list(range(1, 19))
+        found.append(ended)
+        flow.close()
+    assert found[0].told[0]["step"] == 18
+    assert found[0].told == found[1].told
+    assert found[0].losses == found[1].losses

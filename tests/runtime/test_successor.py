@@ -1,0 +1,85 @@
+"""Who takes a standby's place: a process in which no line of the script has run, and nothing that was imported knows of another rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.ranks import ROOT
+
+MODULES = {
+    "plain": "value = 1",
+    "asks": "import os\nrank = os.environ.get('RANK')",
+    "uses": "import asks",
+    "may_use": "try:\n    import asks\nexcept ImportError:\n    asks = None",
+    "hides": "try:\n    import asks\nexcept:\n    asks = None",
+}
+
+PROGRAM = """
+import json, os, sys, sysconfig
+from holdfast.process import adopt_orphans
+from holdfast.runtime import successor
+
+folder, names = sys.argv[1], sys.argv[2:]
+sys.path.insert(0, folder)
+sysconfig.get_path = lambda _name: folder  # what lies there counts as installed
+adopt_orphans()
+agent = os.getpid()
+if not os.fork():
+    os.environ["RANK"] = "0"
+    os.environ["OTHER"] = "old"
+    told = successor.fork(agent)
+    if told is None:
+        for name in names:
+            __import__(name)
+        successor.note_imports()
+        successor.learn()
+        if successor.ready() is None:
+            print(json.dumps({"gone": True}), flush=True)
+        else:
+            successor.go({"RANK": "3"}, [{"do": "regroup"}])
+        os._exit(0)
+    modules = sorted(set(sys.modules) & {"plain", "asks", "uses", "may_use", "hides"})
+    seen = {"modules": modules, "told": told, "child of the agent": os.getppid() == agent, "own session": os.getsid(0) == os.getpid()}
+    print(json.dumps(seen), flush=True)
+    os._exit(0)
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        break
+"""
+
+
+def successor_of(folder: Path, *names: str) -> dict[str, Any]:
+    """Return what the successor of a standby is like that has imported modules of these *names*."""
+    for name, source in MODULES.items():
+        (folder / f"{name}.py").write_text(source)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PROGRAM, str(folder), *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+@pytest.mark.parametrize("names", [("plain", "asks", "uses", "may_use"), ("may_use", "uses", "plain")])
+def test_a_successor_imports_ahead_what_does_not_ask_for_a_rank(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Neither a module that asks, nor one that leads to it, whichever came first in the script."""
+    told = successor_of(tmp_path, *names)
+    assert told == {
+        "modules": ["plain"],
+        "told": {"do": "go", "environment": {"RANK": "3"}, "orders": [{"do": "regroup"}]},
+        "child of the agent": True,
+        "own session": True,
+    }
+
+
+def test_a_successor_that_cannot_be_sure_of_a_module_takes_no_place(tmp_path: Path) -> None:
+    """One that hides what it could not import would stay as it is, and the script would meet it so."""
+    assert successor_of(tmp_path, "asks", "hides") == {"gone": True}
