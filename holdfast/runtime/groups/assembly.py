@@ -27,10 +27,10 @@ from torch.distributed.constants import default_pg_timeout
 from holdfast.runtime.groups import startup, tape
 from holdfast.runtime.groups.attempt import Attempt
 from holdfast.runtime.groups.council import Council, Desk
-from holdfast.runtime.groups.inner import Abandoned, Inner, Way, build, in_thread
+from holdfast.runtime.groups.inner import Abandoned, Inner, Way, build, in_thread, pause_after
 from holdfast.runtime.groups.managed import BACKEND, ManagedGroup
 from holdfast.runtime.groups.startup import Startup
-from holdfast.runtime.groups.stores import PATIENCE, Reached, Stores
+from holdfast.runtime.groups.stores import Reached, Stores
 from holdfast.runtime.groups.tape import OnGroup, Recorder
 from holdfast.runtime.link import link
 from holdfast.runtime.snapshots.stored import servers_of
@@ -237,6 +237,7 @@ class Assembly:
             name = f"record/{generation.rank}"
             since = generation.incarnations[generation.rank]
             told = [f"told/{rank}" for rank in generation.ranks if generation.incarnations[rank] < since]
+            began = time.monotonic()
             while True:
                 over = not told or bool(shelf.check(told))  # asked first: a record is left before that
                 if shelf.check([name]):
@@ -245,7 +246,7 @@ class Assembly:
                     return None
                 if gave_up():
                     raise Abandoned
-                time.sleep(PATIENCE)
+                time.sleep(pause_after(time.monotonic() - began))
         finally:
             store.close()
 
