@@ -16,6 +16,9 @@ from accelerate import Accelerator, PartialState  # type: ignore[import-untyped]
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+if "trainer" in sys.argv:
+    from transformers import Trainer, TrainingArguments
+
 import holdfast  # noqa: E402
 from tests.runtime.chaos import gate, reach  # noqa: E402
 
@@ -32,6 +35,14 @@ model = nn.Linear(8, 4)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 wrapped, prepared, loader = accelerator.prepare(model, optimizer, DataLoader(dataset, 4))
 batches = list(loader)
+trainer = None
+if "trainer" in options:
+    trainer = Trainer(model=nn.Linear(8, 4), args=TrainingArguments(output_dir=str(folder / "trainer"), use_cpu=True, report_to=[]))
+
+
+def local_of(rank: int) -> int:
+    """Return the place of *rank* on its node."""
+    return rank % int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 def identity(step: int, rank: int) -> dict[str, object]:
@@ -42,10 +53,14 @@ def identity(step: int, rank: int) -> dict[str, object]:
         "torch": dist.get_rank(),
         "accelerator": accelerator.process_index,
         "state": PartialState().process_index,
-        "local": accelerator.local_process_index + rank // int(os.environ["LOCAL_WORLD_SIZE"]) * int(os.environ["LOCAL_WORLD_SIZE"]),
+        "local": accelerator.local_process_index + rank - local_of(rank),
         "data": int((batches[0][0] == dataset.tensors[0][4 * rank : 4 * rank + 4]).all()) * rank,
     }
-    return {"step": step, "pid": os.getpid(), "main": accelerator.is_main_process, "indices": indices, "imported before": FIRST}
+    mains = [accelerator.is_main_process]
+    if trainer is not None:
+        indices |= {"trainer": trainer.args.process_index, "trainer's local": trainer.args.local_process_index + rank - local_of(rank)}
+        mains += [trainer.is_world_process_zero(), trainer.args.should_save]
+    return {"step": step, "pid": os.getpid(), "mains": mains, "indices": indices, "imported before": FIRST}
 
 
 with holdfast.session(model=model, optimizer=optimizer, any_rank="any" in options) as session:

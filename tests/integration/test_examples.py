@@ -1,0 +1,41 @@
+"""Each example runs clean: neither a long evaluation nor a long save that it never declared is a fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from holdfast.history import queries
+from tests.integration.stage import Stage
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT = Path(__file__).with_name("with_pauses.py")
+FILES = sorted(path for path in EXAMPLES.glob("*.yaml") if "script:" in path.read_text())
+SMALL = ["--width", "16", "--layers", "2", "--context", "16"]
+ARGS = {"fsdp2": SMALL, "byte_gpt": SMALL, "pipeline_data": SMALL, "elastic": SMALL}
+
+
+def described(path: Path) -> dict[str, Any]:
+    """Return the job of an example on two ranks, with pauses."""
+    job: dict[str, Any] = yaml.safe_load(path.read_text())
+    del job["cluster"], job["name"]
+    script = str(EXAMPLES / job["script"])
+    return job | {"script": str(SCRIPT), "args": [script, "--steps", "24", *ARGS.get(path.stem, [])], "nodes": {"wanted": 2, "ranks": 1}}
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_an_example_with_long_pauses_reports_no_fault(stage: Stage, path: Path) -> None:
+    """50 median steps on one rank, then 100 on all: a job that reports its steps says so in its history, and nothing is done about it."""
+    name = path.stem.replace("_", "-")
+    play = stage.play(name, **described(path))
+    assert play.ends() == 0, play.log()
+    assert (play.state(), play.kinds()) == ("COMPLETED", []), play.log()
+    for words in ("rank 0 pauses after 12 steps", "rank 0 pauses after 18 steps", "rank 1 pauses after 18 steps"):
+        assert words in play.log()
+    assert len(queries.generations(stage.history, play.job.id)) == 1
+    assert [fault.kind for fault in queries.faults(stage.history, play.job.id) if "hang" in fault.kind or fault.rank is not None] == []
+    reported = [one.text for one in queries.remarks(stage.history, play.job.id) if one.text.startswith("no rank made progress for ")]
+    assert bool(reported) == (name != "plain-ddp"), reported
