@@ -246,7 +246,7 @@ class Agent:
             if worker.regroups:
                 self._tell("worker.regrouped", step=resumed, **REGROUPED, **facts, for_generation=self.generation)
             self._tell("resumed", **facts, step=resumed, path=None, replica=False)
-            self._tell("worker.stepped", **facts, step=step, until=UNTIL)
+            self._tell("worker.stepped", **facts, step=step, until=UNTIL, heartbeat=False)
             worker.stepped = True
             if rank == first:
                 self.tell_steps(range(step, step + 1), 0.01)

@@ -180,7 +180,7 @@ def test_what_an_allocation_leaves_undone_is_done_in_the_next_one_to_the_bit(
         script=str(script),
         args=[str(steps), str(results), "0.05"],
         nodes=TWO,
-        checkpoint={"directory": str(stage.home / "checkpoints"), "every": 0},
+        checkpoint={"directory": str(stage.home / "checkpoints"), "every": 0, "memory": {"policy": "pause"}},
         limits={"last_save": "5s"},
         environment={"OMP_NUM_THREADS": "1"},
     )
@@ -210,7 +210,7 @@ def test_a_job_that_gives_way_to_a_more_urgent_one_is_saved_and_goes_on_when_tha
         script=str(Path(__file__).with_name("copies.py")),
         args=["100000", str(stage.home / "here.json"), "0.05"],
         nodes=TWO,
-        checkpoint={"directory": str(stage.home / "checkpoints"), "every": 0},
+        checkpoint={"directory": str(stage.home / "checkpoints"), "every": 0, "memory": {"policy": "pause"}},
         limits={"last_save": "5s"},
         environment={"OMP_NUM_THREADS": "1"},
     )

@@ -154,8 +154,6 @@ with holdfast.session(model=model, optimizer=optimizer, any_rank="any" in option
         step.commit(loss)
         if session.step == step.number and not written:
             written = True
-            if "wide" in options:
-                told["model"] = float(model.weight.double().sum())
             (folder / f"told-{session.rank}.json").write_text(json.dumps({key: plain(one) for key, one in told.items()}))
         if "slow" in options:
             time.sleep(0.03)
@@ -163,3 +161,6 @@ with holdfast.session(model=model, optimizer=optimizer, any_rank="any" in option
         if "between" in options:
             dist.all_reduce(between := torch.ones(1))
             assert int(between) == ranks
+if "wide" in options:
+    told["model"] = float(model.weight.double().sum())
+    (folder / f"told-{session.rank}.json").write_text(json.dumps({key: plain(one) for key, one in told.items()}))
