@@ -7,6 +7,7 @@ then it survives faults, resuming in its own way.
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 import torch
@@ -51,6 +52,9 @@ def main() -> None:
             beside.replace(given.checkpoint)
             print(f"step {step}: loss {loss.item():.6f}", flush=True)
     dist.barrier()
+    # Seen with torch 2.13: gloo's thread frees the barrier a moment after it is over, and needs the interpreter for that. A group that is
+    # taken apart before then waits for that thread with the interpreter held, for ever.
+    time.sleep(0.3)
     dist.destroy_process_group()
 
 
