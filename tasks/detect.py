@@ -18,7 +18,7 @@ from holdfast.control import ways
 from holdfast.control.board import limits_of
 from holdfast.control.incident import IncidentInWork
 from holdfast.control.run import Run
-from holdfast.control.verdict import belong, beside, last_words, places, row_of
+from holdfast.control.verdict import belong, beside, heard_once, last_words, places, row_of
 from holdfast.errors import WorldError
 from holdfast.history import models
 from policies.case import IN_PROCESS, Case, Rung
@@ -287,8 +287,11 @@ def a_case(run: Run, incident: IncidentInWork | None, diagnosis: Diagnosis, lost
         tried=tuple(incident.tried) if incident is not None else (),
         budget=run.policy.budget,
         levels=run.levels,
-        earlier=run.seen_before.of(
-            {fault.kind for fault in seen}, but=run.rows_of(seen), incident=incident.row.id if incident is not None else ""
+        earlier=heard_once(
+            run,
+            run.seen_before.of(
+                {fault.kind for fault in seen}, but=run.rows_of(seen), incident=incident.row.id if incident is not None else ""
+            ),
         ),
         barred=(incident.barred if incident is not None else "") or run.why_not_kept(),
         ranks={node: tuple(ranks) for node, ranks in run.board.membership.items()},

@@ -16,6 +16,7 @@ from detectors.outputs import read
 from holdfast.control.nodes import machine_of
 from holdfast.history import models
 from holdfast.report import wording
+from policies.case import Earlier
 
 if TYPE_CHECKING:
     from holdfast.control.run import Run
@@ -51,6 +52,12 @@ def beside(run: Run) -> list[Fault]:
 def _thing(fault: Fault, cluster_kind: str) -> tuple[str, str, str]:
     """Return what a fault is of, and where: the nodes of one machine hear of the same."""
     return fault.kind, fault.device, machine_of(fault.node or "", cluster_kind)
+
+
+def heard_once(run: Run, earlier: Iterable[Earlier]) -> tuple[Earlier, ...]:
+    """Leave out of *earlier* what other nodes of the same machine heard of a GPU that is acted on: it did not come on them."""
+    acting = {_thing(fault, run.cluster.kind): fault.node for fault in run.board.unusable}
+    return tuple(one for one in earlier if acting.get((one.kind, one.device, machine_of(one.node, run.cluster.kind)), one.node) == one.node)
 
 
 def last_words(run: Run) -> list[Fault]:
