@@ -10,7 +10,6 @@ from typing import Final
 
 ADDED: Final = "HOLDFAST_ADDED"
 """Variable: the names of those that Holdfast has added to the environment of a flow, and that were not there before."""
-INTERNAL: Final = (ADDED, "HOLDFAST_PREFECT_STANDS_IN", "HOLDFAST_PREFECT_STANDS_IN_AUTH")
 
 
 def with_added(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
@@ -21,5 +20,5 @@ def with_added(environment: Mapping[str, str], added: Mapping[str, str]) -> dict
 
 def without_added(environment: Mapping[str, str]) -> dict[str, str]:
     """Return *environment* as it was before `with_added`."""
-    added = {*environment.get(ADDED, "").split(","), *INTERNAL}
+    added = {*environment.get(ADDED, "").split(","), ADDED}
     return {name: value for name, value in environment.items() if name not in added}

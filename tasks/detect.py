@@ -288,10 +288,11 @@ def a_case(run: Run, incident: IncidentInWork | None, diagnosis: Diagnosis, lost
         budget=run.policy.budget,
         levels=run.levels,
         earlier=heard_once(
-            run,
             run.seen_before.of(
                 {fault.kind for fault in seen}, but=run.rows_of(seen), incident=incident.row.id if incident is not None else ""
             ),
+            run.board.unusable,
+            run.cluster.kind,
         ),
         barred=(incident.barred if incident is not None else "") or run.why_not_kept(),
         ranks={node: tuple(ranks) for node, ranks in run.board.membership.items()},

@@ -42,22 +42,23 @@ def beside(run: Run) -> list[Fault]:
     """
     now = time.time()
     seen = [fault for fault in run.seen() if not run.levels.acts(fault)]
-    acting = {_thing(fault, run.cluster.kind) for fault in run.board.unusable}
-    others = [fault for fault in run.board.node_faults if _thing(fault, run.cluster.kind) not in acting]
+    kind = run.cluster.kind
+    acting = {_thing(fault, kind) for fault in run.board.unusable}
+    others = [fault for fault in run.board.node_faults if _thing(fault, kind) not in acting]
     told = [fault for fault in (*others, *run.board.troubles) if fault.node in run.members and now - fault.at < RECENT]
     known = [fault for fault in (*seen, *told) if run.levels.of(fault) is not Level.RECORD]
     return [fault for fault in known if not run.wards.pardons(fault, run.levels)]
 
 
-def _thing(fault: Fault, cluster_kind: str) -> tuple[str, str, str]:
+def _thing(fault: Fault | Earlier, cluster_kind: str) -> tuple[str, str, str]:
     """Return what a fault is of, and where: the nodes of one machine hear of the same."""
     return fault.kind, fault.device, machine_of(fault.node or "", cluster_kind)
 
 
-def heard_once(run: Run, earlier: Iterable[Earlier]) -> tuple[Earlier, ...]:
-    """Leave out of *earlier* what other nodes of the same machine heard of a GPU that is acted on: it did not come on them."""
-    acting = {_thing(fault, run.cluster.kind): fault.node for fault in run.board.unusable}
-    return tuple(one for one in earlier if acting.get((one.kind, one.device, machine_of(one.node, run.cluster.kind)), one.node) == one.node)
+def heard_once(earlier: Iterable[Earlier], unusable: Iterable[Fault], cluster_kind: str) -> tuple[Earlier, ...]:
+    """Leave out of *earlier* what other nodes of the same machine reported of an *unusable* GPU: the fault did not come on them."""
+    acting = {_thing(fault, cluster_kind): fault.node for fault in unusable}
+    return tuple(one for one in earlier if acting.get(_thing(one, cluster_kind), one.node) == one.node)
 
 
 def last_words(run: Run) -> list[Fault]:

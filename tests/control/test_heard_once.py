@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 
 from detectors.catalogue import Fault
-from holdfast.control.run import Run
 from holdfast.control.verdict import heard_once
 from policies.case import Earlier
 
@@ -19,7 +15,6 @@ GPU = "GPU 0000:18:00.0"
 def test_nodes_of_one_machine_do_not_make_a_fault_common(kind: str, kept: list[str]) -> None:
     """Nodes that are machines of their own do: there the same GPU's name is another GPU."""
     fault = Fault(kind="gpu-off-bus", at=5.0, node="b", rank=1, quote="Xid 79", device=GPU)
-    run: Any = SimpleNamespace(board=SimpleNamespace(unusable=[fault]), cluster=SimpleNamespace(kind=kind))
     earlier = [Earlier(kind="gpu-off-bus", at=5.0, node=node, device=GPU) for node in "abc"]
     other = Earlier(kind="gpu-off-bus", at=4.0, node="a", device="GPU 0000:3b:00.0")
-    assert heard_once(cast("Run", run), [*earlier, other]) == (*(one for one in earlier if one.node in kept), other)
+    assert heard_once([*earlier, other], [fault], kind) == (*(one for one in earlier if one.node in kept), other)

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast.history import Generation, queries
 from tests.integration.stage import Play, Stage
 from tests.integration.test_adoption import has_been_in
@@ -138,29 +140,27 @@ def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stag
     play.stops()
 
 
-def test_a_worker_that_cannot_go_on_lets_the_next_rung_answer_at_once(stage: Stage) -> None:
-    """The ranks restart in place; the history says why the take-over did not do."""
-    play = begun(stage, "cannot", "--on", "if order['do'] == 'regroup': line.report('cannot', generation=order['generation'], why='no copy')", nodes=TWO)  # fmt: skip  # noqa: E501
+@pytest.mark.parametrize(
+    ("name", "on", "why"),
+    [
+        ("cannot", "if order['do'] == 'regroup': line.report('cannot', generation=order['generation'], why='no copy')", "no copy"),
+        (
+            "newcomer",
+            "if joins: raise MemoryError('cannot allocate 140 TB')",
+            "the new process of rank(s) 1 failed for a reason of its own",
+        ),
+    ],
+)
+def test_a_take_over_that_cannot_work_is_not_tried_again(stage: Stage, name: str, on: str, why: str) -> None:
+    """A worker says that it cannot go on, or each new process fails by itself: the next rung answers at once, and the history says why."""
+    play = begun(stage, name, "--on", on, nodes=TWO)
     play.steps_to(10)
     play.chaos.kill(1)
     recovered(play)
     goes_on(play)
     decisions = queries.decisions(stage.history, play.job.id)
     assert [one.rung for one in decisions] == ["take-over", "restart-in-place"], play.log()
-    assert "no copy" in decisions[1].passed_over["TakeOver"]
-    play.stops()
-
-
-def test_a_new_process_that_fails_by_itself_is_not_tried_again(stage: Stage) -> None:
-    """Each that takes a rank over raises before it has joined: the next rung answers at once, and the history says why."""
-    play = begun(stage, "newcomer", "--on", "if joins: raise MemoryError('cannot allocate 140 TB')", nodes=TWO)
-    play.steps_to(10)
-    play.chaos.kill(1)
-    recovered(play)
-    goes_on(play)
-    decisions = queries.decisions(stage.history, play.job.id)
-    assert [one.rung for one in decisions] == ["take-over", "restart-in-place"], play.log()
-    assert "the new process of rank(s) 1 failed for a reason of its own" in decisions[1].passed_over["TakeOver"]
+    assert why in decisions[1].passed_over["TakeOver"]
     play.stops()
 
 
