@@ -16,7 +16,7 @@ SOURCE_LINES: Final = 20
 # Once a process group exists, torch puts "[rank3]: " in front of every line; an exception group draws bars.
 _RANK: Final = re.compile(r"^\[[A-Za-z]+\d+\]: ?")
 _BARS: Final = re.compile(r"^ *[|+] ")
-_HEAD: Final = "Traceback (most recent call last)"
+HEAD: Final = "Traceback (most recent call last)"
 _FRAME: Final = re.compile(r'  File "[^"\n]*", line \d+(?:, in |$)')
 _EXCEPTION: Final = re.compile(r"(?P<type>[^\W\d][\w.<>]*)(?:: (?P<message>.*)|:?$)")
 _LINKS: Final = (
@@ -117,7 +117,7 @@ def _blocks(lines: Iterable[str]) -> Iterator[tuple[int, int]]:
 
 
 def _first_line(lines: list[str], begin: int) -> int:
-    return begin - 1 if begin and _HEAD in lines[begin - 1] else begin
+    return begin - 1 if begin and HEAD in lines[begin - 1] else begin
 
 
 def _passed(lines: list[str], begin: int) -> bool:
@@ -143,7 +143,7 @@ def _exception(raw: list[str], lines: list[str], number: int) -> tuple[str, list
     rank = _RANK.match(raw[number])
     for line, plain in zip(raw[number + 1 : number + MESSAGE_LINES], lines[number + 1 : number + MESSAGE_LINES], strict=True):
         foreign = not line.startswith(rank[0].rstrip()) if rank else line.startswith("[")
-        if foreign or not line.strip() or plain in _LINKS or _HEAD in plain or plain.startswith(_PRINTED_AND_PASSED):
+        if foreign or not line.strip() or plain in _LINKS or HEAD in plain or plain.startswith(_PRINTED_AND_PASSED):
             break
         words.append(plain)
     return found["type"], words

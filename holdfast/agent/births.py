@@ -142,9 +142,8 @@ class Births:
 
         It runs the job's script, or *program*: an interpreter and a script with its arguments.
         """
-        plan = self._plan
+        plan, environment = self._plan, self.environment(places)
         assert plan is not None
-        environment = {**plan.defaults, **os.environ, **plan.environment, **places, **self.local, **self._me.marks()}
         argv = (program if not plan.warm else program[1:]) if program else plan.argv
         launch = Launch(argv=argv, environment=environment, directory="/" if program else plan.directory, log=output, cold=cold)
         if self._starter is None:
@@ -153,6 +152,11 @@ class Births:
         self._waiting[ticket] = launch
         if self._starter.ready:
             self._ask(self._starter, ticket, launch)
+
+    def environment(self, places: dict[str, str]) -> dict[str, str]:
+        """Return all variables of a process that is given *places*."""
+        assert self._plan is not None
+        return {**self._plan.defaults, **os.environ, **self._plan.environment, **places, **self.local, **self._me.marks()}
 
     def error_file(self, ticket: int) -> Path:
         """Return where the process of that ticket is to leave the error that ends it."""

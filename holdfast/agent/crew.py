@@ -12,11 +12,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from detectors.tracebacks import HEAD
 from holdfast.agent import error_file, fields
 from holdfast.agent.births import Births, Plan
 from holdfast.agent.identity import Identity
 from holdfast.agent.memory import OutOfMemory
-from holdfast.agent.worker import SEES, TRACEBACK, Worker
+from holdfast.agent.worker import SEES, Worker
 from holdfast.process import children_of, kill, kill_group, parent_of
 
 _ENDED: Final = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
@@ -140,7 +141,7 @@ class Crew:
     def launch(self, worker: Worker, environment: dict[str, str]) -> None:
         """Have *worker* started; a standby is forked or there is none, as it is to be quick and costs what it has loaded."""
         assert self.plan is not None
-        given = {**os.environ, **self.plan.environment, **environment}
+        given = self._births.environment(environment)
         worker.ticket, worker.sees = next(self._tickets), {name: given[name] for name in SEES if name in given}
         self._expected[worker.ticket] = worker
         try:
@@ -317,7 +318,7 @@ class Crew:
             "output": worker.tail() if by_signal or found.si_status or not worker.finished else "",
         }
         left = worker.left_error()
-        if facts["raised"] is None and TRACEBACK not in facts["output"] and (by_signal or found.si_status):
+        if facts["raised"] is None and HEAD not in facts["output"] and (by_signal or found.si_status):
             facts["raised"] = left  # where its output tells nothing: what it wrote itself may stand elsewhere
         if worker.standby is not None:
             self._lose_standby(worker, **facts, why=None, errno=None)

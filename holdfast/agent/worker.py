@@ -25,7 +25,6 @@ MOST_HELD: Final = 4096
 """Messages of one worker that wait for its generation to be on record; of more the oldest are dropped."""
 MOST_CHECKS: Final = 4
 """Digests that beats carry: each may be lost, and nodes beat at different times."""
-TRACEBACK: Final = "Traceback (most recent call last)"
 TAIL: Final = 8192
 """Bytes of a worker's output that travel with its end."""
 

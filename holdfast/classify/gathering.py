@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from detectors.tracebacks import HEAD
+
 MOST_LINES: Final = 400
 """Lines of a traceback that are kept; recursion makes thousands."""
 MOST_OPEN: Final = 256
@@ -13,7 +15,6 @@ MOST_OPEN: Final = 256
 PATIENCE: Final = 30
 """Lines of others that may stand between two lines of a traceback."""
 
-HEAD: Final = "Traceback (most recent call last)"
 _STAMP: Final = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\s|\w{3} +\d+ \d\d:\d\d:\d\d \S+ \S+: |\[ *\d+\.\d+\] |<\d+>"
     r"|(?:stderr|stdout) [FP] |\d+: (?=\[|Traceback|\s|\w+Error)|\S+ \| )+",
