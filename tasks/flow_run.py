@@ -169,17 +169,10 @@ class OwnFlowRun:
                 return
 
     def _say_once(self, saved: str) -> None:
-        """Set the state that was read a moment ago, with its message; Prefect's client does not send it again by itself.
-
-        Between two attempts a person may resume the flow run, and a state that is sent late would suspend it again.
-        """
+        """Try once to say it. Prefect's client does not send it again by itself: it would be sent long after it was true."""
         assert self._own is not None
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
-            state = client.read_flow_run(self._own.id).state
-            if state is None or not state.is_paused() or state.message == saved:
-                return
-            told: State[Any] = State(type=state.type, name=state.name, message=saved, state_details=state.state_details)
-            client.set_flow_run_state(self._own.id, told, force=True)
+            say_while_suspended(client, self._own.id, saved)
 
     def _close_predecessor(self, client: SyncPrefectClient) -> None:
         """End the flow run that controlled the job before, if its process could not: nobody else would, and it would stay Running."""
@@ -194,3 +187,26 @@ class OwnFlowRun:
             if state is not None and state.is_running():
                 words = f"The controller's process ended unexpectedly; training continued. Controlled by flow run {self._lineage[0]} now."
                 client.set_flow_run_state(UUID(number), State(type=StateType.CRASHED, message=words), force=True)
+
+
+def say_while_suspended(client: SyncPrefectClient, flow_run: UUID, message: str) -> None:
+    """Put *message* into the state of a flow run if that is suspended.
+
+    Prefect can only set a whole new state, whatever the present one is. Where a person resumes or cancels the flow run between our reading
+    and our setting, ours would undo theirs: so the state before ours is looked at, and set again if it is another than "suspended".
+    """
+    state = client.read_flow_run(flow_run).state
+    if state is None or not state.is_paused():
+        return
+    if state.message != message:
+        client.set_flow_run_state(flow_run, _copy(state, message), force=True)
+    now = client.read_flow_run(flow_run).state
+    if now is None or now.message != message:
+        return
+    others = [one for one in client.read_flow_run_states(flow_run) if one.id != now.id]
+    if others and not others[-1].is_paused():
+        client.set_flow_run_state(flow_run, _copy(others[-1], others[-1].message), force=True)
+
+
+def _copy(state: State[Any], message: str | None) -> State[Any]:
+    return State(type=state.type, name=state.name, message=message, state_details=state.state_details)
