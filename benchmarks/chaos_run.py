@@ -25,7 +25,7 @@ from benchmarks.steered import Steered
 from detectors.groups import TAKE_OVER_FAILED
 from detectors.progress import OVERRUN
 from holdfast.accounting import losses as accounts
-from holdfast.history import holds, models, queries
+from holdfast.history import cordons, models, queries
 
 NODES: Final = 4
 PLAN: Final = {"wanted": 3, "ranks": 1, "spare": 1, "standbys": 1}
@@ -194,7 +194,7 @@ class ChaosRun:
 
 def put_out(job: Steered, node: str) -> list[str]:
     """Return why *node* was ever taken out of service."""
-    return [one.because for one in holds.holds(job.history, job.nodes.name, node)]
+    return [one.because for one in cordons.holds(job.history, job.nodes.name, node)]
 
 
 def excluded(job: Steered, node: str) -> list[str]:

@@ -38,8 +38,8 @@ from benchmarks.driver import Driver, Starter
 from benchmarks.measuring import prefect, wait_for
 from benchmarks.pipeline_model import costs_of, step_seconds
 from benchmarks.resuming import SAVE_EVERY, Resumes
+from holdfast.memstore.shared_memory import CUT
 from holdfast.runtime.snapshots.checksum import sum_of
-from holdfast.vault import CUT
 
 SCRIPT: Final = Path(__file__).with_name("train_stages.py")
 BLOCK: Final = 4

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from benchmarks.measuring import spread, wait_for
 from benchmarks.steps import Done
-from holdfast.cli.watching import request_stop
+from holdfast.cli.watch import request_stop
 from holdfast.history import holder_of, queries
 from tests.hosts.job import HostJob, set_up
 from tests.hosts.rack import Rack

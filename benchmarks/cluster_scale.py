@@ -29,12 +29,12 @@ from benchmarks.measuring import spread
 from benchmarks.simulated.host import names
 from benchmarks.simulated.job import SimulatedJob
 from benchmarks.sweep import measured, simulated
-from holdfast.control.lineup import Lineup
-from holdfast.control.plan import rank_environments, told_of
-from holdfast.descriptors import make_room
+from holdfast.cluster.ssh import SshSweeper
+from holdfast.control.config.worker_env import rank_environments, told_of
+from holdfast.control.state.rank_table import Lineup
 from holdfast.history import models, queries
-from holdfast.ssh import SshSweeper
-from holdfast.wire import encode
+from holdfast.protocol import encode
+from holdfast.rlimits import make_room
 
 ONE_CORE: Final = 4096
 """Nodes that one core is to hold at a beat a second."""

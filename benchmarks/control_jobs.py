@@ -13,15 +13,15 @@ from typing import Any, Final, cast
 
 from benchmarks.chaos_run import TRAINING
 from benchmarks.measuring import ROOT
-from holdfast import vault
-from holdfast.chaos import Chaos
 from holdfast.cluster import open_cluster
 from holdfast.cluster.local import LocalNodes
 from holdfast.errors import HistoryTrouble
 from holdfast.history import History, holder_of, models, queries
-from holdfast.leftovers import leftovers
+from holdfast.memstore import shared_memory
 from holdfast.process import mark_of
 from holdfast.spec import cluster_of
+from holdfast.testing.chaos import Chaos
+from holdfast.testing.orphans import leftovers
 from tests.hosts.host import Host
 from tests.hosts.job import DIRECTORY
 from tests.hosts.rack import Rack
@@ -85,7 +85,7 @@ class Job:
     def left(self) -> list[str]:
         """Return what is left of it: processes, and what nodes keep in memory."""
         return leftovers(self.place) + [
-            str(one) for node in self.nodes.names() for one in vault.vaults_of(mark_of(self.nodes.folder(node)))
+            str(one) for node in self.nodes.names() for one in shared_memory.vaults_of(mark_of(self.nodes.folder(node)))
         ]
 
     def close(self) -> None:

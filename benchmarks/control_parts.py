@@ -24,7 +24,7 @@ import psycopg
 
 from benchmarks.measuring import ROOT, wait_for
 from holdfast.ports import free_port
-from holdfast.prefect_server import QUIET, why_away
+from holdfast.prefect.server import QUIET, why_away
 from holdfast.process import children_of
 from holdfast.spec import TrainingJob
 from holdfast.spec.form import parameters_of

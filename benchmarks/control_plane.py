@@ -30,7 +30,7 @@ from benchmarks.control_chaos import LONGEST, PARTS, ControlChaos
 from benchmarks.control_jobs import Job
 from benchmarks.control_parts import Host, Program, plane
 from benchmarks.measuring import spread, wait_for
-from holdfast.cli.watching import request_stop
+from holdfast.cli.watch import request_stop
 from holdfast.history import History, queries
 
 KEYS: Final = ("takeover", "chaos")

@@ -40,10 +40,10 @@ from typing import Any, Final
 from benchmarks import steps
 from benchmarks.measuring import ROOT, prefect, spread, wait_for
 from benchmarks.real_job import Job
+from detectors.all_kinds import CATALOGUE
 from detectors.evidence import LogLine
-from detectors.whole import CATALOGUE
 from holdfast.classify import classify
-from holdfast.cli.classifying import json_lines
+from holdfast.cli.commands.classify import json_lines
 from holdfast.history import models, queries
 from holdfast.process import NODE_MARK, marked
 
@@ -343,7 +343,7 @@ def watchers(job: Job) -> dict[str, list[int]]:
 
 def watched(job: Job) -> bool:
     """Tell whether every node with an agent has a lookout that has been there for a moment."""
-    lookouts = [[pid for pid in pids if b"holdfast.agent.lookout" in command(pid)] for pids in watchers(job).values()]
+    lookouts = [[pid for pid in pids if b"holdfast.agent.monitor" in command(pid)] for pids in watchers(job).values()]
     return all(len(pids) > 1 for pids in lookouts)  # itself, and the one that listens to GPUs
 
 

@@ -22,11 +22,11 @@ from typing import Any, Final
 
 from benchmarks import steps
 from benchmarks.measuring import ROOT, wait_for
-from holdfast.agent.starter import PROGRAM
+from holdfast.agent.workers.fork_server import PROGRAM
 from holdfast.ports import free_port
 from holdfast.process import adopt_orphans, die_with_parent, state_of
-from holdfast.runtime.preload import USUAL
-from holdfast.wire import LineBuffer, Message, encode, listen
+from holdfast.protocol import LineBuffer, Message, encode, listen
+from holdfast.runtime.process.preload import USUAL
 
 TOKEN: Final = "ab" * 16
 

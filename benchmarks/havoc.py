@@ -15,10 +15,10 @@ from typing import Final
 
 from benchmarks.measuring import wait_for
 from benchmarks.steered import Steered
-from holdfast.chaos import Placed
 from holdfast.errors import NodeLost
 from holdfast.process import NODE_MARK, is_alive, marked, started_at, state_of
-from holdfast.runtime import manifest
+from holdfast.runtime.checkpoint import manifest
+from holdfast.testing.chaos import Placed
 
 SECONDS: Final = 20.0
 """How long the sign of a fault may take to show."""
@@ -360,8 +360,8 @@ KINDS: Final[dict[str, Callable[[Havoc], str]]] = {
     "node-cut-off": cut_node,
     "agent-killed": kill_agent,
     "agent-stalls": stall_agent,
-    "memory-server-killed": kill_part("holdfast.agent.memory_server"),
-    "lookout-killed": kill_part("holdfast.agent.lookout"),
+    "memory-server-killed": kill_part("holdfast.agent.memstore.server"),
+    "lookout-killed": kill_part("holdfast.agent.monitor"),
     "standby-killed": kill_standby,
     "flow-killed": kill_flow,
     "flow-and-rank-killed": kill_flow_and_rank,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.prefect_server import TemporaryServer
+from holdfast.prefect.server import TemporaryServer
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PATIENCE: Final = 180.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from benchmarks.driver import TOKEN, clean_environment
 from benchmarks.measuring import wait_for
-from holdfast import vault
-from holdfast.wire import encode
+from holdfast.memstore import shared_memory
+from holdfast.protocol import encode
 
 
 class MemoryNode:
@@ -25,9 +25,9 @@ class MemoryNode:
         self._control, theirs = socket.socketpair()
         with theirs, listening, (place / f"{name}.log").open("wb") as log:
             fds = [theirs.fileno(), listening.fileno()]
-            command = [sys.executable, "-m", "holdfast.agent.memory_server", *map(str, fds)]
+            command = [sys.executable, "-m", "holdfast.agent.memstore.server", *map(str, fds)]
             self._process = subprocess.Popen(command, pass_fds=fds, env=clean_environment(), cwd="/", stdout=log, stderr=log)
-        facts = {"vault": str(self.vault), "limit": 2**36, "token": TOKEN, "node": vault.key_of(name), "address": "127.0.0.1"}
+        facts = {"vault": str(self.vault), "limit": 2**36, "token": TOKEN, "node": shared_memory.key_of(name), "address": "127.0.0.1"}
         self._control.sendall(encode(facts))
 
     def replicate(self, home: MemoryNode) -> None:
@@ -36,7 +36,7 @@ class MemoryNode:
 
     def holds(self, step: int) -> None:
         """Wait until a whole snapshot of *step* lies here."""
-        wait_for(lambda: step in {one.step for one in vault.labels(self.vault).values()}, f"step {step} on {self.name}", every=0.05)
+        wait_for(lambda: step in {one.step for one in shared_memory.labels(self.vault).values()}, f"step {step} on {self.name}", every=0.05)
 
     def close(self) -> None:
         """End the server; the memory goes with its folder."""

@@ -19,10 +19,10 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from holdfast.runtime.groups.attempt import Attempt
-from holdfast.runtime.groups.inner import Inner
-from holdfast.runtime.groups.managed import ManagedGroup
-from holdfast.runtime.threads import let_go
+from holdfast.runtime.groups.backends import Inner
+from holdfast.runtime.groups.process_group import ManagedGroup
+from holdfast.runtime.groups.step_transaction import Attempt
+from holdfast.runtime.process.gloo_threads import let_go
 
 CALLS: Final = 1000
 GOAL_US: Final = 20.0

@@ -23,11 +23,12 @@ import torch
 from torch import nn
 
 from benchmarks.measuring import figure
-from holdfast.runtime import copies, link
-from holdfast.runtime.copies import Checker, sums_of
-from holdfast.runtime.groups.trail import Trail
-from holdfast.runtime.pace import PaceMaker
-from holdfast.wire import listen
+from holdfast.protocol import listen
+from holdfast.runtime import agent_client
+from holdfast.runtime.groups.in_flight import Trail
+from holdfast.runtime.telemetry import replica_checksums
+from holdfast.runtime.telemetry.replica_checksums import Checker, sums_of
+from holdfast.runtime.telemetry.step_timing import PaceMaker
 
 CALLS: Final = 20_000
 TRAIL_GOAL_US: Final = 5.0
@@ -50,12 +51,12 @@ def an_agent() -> Iterator[None]:
                     pass
 
         threading.Thread(target=swallow, daemon=True).start()
-        ours = link.Link.from_env({"HOLDFAST_SOCKET": str(Path(folder) / "s")})
-        before, copies.link = copies.link, lambda: ours  # type: ignore[attr-defined]
+        ours = agent_client.Link.from_env({"HOLDFAST_SOCKET": str(Path(folder) / "s")})
+        before, replica_checksums.link = replica_checksums.link, lambda: ours  # type: ignore[attr-defined]
         try:
             yield
         finally:
-            copies.link = before  # type: ignore[attr-defined]
+            replica_checksums.link = before  # type: ignore[attr-defined]
             ours.mute()
             with suppress(OSError):
                 server.shutdown(socket.SHUT_RDWR)

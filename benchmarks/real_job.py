@@ -16,11 +16,11 @@ from typing import Any, Final
 from benchmarks import steps
 from benchmarks.measuring import ROOT, wait_for
 from benchmarks.steps import Done, Recovered, gaps
-from holdfast.chaos import Chaos, Placed
-from holdfast.cli.migrating import ask
+from holdfast.cli.commands.migrate import ask
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, models, queries
 from holdfast.process import mark_of
+from holdfast.testing.chaos import Chaos, Placed
 
 SCRIPT: Final = ROOT / "benchmarks" / "train.py"
 RANKS: Final = 4

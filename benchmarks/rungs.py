@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.steered import Steered, kill_at_start, power_off_at_start
-from holdfast.history import models, queries, questions
-from holdfast.history.questions import KEEP, Reply
+from holdfast.history import approvals, models, queries
+from holdfast.history.approvals import KEEP, Reply
 
 NODES: Final = {"wanted": 3, "least": 2, "ranks": 1, "spare": 5, "standbys": 0}
 REPLACED: Final = 3
@@ -146,8 +146,8 @@ class Rungs:
 
     def reply(self) -> None:
         """Have a person keep the node that the job asks about."""
-        (asked,) = self.job.until(lambda: questions.still_open(self.job.history), "the question")
-        questions.reply(self.job.history, asked.number, Reply(answer=KEEP, by="the benchmark"), now=time.time())
+        (asked,) = self.job.until(lambda: approvals.still_open(self.job.history), "the question")
+        approvals.reply(self.job.history, asked.number, Reply(answer=KEEP, by="the benchmark"), now=time.time())
 
     def over(self) -> None:
         """Leave the job no rung but the last."""

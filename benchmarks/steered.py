@@ -14,13 +14,13 @@ from typing import Any, Final, TypeVar
 from benchmarks import troubles
 from benchmarks.measuring import ROOT, wait_for
 from benchmarks.watched import Watched
-from holdfast import vault
-from holdfast.chaos import Chaos
-from holdfast.cli.watching import request_stop
+from holdfast.cli.watch import request_stop
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History
-from holdfast.leftovers import leftovers
+from holdfast.memstore import shared_memory
 from holdfast.process import mark_of
+from holdfast.testing.chaos import Chaos
+from holdfast.testing.orphans import leftovers
 
 T = TypeVar("T")
 SCRIPT: Final = ROOT / "benchmarks" / "train_troubled.py"
@@ -120,7 +120,7 @@ class Steered(Watched):
 
     def left(self) -> list[str]:
         """Return what is left of the job: processes, and vaults in memory."""
-        kept = [str(place) for node in self.nodes.names() for place in vault.vaults_of(mark_of(self.nodes.folder(node)))]
+        kept = [str(place) for node in self.nodes.names() for place in shared_memory.vaults_of(mark_of(self.nodes.folder(node)))]
         return [*leftovers(self.place), *kept]
 
     def close(self) -> None:

@@ -33,12 +33,12 @@ from typing import Any, Final
 
 from benchmarks.measuring import figure, wait_for
 from benchmarks.ssh_nodes import PORT, address
-from detectors.portable import packed
+from detectors.codec import packed
 from detectors.readings import NodeReading
-from holdfast.readers.local import read_node
+from holdfast.cluster.ssh import SshSweeper
+from holdfast.cluster.ssh.sweeper import HANDS
+from holdfast.probe.readers.local import read_node
 from holdfast.spec import SshCluster, cluster_of
-from holdfast.ssh import SshSweeper
-from holdfast.ssh.sweeper import HANDS
 from tests.ssh.sshd import Sshd, key_at
 
 SECONDS: Final = {"real": 60.0, "simulated": 10.0}

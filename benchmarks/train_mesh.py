@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import holdfast
 from benchmarks.steps import StepNotes
-from holdfast.runtime.groups.assembly import Assembly, Generation
+from holdfast.runtime.groups.membership import Assembly, Generation
 
 WIDTH = 64
 

@@ -28,7 +28,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn import functional
 
 import holdfast
-from holdfast.runtime.snapshots.taker import Taker
+from holdfast.runtime.snapshots.snapshotter import Taker
 
 
 class Slow(torch.autograd.Function):

@@ -13,7 +13,7 @@ from typing import Final
 
 from detectors.associations import ASSOCIATIONS, Association, Scope, belongs, between
 from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels
-from detectors.places import device_of
+from detectors.locations import device_of
 
 MOST: Final = 16
 """Candidates that are weighed against each other; the echoes of ten thousand ranks are not compared pair by pair."""

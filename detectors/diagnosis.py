@@ -1,7 +1,7 @@
 """From all evidence of an incident to one verdict: the root over its echoes, the user's code when a failure follows the step.
 
 What explains what, what several nodes share, what makes a failure the script's and how long to wait for more are tables of the catalogue
-(`associations.toml`); `causes` weighs the explanations by them, `inference` adds what no single fault tells.
+(`associations.toml`); `causes` weighs the explanations by them, `correlation` adds what no single fault tells.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from detectors.catalogue import CATALOGUE_LEVELS, Blame, Fault, FaultKind, Level
 from detectors.causes import NEGLIGIBLE, Candidate, candidates, explained
 from detectors.checkpoint import see_trouble
 from detectors.copies import see_copies
+from detectors.correlation import inferred
 from detectors.evidence import (
     AgentSilence,
     BadLoss,
@@ -46,17 +47,16 @@ from detectors.evidence import (
 from detectors.gpu_readings import XidEvent
 from detectors.groups import see_broken, see_take_over
 from detectors.health import see_growth, see_reading
-from detectors.inference import inferred
+from detectors.locations import device_of
 from detectors.losses import see_bad_loss, see_losses, see_same_state
 from detectors.memory import see_memory
 from detectors.node import see_leaving, see_severed, see_silence
-from detectors.paces import see_paces, see_step_times
-from detectors.places import device_of
 from detectors.process import see_exit, see_start, see_stop
 from detectors.progress import see_cut_short, see_overrun, see_progress
 from detectors.readings import Growth, NodeReading, Reading
 from detectors.scheduler import see_word
 from detectors.sources import source_of
+from detectors.stragglers import see_paces, see_step_times
 from detectors.xids import see_xid
 
 _BROKEN = Raised(type="ValueError", message="bad shape", traceback='File "train.py", line 3, in <module>')

@@ -7,8 +7,8 @@ from typing import Final
 
 from detectors import gpu as kinds
 from detectors.evidence import Blind
+from detectors.findings import MINUTE, SECOND, Look, Sighting, above, grown
 from detectors.gpu_readings import Gpu, GpuReading, NvLink
-from detectors.sightings import MINUTE, SECOND, Look, Sighting, above, grown
 
 LIB_MISMATCH: Final = 18
 NOT_LOADED: Final = 9

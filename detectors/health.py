@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from detectors.catalogue import Fault
 from detectors.evidence import NOT_ASKED, Blind, HangLimits
+from detectors.findings import Look, Sighting
 from detectors.gpu_judges import judge_gpus
 from detectors.host import REBOOTED, judge_clock, judge_host, judge_processes, judge_services
 from detectors.network import judge_network
 from detectors.readings import Growth, KernelLine, KernelReading, NodeReading
-from detectors.sightings import Look, Sighting
 from detectors.storage import judge_storage
 from detectors.thresholds import THRESHOLDS, Thresholds
 

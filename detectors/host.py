@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from detectors.catalogue import Blame, FaultKind, Level, kind
 from detectors.evidence import Blind, Sample
+from detectors.findings import HOUR, MINUTE, Look, Sighting, above, grown
 from detectors.readings import ClockReading, Growth, HostReading, NodeReading, Pressure, ProcessReading, Service, ServiceReading, Stuck
-from detectors.sightings import HOUR, MINUTE, Look, Sighting, above, grown
 
 _GB: Final = 10**9
 _HOST: Final = HostReading(

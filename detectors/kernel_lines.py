@@ -6,8 +6,8 @@ import re
 from typing import Final
 
 from detectors import logs, storage, xids
+from detectors.findings import Sighting
 from detectors.readings import KernelLine
-from detectors.sightings import Sighting
 
 WARNING: Final = 4
 """The kernel's level from which on words of trouble count that no signature knows; what is said more quietly is trouble only by name."""

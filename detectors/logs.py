@@ -11,8 +11,8 @@ from typing import Final
 
 from detectors.catalogue import Fault
 from detectors.evidence import HangLimits, LogLine
+from detectors.log_heuristics import look
 from detectors.signatures import SIGNATURES
-from detectors.unseen import look
 
 LONGEST: Final = 16384
 """Characters of a line that are looked at: nothing that names a fault stands further back."""

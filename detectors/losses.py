@@ -9,7 +9,7 @@ from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
 from detectors.evidence import BadLoss, HangLimits, Losses, SameState, Sample
-from detectors.robust import jitter
+from detectors.robust_stats import jitter
 
 WINDOW: Final = 64
 """Losses before a jump that it is compared with."""

@@ -6,7 +6,7 @@ from typing import Final
 
 from detectors.catalogue import Fault, Level
 from detectors.evidence import HangLimits, MemoryTrouble
-from detectors.reported import Row, enter
+from detectors.reported_kinds import Row, enter
 
 _KINDS: Final[tuple[Row, ...]] = (
     (

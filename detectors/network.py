@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from detectors.catalogue import Blame, FaultKind, Level, kind
 from detectors.evidence import Blind, Sample
+from detectors.findings import HOUR, MINUTE, Look, Sighting, growths, listed
 from detectors.readings import Growth, IbPort, NetworkReading, Nic, NodeReading
-from detectors.sightings import HOUR, MINUTE, Look, Sighting, growths, listed
 
 _NIC: Final = Nic(
     name="eth0",

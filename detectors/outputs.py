@@ -13,11 +13,11 @@ from detectors.associations import ASSOCIATIONS, traits_of
 from detectors.catalogue import Fault
 from detectors.evidence import HangLimits, WorkerExit
 from detectors.exceptions import EXCEPTION, kind_of
+from detectors.log_heuristics import OTHERS, UNKNOWN
 from detectors.logs import judge
 from detectors.process import EXIT_CODE, OTHER_SIGNAL, TELLS, see_exit
 from detectors.sources import exception_report, worker_output
 from detectors.tracebacks import raised_in
-from detectors.unseen import OTHERS, UNKNOWN
 
 LINES: Final = 40
 """Last lines of an output that are judged."""

@@ -10,9 +10,9 @@ from typing import Final
 from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
 from detectors.evidence import Blind, HangLimits, Sample, StartTrouble, WorkerExit, WorkerStop
 from detectors.exceptions import FINISHED, PEER_LOST, an_exit, see_exception
+from detectors.log_heuristics import TROUBLE
 from detectors.sources import worker_output
 from detectors.tracebacks import aborted_for_lost_peer, raised_in
-from detectors.unseen import TROUBLE
 
 SIGNAL_7: Final = "https://man7.org/linux/man-pages/man7/signal.7.html"
 

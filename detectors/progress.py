@@ -10,7 +10,7 @@ from typing import Final
 
 from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
 from detectors.evidence import CutShort, HangLimits, Overrun, Progress, RankProgress, Sample
-from detectors.standings import CIRCLE, MISMATCH, STUCK, Finding, explain, numbered
+from detectors.hang_analysis import CIRCLE, MISMATCH, STUCK, Finding, explain, numbered
 
 WINDOW: Final = 64
 """Newest steps that the adaptive limit is taken from."""

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from detectors.catalogue import Blame, FaultKind, Level, kind
 from detectors.evidence import Blind, Sample
+from detectors.findings import Look, Sighting, grown, growths
 from detectors.readings import Disk, Growth, Mount, NodeReading, StorageReading
-from detectors.sightings import Look, Sighting, grown, growths
 
 _GB: Final = 10**9
 _MOUNT: Final = Mount(

@@ -26,7 +26,7 @@ _LINKS: Final = (
 _PRINTED_AND_PASSED: Final = ("Exception ignored", "Exception in thread", "--- Logging error ---")
 """What Python says above a traceback that ended nothing."""
 
-# The words by which the runtime tells an echo (`holdfast.runtime.failure`), for workers that have no runtime; a test holds them equal.
+# The words by which the runtime tells an echo (`holdfast.runtime.peer_errors`), for workers that have no runtime; a test holds them equal.
 GLOO_LOST: Final = re.compile(
     r"Connection (?:closed by peer|reset by peer|refused|timed out)|Broken pipe|No route to host|Network is unreachable"
     r"|Timed out waiting \d+ms for (?:send|recv) operation|timed out connecting|Socket closed|failed to pass monitoredBarrier",
@@ -35,7 +35,7 @@ NCCL_LOST: Final = re.compile(
     r"ncclRemoteError|remote process exited|Connection (?:closed by remote peer|reset by peer|refused|timed out)"
     r"|caught collective operation timeout|communicator was aborted|Some NCCL operations have failed or timed out",
 )
-OUR_LOST: Final = "holdfast.runtime.groups.council.PeerGone"
+OUR_LOST: Final = "holdfast.runtime.groups.control_tree.PeerGone"
 DEVICE_BROKEN: Final = re.compile(r"\b(?:CUDA|HIP) error\b")
 OWN_SOCKET: Final = re.compile(r"failed to (?:listen|bind)|EADDRINUSE|EACCES|EADDRNOTAVAIL")
 _TERMINATED: Final = re.compile(

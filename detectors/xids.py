@@ -8,8 +8,8 @@ from typing import Final
 
 from detectors.catalogue import Fault
 from detectors.evidence import HangLimits
+from detectors.findings import Sighting
 from detectors.gpu_readings import Xid, XidEvent
-from detectors.sightings import Sighting
 
 _LINE: Final = re.compile(r"NVRM: (?:GPU at )?Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?P<text>.*)")
 

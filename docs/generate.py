@@ -17,7 +17,7 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from detectors.whole import by_area, by_place
+from detectors.all_kinds import by_area, by_place
 from holdfast.spec.problems import model_in
 from policies.node_states import NODE_MOVES, NodeEvent
 from policies.states import MOVES, TERMINAL, Event, State
@@ -268,7 +268,7 @@ def settings_page() -> str:
 
 def events_page() -> str:
     """Show the events that Prefect gets: what each is about, what it is related to, and what it says."""
-    from holdfast.prefect_events import RESOURCES, rows  # noqa: PLC0415 (the other pages do not need it)
+    from holdfast.prefect.event_kinds import RESOURCES, rows  # noqa: PLC0415 (the other pages do not need it)
 
     return "\n".join([
         HEAD,

@@ -12,7 +12,7 @@ from prefect.exceptions import CancelledRun, FailedRun
 from prefect.states import Failed
 
 from holdfast.errors import HoldfastError
-from holdfast.prefect_output import prepare_output
+from holdfast.prefect.output import prepare_output
 
 OF_A_WORKER: Final = "PREFECT__FLOW_RUN_ID"
 """Set by Prefect in the environment of a flow run that it starts itself."""

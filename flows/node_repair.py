@@ -10,8 +10,8 @@ from pydantic import PositiveFloat
 
 from flows.cluster_health import THIS_MACHINE
 from flows.ending import ended_in_words
+from holdfast.prefect_client.named_clusters import Choice, chosen, name_of
 from holdfast.spec import Cluster
-from tasks.named_clusters import Choice, chosen, name_of
 from tasks.repair import begin, burn_in, conclude, find, publish
 from tasks.repairs import repairing
 

@@ -16,15 +16,16 @@ from typing import Final
 from prefect.client.schemas.objects import State as FlowState
 from prefect.exceptions import CancelledRun, FailedRun, Pause
 
-from holdfast import exits, prefect_server
-from holdfast.control import runs
-from holdfast.control.handover import held_back, present
+from holdfast import exit_codes
+from holdfast.control.supervisor import registry
+from holdfast.control.supervisor.detach import held_back, present
 from holdfast.errors import HistoryTrouble, HoldfastError, LeaseLost, OperatorError
 from holdfast.history import History, queries
-from holdfast.history.trouble import may_pass
+from holdfast.history.errors import may_pass
 from holdfast.log import line
-from holdfast.prefect_output import prepare_output
-from holdfast.secrecy import shown
+from holdfast.prefect import server
+from holdfast.prefect.output import prepare_output
+from holdfast.redaction import shown
 from holdfast.spec import TrainingJob, cluster_of
 
 FAREWELL_SECONDS: Final = 15.0
@@ -48,8 +49,8 @@ def main(arguments: list[str], steer: Callable[..., FlowState]) -> int:
 
 def _no_server() -> str:
     """Say why no flow can begin with the Prefect server that was named; nothing when it can."""
-    known = prefect_server.configured()
-    away = prefect_server.why_away(known) if known else ""
+    known = server.configured()
+    away = server.why_away(known) if known else ""
     cure = "Start it and its database, or unset PREFECT_API_URL: `holdfast run` then brings a server of its own."
     return f"the Prefect server at {shown(known)} cannot be used: {away}. {cure}" if away else ""
 
@@ -61,7 +62,7 @@ def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) ->
     except OperatorError as error:
         if again is not None and isinstance(error, HistoryTrouble) and may_pass(error):  # between two questions: who starts it again helps
             print(line("flow.failed", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
-            return exits.FLOW_DIED
+            return exit_codes.FLOW_DIED
         return _refuse(str(error))
     except (FailedRun, CancelledRun, Pause):
         pass  # the verdict on the job, told below
@@ -80,31 +81,31 @@ def _begin_anew(arguments: list[str]) -> int:
     """Become a fresh process that stands by again, unless this one was told to let go."""
     with held_back():
         if present().why:
-            return exits.HANDED_OVER
+            return exit_codes.HANDED_OVER
         return os.execv(sys.executable, [sys.executable, "-P", "-m", "flows.training_job", *arguments])  # noqa: S606 (this very program)
 
 
 def _refuse(why: str) -> int:
     print(line("refused", f"holdfast: {why}", level="error"), file=sys.stderr)  # noqa: T201
-    return exits.REFUSED
+    return exit_codes.REFUSED
 
 
 def _verdict(job: str) -> int:
     """Return the exit status that the history's last word on the job asks for, unless this flow was told to let go of it."""
-    if runs.was_handed_over(job):
-        return exits.HANDED_OVER
+    if registry.was_handed_over(job):
+        return exit_codes.HANDED_OVER
     try:
         with closing(History.open()) as history:
             move = queries.state_of(history, queries.newest_job(history, job).id)
     except OperatorError as error:
         print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
-        return exits.FLOW_DIED
-    return exits.status_of(move)
+        return exit_codes.FLOW_DIED
+    return exit_codes.status_of(move)
 
 
 def _leave_in_time(job: str) -> None:
     """Once the job is no longer steered, give Prefect a while to note the end of its run, then leave without it."""
-    while not runs.was_let_go(job):
+    while not registry.was_let_go(job):
         time.sleep(0.5)
     time.sleep(FAREWELL_SECONDS)
     words = "holdfast: the Prefect server did not take the end of this flow run; the history has it"

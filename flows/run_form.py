@@ -12,9 +12,9 @@ from pydantic import Field, WithJsonSchema
 from flows.ending import ended_in_words
 from flows.training_job import training_job
 from holdfast.errors import BadParameters, Problem
+from holdfast.prefect_client.named_clusters import Choice, chosen
 from holdfast.spec import Cluster, TrainingJob, checks
 from holdfast.spec.form import NAME_PATTERN, SCRIPT_PATTERN, WORKDIR_PATTERN, advanced_schema, in_the_form, job_of
-from tasks.named_clusters import Choice, chosen
 
 
 def shown(title: str, **more: Any) -> Any:  # noqa: ANN401 (as pydantic's own Field; JSON)

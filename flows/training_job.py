@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
-    from holdfast.control.handover import heed_from_now_on
+    from holdfast.control.supervisor.detach import heed_from_now_on
 
     heed_from_now_on()  # to import Prefect takes seconds
 
@@ -17,25 +17,25 @@ from prefect.exceptions import Pause
 from prefect.states import Cancelled, Completed, Failed
 
 from flows.ending import ended_in_words
-from holdfast.control.run import Run
-from holdfast.control.steering import steering
-from holdfast.control.wheel import Aside, Ended
-from holdfast.outcome import TrainingResult
+from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.leadership import Aside, Ended
+from holdfast.control.supervisor.supervise import steering
+from holdfast.prefect_client.approvals import Asker
+from holdfast.prefect_client.crashed_run import explain_crash
+from holdfast.prefect_client.named_clusters import Choice, chosen
+from holdfast.prefect_client.own_flow_run import OwnFlowRun
+from holdfast.prefect_client.publisher import Publisher
 from holdfast.spec import Cluster, TrainingJob
+from holdfast.training_result import TrainingResult
 from policies.case import Rung
 from policies.states import Event, State
-from tasks.ask import Asker
-from tasks.crashed import explain_crash
 from tasks.decide import decide
 from tasks.detect import detect
 from tasks.flow_log import FlowLog
-from tasks.flow_run import OwnFlowRun
 from tasks.isolate import isolate
 from tasks.launch import launch
 from tasks.migrate import migrate
 from tasks.monitor import monitor
-from tasks.named_clusters import Choice, chosen
-from tasks.publish import Publisher
 from tasks.reschedule import reschedule
 from tasks.resume import resume
 from tasks.turn import Step, Turn

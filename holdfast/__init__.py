@@ -9,22 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from holdfast.runtime.heartbeat import heartbeat
-    from holdfast.runtime.joining import join
-    from holdfast.runtime.loader import Loader
-    from holdfast.runtime.sections import section
+    from holdfast.runtime.data.loader import Loader
+    from holdfast.runtime.init import join
     from holdfast.runtime.session import session
+    from holdfast.runtime.telemetry.heartbeat import heartbeat
+    from holdfast.runtime.telemetry.sections import section
     from holdfast.spec import Cluster, TrainingJob
 
 __version__: Final = "0.1.0"
 
 _HOMES: Final = {
     "Cluster": "holdfast.spec",
-    "Loader": "holdfast.runtime.loader",
+    "Loader": "holdfast.runtime.data.loader",
     "TrainingJob": "holdfast.spec",
-    "heartbeat": "holdfast.runtime.heartbeat",
-    "join": "holdfast.runtime.joining",
-    "section": "holdfast.runtime.sections",
+    "heartbeat": "holdfast.runtime.telemetry.heartbeat",
+    "join": "holdfast.runtime.init",
+    "section": "holdfast.runtime.telemetry.sections",
     "session": "holdfast.runtime.session",
 }
 

@@ -14,21 +14,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.chaos import Chaos
 from holdfast.cli.flow_process import FlowProcess, Turn, write_spec
-from holdfast.cli.outlook import look
+from holdfast.cli.job_view import look
 from holdfast.cli.output import say
 from holdfast.cli.screens import screen_for
-from holdfast.cli.watching import Watch, counted_taps
+from holdfast.cli.watch import Watch, counted_taps
 from holdfast.cluster.local import LocalNodes
 from holdfast.errors import HoldfastError, NotWritable, OperatorError
+from holdfast.gpu_assignment import VISIBLE
 from holdfast.history import History, Job, models, queries
-from holdfast.own_gpus import VISIBLE
-from holdfast.places import home
-from holdfast.prefect_server import TemporaryServer, is_configured
+from holdfast.paths import home
+from holdfast.prefect.server import TemporaryServer, is_configured
 from holdfast.report import memory, wording, write_report
 from holdfast.report.wording import duration, plural
 from holdfast.spec import LocalCluster, TrainingJob
+from holdfast.testing.chaos import Chaos
 
 STEPS: Final = 100
 CALM: Final = "demo-undisturbed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.case import Case, Decision, Pass, Rung
-from policies.offences import UNSURE
+from policies.node_faults import UNSURE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

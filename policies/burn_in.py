@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from detectors.trials import Check, Mark
+from detectors.burn_in_results import Check, Mark
 from policies.required_checks import Need, unproven
 
 WRITTEN: Final = "written MB/s"

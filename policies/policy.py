@@ -10,7 +10,7 @@ from typing import Final
 from detectors.catalogue import Level, Levels
 from policies.bad_loss import GoBack
 from policies.case import Budget, Case, Rung
-from policies.ladder import NOTING, ORDERS, Answer, Noting, Rules, decide, rules_of
+from policies.escalation import NOTING, ORDERS, Answer, Noting, Rules, decide, rules_of
 from policies.slowness import MoveWhenItPays
 
 BASE: Final = "balanced"

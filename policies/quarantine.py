@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from policies.holds import (
+from policies.cordons import (
     PROGRAMS,
     TESTABLE,
     Answer,

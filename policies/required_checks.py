@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from detectors.all_kinds import CATALOGUE
+from detectors.burn_in_results import Check, Mark
 from detectors.catalogue import Blame, FaultKind
-from detectors.trials import Check, Mark
-from detectors.whole import CATALOGUE
-from policies.holds import HeldFault
+from policies.cordons import HeldFault
 
 
 class Part(StrEnum):

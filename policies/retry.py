@@ -7,7 +7,7 @@ from typing import Final
 
 from detectors.catalogue import ASKS_NOTHING, Level
 from policies.case import Case, Decision, Pass, Rung
-from policies.takeover import first_true, sick_ranks
+from policies.replace_ranks import first_true, sick_ranks
 
 LEVELS: Final = tuple(Level)
 """By how much they ask for, the least first."""

@@ -17,21 +17,21 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
 from holdfast.audit.latest import CheckpointInfo, latest
-from holdfast.burn_in.report import BurnInReport
-from holdfast.burn_in.report import run as run_burn_in
 from holdfast.errors import BurnInFailed, TooFewHealthyNodes
 from holdfast.evaluation import Evaluation, Program, command_of, evaluate
-from holdfast.health.capacity import Capacity, checking_capacity, wait_for
-from holdfast.health.report import ClusterHealth
-from holdfast.health.report import cluster_health as health_of
 from holdfast.history import History, queries
-from holdfast.outcome import TrainingResult, checkpoints_of
+from holdfast.prefect_client.named_clusters import chosen, name_of
+from holdfast.probe.burn_in.report import BurnInReport
+from holdfast.probe.burn_in.report import run as run_burn_in
+from holdfast.probe.health.capacity import Capacity, checking_capacity, wait_for
+from holdfast.probe.health.report import ClusterHealth
+from holdfast.probe.health.report import cluster_health as health_of
+from holdfast.probe.sweep import DEADLINE
 from holdfast.report.wording import plural, some
 from holdfast.spec import Cluster
-from holdfast.sweeping import DEADLINE
+from holdfast.training_result import TrainingResult, checkpoints_of
 from tasks import probe, repair
 from tasks.checkups import checking_up
-from tasks.named_clusters import chosen, name_of
 from tasks.repairs import repairing
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from holdfast.health import Checkup
 from holdfast.history import History
+from holdfast.probe.health import Checkup
+from holdfast.probe.sweep import open_sweeper
 from holdfast.spec import Cluster
-from holdfast.sweeping import open_sweeper
 
 _CHECKUPS: dict[str, Checkup] = {}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 from detectors.diagnosis import Before
-from holdfast.control.consent import LEAST
-from holdfast.control.incident import IncidentInWork
-from holdfast.control.run import GOT_ON, Attempt, Run
+from holdfast.control.nodes.approvals import LEAST
+from holdfast.control.supervisor.controller import GOT_ON, Attempt, Run
+from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.history import models
 from policies.case import Case, Rung
-from policies.ladder import Answer
-from policies.record import act_of, bounded
+from policies.case_codec import act_of, bounded
+from policies.escalation import Answer
 from policies.states import Event
 from tasks import titles
 from tasks.detect import a_case

@@ -11,19 +11,19 @@ from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import Diagnosis, diagnose, seconds_to_settle, see
 from detectors.evidence import AgentSilence, Blind, TakeOverTrouble
 from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
+from detectors.hang_analysis import STUCK
 from detectors.process import START_FAILED
 from detectors.progress import OVERRUN, STANDSTILLS
-from detectors.standings import STUCK
-from holdfast.control import ways
-from holdfast.control.board import limits_of
-from holdfast.control.incident import IncidentInWork
-from holdfast.control.run import Run
-from holdfast.control.verdict import belong, beside, heard_once, last_words, places, row_of
+from holdfast.control.faults import reachability
+from holdfast.control.faults.diagnosis_inputs import belong, beside, heard_once, last_words, places, row_of
+from holdfast.control.state.generation import limits_of
+from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.errors import WorldError
 from holdfast.history import models
 from policies.case import IN_PROCESS, Case, Rung
-from policies.narrow import whole_copies
 from policies.placement import regular
+from policies.shrink_live import whole_copies
 from policies.states import Event
 from tasks import titles
 from tasks.turn import Turn, step
@@ -125,9 +125,9 @@ def cut_from_peers(run: Run, faults: list[Fault]) -> tuple[list[Fault], bool]:
     kinds = {fault.kind for fault in faults}
     if not kinds or not kinds <= UNEXPLAINED or (kinds == {GROUP_BROKEN.id} and run.incident is None):
         return [], False
-    found, pairs = ways.look(run.fleet.source, faults, [*run.members, *run.spares()])
+    found, pairs = reachability.look(run.fleet.source, faults, [*run.members, *run.spares()])
     if pairs:
-        run.remark(f"{ways.in_words(pairs)}; which of them is cut off cannot be told from that")
+        run.remark(f"{reachability.in_words(pairs)}; which of them is cut off cannot be told from that")
     return see(found, limits_of(run.spec.limits)), bool(pairs)
 
 
@@ -135,8 +135,8 @@ def kept_apart(run: Run, faults: list[Fault]) -> list[Fault]:
     """Return which node is to leave when two of the job still do not reach each other, and standing still is all that is wrong."""
     if not {fault.kind for fault in faults} <= UNEXPLAINED:
         return []
-    _, pairs = ways.look(run.fleet.source, faults, run.members)
-    return see(ways.apart(pairs, run.members, time.time()), limits_of(run.spec.limits))
+    _, pairs = reachability.look(run.fleet.source, faults, run.members)
+    return see(reachability.apart(pairs, run.members, time.time()), limits_of(run.spec.limits))
 
 
 def given_time(run: Run, faults: list[Fault]) -> tuple[list[Fault], list[AgentSilence]]:

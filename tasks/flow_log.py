@@ -7,8 +7,8 @@ from typing import Any
 
 from prefect.logging import get_run_logger
 
-from holdfast.control.incident import IncidentInWork
-from holdfast.prefect_links import incident_key, ui_link
+from holdfast.control.supervisor.incident import IncidentInWork
+from holdfast.prefect.links import incident_key, ui_link
 from holdfast.report.wording import duration, plural
 from tasks import titles
 

@@ -7,9 +7,9 @@ import time
 from typing import Final
 
 from detectors.node import NODE_LEAVING
-from holdfast.control.farewell import save_what_lives
-from holdfast.control.fleet import failures
-from holdfast.control.run import Run
+from holdfast.control.agents.pool import failures
+from holdfast.control.checkpoints.final_checkpoint import save_what_lives
+from holdfast.control.supervisor.controller import Run
 from policies.case import IN_PROCESS, Rung
 from policies.states import Event
 from tasks import takeover, titles

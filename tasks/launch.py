@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from holdfast.control.run import Run
-from holdfast.control.verdict import make_ready
+from holdfast.control.faults.diagnosis_inputs import make_ready
+from holdfast.control.supervisor.controller import Run
 from holdfast.errors import NodeTrouble, NotEnoughNodes, OperatorError, WorldError
 from holdfast.report.wording import plural, some
 from holdfast.spec.check import gpu_problems, short_of_gpus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from holdfast.control.run import Run
+from holdfast.control.supervisor.controller import Run
 from holdfast.errors import WorldError
 from policies.states import Event
 from tasks import titles

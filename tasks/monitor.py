@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.control import garbage
-from holdfast.control.run import TICK, Run
+from holdfast.control.config import gc_tuning
+from holdfast.control.supervisor.controller import TICK, Run
 from policies.states import Event, State
 from tasks import titles
 from tasks.turn import Turn, step
@@ -19,9 +19,9 @@ SLICE: Final = 300.0
 @step("monitor", titles.monitor)
 def monitor(run: Run) -> Turn:
     """Watch the job until something has to be answered: one task, however long that takes."""
-    garbage.set_aside()
+    gc_tuning.set_aside()
     while (turn := watch(run, seconds=SLICE)) is None:
-        garbage.look_at_all()
+        gc_tuning.look_at_all()
     return turn
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from holdfast.control.requests import MoveAsked
-from holdfast.control.run import Run
+from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.requests import MoveAsked
 from holdfast.errors import WorldError
-from policies.offences import Offence
+from policies.node_faults import Offence
 from tasks.planned import CannotMove, Change
 
 

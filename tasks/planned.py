@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from detectors.evidence import TakeOverTrouble
-from holdfast.control.fleet import failures
-from holdfast.control.lineup import Lineup
-from holdfast.control.move import MoveInWork
-from holdfast.control.plan import told_of
-from holdfast.control.run import TICK, Run
-from policies.ladder import Seat
+from holdfast.control.agents.pool import failures
+from holdfast.control.config.worker_env import told_of
+from holdfast.control.state.migration import MoveInWork
+from holdfast.control.state.rank_table import Lineup
+from holdfast.control.supervisor.controller import TICK, Run
+from policies.escalation import Seat
 from policies.placement import Membership, membership_after
 from policies.states import Event
 from tasks.monitor import look

@@ -13,13 +13,13 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from detectors.looks import Missed
+from detectors.probe_result import Missed
 from detectors.readings import NodeReading
-from holdfast.health import Checkup
+from holdfast.prefect_client.events import emit_nodes
+from holdfast.probe.health import Checkup
 from holdfast.report.wording import plural, some
-from policies.verdicts import Change, Verdict, worst_first
+from policies.node_health import Change, Verdict, worst_first
 from tasks import checkups
-from tasks.events import emit_nodes
 
 HEALTH: Final = {"ok": "healthy", "sick": "unhealthy"}
 """The words of the table for standings that the history calls otherwise."""

@@ -6,9 +6,9 @@ import signal
 import time
 
 from detectors.evidence import Overrun
-from holdfast.control.farewell import save_what_lives
-from holdfast.control.fleet import failures
-from holdfast.control.run import Run
+from holdfast.control.agents.pool import failures
+from holdfast.control.checkpoints.final_checkpoint import save_what_lives
+from holdfast.control.supervisor.controller import Run
 from holdfast.errors import NodeTrouble, WorldError
 from policies.case import Rung
 from policies.placement import place

@@ -8,13 +8,13 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from detectors.trials import Mark
+from detectors.burn_in_results import Mark
 from holdfast.log import note
+from holdfast.prefect_client.events import emit_nodes
 from holdfast.report.burn_ins import burn_ins_markdown, in_a_sentence
 from policies.burn_in import in_words, stays_out
 from policies.node_states import NodeState
 from tasks import repairs
-from tasks.events import emit_nodes
 
 log = logging.getLogger("holdfast.control")
 

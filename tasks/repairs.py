@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from holdfast.burn_in.plan import Plan
-from holdfast.burn_in.repair import Repair
 from holdfast.history import History
+from holdfast.probe.burn_in.plan import Plan
+from holdfast.probe.burn_in.repair import Repair
 from holdfast.spec import Cluster
-from policies.holds import Owner
+from policies.cordons import Owner
 
 _REPAIRS: dict[str, Repair] = {}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from detectors.evidence import StartTrouble
-from holdfast.control.lineup import Lineup
-from holdfast.control.run import Run
+from holdfast.control.state.rank_table import Lineup
+from holdfast.control.supervisor.controller import Run
 from holdfast.errors import NodeTrouble
 from holdfast.report.wording import some
 from policies.case import IN_PROCESS, Rung

@@ -6,9 +6,9 @@ import time
 from typing import Final
 
 from detectors.evidence import Overrun, StartTrouble
-from holdfast.control.fleet import failures
-from holdfast.control.plan import rank_environments, told_of
-from holdfast.control.run import Run
+from holdfast.control.agents.pool import failures
+from holdfast.control.config.worker_env import rank_environments, told_of
+from holdfast.control.supervisor.controller import Run
 from policies.case import IN_PROCESS
 from policies.states import Event
 from tasks import takeover, titles

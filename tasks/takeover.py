@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from detectors.evidence import TakeOverTrouble
-from holdfast.control.fleet import failures
-from holdfast.control.incident import IncidentInWork
-from holdfast.control.lineup import Lineup
-from holdfast.control.plan import roles_environment, told_of
-from holdfast.control.run import Run
+from holdfast.control.agents.pool import failures
+from holdfast.control.config.worker_env import roles_environment, told_of
+from holdfast.control.state.rank_table import Lineup
+from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.errors import NodeTrouble, OrderRefused
 from holdfast.report.wording import ranks as in_ranges
 from holdfast.report.wording import some
-from policies.ladder import Decision, Seat
-from policies.offences import offences
+from policies.escalation import Decision, Seat
+from policies.node_faults import offences
 from policies.placement import Membership, membership_after
 from policies.states import Event
 from tasks.turn import Turn

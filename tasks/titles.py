@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from detectors.catalogue import Fault
-from holdfast.control.run import Run
+from holdfast.control.supervisor.controller import Run
 from holdfast.report.wording import duration, plural, ranks, some
 from policies.case import Decision, Rung
 from policies.states import Event

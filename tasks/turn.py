@@ -12,8 +12,8 @@ from prefect.client.schemas.objects import State as TaskState
 from prefect.context import TaskRunContext
 from prefect.states import Completed
 
-from holdfast.control import runs
-from holdfast.control.run import Run
+from holdfast.control.supervisor import registry
+from holdfast.control.supervisor.controller import Run
 from holdfast.errors import HandedOver
 from policies.states import Event
 
@@ -59,7 +59,7 @@ def step(name: str, title: Title) -> Callable[[Work], Step]:
     def decorate(work: Work) -> Step:
         @task(name=name, task_run_name=name, cache_policy=NO_CACHE, retries=0, persist_result=False, description=work.__doc__)
         def run_step(job: str) -> TaskState[Turn | None]:
-            run, begin = runs.of(job), time.monotonic()
+            run, begin = registry.of(job), time.monotonic()
             try:
                 turn = work(run)
             except HandedOver as error:

@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Final
 
 from detectors.node import NODE_APART
-from holdfast.control import ways
-from holdfast.control.consent import LEAST
-from holdfast.control.incident import IncidentInWork
-from holdfast.control.run import Run
+from holdfast.control.faults import reachability
+from holdfast.control.nodes.approvals import LEAST
+from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.errors import WorldError
-from holdfast.history import questions
+from holdfast.history import approvals
+from holdfast.history.approvals import ISOLATE
 from holdfast.history.models import Question
-from holdfast.history.questions import ISOLATE
 from policies.case import Rung
-from policies.offences import Offence, takes_out
+from policies.node_faults import Offence, takes_out
 from policies.placement import members_after
 from policies.states import Event
 from tasks import titles
@@ -73,7 +73,7 @@ def _answered(run: Run, incident: IncidentInWork, answer: Question) -> Turn:
         run.wards.approve(answer.picked, answer.by)
         run.wards.keep({node: told for node, told in answer.nodes.items() if node not in answer.picked}, answer.answered_at or time.time())
     incident.lap("wait", time.time())
-    return Turn(Event.ANSWERED, f"question {answer.number}: {questions.in_words(answer)}")
+    return Turn(Event.ANSWERED, f"question {answer.number}: {approvals.in_words(answer)}")
 
 
 def wait_for_capacity(run: Run) -> Turn:
@@ -111,7 +111,7 @@ def can_meet(run: Run, incident: IncidentInWork, nodes: list[str]) -> bool:
     """Tell whether *nodes* all reach each other; asked only after two that did not have brought the job to a halt."""
     if NODE_APART.id not in {incident.row.kind, *(fault.kind for fault in incident.faults)}:
         return True
-    cut_off, pairs = ways.look(run.fleet.source, incident.faults, nodes)
+    cut_off, pairs = reachability.look(run.fleet.source, incident.faults, nodes)
     return not (cut_off or pairs)
 
 

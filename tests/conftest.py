@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from holdfast import own_gpus
-from holdfast.leftovers import leftovers, vaults
+from holdfast import gpu_assignment
+from holdfast.testing.orphans import leftovers, vaults
 from tests.leftovers import memory
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks: what may be skipped)
 from tests.waiting import wait_until
@@ -82,8 +82,8 @@ def _no_terminal_around() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_gpus_to_share_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Show GPUs to nothing but the tests that are for them: jobs of many local nodes are refused where there are few."""
-    if own_gpus.gpus_here() and request.node.get_closest_marker("gpu") is None:
-        monkeypatch.setenv(own_gpus.VISIBLE, "")
+    if gpu_assignment.gpus_here() and request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setenv(gpu_assignment.VISIBLE, "")
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def is_read(log: Path, node: str) -> bool:
 def _lookouts(node: str) -> Iterator[int]:
     for pid in marked("HOLDFAST_NODE", node):
         with suppress(OSError):
-            if b"holdfast.agent.lookout" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"holdfast.agent.monitor" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 yield pid
 
 

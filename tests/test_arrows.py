@@ -28,20 +28,18 @@ class Arrow:
 
 
 LEAVES = (
-    "holdfast.added",
-    "holdfast.callers",
+    "holdfast.authenticated_listener",
     "holdfast.errors",
-    "holdfast.flush",
-    "holdfast.layout",
     "holdfast.log",
-    "holdfast.places",
+    "holdfast.memstore",
+    "holdfast.own_variables",
+    "holdfast.paths",
     "holdfast.ports",
     "holdfast.process",
-    "holdfast.replicated",
-    "holdfast.secrecy",
-    "holdfast.vault",
-    "holdfast.vault_client",
-    "holdfast.wire",
+    "holdfast.protocol",
+    "holdfast.redaction",
+    "holdfast.source_tree",
+    "holdfast.tensor_layout",
 )
 """Standard library only, so that everything may stand on them."""
 
@@ -50,18 +48,23 @@ ARROWS = (
     Arrow(of="tasks", ours=("tasks", "policies", "detectors", "holdfast", "-holdfast.workflows"), theirs=("*", "-torch")),
     Arrow(of="policies", ours=("policies", "detectors")),
     Arrow(of="detectors", ours=("detectors",)),
-    Arrow(of="holdfast", ours=("holdfast", "policies", "detectors", "-holdfast.workflows"), theirs=("*", "-torch", "-prefect")),
+    Arrow(
+        of="holdfast",
+        ours=("holdfast", "policies", "detectors", "-holdfast.workflows", "-holdfast.prefect_client"),
+        theirs=("*", "-torch", "-prefect"),
+    ),
+    Arrow(of="holdfast.prefect_client", ours=("policies", "detectors", "holdfast", "-holdfast.workflows"), theirs=("*", "-torch")),
     # What a user imports stands above everything else, under the one name that is certain to be ours.
     Arrow(of="holdfast.workflows", ours=("flows", "tasks", "policies", "detectors", "holdfast"), theirs=("*", "-torch")),
-    Arrow(of="holdfast.agent", ours=("holdfast.agent", "holdfast.readers", "detectors", *LEAVES)),
-    Arrow(of="holdfast.readers", ours=("holdfast.readers", "detectors"), theirs=("pynvml",)),
-    Arrow(of="holdfast.slurm.warden", ours=("holdfast.slurm.warden", *LEAVES)),
-    Arrow(of="holdfast.burn_in.checks", ours=("holdfast.burn_in.checks", "holdfast.callers", "detectors")),
+    Arrow(of="holdfast.agent", ours=("holdfast.agent", "holdfast.probe.readers", "detectors", *LEAVES)),
+    Arrow(of="holdfast.probe.readers", ours=("holdfast.probe.readers", "holdfast.source_tree", "detectors"), theirs=("pynvml",)),
+    Arrow(of="holdfast.cluster.slurm.step_launcher", ours=("holdfast.cluster.slurm.step_launcher", *LEAVES)),
+    Arrow(of="holdfast.probe.burn_in.checks", ours=("holdfast.probe.burn_in.checks", "holdfast.authenticated_listener", "detectors")),
     Arrow(
         of="holdfast.runtime",
         ours=(
             "holdfast.runtime",
-            *(f"holdfast.{leaf}" for leaf in ("callers", "flush", "layout", "process", "replicated", "vault", "vault_client", "wire")),
+            *(f"holdfast.{leaf}" for leaf in ("authenticated_listener", "memstore", "process", "protocol", "tensor_layout")),
         ),
         theirs=("torch",),
     ),
@@ -138,14 +141,14 @@ def test_no_module_imports_against_the_arrows() -> None:
         ("holdfast/agent/node.py", "from holdfast import spec", "holdfast.spec"),
         ("holdfast/agent/node.py", "from .. import spec", "holdfast.spec"),
         ("holdfast/agent/__init__.py", "from ..spec import job", "holdfast.spec"),
-        ("holdfast/agent/node.py", "from policies.ladder import decide", "policies.ladder"),
-        ("holdfast/runtime/keeper.py", "import numpy", "numpy"),
-        ("holdfast/runtime/keeper.py", "from holdfast.log import note", "holdfast.log"),
+        ("holdfast/agent/node.py", "from policies.escalation import decide", "policies.escalation"),
+        ("holdfast/runtime/session.py", "import numpy", "numpy"),
+        ("holdfast/runtime/session.py", "from holdfast.log import note", "holdfast.log"),
         ("holdfast/cli/main.py", "if TYPE_CHECKING:\n    from prefect import Flow", "prefect"),
         ("holdfast/spec/__init__.py", "from tasks import launch", "tasks"),
-        ("holdfast/wire.py", "from holdfast.spec import job", "holdfast.spec"),
-        ("detectors/process.py", "from policies import ladder", "policies.ladder"),
-        ("policies/ladder.py", "import holdfast.errors", "holdfast.errors"),
+        ("holdfast/protocol.py", "from holdfast.spec import job", "holdfast.spec"),
+        ("detectors/process.py", "from policies import escalation", "policies.escalation"),
+        ("policies/escalation.py", "import holdfast.errors", "holdfast.errors"),
         ("tasks/launch.py", "from flows import training_job", "flows"),
         ("flows/training_job.py", "import torch", "torch"),
         ("flows/training_job.py", "from holdfast.workflows import training_job", "holdfast.workflows"),
@@ -155,7 +158,7 @@ def test_no_module_imports_against_the_arrows() -> None:
 )
 def test_an_import_against_an_arrow_is_refused(tmp_path: Path, module: str, text: str, wrong: str) -> None:
     """On a small tree of its own: nothing else is complained of, so each refusal is that import's."""
-    for name in ("holdfast/spec/__init__.py", "policies/ladder.py", "detectors/node.py", "tasks/__init__.py", module):
+    for name in ("holdfast/spec/__init__.py", "policies/escalation.py", "detectors/node.py", "tasks/__init__.py", module):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / module).write_text(text)
@@ -166,15 +169,22 @@ def test_an_import_against_an_arrow_is_refused(tmp_path: Path, module: str, text
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("holdfast/agent/node.py", "import os\nfrom holdfast import log, wire\nfrom detectors import node\nfrom . import node"),
-        ("holdfast/runtime/keeper.py", "import torch.distributed\nfrom holdfast.wire import connect"),
+        ("holdfast/agent/node.py", "import os\nfrom holdfast import log, protocol\nfrom detectors import node\nfrom . import node"),
+        ("holdfast/runtime/session.py", "import torch.distributed\nfrom holdfast.protocol import connect"),
         ("holdfast/workflows/__init__.py", "from flows import training_job\nfrom tasks import launch\nfrom prefect import flow"),
-        ("tasks/launch.py", "from prefect import task\nfrom holdfast.spec import job\nfrom policies.ladder import decide"),
+        ("tasks/launch.py", "from prefect import task\nfrom holdfast.spec import job\nfrom policies.escalation import decide"),
     ],
 )
 def test_an_import_along_the_arrows_is_let_through(tmp_path: Path, module: str, text: str) -> None:
     """A check that refuses everything holds nothing."""
-    for name in ("holdfast/log.py", "holdfast/wire.py", "holdfast/spec/__init__.py", "policies/ladder.py", "detectors/node.py", module):
+    for name in (
+        "holdfast/log.py",
+        "holdfast/protocol.py",
+        "holdfast/spec/__init__.py",
+        "policies/escalation.py",
+        "detectors/node.py",
+        module,
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / module).write_text(text)
@@ -204,8 +214,8 @@ def below(*tops: str) -> list[str]:
 
 def test_agent_detectors_and_policies_start_on_the_standard_library_alone() -> None:
     """`-S` hides every installed package, so an import that reaches for one fails here."""
-    names = below("holdfast.agent", "holdfast.readers", "detectors", "policies")
-    assert {"holdfast.agent", "holdfast.readers", "detectors", "policies"} <= set(names)
+    names = below("holdfast.agent", "holdfast.probe.readers", "detectors", "policies")
+    assert {"holdfast.agent", "holdfast.probe.readers", "detectors", "policies"} <= set(names)
     came = loaded(*names, flags=("-I", "-S"))
     assert came <= sys.stdlib_module_names | {"__main__", "holdfast", "detectors", "policies"}
 

@@ -155,7 +155,7 @@ def test_no_flow_takes_a_sites_default_of_retries() -> None:
                 if "flow" in {getattr(mark, "id", ""), getattr(getattr(mark, "func", None), "id", "")}:
                     given = {one.arg: ast.unparse(one.value) for one in getattr(mark, "keywords", [])}
                     marked[f"{path.relative_to(ROOT)}:{node.name}"] = given.get("retries")
-    assert {"flows/training_job.py:training_job", "tasks/ask.py:approval"} < set(marked)
+    assert {"flows/training_job.py:training_job", "holdfast/prefect_client/approvals.py:approval"} < set(marked)
     assert set(marked.values()) == {"0"}, marked
 
 

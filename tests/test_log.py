@@ -34,7 +34,7 @@ logging.getLogger("prefect.flow_runs").info("a flow's word")
 """
 
 
-PREPARED = "from holdfast.prefect_output import prepare_output; prepare_output()"
+PREPARED = "from holdfast.prefect.output import prepare_output; prepare_output()"
 
 
 def said(code: str, form: str) -> list[str]:

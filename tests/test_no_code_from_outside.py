@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
-from holdfast.runtime import tree
-from holdfast.runtime.storage import METADATA, Reader
+from holdfast.runtime.checkpoint.storage import METADATA, Reader
+from holdfast.runtime.state import tree
 from tests.test_arrows import TOPS
 
 ROOT = Path(__file__).parent.parent
@@ -30,9 +30,9 @@ OF_TORCH = {
 }
 RUNS = {"eval", "exec"}
 MAY_RUN = {
-    "holdfast/runtime/warm.py": "the user's script, in its own worker",
+    "holdfast/runtime/process/fork_server.py": "the user's script, in its own worker",
     "holdfast/spec/python_file.py": "the user's job or cluster file, in the user's own process",
-    "holdfast/readers/prelude.py": "our own readers, sent over the connection that logged in to the node",
+    "holdfast/probe/readers/remote_import.py": "our own readers, sent over the connection that logged in to the node",
 }
 
 

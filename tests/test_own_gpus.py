@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import own_gpus
-from holdfast.own_gpus import VISIBLE
+from holdfast import gpu_assignment
+from holdfast.gpu_assignment import VISIBLE
 from holdfast.spec import LocalCluster, TrainingJob
 from holdfast.spec.check import checks, short_of_gpus
 from tests.waiting import wait_until
@@ -36,15 +36,15 @@ EIGHT = tuple("01234567")
 def test_what_the_environment_leaves_a_process_is_what_it_may_share_out(tmp_path: Path, said: str, gpus: tuple[str, ...]) -> None:
     """As CUDA reads it, whatever the machine has."""
     (tmp_path / "nvidia0").touch()
-    assert own_gpus.gpus_here({VISIBLE: said}, tmp_path) == gpus
+    assert gpu_assignment.gpus_here({VISIBLE: said}, tmp_path) == gpus
 
 
 def test_without_a_word_of_the_environment_it_is_what_the_machine_has(tmp_path: Path) -> None:
     """By its devices; what else NVIDIA's driver puts there is no GPU."""
-    assert own_gpus.gpus_here({}, tmp_path) == ()
+    assert gpu_assignment.gpus_here({}, tmp_path) == ()
     for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
         (tmp_path / name).touch()
-    assert own_gpus.gpus_here({}, tmp_path) == ("0", "1", "2")
+    assert gpu_assignment.gpus_here({}, tmp_path) == ("0", "1", "2")
 
 
 def test_a_process_is_asked_what_it_was_shown() -> None:
@@ -52,10 +52,10 @@ def test_a_process_is_asked_what_it_was_shown() -> None:
     nap = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     child = subprocess.Popen(nap, env={VISIBLE: "2,3"}, stdin=subprocess.PIPE)
     try:
-        wait_until(lambda: own_gpus.gpus_of(child.pid) == ("2", "3"), seconds=10)  # once it has begun
+        wait_until(lambda: gpu_assignment.gpus_of(child.pid) == ("2", "3"), seconds=10)  # once it has begun
     finally:
         child.communicate()
-    assert own_gpus.gpus_of(child.pid) == ()
+    assert gpu_assignment.gpus_of(child.pid) == ()
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_a_process_is_asked_what_it_was_shown() -> None:
 )
 def test_nodes_get_equal_shares(gpus: tuple[str, ...], nodes: int, each: list[str]) -> None:
     """In order; with fewer GPUs than nodes the first ones get them."""
-    assert [tuple(one) for one in each] == own_gpus.shares(gpus, nodes)
+    assert [tuple(one) for one in each] == gpu_assignment.shares(gpus, nodes)
 
 
 @given(st.integers(0, 20), st.integers(1, 12))
 def test_no_gpu_is_anybody_elses_too(count: int, nodes: int) -> None:
     """Whatever there is of either."""
-    found = own_gpus.shares([str(number) for number in range(count)], nodes)
+    found = gpu_assignment.shares([str(number) for number in range(count)], nodes)
     assert len(found) == nodes
     given_away = [gpu for one in found for gpu in one]
     assert len(set(given_away)) == len(given_away) >= min(count, nodes)

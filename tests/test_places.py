@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import places
+from holdfast import paths
 from holdfast.errors import UnusableFolder
 from holdfast.history.store import History
 from tests.cli.conftest import PROGRAM, environment
@@ -33,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def refused() -> str:
     """Return the words with which the home is refused."""
     with pytest.raises(UnusableFolder) as told:
-        places.home()
+        paths.home()
     assert "HOLDFAST_HOME" in str(told.value)
     return str(told.value)
 
@@ -43,7 +43,7 @@ def refused() -> str:
 def test_a_home_of_somebody_else_is_refused(place: Path, which: str) -> None:
     """So is one below somebody's folder, who could put another in its place."""
     owned = place if which == "home" else place.parent
-    assert places.home() == place
+    assert paths.home() == place
     os.chown(owned, OTHER, OTHER)
     assert f"{owned} belongs to user nobody" in refused()
     with pytest.raises(UnusableFolder):
@@ -65,7 +65,7 @@ def test_a_home_that_others_may_write_to_is_refused(place: Path, which: str, mod
 def test_a_home_may_lie_where_nobody_touches_what_others_made(place: Path) -> None:
     """A folder like /tmp: but it is no home itself."""
     place.parent.chmod(0o1777)
-    assert places.home() == place
+    assert paths.home() == place
     place.chmod(0o1777)
     assert f"others may write to {place}" in refused()
 
@@ -76,7 +76,7 @@ def test_a_link_leads_only_where_nobody_else_could_lead_it(place: Path, tmp_path
     link = tmp_path / "link"
     link.symlink_to(place)
     monkeypatch.setenv("HOLDFAST_HOME", str(link))
-    assert places.home() == link
+    assert paths.home() == link
     os.chown(place.parent, OTHER, OTHER)
     assert f"{place.parent} belongs to" in refused()
     os.chown(place.parent, 0, 0)
@@ -105,7 +105,7 @@ def test_a_home_that_somebody_makes_a_moment_before_us_is_refused(place: Path, m
     (place / "history.db").unlink(missing_ok=True)
     place.rmdir()
     with pytest.raises(UnusableFolder, match="belongs to"):
-        places.make_private(place / "jobs" / "a")
+        paths.make_private(place / "jobs" / "a")
 
 
 @as_root

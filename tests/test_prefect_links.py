@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
-from holdfast.prefect_links import incident_key, ui_link, ui_url
+from holdfast.prefect.links import incident_key, ui_link, ui_url
 
 CLOUD = "https://api.prefect.cloud/api/accounts/0a1b/workspaces/2c3d"
 

@@ -21,11 +21,11 @@ from flows.node_repair import node_repair
 from flows.run_form import train
 from flows.training_job import training_job
 from holdfast.errors import BadFile, BadParameters, UnknownCluster
+from holdfast.prefect_client.named_clusters import chosen
 from holdfast.spec import CheckpointPlan, LocalCluster, SlurmCluster, SshCluster, TrainingJob, cluster_of
 from holdfast.spec.form import advanced_schema, job_of, parameters_of
 from holdfast.spec.job import MemoryPlan, Part
 from holdfast.spec.sizes import parse, text_of
-from tasks.named_clusters import chosen
 
 FLOWS: list[Flow[..., Any]] = [train, training_job, cluster_health, node_repair]
 GOOD = {"name": "gpt", "script": "/data/train.py"}

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast import vault
-from holdfast.vault import PAGE, Entry, Label, Slot, Snapshot, Unusable, deal, word_sum
+from holdfast.memstore import shared_memory
+from holdfast.memstore.shared_memory import PAGE, Entry, Label, Slot, Snapshot, Unusable, deal, word_sum
 
 ENTRIES = [Entry("w", (5, 20), "float32", 400), Entry("b", (7,), "uint8", 7), Entry("none", (0,), "uint8", 0), Entry("c", (), "int64", 8)]
 SIZES = [entry.size for entry in ENTRIES]
@@ -45,13 +45,13 @@ def written(path: Path, *, part: int = 0, parts: int = 1, step: int = 7, seed: i
     return whole
 
 
-@pytest.mark.parametrize("cut", [1, CUT, vault.CUT])
+@pytest.mark.parametrize("cut", [1, CUT, shared_memory.CUT])
 @pytest.mark.parametrize("blobs", [{}, {"rng": b"random", "empty": b"", 'a name of "many" lettérs': bytes(100_000)}])
 def test_no_tail_is_longer_than_its_draft_announces(tmp_path: Path, cut: int, blobs: dict[str, bytes]) -> None:
     """Whoever takes a copy keeps room for so much."""
     data = bytes(sum(SIZES))
     facts: dict[str, Any] = {"rank": 3, "world": 4, "piece": "p", "part": 0, "parts": 1, "cut": cut, "time": 1.5}
-    limit = vault.tail_limit(len(data), len(json.dumps(ENTRIES)), blobs, cut)
+    limit = shared_memory.tail_limit(len(data), len(json.dumps(ENTRIES)), blobs, cut)
     slot = Slot(tmp_path / "a.snap")
     slot.begin(Label(step=1, lineage=1, size=len(data), tail=limit, **facts))
     sealed = slot.seal(Label(step=1, lineage=1, size=len(data), tail=limit, **facts), [0] * -(-len(data) // cut), ENTRIES, blobs)
@@ -216,12 +216,12 @@ def test_a_copy_is_sealed_only_with_the_tail_that_its_label_names(tmp_path: Path
 def test_a_label_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     """It comes from other nodes too."""
     label = written(tmp_path / "a.snap")
-    assert vault.label_of(asdict(label)) == label
+    assert shared_memory.label_of(asdict(label)) == label
     with pytest.raises(Unusable):
-        vault.label_of({**asdict(label), **change})
+        shared_memory.label_of({**asdict(label), **change})
     for wrong in ("[]", "3", "{}", "{", "null", b"\xff"):
         with pytest.raises(Unusable):
-            vault.label_of(wrong)
+            shared_memory.label_of(wrong)
 
 
 @given(st.lists(st.integers(0, 2000), max_size=8), st.integers(1, 6), st.integers(50, 700))
@@ -236,17 +236,17 @@ def test_shares_cover_every_byte_once(sizes: list[int], parts: int, cut: int) ->
         assert (mine[0][0], mine[-1][1]) == (0, size) if size else mine == []
     assert all(0 < sum(one.length for one in met) <= cut for met in dealt)
     loads = [sum(one.length for met in deal(sizes, part, parts, cut) for one in met) for part in range(parts)]
-    assert max(loads) - min(loads) <= 2 * (min(cut, vault.PAGE) + vault.GRAIN)  # one at either end
+    assert max(loads) - min(loads) <= 2 * (min(cut, shared_memory.PAGE) + shared_memory.GRAIN)  # one at either end
     for part in range(1, parts):
         for one in next(iter(deal(sizes, part, parts, cut)), ())[:1]:
-            assert one.begin % vault.GRAIN == 0
+            assert one.begin % shared_memory.GRAIN == 0
 
 
 @given(st.binary(max_size=3000))
 @settings(deadline=None)
 def test_a_sum_is_what_it_is_said_to_be(data: bytes) -> None:
     """Every half word of 32 bits times an odd weight of its own, modulo 2**64."""
-    first, second = (struct.unpack(f"<{vault.CUT // 8}Q", row) for row in vault.weights())
+    first, second = (struct.unpack(f"<{shared_memory.CUT // 8}Q", row) for row in shared_memory.weights())
     assert {weight % 2 for weight in first + second} == {1}
     filled = data.ljust(-(-len(data) // 8) * 8, b"\0")
     halves = struct.unpack(f"<{len(filled) // 4}I", filled)
@@ -259,8 +259,8 @@ def test_a_sum_is_what_it_is_said_to_be(data: bytes) -> None:
 
 def test_stretches_of_what_is_longer_are_told_apart() -> None:
     """The same two stretches, the other way round."""
-    one, other = bytes(vault.CUT - 8) + b"one half", bytes(vault.CUT - 8) + b"other ha"
-    assert word_sum(one + other) == (word_sum(one) * vault.SPREAD + word_sum(other)) % 2**64
+    one, other = bytes(shared_memory.CUT - 8) + b"one half", bytes(shared_memory.CUT - 8) + b"other ha"
+    assert word_sum(one + other) == (word_sum(one) * shared_memory.SPREAD + word_sum(other)) % 2**64
     assert word_sum(one + other) != word_sum(other + one)
 
 
@@ -333,15 +333,15 @@ def test_a_snapshot_of_an_older_format_is_refused_by_its_format(tmp_path: Path) 
 def test_vaults_are_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By node and job; a node finds its own."""
     monkeypatch.setenv("HOLDFAST_VAULTS", str(tmp_path))
-    places = [vault.vault_of(node, job) for node in ("a", "b") for job in ("x", "y")]
+    places = [shared_memory.vault_of(node, job) for node in ("a", "b") for job in ("x", "y")]
     assert len(set(places)) == 4
     for place in places:
-        vault.make(place)
+        shared_memory.make(place)
     (places[0] / "file").write_bytes(bytes(8192))
-    assert vault.usage(places[0]) >= 8192
-    assert vault.vaults_of("a") == sorted(places[:2])
-    vault.wipe(places[0])
-    assert vault.vaults_of("a") == [places[1]]
+    assert shared_memory.usage(places[0]) >= 8192
+    assert shared_memory.vaults_of("a") == sorted(places[:2])
+    shared_memory.wipe(places[0])
+    assert shared_memory.vaults_of("a") == [places[1]]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
@@ -354,13 +354,13 @@ def test_a_folder_that_somebody_else_made_first_keeps_nobody_from_memory(tmp_pat
     for like in (theirs, tmp_path / f"{theirs.name}.0", tmp_path / f"{theirs.name}.{0:020}-x"):
         like.mkdir(exist_ok=True)
         os.chown(like, 65534, 65534)
-    place = vault.vault_of("node", "job")
-    vault.make(place)
+    place = shared_memory.vault_of("node", "job")
+    shared_memory.make(place)
     assert stat.S_IMODE(place.parent.stat().st_mode) == stat.S_IMODE(place.stat().st_mode) == 0o700
     command = "import os; from holdfast import vault; vault.make(vault.vault_of('other', 'job')); print(vault.root())"
     told = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
-    assert told.stdout.strip() == str(vault.root()) == str(place.parent)
-    assert vault.vaults_of("node") == [place]
+    assert told.stdout.strip() == str(shared_memory.root()) == str(place.parent)
+    assert shared_memory.vaults_of("node") == [place]
     assert list(theirs.iterdir()) == []
-    vault.wipe(place)
-    assert vault.vaults_of("node") == []
+    shared_memory.wipe(place)
+    assert shared_memory.vaults_of("node") == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.leftovers import leftovers
+from holdfast.testing.orphans import leftovers
 from tests.waiting import wait_until
 
 

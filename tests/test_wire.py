@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast.wire import LONGEST_LINE, BadLine, LineBuffer, Message, connect, decode, encode, listen
+from holdfast.protocol import LONGEST_LINE, BadLine, LineBuffer, Message, connect, decode, encode, listen
 
 MESSAGES = some.dictionaries(
     some.text(max_size=8),

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Final
 
 from benchmarks.simulated.training import Training
-from holdfast.wire import BEAT, LineBuffer, Message, encode
+from holdfast.protocol import BEAT, LineBuffer, Message, encode
 
 REMEMBERED: Final = 512
 """Newest events that are told again to a flow that attaches."""

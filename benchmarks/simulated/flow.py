@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.simulated.nodes import SimulatedNodes
 from flows import program
 from flows.training_job import training_job
-from holdfast.control import steering
+from holdfast.control.supervisor import supervise
 from holdfast.process import die_with_parent
 
 
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     spec, folder, count = arguments
     die_with_parent(os.getppid())
     nodes = SimulatedNodes("simulated", Path(folder), int(count))
-    setattr(steering, "open_cluster", lambda _: nodes)  # noqa: B010 (not exported, and nobody else's business)
+    setattr(supervise, "open_cluster", lambda _: nodes)  # noqa: B010 (not exported, and nobody else's business)
     return program.main([spec], training_job)
 
 

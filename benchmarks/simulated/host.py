@@ -22,9 +22,9 @@ from typing import Final
 
 from benchmarks.simulated.agent import Agent, Line
 from benchmarks.simulated.training import Training
-from holdfast.descriptors import make_room
 from holdfast.process import die_with_parent
-from holdfast.wire import BadLine, LineBuffer, Message, encode, listen
+from holdfast.protocol import BadLine, LineBuffer, Message, encode, listen
+from holdfast.rlimits import make_room
 
 SOCKET: Final = "nodes.sock"
 STEP_SECONDS: Final = 1.0

@@ -14,7 +14,7 @@ from benchmarks.measuring import ROOT, wait_for
 from benchmarks.simulated.host import names
 from benchmarks.simulated.nodes import SimulatedNodes
 from benchmarks.watched import Watched
-from holdfast.cli.watching import request_stop
+from holdfast.cli.watch import request_stop
 from holdfast.history import History, queries
 
 POLICY: Final = (

@@ -12,7 +12,7 @@ from benchmarks.simulated.host import SOCKET, names
 from holdfast.cluster import NodeView
 from holdfast.cluster.interface import Confirm
 from holdfast.errors import NodeLost
-from holdfast.wire import LineBuffer, Message, connect, encode
+from holdfast.protocol import LineBuffer, Message, connect, encode
 
 SECONDS = 30.0
 """How long the process that plays all nodes may take to answer."""

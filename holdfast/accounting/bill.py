@@ -13,16 +13,16 @@ from sqlalchemy import func
 from sqlmodel import Session, col
 
 from detectors.catalogue import Blame, Level
+from holdfast.accounting.attribution import settle
 from holdfast.accounting.ledger import HOUR, ROLLBACK, SECOND, UNFINISHED, Ledger, Use
-from holdfast.accounting.life import Trouble
 from holdfast.accounting.losses import Losses
-from holdfast.accounting.reading import Known, Reader, Unit, known, node_moves, unit_of
-from holdfast.accounting.settling import settle
-from holdfast.accounting.width import gone_without
-from holdfast.history.figures import NO_FAULT, USER_ERROR
+from holdfast.accounting.lost_capacity import gone_without
+from holdfast.accounting.timeline import Trouble
+from holdfast.accounting.timeline_reader import Known, Reader, Unit, known, node_moves, unit_of
 from holdfast.history.models import Fault, Job
+from holdfast.history.statistics import NO_FAULT, USER_ERROR
 from holdfast.history.store import History
-from policies.offences import ENDED
+from policies.node_faults import ENDED
 
 ENOUGH: Final = 2
 """Below so many a mean would be one case."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
+from holdfast.accounting.attribution import settle, time_down
 from holdfast.accounting.ledger import ROLLBACK, SECOND, Ledger, Use
-from holdfast.accounting.life import Life
-from holdfast.accounting.reading import COMPUTE, Reader, known
-from holdfast.accounting.settling import settle, time_down
+from holdfast.accounting.timeline import Life
+from holdfast.accounting.timeline_reader import COMPUTE, Reader, known
 from holdfast.history.models import Job
 from holdfast.history.store import History
 

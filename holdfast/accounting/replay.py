@@ -13,18 +13,18 @@ import sqlmodel
 from sqlalchemy import func
 from sqlmodel import Session, col
 
-import detectors.whole  # noqa: F401 (enters every kind into the catalogue: cases name them)
-from holdfast.accounting.slow_replay import NO_CASE, WeighedAgain, weighed_again
+import detectors.all_kinds  # noqa: F401 (enters every kind into the catalogue: cases name them)
+from holdfast.accounting.straggler_replay import NO_CASE, WeighedAgain, weighed_again
 from holdfast.errors import UnknownWord
 from holdfast.history.models import DecidedCase, Decision, Generation, Incident, Job, Phase
 from holdfast.history.store import History
 from holdfast.spec import TrainingJob
 from holdfast.spec.job import is_policy_file
 from holdfast.spec.load_policy import load_policy, under_job
-from policies.ladder import Decision as Made
-from policies.ladder import Rung
+from policies.case_codec import Unreadable, act_of, from_record
+from policies.escalation import Decision as Made
+from policies.escalation import Rung
 from policies.policy import NAMED, Policy
-from policies.record import Unreadable, act_of, from_record
 
 NOT_KEPT: Final = "it was made before cases were kept"
 

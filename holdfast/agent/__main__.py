@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from holdfast.agent.guardian import guard
-from holdfast.agent.identity import Identity, take_node
-from holdfast.agent.kernel_log import KERNEL_LOG
-from holdfast.agent.service import Service
+from holdfast.agent.monitor.kernel_log import KERNEL_LOG
+from holdfast.agent.node.identity import Identity, take_node
+from holdfast.agent.server import Service
+from holdfast.agent.workers.subreaper import guard
 from holdfast.log import set_up
+from holdfast.probe.readers.kernel import ELSEWHERE
 from holdfast.process import AGENT_MARK, NODE_MARK, fresh_signals, mark_of, marked, sweep
-from holdfast.readers.kernel import ELSEWHERE
-from holdfast.wire import encode
+from holdfast.protocol import encode
 
 ROOT: Final = "HOLDFAST_NODE_ROOT"
 """Variable with the place of the node's /proc and /sys where they are not there."""

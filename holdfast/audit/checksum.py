@@ -1,4 +1,4 @@
-"""Checksums of snapshots where there is NumPy and no torch: `holdfast.vault.word_sum` is what it computes."""
+"""Checksums of snapshots where there is NumPy and no torch: `holdfast.memstore.shared_memory.word_sum` is what it computes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from holdfast.vault import CUT, SPREAD, weights
+from holdfast.memstore.shared_memory import CUT, SPREAD, weights
 
 _MASK: Final = (1 << 64) - 1
 

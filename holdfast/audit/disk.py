@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.errors import NotReadable
-from holdfast.runtime import manifest
-from holdfast.runtime.manifest import Flaw, Manifest, Unusable
+from holdfast.runtime.checkpoint import manifest
+from holdfast.runtime.checkpoint.manifest import Flaw, Manifest, Unusable
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from holdfast.audit.vaults import HANDS, Memory
-from holdfast.runtime.planner import Holding, NoPlan, Plan, Stored, plan
-from holdfast.vault import Label, Unusable
+from holdfast.audit.memstores import HANDS, Memory
+from holdfast.memstore.shared_memory import Label, Unusable
+from holdfast.runtime.snapshots.restore_planner import Holding, NoPlan, Plan, Stored, plan
 
 _NO_DISK: Final = ", and there is no whole checkpoint"
 Tier = Literal["memory", "replicas"]

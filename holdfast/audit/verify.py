@@ -10,10 +10,10 @@ from typing import Final
 from holdfast.audit.checksum import fast_sum
 from holdfast.audit.disk import OnDisk
 from holdfast.audit.memory import Kept, Moment, listed, moments, planned
-from holdfast.audit.proof import Prover
-from holdfast.audit.vaults import Memory, bench
-from holdfast.runtime.planner import Plan
-from holdfast.vault import Snapshot, Unusable
+from holdfast.audit.memstores import Memory, bench
+from holdfast.audit.verifier_process import Prover
+from holdfast.memstore.shared_memory import Snapshot, Unusable
+from holdfast.runtime.snapshots.restore_planner import Plan
 
 TRIES: Final = 5
 """How often the newest whole moment is looked for anew, when training has written over it before it was read."""

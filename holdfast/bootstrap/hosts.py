@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from holdfast.bootstrap.wheel import Wheel
+from holdfast.cluster.ssh.connector import Ways
+from holdfast.cluster.ssh.endpoints import Target
+from holdfast.cluster.ssh.errors import Unanswered, Unasked
+from holdfast.cluster.ssh.remote_program import Errand
 from holdfast.spec import SshCluster
-from holdfast.ssh.errand import Errand
-from holdfast.ssh.targets import Target
-from holdfast.ssh.trouble import Unanswered, Unasked
-from holdfast.ssh.ways import Ways
 
 HANDS: Final = 32
 """Hosts that are set up at once. Each is sent half a megabyte."""
@@ -27,7 +27,7 @@ WORK: Final = 180.0
 """Seconds that a host may take to make an environment, on a disk that others share."""
 OLDEST: Final = (3, 11)
 """What agents need."""
-PROOF: Final = "holdfast.agent.gate"
+PROOF: Final = "holdfast.agent.node.proxy"
 CURES: Final = {
     errno.ENOSPC: "Free some there, or name another folder in `directory`",
     errno.EDQUOT: "Free some there, or name another folder in `directory`",

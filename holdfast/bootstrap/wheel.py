@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from holdfast import __version__
-from holdfast.agent.environments import SPOKEN
+from holdfast.agent.node.venvs import SPOKEN
 from holdfast.errors import NotReadable
-from holdfast.readers.bundle import ROOT
-from holdfast.wire import PROTOCOL
+from holdfast.protocol import PROTOCOL
+from holdfast.source_tree import ROOT
 
 NAME: Final = "holdfast_node"
 ENTRIES: Final = ("holdfast.agent", "holdfast.runtime")

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from holdfast.classify.classifier import Classifier, Page, Verdict, classify
-from holdfast.classify.reading import blocks
+from holdfast.classify.line_blocks import blocks
 
 __all__ = ["Classifier", "Page", "Verdict", "blocks", "classify"]

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from detectors.exceptions import kind_of
+from detectors.log_heuristics import OTHERS
 from detectors.logs import judge
 from detectors.tracebacks import raised_in
-from detectors.unseen import OTHERS
-from holdfast.classify.gathering import Gathered, Gatherer
+from holdfast.classify.line_blocks import blocks, plain
 from holdfast.classify.matcher import HEAD, WORDS, Matcher, best
-from holdfast.classify.reading import blocks, plain
+from holdfast.classify.traceback_collector import Gathered, Gatherer
 
 REMEMBERED: Final = 10_000
 """Lines whose kind is remembered."""

@@ -16,9 +16,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from detectors.log_heuristics import TROUBLE
 from detectors.signatures import SIGNATURES
-from detectors.unseen import TROUBLE
-from holdfast.places import home
+from holdfast.paths import home
 
 WORDS: Final = len(SIGNATURES)
 """Stands among the candidates for: the line holds a word of trouble."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sqlmodel import SQLModel
 
-from holdfast.cli.outlook import Outlook, newest_whole, placed, until_of
+from holdfast.cli.job_view import Outlook, newest_whole, placed, until_of
 from holdfast.history import queries
 from holdfast.history.lease import flow_run_url, holder_of
 from holdfast.history.models import Checkpoint, Decision, Generation, Incident, Job, Move, Remark, Step
@@ -192,7 +192,7 @@ def of_remark(row: Remark, *, more: int = 0, brief: bool = False) -> Change:
 
 def of_progress(outlook: Outlook) -> Change:
     """Tell how far the job is."""
-    from holdfast.cli.status import loss_of, progress_of, rate_of  # noqa: PLC0415 (that module reads more than a watcher needs)
+    from holdfast.cli.commands.status import loss_of, progress_of, rate_of  # noqa: PLC0415 (that module reads more than a watcher needs)
 
     step = outlook.step
     eta = f"  ETA {duration(outlook.eta)}" if outlook.eta is not None else ""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, Self
 
 import holdfast
-from holdfast import places
-from holdfast.control.handover import held_back
+from holdfast import paths
+from holdfast.control.supervisor.detach import held_back
 from holdfast.errors import JobAlreadyRunning, NotWritable
 from holdfast.history import queries
 from holdfast.history.models import Job
@@ -69,7 +69,7 @@ class FlowProcess:
         with self.log.open("ab") as log, held_back():
             self._begin = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "holdfast.prefect_server", PROGRAM, str(spec)],
+                [sys.executable, "-P", "-m", "holdfast.prefect.server", PROGRAM, str(spec)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -140,9 +140,9 @@ def write_spec(job: str, spec: Mapping[str, object], flow: str = "flow") -> Path
 
 def writable_folder(job: str) -> Path:
     """Return the folder of *job*, made if it was not there."""
-    folder = places.job_directory(job)
+    folder = paths.job_directory(job)
     try:
-        places.make_private(folder)
+        paths.make_private(folder)
         (folder / ".").stat()
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")

@@ -14,9 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.outlook import Outlook, placed
+from holdfast.cli.commands.status import loss_of, progress_of, rate_of
+from holdfast.cli.job_view import Outlook, placed
 from holdfast.cli.output import colour_of, wrapped
-from holdfast.cli.status import loss_of, progress_of, rate_of
 from holdfast.history.models import Incident
 from holdfast.report.wording import NOTHING, count, duration, in_ranks, plural, visible
 

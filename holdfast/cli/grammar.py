@@ -86,7 +86,7 @@ def _moment(since: str | None) -> float | None:
     """Return when *since* was, in seconds since 1970."""
     if since is None:
         return None
-    from holdfast.cli.moments import ago_or_at
+    from holdfast.cli.time_arguments import ago_or_at
 
     found = ago_or_at(since)
     if found is None:
@@ -133,7 +133,7 @@ def validate(job_file: Path, cluster_file: Path | None, as_json: bool) -> int:
 
     Each problem is told with its field, the reason and the cure. JOB_FILE is YAML, or Python that sets `job`. Nothing is started.
     """
-    from holdfast.cli.validating import validate
+    from holdfast.cli.commands.validate import validate
 
     return validate(job_file, cluster_file, as_json=as_json)
 
@@ -162,7 +162,7 @@ def run(job_file: Path, cluster_file: Path | None, detach: bool, standby: bool, 
     What rank 0 writes is shown, each line after its rank; --log-ranks asks for others. What comes too fast to be read is left out:
     `holdfast logs` has all of it.
     """
-    from holdfast.cli.running import run
+    from holdfast.cli.commands.run import run
 
     return run(job_file, cluster_file, detach=detach, standby=standby, log_ranks=log_ranks, as_json=as_json)
 
@@ -177,10 +177,10 @@ def status(job: str | None, follow: bool, as_json: bool) -> int:
     JOB is a name (its newest run) or an id from `holdfast history`.
     """
     if follow:
-        from holdfast.cli.watching import follow as watch
+        from holdfast.cli.watch import follow as watch
 
         return watch(job, as_json=as_json)
-    from holdfast.cli.status import status
+    from holdfast.cli.commands.status import status
 
     return status(job, as_json=as_json)
 
@@ -191,7 +191,7 @@ def status(job: str | None, follow: bool, as_json: bool) -> int:
 @as_json
 def history(job: str | None, limit: int, as_json: bool) -> int:
     """List all jobs, or what befell one JOB."""
-    from holdfast.cli import past
+    from holdfast.cli.commands import history as past
 
     return past.history(job, limit=limit, as_json=as_json)
 
@@ -205,7 +205,7 @@ def show(incident: str, job: str | None, as_json: bool) -> int:
 
     With the reasons, the evidence, and how long each phase took. INCIDENT is its number within the job, or its id.
     """
-    from holdfast.cli import past
+    from holdfast.cli.commands import history as past
 
     return past.show(incident, job, as_json=as_json)
 
@@ -219,7 +219,7 @@ def report(job: str | None, output: Path | None, as_json: bool) -> int:
 
     One self-contained HTML file about the newest run of JOB (default: the newest job).
     """
-    from holdfast.cli.reporting import report
+    from holdfast.cli.commands.report import report
 
     return report(job, output, as_json=as_json)
 
@@ -240,7 +240,7 @@ def advise(job: str | None, every: tuple[int, ...], as_json: bool) -> int:
     From what its saves and steps cost and how often the fleet had faults (Young/Daly), with what other cadences would cost
     and what one fault does. What was never measured is assumed, and said to be. Default: the newest job.
     """
-    from holdfast.cli.advising import advise
+    from holdfast.cli.commands.advise import advise
 
     return advise(job, every, as_json=as_json)
 
@@ -255,7 +255,7 @@ def checkpoints(job: str, verify: bool, as_json: bool) -> int:
     Checkpoints on the disk, and snapshots in the memory of its nodes; and what a recovery would take now. Works while the
     job trains and after its end, and changes nothing. Exit status 1: the newest of a tier is not whole, or --verify found damage.
     """
-    from holdfast.cli.checkpoints import checkpoints
+    from holdfast.cli.commands.checkpoints import checkpoints
 
     return checkpoints(job, verify=verify, as_json=as_json)
 
@@ -272,7 +272,7 @@ def logs(job: str | None, ranks: tuple[int, ...], node: str | None, lines: int, 
 
     From the nodes themselves, as they are now; default: the newest job. Exit status 1: a node could not be asked.
     """
-    from holdfast.cli.logs import Which, logs
+    from holdfast.cli.commands.logs import Which, logs
 
     return logs(job, Which(ranks=ranks, node=node), lines=lines, follow=follow, as_json=as_json)
 
@@ -288,7 +288,7 @@ def profile(job: str | None, output: Path | None, as_json: bool) -> int:
     how much of the copying is hidden in the windows. From what the ranks told last; default: the newest job.
     """
     _refuse_unless_picture(output)
-    from holdfast.cli.profiling import profile
+    from holdfast.cli.commands.profile import profile
 
     return profile(job, output, as_json=as_json)
 
@@ -306,7 +306,7 @@ def cost(job: str | None, since: str | None, output: Path | None, as_json: bool)
     """
     _refuse_unless_picture(output)
     begin = _moment(since)
-    from holdfast.cli.costing import cost
+    from holdfast.cli.commands.cost import cost
 
     return cost(job, begin, output, as_json=as_json)
 
@@ -323,7 +323,7 @@ def replay(policy: str, job: str | None, since: str | None, as_json: bool) -> in
     others would have won or lost, by what recoveries of that kind took in this history. Nothing is changed.
     """
     begin = _moment(since)
-    from holdfast.cli.replaying import replay
+    from holdfast.cli.commands.replay import replay
 
     return replay(policy, job, begin, as_json=as_json)
 
@@ -340,7 +340,7 @@ def metrics(serve: str | None, textfile: Path | None, as_json: bool) -> int:
     """
     if (serve is not None) + (textfile is not None) + as_json > 1:
         raise click.UsageError("`--serve`, `--textfile` and `--json` exclude each other")
-    from holdfast.cli.metering import metrics
+    from holdfast.cli.commands.metrics import metrics
 
     return metrics(serve, textfile, as_json=as_json)
 
@@ -356,7 +356,7 @@ def stop(job: str, timeout: float | None, as_json: bool) -> int:
 
     Its workers get SIGTERM, then time to save, then SIGKILL. A job that lost its flow is ended from here.
     """
-    from holdfast.cli.stopping import stop
+    from holdfast.cli.commands.stop import stop
 
     return stop(job, timeout=timeout, as_json=as_json)
 
@@ -378,7 +378,7 @@ def hand_over(job: str, timeout: float, as_json: bool) -> int:
     The flow lets go of the job, and no rank notices: a standby takes over at once; without one, the same `holdfast run` adopts
     the job. For upgrades, or before the host of the flow goes down. SIGUSR1 to the flow, or to its `holdfast run`, does the same.
     """
-    from holdfast.cli.handing_over import hand_over
+    from holdfast.cli.commands.detach import hand_over
 
     return hand_over(job, timeout=timeout, as_json=as_json)
 
@@ -400,7 +400,7 @@ def migrate(job: str, source: str | None, rank: int | None, target: str | None, 
     """
     if (source is None) == (rank is None):
         raise click.UsageError("name what to move: either --from NODE or --rank N")
-    from holdfast.cli.migrating import migrate
+    from holdfast.cli.commands.migrate import migrate
 
     return migrate(job, {"from": source, "to": target, "rank": rank}, timeout=timeout, as_json=as_json)
 
@@ -427,7 +427,7 @@ def drain(
     this is told at once, and shortly before the time what they have is saved, and the job goes on without the node or
     waits. Afterwards the node is held, until `holdfast nodes release`.
     """
-    from holdfast.cli.draining import Wish, drain_node
+    from holdfast.cli.commands.drain import Wish, drain_node
 
     wish = Wish(node=node, because=because, by=by, within=within, cancel=cancel)
     return drain_node(wish, cluster_file, job, as_json=as_json)
@@ -476,7 +476,7 @@ def list_nodes(cluster_file: Path | None, now: bool, as_json: bool) -> int:
     was last thought of them. CLUSTER_FILE is YAML, or Python that sets `cluster`; default: the cluster `local` on this
     machine.
     """
-    from holdfast.cli.nodes import nodes
+    from holdfast.cli.commands.nodes import nodes
 
     return nodes(cluster_file, now=now, as_json=as_json)
 
@@ -492,7 +492,7 @@ def trust_nodes(cluster_file: Path, nodes: tuple[str, ...], yes: bool, as_json: 
     Of all nodes of the cluster (or each NODE) and the jump hosts on the way: which keys are known, unknown, changed or
     revoked, with fingerprints. Unknown ones are added to the file of known hosts once you agree; changed ones never are.
     """
-    from holdfast.cli.trusting import trust
+    from holdfast.cli.commands.nodes_trust import trust
 
     return trust(cluster_file, nodes, yes=yes, as_json=as_json)
 
@@ -517,7 +517,7 @@ def bootstrap_nodes(cluster_file: Path, only: tuple[str, ...], wheel: Path | Non
     `directory`; torch is the one that is installed for that `python`. What is there already stays as it is, and agents that
     run go on in the version that they were started with.
     """
-    from holdfast.cli.bootstrapping import Wish, bootstrap
+    from holdfast.cli.commands.nodes_bootstrap import Wish, bootstrap
 
     return bootstrap(cluster_file, Wish(only=only, wheel=wheel, write=write_wheel), as_json=as_json)
 
@@ -534,7 +534,7 @@ def check_nodes(cluster_file: Path, job_file: Path | None, only: tuple[str, ...]
     training, and connections between nodes; with JOB_FILE its files and whether all nodes see its checkpoints. Each with
     its cure. Exit status: 0 all well, 1 something is missing, 3 jobs run and something should be mended.
     """
-    from holdfast.cli.inspecting import inspect
+    from holdfast.cli.commands.nodes_check import inspect
 
     return inspect(cluster_file, job_file, only, as_json=as_json)
 
@@ -557,7 +557,7 @@ def hold_node(node: str, because: str, lasts: str | None, cluster_file: Path | N
 
     No program lifts it. A job that trains on the node goes on there; `holdfast drain` has it leave as well.
     """
-    from holdfast.cli.holding import Wish, change
+    from holdfast.cli.commands.nodes_cordon import Wish, change
 
     return change("hold", Wish(node=node, because=because, lasts=lasts), cluster_file, as_json=as_json)
 
@@ -573,7 +573,7 @@ def release_node(node: str, because: str, number: int | None, cluster_file: Path
 
     What programs hold against the node stays: it is quarantined then, until it has passed a burn-in or is readmitted.
     """
-    from holdfast.cli.holding import Wish, change
+    from holdfast.cli.commands.nodes_cordon import Wish, change
 
     return change("release", Wish(node=node, because=because, number=number), cluster_file, as_json=as_json)
 
@@ -589,7 +589,7 @@ def readmit_node(node: str, because: str, number: int | None, cluster_file: Path
 
     Lifts a quarantine, a doubt or a retirement by your word. A person's hold stays until it is released.
     """
-    from holdfast.cli.holding import Wish, change
+    from holdfast.cli.commands.nodes_cordon import Wish, change
 
     return change("readmit", Wish(node=node, because=because, number=number), cluster_file, as_json=as_json)
 
@@ -601,7 +601,7 @@ def readmit_node(node: str, because: str, number: int | None, cluster_file: Path
 @as_json
 def retire_node(node: str, because: str, cluster_file: Path | None, as_json: bool) -> int:
     """Give NODE up: only `readmit` brings it back."""
-    from holdfast.cli.holding import Wish, change
+    from holdfast.cli.commands.nodes_cordon import Wish, change
 
     return change("retire", Wish(node=node, because=because), cluster_file, as_json=as_json)
 
@@ -626,7 +626,7 @@ def burn_in(nodes: tuple[str, ...], cluster_file: Path | None, short: bool, seco
     between pairs of nodes, paired anew where one fails until the bad end is known. At low priority. A quarantined node
     that passes comes back; one that fails stays out. Nodes need python3 and nothing else. Exit status 1: a node did not pass.
     """
-    from holdfast.cli.burning import burn_in
+    from holdfast.cli.commands.burn_in import burn_in
 
     return burn_in(nodes, cluster_file, short=short, seconds=seconds, as_json=as_json)
 
@@ -643,7 +643,7 @@ def approve(number: int | None, refuse: bool, nodes: tuple[str, ...], because: s
     They ask before they isolate more of a cluster than its `quarantine.share`, or so many of a job's nodes that it cannot go
     on. Without NUMBER: list what is asked.
     """
-    from holdfast.cli.approving import answer, open_questions
+    from holdfast.cli.commands.approve import answer, open_questions
 
     if number is None:
         if refuse or nodes:
@@ -692,7 +692,7 @@ def add_address(name: str, address: str, everything: bool, lost_after: float | N
     type that matches. By default it gets what needs a person: an incident that lasts, a question, a failed job, a quarantined or sick
     node, a job without a controller.
     """
-    from holdfast.cli.notifying import add
+    from holdfast.cli.commands.notify import add
 
     return add(name, address, everything=everything, lost_after=lost_after, as_json=as_json)
 
@@ -701,7 +701,7 @@ def add_address(name: str, address: str, everything: bool, lost_after: float | N
 @as_json
 def list_addresses(as_json: bool) -> int:
     """List where notifications go."""
-    from holdfast.cli.notifying import addresses
+    from holdfast.cli.commands.notify import addresses
 
     return addresses(as_json=as_json)
 
@@ -711,7 +711,7 @@ def list_addresses(as_json: bool) -> int:
 @as_json
 def test_address(name: str, as_json: bool) -> int:
     """Have the server send one notification to NAME."""
-    from holdfast.cli.notifying import test
+    from holdfast.cli.commands.notify import test
 
     return test(name, as_json=as_json)
 
@@ -721,7 +721,7 @@ def test_address(name: str, as_json: bool) -> int:
 @as_json
 def remove_address(name: str, as_json: bool) -> int:
     """Send nothing to NAME any more, and forget its address."""
-    from holdfast.cli.notifying import remove
+    from holdfast.cli.commands.notify import remove
 
     return remove(name, as_json=as_json)
 
@@ -753,10 +753,10 @@ def health(cluster_file: Path | None, local: bool, since: Path | None, deadline:
     if cluster_file is not None:
         if since is not None:
             raise click.UsageError("`--since` belongs to `--local`: a cluster is compared with what the history keeps of it")
-        from holdfast.cli.checking_up import check_up
+        from holdfast.cli.commands.health_sweep import check_up
 
         return check_up(cluster_file, deadline=deadline, as_json=as_json)
-    from holdfast.cli.health import health
+    from holdfast.cli.commands.health import health
 
     return health(since, deadline=deadline, as_json=as_json)
 
@@ -771,7 +771,7 @@ def classify(log: Path | None, as_json: bool) -> int:
     the faults, and with `--json` one object for each line or traceback: line, verdict, kind, blame, level, action. Exit
     status 0: the log was read, whatever it holds.
     """
-    from holdfast.cli.classifying import classify_log
+    from holdfast.cli.commands.classify import classify_log
 
     return classify_log(log, as_json=as_json)
 
@@ -797,7 +797,7 @@ def faults(
     """
     if context.invoked_subcommand is not None:
         return 0
-    from holdfast.cli.faults import Wanted, list_kinds
+    from holdfast.cli.commands.faults import Wanted, list_kinds
 
     return list_kinds(Wanted(words=words, area=area, component=component, level=level, blame=blame), as_json=as_json)
 
@@ -807,7 +807,7 @@ def faults(
 @as_json
 def show_fault(kind: str, as_json: bool) -> int:
     """Explain one KIND of fault."""
-    from holdfast.cli.faults import show_kind
+    from holdfast.cli.commands.faults import show_kind
 
     return show_kind(kind, as_json=as_json)
 
@@ -821,7 +821,7 @@ def unknown_faults(limit: int, draft: bool, as_json: bool) -> int:
 
     Out of the history: what ended workers and matches no kind but `worker-exception`, `worker-exit-code` and the like.
     """
-    from holdfast.cli.faults import list_unknown
+    from holdfast.cli.commands.faults import list_unknown
 
     return list_unknown(limit=limit, draft=draft, as_json=as_json)
 
@@ -840,7 +840,7 @@ def show_policy(policy: str | None, as_json: bool) -> int:
     In words, with every threshold, deadline and level, and what differs from the policy that it is based on. NAME is `patient`,
     `balanced` (the default) or `aggressive`; FILE is a policy file.
     """
-    from holdfast.cli.policies import show
+    from holdfast.cli.commands.policy import show
 
     return show(policy, as_json=as_json)
 
@@ -853,7 +853,7 @@ def check_policy(files: tuple[Path, ...], as_json: bool) -> int:
 
     Each problem is told with its field, its line, the reason and the cure. Exit status 2: a file cannot be used.
     """
-    from holdfast.cli.policies import check
+    from holdfast.cli.commands.policy import check
 
     return check(files, as_json=as_json)
 
@@ -869,7 +869,7 @@ def explain_incident(incident: str, job: str | None, as_json: bool) -> int:
     how the attempt ended. INCIDENT is its number within the job, or its id; `slow` stands for what was decided about ranks that
     held the others up, with what staying and moving cost.
     """
-    from holdfast.cli.policies import explain
+    from holdfast.cli.commands.policy import explain
 
     return explain(incident, job, as_json=as_json)
 
@@ -884,7 +884,7 @@ def support_bundle(job: str | None, output: Path | None, as_json: bool) -> int:
     Versions, this machine, the history of JOB (default: the newest), ends of logs and journals: a .tar.gz file without tokens,
     keys and passwords. It works where the job or the history is damaged, and says what is missing.
     """
-    from holdfast.cli.bundling import support_bundle
+    from holdfast.cli.commands.support_bundle import support_bundle
 
     return support_bundle(job, output, as_json=as_json)
 

@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.cli.logs import HANDS, Log, as_shown
+from holdfast.cli.commands.logs import HANDS, Log, as_shown
 from holdfast.cluster import NodeSource, open_cluster
 from holdfast.errors import HoldfastError, UnknownWord
 from holdfast.history.models import Job

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from holdfast.cli.changes import Change, of_progress
 from holdfast.cli.frame import Frame, below
-from holdfast.cli.outlook import Outlook
+from holdfast.cli.job_view import Outlook
 from holdfast.cli.output import clock, finite, hanging, on_terminal, wrapped
 from holdfast.cli.rank_output import Line
 from holdfast.report.wording import visible

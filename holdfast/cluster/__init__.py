@@ -19,11 +19,11 @@ def open_cluster(cluster: Cluster) -> NodeSource:
 
         return LocalNodes.of(cluster)
     if cluster.kind == "slurm":
-        from holdfast.slurm.nodes import SlurmNodes  # noqa: PLC0415
+        from holdfast.cluster.slurm.nodes import SlurmNodes  # noqa: PLC0415
 
         return SlurmNodes(cluster)
     from holdfast.cluster.remote import RemoteNodes  # noqa: PLC0415
-    from holdfast.ssh.reach import SshReach  # noqa: PLC0415
+    from holdfast.cluster.ssh.transport import SshReach  # noqa: PLC0415
 
     return RemoteNodes(cluster, SshReach(cluster))
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from detectors.evidence import SchedulerWord
-from holdfast.agent.epochs import FencingToken
+from holdfast.agent.node.epochs import FencingToken
 from holdfast.errors import HoldfastError
-from holdfast.wire import Message
+from holdfast.protocol import Message
 
 Confirm = Callable[[], FencingToken]
 """Returns in whose name an order is given, asked when the way to the node is there and the order is about to go; raises a `WorldError`.

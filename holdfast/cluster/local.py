@@ -11,22 +11,23 @@ import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from holdfast import own_gpus, vault
-from holdfast.agent import log_files, refused
-from holdfast.agent.epochs import FencingToken
-from holdfast.agent.place import NodePlace, NotStarted
+from holdfast import gpu_assignment
+from holdfast.agent import errors
+from holdfast.agent.node.directory import NodePlace, NotStarted
+from holdfast.agent.node.epochs import FencingToken
+from holdfast.agent.workers import log_files
 from holdfast.cluster.interface import Confirm, Logs, NodeView
 from holdfast.errors import NodeLost, NotAskable, OrderRefused, Superseded
-from holdfast.places import cluster_directory, job_directory
+from holdfast.memstore import shared_memory
+from holdfast.paths import cluster_directory, job_directory
 from holdfast.process import kill, mark_of
-from holdfast.wire import Message, connect
+from holdfast.protocol import Message, connect
+from holdfast.source_tree import of_source_tree
 
 if TYPE_CHECKING:
     from holdfast.spec import LocalCluster
-
-ROOT: Final = Path(__file__).resolve().parents[2]
 
 T = TypeVar("T")
 
@@ -110,20 +111,20 @@ class LocalNodes:
     def place(self, node: str) -> NodePlace:
         """Return the folder that is *node*, with all that can be done there."""
         gpus = self._gpus(node)
-        visible = {} if gpus is None else {own_gpus.VISIBLE: ",".join(gpus)}
-        return NodePlace(self.folder(node), node, self.name, {**_environment(), **visible})
+        visible = {} if gpus is None else {gpu_assignment.VISIBLE: ",".join(gpus)}
+        return NodePlace(self.folder(node), node, self.name, {**of_source_tree(os.environ), **visible})
 
     def _gpus(self, node: str) -> tuple[str, ...] | None:
         """Return the GPUs that are *node*'s own; None where this machine has none."""
-        gpus = own_gpus.gpus_here()
-        return own_gpus.shares(gpus, self.count)[self.names().index(node)] if gpus else None
+        gpus = gpu_assignment.gpus_here()
+        return gpu_assignment.shares(gpus, self.count)[self.names().index(node)] if gpus else None
 
     def _held_by_others(self, node: str) -> str:
         """Say which of the GPUs of *node* another node holds: its agent was started when the cluster had another number of nodes."""
         mine = set(self._gpus(node) or ())
         for other in sorted(self.root.glob("node-*")) if mine else ():
             seen = NodePlace(other, other.name, self.name).seen()
-            if other.name != node and seen is not None and (theirs := mine.intersection(own_gpus.gpus_of(seen.pid))):
+            if other.name != node and seen is not None and (theirs := mine.intersection(gpu_assignment.gpus_of(seen.pid))):
                 return f"GPU {', '.join(sorted(theirs))} is held by {other.name}, started when the cluster had another number of nodes"
         return ""
 
@@ -176,8 +177,8 @@ class LocalNodes:
     def clear(self, node: str) -> None:
         """End whatever runs on the node and take all that it keeps in memory, of every job."""
         self.fence(node)
-        for memory in vault.vaults_of(mark_of(self.folder(node))):
-            vault.wipe(memory)
+        for memory in shared_memory.vaults_of(mark_of(self.folder(node))):
+            shared_memory.wipe(memory)
 
     def wipe_memory(self, node: str, job: str, confirm: Confirm | None = None) -> None:
         """Remove the job's vault: an agent that was killed has left it."""
@@ -204,15 +205,7 @@ def _in_time(node: str, order: str, act: Callable[[FencingToken | None], T], con
     """Do *act* in the name of who gives the order; raise a `NodeTrouble` where it is refused."""
     try:
         return act(confirm() if confirm is not None else None)
-    except refused.Superseded as error:
+    except errors.Superseded as error:
         raise Superseded(node, error.epoch, str(error)) from error
-    except refused.Refused as error:
+    except errors.Refused as error:
         raise OrderRefused(node, order, str(error)) from error
-
-
-def _environment() -> dict[str, str]:
-    """Return what agents are given to find Holdfast: a source tree need not be installed."""
-    if not (ROOT / "pyproject.toml").exists():
-        return {}
-    paths = (str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}

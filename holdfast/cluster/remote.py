@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from holdfast.cluster.gate import Gate, Pipe
 from holdfast.cluster.interface import Confirm, Logs, NodeView
+from holdfast.cluster.proxy_client import Gate, Pipe
 from holdfast.errors import NodeLost, NodeTrouble, NotAskable, OtherProtocol
-from holdfast.wire import Message
+from holdfast.protocol import Message
 
 REACH_SECONDS: Final = 10.0
 """How long the way to a node may take where nothing speaks against it: a login and the start of an interpreter on a busy one."""

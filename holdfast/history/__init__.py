@@ -27,8 +27,8 @@ from holdfast.history.models import (
     Verdict,
     new_id,
 )
+from holdfast.history.outbox_file import absorb
 from holdfast.history.recorder import Recorder
-from holdfast.history.spill import absorb
 from holdfast.history.store import History
 
 __all__ = [

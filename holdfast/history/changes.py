@@ -11,10 +11,10 @@ from sqlalchemy import Connection, Engine, Table, bindparam, update
 from sqlmodel import SQLModel
 
 from holdfast.history import models
-from holdfast.history.clean import clean_cell
+from holdfast.history.errors import refuses_the_row
 from holdfast.history.fence import Fence
+from holdfast.history.sanitize import clean_cell
 from holdfast.history.sqlite_file import IMMEDIATE
-from holdfast.history.trouble import refuses_the_row
 
 _TABLES: dict[str, Table] = {table.name: table for table in models.TABLES}
 

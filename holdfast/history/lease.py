@@ -19,9 +19,9 @@ from sqlalchemy import func, or_, text
 from sqlmodel import Session, col, select
 
 from holdfast.errors import JobAlreadyRunning, LeaseLost
-from holdfast.history.asking import Asking
 from holdfast.history.fence import lock_briefly
 from holdfast.history.models import Job, Lease
+from holdfast.history.retry import Asking
 from holdfast.history.store import History
 from holdfast.log import note
 from holdfast.process import boot_time

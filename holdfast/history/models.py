@@ -154,7 +154,7 @@ class NodeMove(SQLModel, table=True):
 
 
 class NodeVerdict(SQLModel, table=True):
-    """A change of what is thought of a node from outside (`policies.verdicts`), or of what is held against it."""
+    """A change of what is thought of a node from outside (`policies.node_health`), or of what is held against it."""
 
     __tablename__: ClassVar[Any] = "node_verdict"
     id: str = Field(default_factory=new_id, primary_key=True)
@@ -170,7 +170,7 @@ class NodeVerdict(SQLModel, table=True):
 
 
 class NodeHold(SQLModel, table=True):
-    """One hold on a node (`policies.holds`): why it is not, or not gladly, given to jobs. Open while *ended_at* is empty."""
+    """One hold on a node (`policies.cordons`): why it is not, or not gladly, given to jobs. Open while *ended_at* is empty."""
 
     __tablename__: ClassVar[Any] = "node_hold"
     __table_args__ = (UniqueConstraint("cluster", "node", "number"),)
@@ -231,7 +231,7 @@ class LastLook(SQLModel, table=True):
     at: float
     verdict: dict[str, Any] = _json()
     reading: str | None = None
-    """The last `NodeReading`, as compressed JSON (`holdfast.history.looks`); empty before the first."""
+    """The last `NodeReading`, as compressed JSON (`holdfast.history.health_samples`); empty before the first."""
 
 
 DOWN_UNTIL: Final = "down_until"
@@ -269,8 +269,8 @@ class Incident(SQLModel, table=True):
     """From *fault_at* to the first new step; for scripts that report no steps only until all processes had started (see *facts*)."""
     because: str = ""
     facts: dict[str, Any] | None = _maybe_json()
-    """What the recovery did inside the workers (see `holdfast.control.rebuilt`), how old the newest snapshot in memory was in steps,
-    ``orders``: of each attempt the rung, and when its orders had been answered; `DOWN_UNTIL`: what *downtime_s* ends with."""
+    """What the recovery did inside the workers (see `holdfast.control.checkpoints.recovery_facts`), how old the newest snapshot in memory
+    was in steps, ``orders``: of each attempt the rung, and when its orders had been answered; `DOWN_UNTIL`: what *downtime_s* ends with."""
 
     @property
     def until_started(self) -> bool:
@@ -311,7 +311,7 @@ class Verdict(SQLModel, table=True):
     """How likely it was beside the others: 0 to 1."""
     because: str
     candidates: list[dict[str, Any]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
-    """The explanations, the likeliest first (see `holdfast.control.verdict.record`)."""
+    """The explanations, the likeliest first (see `holdfast.control.faults.diagnosis_inputs.record`)."""
 
 
 class Decision(SQLModel, table=True):
@@ -331,7 +331,7 @@ class Decision(SQLModel, table=True):
 
 
 class DecidedCase(SQLModel, table=True):
-    """What a decision was made from (`policies.record`), so that another policy can be asked the same; of older ones there is none."""
+    """What a decision was made from (`policies.case_codec`), so that another policy can be asked the same; of older ones there is none."""
 
     __tablename__: ClassVar[Any] = "decided_case"
     decision_id: str = Field(primary_key=True)

@@ -9,7 +9,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from holdfast.errors import HistoryUnreachable
-from holdfast.history.clean import to_json
+from holdfast.history.sanitize import to_json
 
 _ANSWER_WITHIN = {
     "keepalives_idle": 5,

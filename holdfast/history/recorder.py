@@ -21,7 +21,7 @@ from sqlmodel import SQLModel
 
 from holdfast.history.changes import Change, added, amended, write
 from holdfast.history.fence import Fence, Overtaken
-from holdfast.history.spill import absorb, as_records, forget, set_aside, spill_out
+from holdfast.history.outbox_file import absorb, as_records, forget, set_aside, spill_out
 from holdfast.history.store import History
 from holdfast.log import note
 

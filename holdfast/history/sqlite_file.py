@@ -17,11 +17,11 @@ from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
 from sqlalchemy.pool import QueuePool
 from sqlmodel import SQLModel
 
-from holdfast import places
+from holdfast import paths
 from holdfast.errors import HistoryCorrupt, HistoryLocked, HistoryUnreachable, NotWritable
 from holdfast.history import models
-from holdfast.history.clean import to_json
-from holdfast.history.trouble import translated
+from holdfast.history.errors import translated
+from holdfast.history.sanitize import to_json
 
 IMMEDIATE: Final = "holdfast_immediate"
 """Execution option: take the write lock at the beginning of the transaction, instead of failing at the first write."""
@@ -131,9 +131,9 @@ def _make_folder(path: Path, url: str) -> None:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise NotWritable("the history", url, error.strerror or str(error)) from error
-    home = places.home()
+    home = paths.home()
     if path.is_relative_to(home):  # somebody else may have made it a moment before us, where anybody may make folders
-        places.own_folder("HOLDFAST_HOME", str(path.parent))
+        paths.own_folder("HOLDFAST_HOME", str(path.parent))
 
 
 def _connector(path: Path, *, create: bool, patience: float) -> Connect:

@@ -13,15 +13,15 @@ from sqlalchemy import URL, Engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlmodel import Session
 
-from holdfast import places
+from holdfast import paths
 from holdfast.errors import HistoryUnreachable, RowCorrupt
 from holdfast.history import schema
-from holdfast.history.clean import clean_cell
 from holdfast.history.damage import MISREAD, damage_of
+from holdfast.history.errors import translated
 from holdfast.history.postgresql import server_engine
+from holdfast.history.sanitize import clean_cell
 from holdfast.history.sqlite_file import IMMEDIATE, empty_engine, file_engine, use_wal
-from holdfast.history.trouble import translated
-from holdfast.secrecy import shown
+from holdfast.redaction import shown
 
 PATIENCE: Final = 5.0
 """Seconds to wait for another program's lock, and for a server to answer."""
@@ -55,12 +55,12 @@ class History:
 
     @classmethod
     def open(cls, url: str | None = None, *, create: bool = True, patience: float = PATIENCE) -> History:
-        """Open the history at *url* (default: `places.history_url`) with its tables up to date.
+        """Open the history at *url* (default: `paths.history_url`) with its tables up to date.
 
         With *create* off, a database that is not there reads as an empty history, until it is there.
         Wait up to *patience* seconds for locks and servers; raise `HistoryTrouble` or `NotWritable`.
         """
-        return cls(url or places.history_url(), create=create, patience=patience)
+        return cls(url or paths.history_url(), create=create, patience=patience)
 
     @contextmanager
     def session(self, *, immediate: bool = False) -> Iterator[Session]:

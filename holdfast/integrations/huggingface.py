@@ -14,9 +14,9 @@ from typing import Any, Final
 import torch
 from transformers import Trainer, TrainerCallback, TrainerState
 
-from holdfast.runtime import rng
-from holdfast.runtime.groups.assembly import assembly
+from holdfast.runtime.groups.membership import assembly
 from holdfast.runtime.session import Session, Step, session
+from holdfast.runtime.state import rng
 
 RESUMED: Final = "holdfast"
 """What the Trainer is given for the folder of a checkpoint where the session has restored the state."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import Transform
 
-from holdfast.report.ink import Drawing, Ink
+from holdfast.report.svg_theme import Drawing, Ink
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _TIME_STEPS: Final = (

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from detectors.trials import Check, Mark
+from detectors.burn_in_results import Check, Mark
 from holdfast.report.wording import duration, plural, visible
 from policies.burn_in import Outcome, figures_of, in_a_word, stays_out
 from policies.node_states import NodeState

@@ -12,11 +12,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from holdfast.accounting.bill import Bill, Loss
 from holdfast.accounting.ledger import UNFINISHED, Use
 from holdfast.report import wording
-from holdfast.report.hours import hours
-from holdfast.report.ink import Box, Drawing, Ink, drawing, svg
+from holdfast.report.cost_table import hours
 from holdfast.report.phases import kind_of
 from holdfast.report.recoveries import INKS
 from holdfast.report.standalone import image
+from holdfast.report.svg_theme import Box, Drawing, Ink, drawing, svg
 
 MOST: Final = 14
 """Kinds of faults that have a bar."""

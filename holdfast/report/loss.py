@@ -12,8 +12,8 @@ from markupsafe import Markup
 from holdfast.report import wording
 from holdfast.report.axes import LABEL_PIXELS, Mark, count_axis, incident_marks, loss_axis, step_axis, time_axis
 from holdfast.report.case import Case
-from holdfast.report.ink import Box, Drawing, Ink, drawing, svg
 from holdfast.report.story import Flags, Steps, Story
+from holdfast.report.svg_theme import Box, Drawing, Ink, drawing, svg
 from holdfast.report.thinning import Floats, Places, smoothed, thin_pieces
 
 _CROWDED: Final = 3

@@ -13,8 +13,8 @@ from holdfast.report import incident_words as words
 from holdfast.report import wording
 from holdfast.report.case import Case
 from holdfast.report.evidence import pieces
+from holdfast.report.hypotheses import explanations
 from holdfast.report.phases import parts
-from holdfast.report.weighing import explanations
 
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
 LABELS: Final = {"warm-up": "warm-up and compile"}

@@ -14,9 +14,9 @@ from typing import Final
 from holdfast.history.models import Question
 from holdfast.report import incident_words, wording
 from holdfast.report.case import Case
+from policies.node_health import Standing
 from policies.node_states import NodeState
 from policies.states import TERMINAL, State
-from policies.verdicts import Standing
 
 PATIENCE: Final = 30.0
 """Seconds that an incident may take before anybody is told while it lasts: what is over by then is one notification, not two."""

@@ -10,15 +10,15 @@ from typing import Any, Final
 import numpy as np
 from markupsafe import Markup
 
+import detectors.all_kinds  # enters every kind into the catalogue
 import detectors.catalogue
-import detectors.whole  # enters every kind into the catalogue
 from holdfast.history.models import Checkpoint, Fault, Generation, NodeMove
-from holdfast.report import evidence, facts, loss, memory, phases, recoveries, timeline, weighing, wording
+from holdfast.report import evidence, facts, hypotheses, loss, memory, phases, recoveries, timeline, wording
 from holdfast.report.case import Case
-from holdfast.report.ink import Box, pens
 from holdfast.report.notes import collapsed
 from holdfast.report.story import Story
-from holdfast.report.surroundings import surroundings
+from holdfast.report.svg_theme import Box, pens
+from holdfast.report.template_env import surroundings
 
 MOST_INCIDENTS: Final = 80
 MOST_CLOSE_UPS: Final = 16
@@ -88,7 +88,7 @@ def page(story: Story) -> str:
         acted=lambda act: list(evidence.pieces(wording.act(act), longest=longest)),
         pieces=lambda found: list(evidence.pieces(found, longest=longest)),
         parts=phases.parts,
-        explained=lambda verdicts: list(weighing.explanations(verdicts)),
+        explained=lambda verdicts: list(hypotheses.explanations(verdicts)),
         taken_over=wording.taken_over,
         source=wording.source,
         open_case=_open_case(story),

@@ -7,16 +7,16 @@ from dataclasses import fields
 from typing import Any, Final
 
 from holdfast.report.wording import duration, plural, share
-from policies import ladder
+from policies import escalation
 from policies.approval import AskAPerson
 from policies.bad_loss import GoBack
 from policies.case import Rule, Rung
-from policies.narrow import Narrow
 from policies.policy import Policy
-from policies.repeats import ExcuseWhenCommon, LeaveWhenFlapping, LeaveWhenFrequent
+from policies.recurrence import ExcuseWhenCommon, LeaveWhenFlapping, LeaveWhenFrequent
+from policies.replace_ranks import TakeOver
 from policies.retry import RetryStep
+from policies.shrink_live import Narrow
 from policies.slowness import MoveWhenItPays
-from policies.takeover import TakeOver
 
 
 def _common(rule: Any, _policy: Policy) -> str:  # noqa: ANN401 (each of these takes a rule of its own class)
@@ -67,12 +67,12 @@ def _in_place(_rule: Any, policy: Policy) -> str:  # noqa: ANN401
 
 
 WORDS: Final[dict[type, Callable[[Any, Policy], str]]] = {
-    ladder.StopForUserError: lambda _rule, _policy: "give up at once when the script is at fault",
-    ladder.StopWhenFruitless: lambda rule, policy: (
+    escalation.StopForUserError: lambda _rule, _policy: "give up at once when the script is at fault",
+    escalation.StopWhenFruitless: lambda rule, policy: (
         f"give up after {plural(policy.budget.fruitless, 'recovery', 'recoveries')} in a row without a new step, unless a node is lost"
         + ("; a spare takes the place of the node in question before that" if rule.replace else "")
     ),
-    ladder.StopWhenSpent: lambda _rule, policy: (
+    escalation.StopWhenSpent: lambda _rule, policy: (
         f"give up after {plural(policy.budget.recoveries, 'recovery', 'recoveries')} within {duration(policy.budget.window)}"
     ),
     ExcuseWhenCommon: _common,
@@ -93,17 +93,17 @@ WORDS: Final[dict[type, Callable[[Any, Policy], str]]] = {
         "keep the ranks that live, and go on with fewer copies of the model and the same samples in each step, where the script shares "
         f"them out, not below `nodes.least`{_deadline(Rung.NARROW)(policy)}"
     ),
-    ladder.RestartInPlace: _in_place,
-    ladder.ReplaceBySpare: _replace,
-    ladder.Shrink: lambda _rule, policy: f"go on with fewer nodes, not below `nodes.least`{_deadline(Rung.SHRINK)(policy)}",
+    escalation.RestartInPlace: _in_place,
+    escalation.ReplaceBySpare: _replace,
+    escalation.Shrink: lambda _rule, policy: f"go on with fewer nodes, not below `nodes.least`{_deadline(Rung.SHRINK)(policy)}",
     AskAPerson: lambda _rule, _policy: (
         "a sick node still works, and too few would be left without it: ask a person, as long as the cluster's `quarantine.ask` says"
     ),
-    ladder.WaitForCapacity: _wait,
-    ladder.RestartAgain: lambda _rule, _policy: (
+    escalation.WaitForCapacity: _wait,
+    escalation.RestartAgain: lambda _rule, _policy: (
         "a restart failed, and nothing else is left: start all ranks once more, each on another node"
     ),
-    ladder.GiveUp: lambda _rule, _policy: "give up: nothing else is left",
+    escalation.GiveUp: lambda _rule, _policy: "give up: nothing else is left",
 }
 """Rule to its sentence under a policy."""
 

@@ -11,9 +11,9 @@ from markupsafe import Markup
 
 from holdfast.report import profile_words as words
 from holdfast.report import schedule
-from holdfast.report.ink import pens
 from holdfast.report.profiles import JobProfile
-from holdfast.report.surroundings import surroundings
+from holdfast.report.svg_theme import pens
+from holdfast.report.template_env import surroundings
 from holdfast.report.wording import NOTHING
 
 MOST_ROWS: Final = 2000

@@ -12,8 +12,8 @@ from markupsafe import Markup
 from holdfast.report import wording
 from holdfast.report.axes import badge, time_axis
 from holdfast.report.case import Case
-from holdfast.report.ink import Box, Drawing, Ink, drawing, svg
 from holdfast.report.phases import KINDS, OTHER, Kind, Part, parts
+from holdfast.report.svg_theme import Box, Drawing, Ink, drawing, svg
 
 MOST_BARS: Final = 24
 _OUTLIER: Final = 10

@@ -11,9 +11,9 @@ from matplotlib.patches import Rectangle
 
 from holdfast.report import wording
 from holdfast.report.axes import time_axis
-from holdfast.report.ink import Box, Drawing, Ink, drawing, svg
 from holdfast.report.profiles import JobProfile, RankProfile
 from holdfast.report.standalone import image
+from holdfast.report.svg_theme import Box, Drawing, Ink, drawing, svg
 
 LANE: Final = 34
 """Height of a rank's lane in pixels."""

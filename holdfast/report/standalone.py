@@ -14,7 +14,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import to_hex
 from matplotlib.patches import Patch
 
-from holdfast.report.ink import Drawing, Ink
+from holdfast.report.svg_theme import Drawing, Ink
 
 DPI: Final = 144
 _LIGHT: Final = re.compile(r":root \{(.*?)\}", re.DOTALL)

@@ -11,8 +11,8 @@ from markupsafe import Markup
 from holdfast.history.queries import TERMINAL
 from holdfast.report import wording
 from holdfast.report.axes import Mark, incident_marks, time_axis
-from holdfast.report.ink import Box, Drawing, Ink, drawing, svg
 from holdfast.report.story import Story
+from holdfast.report.svg_theme import Box, Drawing, Ink, drawing, svg
 
 LANE: Final = 26
 """Height of a lane in pixels."""

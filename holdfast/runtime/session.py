@@ -20,36 +20,39 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from holdfast.runtime import manifest, outside, parking, rng, successor, tree
-from holdfast.runtime.buckets import M, settle_all, settled, sum_up, watch
-from holdfast.runtime.checkpoint import Keeping, Saver
-from holdfast.runtime.copies import Checker
-from holdfast.runtime.farewell import STATUS, Farewell
-from holdfast.runtime.groups.assembly import assembly
-from holdfast.runtime.groups.keeper import Keeper
-from holdfast.runtime.groups.managed import ManagedGroup
-from holdfast.runtime.groups.tape import WARM_STEPS
-from holdfast.runtime.link import FAREWELL_SECONDS, link
-from holdfast.runtime.loader import Loader
-from holdfast.runtime.pace import PaceMaker
-from holdfast.runtime.parking import Parked, Roles
-from holdfast.runtime.promoted import Again
-from holdfast.runtime.restore import load, newest_whole
-from holdfast.runtime.sections import section
-from holdfast.runtime.shares import Deal, Share
-from holdfast.runtime.snapshots.bubbles import PROFILE
-from holdfast.runtime.snapshots.ledger import Ledger
+from holdfast.runtime.agent_client import FAREWELL_SECONDS, link
+from holdfast.runtime.checkpoint import manifest
+from holdfast.runtime.checkpoint.invalidated import WrittenOff
+from holdfast.runtime.checkpoint.load import load, newest_whole
+from holdfast.runtime.checkpoint.save import Keeping, Saver
+from holdfast.runtime.checkpoint.storage_errors import Teller, Trouble
+from holdfast.runtime.data.batch_shards import Deal, Share
+from holdfast.runtime.data.loader import Loader
+from holdfast.runtime.groups.membership import assembly
+from holdfast.runtime.groups.process_group import ManagedGroup
+from holdfast.runtime.groups.recorded_collectives import WARM_STEPS
+from holdfast.runtime.groups.recovery_manager import Keeper
+from holdfast.runtime.process import standby as parking
+from holdfast.runtime.process import successor
+from holdfast.runtime.process.gloo_threads import let_go
+from holdfast.runtime.process.restart_script import Again
+from holdfast.runtime.process.sigterm import STATUS, Farewell
+from holdfast.runtime.process.standby import Parked, Roles
+from holdfast.runtime.snapshots.config import Config, Place, Wish
+from holdfast.runtime.snapshots.copy_schedule import PROFILE
+from holdfast.runtime.snapshots.profile_file import Told
 from holdfast.runtime.snapshots.restart import from_memory
-from holdfast.runtime.snapshots.setting import Config, Place, Wish
-from holdfast.runtime.snapshots.stored import Memory
-from holdfast.runtime.snapshots.taker import Taker
-from holdfast.runtime.snapshots.told import Told
-from holdfast.runtime.standing import answering
-from holdfast.runtime.state import Stateful, Training, unwrapped
-from holdfast.runtime.threads import let_go
-from holdfast.runtime.trouble import Teller, Trouble
+from holdfast.runtime.snapshots.restore import Memory
+from holdfast.runtime.snapshots.snapshotter import Taker
+from holdfast.runtime.snapshots.stats_reporter import Ledger
+from holdfast.runtime.state import rng, tree, unmanaged
+from holdfast.runtime.state.training import Stateful, Training, unwrapped
+from holdfast.runtime.telemetry.ddp_determinism import M, settle_all, settled, sum_up, watch
+from holdfast.runtime.telemetry.rank_status import answering
+from holdfast.runtime.telemetry.replica_checksums import Checker
+from holdfast.runtime.telemetry.sections import section
+from holdfast.runtime.telemetry.step_timing import PaceMaker
 from holdfast.runtime.world import World, join
-from holdfast.runtime.written_off import WrittenOff
 
 EVERY: Final = 100
 """Steps between checkpoints unless the session or the job says otherwise."""
@@ -447,7 +450,7 @@ class Session(AbstractContextManager["Session"]):
         parking.promote(order)
         managed.put_back(order)
         same = rank == managed.generation.rank and not roles.warmed  # it has never been in another place
-        kept_by = outside.of_libraries(rank, managed.generation.world)
+        kept_by = unmanaged.of_libraries(rank, managed.generation.world)
         if kept_by or not (alike or same) or not managed.began_alike():
             raise Again({"RANK": str(rank), "HOLDFAST_FRESH": "1"})
         parked.unpark()

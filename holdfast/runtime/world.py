@@ -16,8 +16,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from holdfast.runtime.groups import assembly
-from holdfast.runtime.groups.council import Council
+from holdfast.runtime.groups import membership
+from holdfast.runtime.groups.control_tree import Council
 
 STORE_SECONDS: Final = 60.0
 """How long a rank looks for the store before it leaves the waiting to torch."""
@@ -101,7 +101,7 @@ def _bytes(row: Tensor) -> bytes:
 
 def _council() -> Council | None:
     """Return the ranks' own way to talk, where groups are managed: a loss of a peer ends it at once."""
-    present = assembly.assembly()
+    present = membership.assembly()
     return None if present is None else present.council
 
 

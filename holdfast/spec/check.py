@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast import own_gpus
+from holdfast import gpu_assignment
 from holdfast.errors import Problem
 from holdfast.spec.cluster import Cluster, LocalCluster
 from holdfast.spec.job import TrainingJob, is_policy_file
@@ -111,7 +111,7 @@ def short_of_gpus(job: TrainingJob, cluster: Cluster) -> frozenset[str]:
     """Return the nodes of a local cluster that have fewer GPUs of their own than *job* has ranks on a node."""
     if not isinstance(cluster, LocalCluster):
         return frozenset()
-    few = own_gpus.too_few(own_gpus.gpus_here(), cluster.nodes, job.nodes.ranks, job.environment)
+    few = gpu_assignment.too_few(gpu_assignment.gpus_here(), cluster.nodes, job.nodes.ranks, job.environment)
     return frozenset(cluster.names[place] for place in few)
 
 
@@ -119,19 +119,19 @@ def gpu_problems(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
     """Say whether local nodes have too few GPUs of their own: two ranks on one GPU end in words that nobody understands."""
     if not isinstance(cluster, LocalCluster):
         return
-    said = own_gpus.gpus_here({own_gpus.VISIBLE: job.environment.get(own_gpus.VISIBLE, "")})
-    if said and own_gpus.gpus_here() and job.nodes.wanted + job.nodes.spare > 1:
-        reason = f"{own_gpus.VISIBLE} would show all local nodes the same GPUs, {', '.join(said)}, and no two may share one"
-        cure = f"Remove it; to leave some GPUs out start Holdfast with {own_gpus.VISIBLE}: it shares out those"
+    said = gpu_assignment.gpus_here({gpu_assignment.VISIBLE: job.environment.get(gpu_assignment.VISIBLE, "")})
+    if said and gpu_assignment.gpus_here() and job.nodes.wanted + job.nodes.spare > 1:
+        reason = f"{gpu_assignment.VISIBLE} would show all local nodes the same GPUs, {', '.join(said)}, and no two may share one"
+        cure = f"Remove it; to leave some GPUs out start Holdfast with {gpu_assignment.VISIBLE}: it shares out those"
         yield Problem(field="environment", reason=reason, cure=cure)
-    gpus, wanted = own_gpus.gpus_here(), job.nodes.wanted + job.nodes.spare
+    gpus, wanted = gpu_assignment.gpus_here(), job.nodes.wanted + job.nodes.spare
     if cluster.nodes - len(short_of_gpus(job, cluster)) < wanted:
-        each = len(own_gpus.shares(gpus, cluster.nodes)[0])
+        each = len(gpu_assignment.shares(gpus, cluster.nodes)[0])
         reason = (
             f"local nodes share no GPU: {min(len(gpus), cluster.nodes)} of {cluster.nodes} node(s) have {each} of the {len(gpus)} here, "
             f"and the job wants {wanted} node(s), spares included, with a GPU for each of {job.nodes.ranks} rank(s)"
         )
-        yield Problem(field="nodes.ranks", reason=reason, cure=own_gpus.advice(gpus, wanted, job.nodes.ranks))
+        yield Problem(field="nodes.ranks", reason=reason, cure=gpu_assignment.advice(gpus, wanted, job.nodes.ranks))
 
 
 def _lent(job: TrainingJob, cluster: SlurmCluster) -> Iterator[Problem]:

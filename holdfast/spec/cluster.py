@@ -21,8 +21,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from holdfast import places
-from holdfast.secret import is_elsewhere
+from holdfast import paths
+from holdfast.secrets import is_elsewhere
 from holdfast.spec.burn_in import BurnInSettings
 from holdfast.spec.job import NAME, FilledText, Part
 from holdfast.spec.planned import Maintenance, Notice, check_plan
@@ -30,7 +30,7 @@ from holdfast.spec.quarantine import Quarantine
 from holdfast.spec.ranges import names_in
 from holdfast.spec.slurm import SlurmCluster
 from holdfast.spec.spelling import PLAIN_NAME, Inner, NodeNames, Program, contradiction, spelled
-from policies.windows import Window
+from policies.maintenance import Window
 
 
 def _says_where_it_is(text: str) -> str:
@@ -124,7 +124,7 @@ class LocalCluster(Part):
     @property
     def home(self) -> Path:
         """Return the folder that holds the nodes."""
-        return Path(self.directory).expanduser().absolute() if self.directory else places.cluster_directory(self.name)
+        return Path(self.directory).expanduser().absolute() if self.directory else paths.cluster_directory(self.name)
 
 
 def _of_hop(value: object) -> object:

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from holdfast import places
+from holdfast import paths
 from holdfast.errors import Problem
 from holdfast.spec.durations import Duration, PositiveDuration, lasting
 from holdfast.spec.sizes import Size
@@ -330,7 +330,7 @@ class TrainingJob(Part):
     @property
     def checkpoints(self) -> Path:
         """Return the folder of the checkpoints."""
-        return self.inside(self.checkpoint.directory) if self.checkpoint.directory else places.job_directory(self.name) / "checkpoints"
+        return self.inside(self.checkpoint.directory) if self.checkpoint.directory else paths.job_directory(self.name) / "checkpoints"
 
     def inside(self, path: str) -> Path:
         """Return *path* as seen from the job's working directory."""

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from holdfast.errors import BadFile, Problem
-from holdfast.secret import is_elsewhere
+from holdfast.secrets import is_elsewhere
 from holdfast.spec.check import checks
 from holdfast.spec.cluster import KINDS, Cluster, LocalCluster, SshHop, SshHost, kind_of
 from holdfast.spec.job import TrainingJob, contradictions, is_policy_file

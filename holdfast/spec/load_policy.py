@@ -18,7 +18,7 @@ from holdfast.spec.policy import PolicyFile, unanswered
 from holdfast.spec.problems import shown
 from holdfast.spec.yaml_text import Unreadable
 from policies.case import Rung
-from policies.ladder import NOTING, ORDERS
+from policies.escalation import NOTING, ORDERS
 from policies.policy import BASE, NAMED, Policy
 
 Value = TypeVar("Value")

@@ -15,7 +15,7 @@ from holdfast.spec.durations import PositiveDuration, lasting
 from holdfast.spec.job import FilledText, Part
 from holdfast.spec.ranges import names_in
 from holdfast.spec.spelling import contradiction
-from policies.windows import Window
+from policies.maintenance import Window
 
 _WHEN: Final = 'Write a date and a time, e.g. "2026-12-01 22:00", with a zone (`+01:00`) if it is not that of this machine'
 

@@ -9,9 +9,9 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from detectors.all_kinds import CATALOGUE
 from detectors.associations import belongs
 from detectors.catalogue import ASKS_NOTHING, Level
-from detectors.whole import CATALOGUE
 from holdfast.errors import Problem
 from holdfast.spec.durations import Duration, PositiveDuration
 from holdfast.spec.job import Budget, Deadlines, Part

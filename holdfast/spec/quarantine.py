@@ -6,7 +6,7 @@ from pydantic import Field, StrictInt
 
 from holdfast.spec.durations import Duration, PositiveDuration, lasting
 from holdfast.spec.job import Part
-from policies.holds import Rules
+from policies.cordons import Rules
 
 
 class Quarantine(Part):

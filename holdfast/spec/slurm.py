@@ -18,7 +18,7 @@ from holdfast.spec.planned import Maintenance, Notice, check_plan
 from holdfast.spec.quarantine import Quarantine
 from holdfast.spec.ranges import names_in
 from holdfast.spec.spelling import Inner, NodeNames, Program, contradiction, spelled
-from policies.windows import Window
+from policies.maintenance import Window
 
 Word = Annotated[
     str,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.report.wording import some
-from holdfast.support.redacting import Redactor
+from holdfast.support.redactor import Redactor
 
 TAIL: Final = 1024 * 1024
 """Bytes of the end of each log; of a journal as well."""

@@ -15,19 +15,19 @@ from typing import Any, Final
 
 from sqlmodel import SQLModel, col, select
 
-from holdfast import places
-from holdfast.agent.log_files import JOB, place_of
+from holdfast import paths
+from holdfast.agent.workers.log_files import JOB, place_of
 from holdfast.cluster import open_cluster
 from holdfast.errors import NotWritable, RowCorrupt
 from holdfast.history import models, queries
 from holdfast.history.store import History
+from holdfast.redaction import HIDDEN, is_secret, shown
 from holdfast.report.wording import plural
-from holdfast.secrecy import HIDDEN, is_secret, shown
 from holdfast.spec import LocalCluster, cluster_of
 from holdfast.support import facts
 from holdfast.support.archive import Bundle
-from holdfast.support.elsewhere import Gathering
-from holdfast.support.redacting import Redactor, is_distinct
+from holdfast.support.redactor import Redactor, is_distinct
+from holdfast.support.remote_logs import Gathering
 
 MOST_ROWS: Final = 5000
 """Of each table, the newest; a job has millions of steps."""
@@ -85,7 +85,7 @@ def write(output: Path, job: str | None) -> list[str]:
 def _fill(bundle: Bundle, redactor: Redactor, name: str | None) -> None:
     rows, found = _opened(bundle, name)
     told = {"name": found.name, "cluster": str(found.cluster.get("name", ""))} if found is not None else {"name": name, "cluster": None}
-    folder = places.job_directory(told["name"]) if told["name"] and JOB.fullmatch(told["name"]) else None  # else it leads anywhere
+    folder = paths.job_directory(told["name"]) if told["name"] and JOB.fullmatch(told["name"]) else None  # else it leads anywhere
     if folder is not None:
         _learn(redactor, folder, found)
     bundle.part("versions", facts.versions)
@@ -108,7 +108,7 @@ def _fill(bundle: Bundle, redactor: Redactor, name: str | None) -> None:
         rows.close()
     problems = "\n".join(["", "Not in it, and why:", *bundle.problems, ""]) if bundle.problems else ""
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    told_of = {"job": told["name"] or "none", "home": places.home(), "history": shown(places.history_url()), "rows": MOST_ROWS}
+    told_of = {"job": told["name"] or "none", "home": paths.home(), "history": shown(paths.history_url()), "rows": MOST_ROWS}
     bundle.add("README.txt", README.format(at=at, version=facts.versions()["holdfast"], problems=problems, **told_of))
 
 
@@ -201,12 +201,12 @@ def _table(bundle: Bundle, redactor: Redactor, history: History, model: type[SQL
 
 def _nodes(job: models.Job | None, cluster: str | None) -> Iterator[Path]:
     """Yield the folders of nodes that lie on this machine: of one cluster, or of all where nobody knows which."""
-    clusters = [places.cluster_directory(cluster)] if cluster else []
+    clusters = [paths.cluster_directory(cluster)] if cluster else []
     with suppress(ValueError):  # what nobody can read any more
         described = cluster_of(job.cluster) if job is not None else None
         clusters = [described.home] if isinstance(described, LocalCluster) else clusters
     with suppress(OSError):
-        clusters = clusters or sorted(places.cluster_directory("x").parent.iterdir())
+        clusters = clusters or sorted(paths.cluster_directory("x").parent.iterdir())
     for one in clusters:
         with suppress(OSError):
             yield from sorted(node for node in one.iterdir() if node.is_dir() and not node.is_symlink())

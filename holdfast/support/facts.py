@@ -15,10 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast import __version__, places, vault
+from holdfast import __version__, paths
 from holdfast.history.schema import HEAD
-from holdfast.secrecy import shown
-from holdfast.wire import PROTOCOL
+from holdfast.memstore import shared_memory
+from holdfast.protocol import PROTOCOL
+from holdfast.redaction import shown
 
 PACKAGES: Final = (
     "torch", "numpy", "prefect", "fastapi", "sqlalchemy", "sqlmodel", "alembic", "psycopg", "pydantic", "click", "paramiko", "hyperscan",
@@ -56,7 +57,7 @@ def versions() -> dict[str, Any]:
     return {
         "holdfast": __version__,
         "protocol": PROTOCOL,
-        "snapshots": vault.FORMAT,
+        "snapshots": shared_memory.FORMAT,
         "history": HEAD,
         "python": sys.version,
         "executable": sys.executable,
@@ -67,7 +68,7 @@ def versions() -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """Return what this machine has and how busy it is."""
-    folders = {"home": places.home(), "memory": vault.root().parent, "tmp": Path(os.environ.get("TMPDIR") or "/tmp")}  # noqa: S108 (only looked at)
+    folders = {"home": paths.home(), "memory": shared_memory.root().parent, "tmp": Path(os.environ.get("TMPDIR") or "/tmp")}  # noqa: S108 (only looked at)
     return {
         "host": platform.node(),
         "cpus": os.cpu_count(),

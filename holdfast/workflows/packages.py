@@ -7,8 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+from holdfast.source_tree import ROOT
+
 NAMES: Final = ("flows", "tasks", "policies", "detectors")
-ROOT: Final = Path(__file__).resolve().parents[2]
 """Where these packages lie beside `holdfast`: site-packages, or a source tree."""
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from holdfast.accounting.ledger import SECOND, Account, Ledger, Use
-from holdfast.accounting.life import Era, Life, PhaseTime, Save, Spares, Trouble
 from holdfast.accounting.steps import COLUMNS, pieces
+from holdfast.accounting.timeline import Era, Life, PhaseTime, Save, Spares, Trouble
 
 
 def us(seconds: float) -> int:

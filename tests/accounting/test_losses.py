@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast.accounting.attribution import settle
 from holdfast.accounting.losses import UNTIL_STARTED, UNTIL_STEP, Losses
-from holdfast.accounting.settling import settle
 from holdfast.report.loss_words import figures, sentence
 from tests.accounting.lives import a_life, a_trouble, an_era, us
 

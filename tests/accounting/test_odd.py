@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.accounting.bill import bill
 from holdfast.accounting.ledger import SECOND, Use
-from holdfast.report import hours
+from holdfast.report import cost_table
 from holdfast.report.cost_page import drawn
 from holdfast.report.wording import visible
 from tests.report import filled, odd
@@ -26,8 +26,12 @@ def test_an_odd_job_is_accounted_for_and_drawn(name: str, tmp_path: Path) -> Non
     assert found.ledger.sum().wall == round(end * SECOND) - round(job.at * SECOND)
     assert sum(one.hours for one in found.losses) == pytest.approx(found.hours(Use.LOST))
     page = Page(drawn(found, job.name, "html").decode()).root
-    assert hours.counted(found) in page.words
-    assert all(visible(" ".join(row[0].split())) in page.words for _, rows in (hours.uses(found), hours.kinds(found)) for row in rows[:50])
+    assert cost_table.counted(found) in page.words
+    assert all(
+        visible(" ".join(row[0].split())) in page.words
+        for _, rows in (cost_table.uses(found), cost_table.kinds(found))
+        for row in rows[:50]
+    )
 
 
 def test_words_of_strangers_cannot_steer_the_page(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from holdfast.accounting.replay import NOT_KEPT, replay
 from holdfast.errors import UnknownWord
 from holdfast.history import DecidedCase, Decision, Generation, History, Incident, Phase
 from holdfast.history.models import Weighing
-from policies.ladder import POLICIES, Case, Rung, decide
+from policies.case_codec import VERSION, act_of, to_record
+from policies.escalation import POLICIES, Case, Rung, decide
 from policies.policy import NAMED
-from policies.record import VERSION, act_of, to_record
 from policies.slowness import SlowRank
 from tests.history.rows import a_job, an_incident
 from tests.policies.cases import a_case

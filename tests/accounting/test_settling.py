@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.accounting.attribution import settle
 from holdfast.accounting.ledger import Use
-from holdfast.accounting.life import Life
-from holdfast.accounting.settling import settle
+from holdfast.accounting.timeline import Life
 from tests.accounting.lives import a_life, a_trouble, an_era, seconds, us, wall
 
 

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from holdfast import vault
 from holdfast.audit.checksum import fast_sum
-from holdfast.vault import CUT, Entry, Label, Slot, Snapshot, Unusable, deal
-from holdfast.wire import LineBuffer, Message, encode
+from holdfast.memstore import shared_memory
+from holdfast.memstore.shared_memory import CUT, Entry, Label, Slot, Snapshot, Unusable, deal
+from holdfast.protocol import LineBuffer, Message, encode
 from tests.waiting import wait_until
 
 ROOT: Final = Path(__file__).parents[2]
@@ -33,8 +33,8 @@ class MemoryNode:
 
     def __init__(self, name: str, *, limit: int = 2**33, token: str = TOKEN) -> None:
         self.name, self.limit, self.token = name, limit, token
-        self.vault = vault.vault_of(name, "job")
-        vault.make(self.vault)
+        self.vault = shared_memory.vault_of(name, "job")
+        shared_memory.make(self.vault)
         self.listening = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.address: tuple[str, int] = self.listening.getsockname()[:2]
         self.events: list[Message] = []
@@ -47,10 +47,10 @@ class MemoryNode:
         self.control, theirs = socket.socketpair()
         with theirs:
             fds = [theirs.fileno(), self.listening.fileno()]
-            command = [sys.executable, "-m", "holdfast.agent.memory_server", *map(str, fds)]
+            command = [sys.executable, "-m", "holdfast.agent.memstore.server", *map(str, fds)]
             self.process = subprocess.Popen(command, pass_fds=fds, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd="/")
         facts = {"vault": str(self.vault), "limit": self.limit, "token": self.token, "address": "127.0.0.1"}
-        self.control.sendall(encode({**facts, "node": vault.key_of(self.name)}))
+        self.control.sendall(encode({**facts, "node": shared_memory.key_of(self.name)}))
         return self
 
     def replicate(self, *homes: MemoryNode, ranks: Iterable[int] = (3,), bandwidth: int | None = None) -> None:
@@ -59,7 +59,7 @@ class MemoryNode:
 
     def ring(self) -> None:
         """Ring the bell, as a worker does."""
-        vault.ring(self.vault, self._bell)
+        shared_memory.ring(self.vault, self._bell)
 
     def told(self, event: str) -> list[Message]:
         """Return the events of this name so far."""
@@ -81,11 +81,11 @@ class MemoryNode:
             self.kill()
         self.listening.close()
         self._bell.close()
-        vault.wipe(self.vault)
+        shared_memory.wipe(self.vault)
 
     def copies(self) -> list[Label]:
         """Return the labels of the whole replicas here."""
-        return [label for path, label in vault.labels(self.vault).items() if path.name.startswith("copy-")]
+        return [label for path, label in shared_memory.labels(self.vault).items() if path.name.startswith("copy-")]
 
     def copied_steps(self, rank: int = 3) -> list[int]:
         """Return the steps of which there are whole replicas."""
@@ -93,19 +93,19 @@ class MemoryNode:
 
     def verify(self) -> None:
         """See that whatever looks whole is whole."""
-        for path, label in vault.labels(self.vault).items():
+        for path, label in shared_memory.labels(self.vault).items():
             looks = f"{path.name} looks whole and cannot be opened"
             snapshot = wait_until(partial(self._opened, path, label), seconds=SECONDS, explain=looks)
             if isinstance(snapshot, Snapshot):
                 with snapshot:
                     snapshot.verify(fast_sum)
 
-    def _opened(self, path: Path, label: vault.Label) -> Snapshot | bool:
+    def _opened(self, path: Path, label: shared_memory.Label) -> Snapshot | bool:
         """Return the snapshot; True once the next one has begun in its place, False while whoever begins it has the file."""
         try:
             return Snapshot(path)
         except (OSError, Unusable):
-            return vault.labels(self.vault).get(path) != label
+            return shared_memory.labels(self.vault).get(path) != label
 
     def keeps(self, step: int, rank: int = 3, seconds: float = SECONDS) -> None:
         """Wait until there is a whole replica of *step*."""
@@ -133,7 +133,7 @@ class Writer:
         """Begin in a slot; a reader may come to it in the very moment between the look and the first byte."""
         free = [slot for slot in self.slots if not slot.busy()]
         self.busy_seen += len(self.slots) - len(free)
-        ages = {path.name: label.step for path, label in vault.labels(self.node.vault).items()}
+        ages = {path.name: label.step for path, label in shared_memory.labels(self.node.vault).items()}
         for slot in sorted(free, key=lambda slot: ages.get(slot.path.name, -1)):
             with suppress(BlockingIOError):
                 slot.begin(self.label)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, Self
 
-from holdfast import vault
+from holdfast.memstore import shared_memory
 from holdfast.process import NODE_MARK, children_of, mark_of, marked, sweep
-from holdfast.wire import PROTOCOL, LineBuffer, Message, connect, encode
+from holdfast.protocol import PROTOCOL, LineBuffer, Message, connect, encode
 from tests.waiting import wait_until
 
 KEPT: Final = ("HOLDFAST_VAULTS", "HOLDFAST_KERNEL_LOG")
@@ -226,7 +226,7 @@ class Node:
 
     def vaults(self) -> list[Path]:
         """Return the vaults that this node has."""
-        return vault.vaults_of(mark_of(self.folder))
+        return shared_memory.vaults_of(mark_of(self.folder))
 
     def ended(self) -> int:
         """Return the guardian's exit status once it has ended."""
@@ -240,4 +240,4 @@ class Node:
             self.guardian.kill()
             self.guardian.wait()
         for place in self.vaults():
-            vault.wipe(place)
+            shared_memory.wipe(place)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.wire import PROTOCOL, LineBuffer, Message, encode
+from holdfast.protocol import PROTOCOL, LineBuffer, Message, encode
 from tests.agent.rig import SPEAKING, Flow, Node
 
 TALKER = (

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from holdfast.agent.paces import BLOCK, Paces
+from holdfast.agent.workers.step_timing import BLOCK, Paces
 from tests.agent.rig import SPEAKING, Flow, Node
 
 ANSWERS = (

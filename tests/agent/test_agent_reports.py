@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 
-from holdfast.wire import connect, encode
+from holdfast.protocol import connect, encode
 from tests.agent.rig import ROOT, SPEAKING, Flow, Node
 from tests.waiting import wait_until
 
@@ -237,7 +237,7 @@ def test_the_runtimes_own_line_is_understood(node: Node, flow: Flow) -> None:
     """Both ends of the protocol are tested together."""
     code = """
 from pathlib import Path
-from holdfast.runtime.link import link
+from holdfast.runtime.agent_client import link
 line = link()
 line.mark("group", 0.5)
 line.resumed(3, Path("/c/3"))

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from holdfast.process import is_alive
-from holdfast.wire import LONGEST_LINE, PROTOCOL, connect, encode
+from holdfast.protocol import LONGEST_LINE, PROTOCOL, connect, encode
 from tests.agent.rig import SPEAKING, Flow, Node
 
 # "end" is left out: it means it

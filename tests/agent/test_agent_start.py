@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.service import LEAVE_SECONDS
+from holdfast.agent.server import LEAVE_SECONDS
 from holdfast.process import NODE_MARK, is_alive, mark_of
-from holdfast.wire import PROTOCOL, connect
+from holdfast.protocol import PROTOCOL, connect
 from tests.agent.rig import ROOT, SPEAKING, Flow, Node
 from tests.waiting import wait_until
 
@@ -46,7 +46,7 @@ def test_a_node_deeper_than_a_socket_address_serves_flows_and_workers(tmp_path: 
     deep = Node(tmp_path / ("d" * 60) / ("e" * 60), "n" * 60).begin()
     try:
         with deep.flow().attach(0) as flow:
-            script = deep.script("from holdfast.runtime.link import link\nlink().mark('group', 1.5)\nlink().flush(5)\n")
+            script = deep.script("from holdfast.runtime.agent_client import link\nlink().mark('group', 1.5)\nlink().flush(5)\n")
             flow.prepare(deep, [sys.executable, script], environment={"PYTHONPATH": str(ROOT)})
             flow.start(1)
             flow.wait("mark", name="group", seconds=1.5)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.lineup import Lineup
-from holdfast.control.plan import rank_environments
+from holdfast.control.config.worker_env import rank_environments
+from holdfast.control.state.rank_table import Lineup
 from holdfast.process import is_alive, state_of
 from tests.agent.rig import SPEAKING, Flow, Node
 from tests.waiting import wait_until

@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.added import with_added, without_added
-from holdfast.agent import error_file
-from holdfast.agent.place import _inherited
-from holdfast.control.lineup import Lineup
-from holdfast.control.plan import how_to_run, rank_environments, seat_environment
+from holdfast.agent.node.directory import _inherited
+from holdfast.agent.workers import error_file
+from holdfast.control.config.worker_env import how_to_run, rank_environments, seat_environment
+from holdfast.control.state.rank_table import Lineup
 from holdfast.history import Job
-from holdfast.prefect_server import QUIET
+from holdfast.own_variables import with_added, without_added
+from holdfast.prefect.server import QUIET
 from holdfast.spec import LocalCluster, TrainingJob
 from tests.agent.rig import Flow, Node
 

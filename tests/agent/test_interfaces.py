@@ -8,8 +8,8 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from holdfast.agent.interfaces import bandwidth_to, listening, meet
-from holdfast.callers import MOST
+from holdfast.agent.node.interfaces import bandwidth_to, listening, meet
+from holdfast.authenticated_listener import MOST
 
 HOST = "127.0.0.1"
 

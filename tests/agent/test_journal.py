@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from holdfast.agent.journal import Journal, past
-from holdfast.wire import decode
+from holdfast.agent.event_log import Journal, past
+from holdfast.protocol import decode
 
 
 def told(journal: Journal, seq: int) -> list[int]:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from detectors.sightings import Sighting
-from holdfast.agent.kernel_log import Follower
-from holdfast.agent.lookout.listener import NAME as LISTENER
-from holdfast.agent.lookout.telling import MOST_LINES, QUIET, Budget, Telling
+from detectors.findings import Sighting
+from holdfast.agent.monitor.deduplicator import MOST_LINES, QUIET, Budget, Telling
+from holdfast.agent.monitor.kernel_log import Follower
+from holdfast.agent.monitor.nvml_events import NAME as LISTENER
 from holdfast.process import children_of, state_of
-from holdfast.wire import Message
+from holdfast.protocol import Message
 from tests.agent.rig import SPEAKING, Flow, Node
 from tests.readers.conftest import built
 from tests.waiting import wait_until
@@ -58,7 +58,7 @@ class Broken:
 
     def lookout(self) -> int | None:
         """Return the pid of the lookout, once there is one."""
-        return next((pid for pid in children_of(self.node.agent) if b"holdfast.agent.lookout" in _of(pid, "cmdline")), None)
+        return next((pid for pid in children_of(self.node.agent) if b"holdfast.agent.monitor" in _of(pid, "cmdline")), None)
 
     def close(self) -> None:
         """Let go of the log."""

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from holdfast import vault
-from holdfast.agent.memory_server.serving import DATA, FRAME, STRANGERS, TAIL
-from holdfast.vault import PAGE, Snapshot, Unusable
-from holdfast.vault_client import HELLO, NONCE, Line, connect, labels, pull
+from holdfast.agent.memstore.server.handler import DATA, FRAME, STRANGERS, TAIL
+from holdfast.memstore import shared_memory
+from holdfast.memstore.client import HELLO, NONCE, Line, connect, labels, pull
+from holdfast.memstore.shared_memory import PAGE, Snapshot, Unusable
 from tests.agent.memory_rig import SECONDS, TOKEN, MemoryNode, Writer, label_of, noise
 from tests.waiting import wait_until
 
 DATA_SIZE = 3 * 2**20 + 12345
-SOURCE = vault.key_of("elsewhere")
+SOURCE = shared_memory.key_of("elsewhere")
 
 
 @pytest.fixture
@@ -273,15 +273,15 @@ def small(make: Callable[..., MemoryNode]) -> MemoryNode:
     return make("small", limit=ROOM)
 
 
-def replica(data: int, blob: int, step: int = 7) -> tuple[vault.Label, bytes, bytes]:
+def replica(data: int, blob: int, step: int = 7) -> tuple[shared_memory.Label, bytes, bytes]:
     """Return a sealed label, the data and the tail of a snapshot of one tensor and one small thing of these sizes."""
     whole, index = noise(data), json.dumps({"entries": [["w", [data], "uint8", data]], "blobs": {"rng": blob}}).encode()
-    sums = struct.pack("<Q", vault.word_sum(whole))
+    sums = struct.pack("<Q", shared_memory.word_sum(whole))
     tail = struct.pack("<QQ", len(sums), len(index)) + sums + index + bytes(blob)
     return replace(label_of(step, whole), tail=len(tail), digest=hashlib.sha256(tail).hexdigest()), whole, tail
 
 
-def offer(line: Line, label: vault.Label, rank: int = 3) -> dict[str, Any]:
+def offer(line: Line, label: shared_memory.Label, rank: int = 3) -> dict[str, Any]:
     """Offer a replica that is not whole yet; return the answer."""
     line.tell({"do": "puts", "source": SOURCE, "rank": rank})
     assert line.hear()["ok"]
@@ -289,7 +289,7 @@ def offer(line: Line, label: vault.Label, rank: int = 3) -> dict[str, Any]:
     return line.hear()
 
 
-def finish(line: Line, label: vault.Label, data: bytes, tail: bytes) -> dict[str, Any]:
+def finish(line: Line, label: shared_memory.Label, data: bytes, tail: bytes) -> dict[str, Any]:
     """Send all of a replica; return what is said to that."""
     line.socket.sendall(FRAME.pack(DATA, len(data)) + data + FRAME.pack(TAIL, len(tail)))
     line.tell(asdict(label))
@@ -313,7 +313,7 @@ def test_a_tail_longer_than_was_announced_is_not_taken(small: MemoryNode) -> Non
         with pytest.raises(OSError):
             finish(line, label, data, tail)
     assert small.copies() == []
-    assert vault.usage(small.vault) <= ROOM
+    assert shared_memory.usage(small.vault) <= ROOM
 
 
 def test_tails_that_are_still_to_come_are_counted(small: MemoryNode) -> None:
@@ -324,7 +324,7 @@ def test_tails_that_are_still_to_come_are_counted(small: MemoryNode) -> None:
         answers = [offer(line, label, rank) for rank, line in enumerate(begun)]
         assert [answer["ok"] for answer in answers] == [True, True, False]
         assert [finish(line, label, data, tail)["ok"] for line in begun[:2]] == [True, True]
-        assert ROOM / 2 < vault.usage(small.vault) <= ROOM
+        assert ROOM / 2 < shared_memory.usage(small.vault) <= ROOM
     small.verify()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.notice_looker import Unseen, at_url, in_file
+from holdfast.agent.monitor.preemption_watcher import Unseen, at_url, in_file
 from holdfast.ports import free_port
 from tests.agent.rig import Flow, Node
 from tests.waiting import wait_until

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent import memory
-from holdfast.agent.kernel_log import Follower
-from holdfast.agent.memory import OutOfMemory
+from holdfast.agent.monitor.kernel_log import Follower
+from holdfast.agent.workers import oom as memory
+from holdfast.agent.workers.oom import OutOfMemory
 from tests.agent.rig import SPEAKING, Node
 from tests.waiting import wait_until
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.process import children_of, is_alive, is_ending, state_of
-from holdfast.wire import PROTOCOL, Message
+from holdfast.protocol import PROTOCOL, Message
 from tests.agent.rig import SPEAKING, Flow, Node
 from tests.waiting import wait_until
 

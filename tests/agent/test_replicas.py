@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import vault
-from holdfast.agent.memory_server.bucket import BURST_SECONDS, Bucket
-from holdfast.agent.memory_server.shelf import Declined, Shelf
+from holdfast.agent.memstore.server.replica_store import Declined, Shelf
+from holdfast.agent.memstore.server.token_bucket import BURST_SECONDS, Bucket
+from holdfast.memstore import shared_memory
+from holdfast.memstore.client import labels, pull
+from holdfast.memstore.shared_memory import PAGE, Snapshot
 from holdfast.process import mark_of
-from holdfast.vault import PAGE, Snapshot
-from holdfast.vault_client import labels, pull
 from tests.agent.memory_rig import SECONDS, TOKEN, MemoryNode, Writer, label_of, noise
 from tests.agent.rig import Flow, Node
 from tests.waiting import wait_until
@@ -32,7 +32,7 @@ def received(node: MemoryNode) -> int:
     for path in node.vault.glob("copy-*.snap"):
         page = path.read_bytes()[:PAGE]
         if page[:7] == b"HFDRAFT":
-            progress.append(vault.progress_of(page))
+            progress.append(shared_memory.progress_of(page))
     return max(progress)
 
 
@@ -49,8 +49,8 @@ def test_a_replica_grows_with_the_snapshot_and_is_whole_right_after_it(make: Mak
     label = writer.seal()
     there.keeps(7)
     assert there.copies() == [label]
-    (path,) = vault.labels(there.vault)
-    assert path.name == f"copy-{vault.key_of('here')}-00003.0.snap"
+    (path,) = shared_memory.labels(there.vault)
+    assert path.name == f"copy-{shared_memory.key_of('here')}-00003.0.snap"
     with Snapshot(path) as copy:
         assert bytes(copy.data) == data
     writer.close()
@@ -264,7 +264,7 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_only_whole_replicas(make: 
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         there.verify()
-        newest = max(label.step for path, label in vault.labels(here.vault).items())
+        newest = max(label.step for path, label in shared_memory.labels(here.vault).items())
         there.keeps(newest)
 
 
@@ -286,7 +286,7 @@ def test_what_a_lost_node_left_stays_until_nobody_can_need_it(make: MakeNode) ->
     own.snapshot(6, noise(1000), lineage=2)
     assert shelf.tidy(frozenset({0})) == []
     own.snapshot(7, noise(1000), lineage=2)
-    assert [name.split(".")[0] for name in shelf.tidy(frozenset({0}))] == [f"copy-{vault.key_of('here')}-00003"]
+    assert [name.split(".")[0] for name in shelf.tidy(frozenset({0}))] == [f"copy-{shared_memory.key_of('here')}-00003"]
     assert there.copies() == []
     writer.close()
     own.close()
@@ -312,12 +312,12 @@ def test_one_replica_of_a_rank_comes_in_at_a_time_for_each_free_slot(make: MakeN
     """A connection that hangs does not cost what is whole."""
     there = make("there")
     shelf = Shelf(there.vault, 2**30)
-    open_slots = [shelf.open(vault.key_of("here"), 3, label_of(step, b"12345")) for step in (1, 2, 3)]
+    open_slots = [shelf.open(shared_memory.key_of("here"), 3, label_of(step, b"12345")) for step in (1, 2, 3)]
     with pytest.raises(Declined):
-        shelf.open(vault.key_of("here"), 3, label_of(4, b"12345"))
+        shelf.open(shared_memory.key_of("here"), 3, label_of(4, b"12345"))
     for slot in open_slots:
         shelf.close(slot, sealed=False)
-    shelf.close(shelf.open(vault.key_of("here"), 3, label_of(5, b"12345")), sealed=False)
+    shelf.close(shelf.open(shared_memory.key_of("here"), 3, label_of(5, b"12345")), sealed=False)
 
 
 # -- with agents ----------------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> N
 
 def servers_of(node: Node) -> list[int]:
     """Return the memory servers of a node."""
-    return [pid for pid in node.remains() if b"holdfast.agent.memory_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in node.remains() if b"holdfast.agent.memstore.server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def test_an_agent_that_comes_after_one_that_was_killed_serves_on_the_same_port(unborn: Node) -> None:
@@ -412,7 +412,7 @@ def test_an_agent_that_comes_after_one_that_was_killed_serves_on_the_same_port(u
         node.wait_until_empty()
         node.ended()
     assert ports[0] == ports[1]
-    assert vault.vault_of(mark_of(node.folder), "job").exists()
+    assert shared_memory.vault_of(mark_of(node.folder), "job").exists()
 
 
 def test_an_address_that_is_not_the_nodes_is_told_and_its_memory_stays_its_own(node: Node, flow: Flow) -> None:

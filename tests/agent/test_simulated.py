@@ -16,9 +16,9 @@ import pytest
 
 from benchmarks.simulated.agent import REGROUPED
 from benchmarks.simulated.nodes import SimulatedNodes
-from holdfast.control.channel import AgentChannel
-from holdfast.control.inbox import Inbox
-from holdfast.wire import Message, connect
+from holdfast.control.agents.client import AgentChannel
+from holdfast.control.agents.event_queue import Inbox
+from holdfast.protocol import Message, connect
 from tests.agent.rig import ROOT, SECONDS, SPEAKING, Node
 
 GROUPED = (

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import vault
-from holdfast.agent import vaults
+from holdfast.agent.memstore import manager
 from holdfast.cluster.local import LocalNodes
+from holdfast.memstore import shared_memory
 from holdfast.process import kill, mark_of
 from tests.agent.rig import Flow, Node
 from tests.waiting import wait_until
@@ -21,7 +21,7 @@ MEMORY = {"address": "127.0.0.1", "limit": None}
 KEEPER = """
 import os, time
 from pathlib import Path
-from holdfast.vault import Label, Slot, word_sum
+from holdfast.memstore.shared_memory import Label, Slot, word_sum
 place = Path(os.environ["HOLDFAST_VAULT"])
 print("limit", os.environ["HOLDFAST_VAULT_LIMIT"], flush=True)
 slot = Slot(place / f"rank-{int(os.environ['RANK']):05}.0.snap")
@@ -37,19 +37,19 @@ time.sleep(600)
 def keeping(node: Node, flow: Flow, *, generation: int = 1, lease: float = 60.0) -> Path:
     """Have a worker put a snapshot into the vault; return the vault."""
     done = node.work / f"done-{generation}"
-    environment = {"HOLDFAST_TOKEN": "secret", "PYTHONPATH": str(Path(vault.__file__).parents[1]), "DONE": str(done)}
+    environment = {"HOLDFAST_TOKEN": "secret", "PYTHONPATH": str(Path(shared_memory.__file__).parents[1]), "DONE": str(done)}
     flow.prepare(node, [sys.executable, node.script(KEEPER)], environment=environment, memory=MEMORY, lease=lease)
     flow.start(generation)
     wait_until(done.exists, seconds=60, explain=node.output)
-    return vault.vault_of(mark_of(node.folder), "job")
+    return shared_memory.vault_of(mark_of(node.folder), "job")
 
 
 def test_workers_are_told_of_a_vault_of_their_own(node: Node, flow: Flow) -> None:
     """Nobody else may look into it; half of what is free is theirs unless the job says less."""
     place = keeping(node, flow)
     assert place.stat().st_mode & 0o777 == 0o700
-    assert [label.step for label in vault.labels(place).values()] == [7]
-    assert 0 < int(node.output().split("limit ")[1]) <= vaults.room(place)
+    assert [label.step for label in shared_memory.labels(place).values()] == [7]
+    assert 0 < int(node.output().split("limit ")[1]) <= manager.room(place)
 
 
 def test_a_limit_of_the_job_holds(node: Node, flow: Flow) -> None:
@@ -63,7 +63,7 @@ def test_a_snapshot_outlives_its_worker_and_the_next_one_finds_it(node: Node, fl
     place = keeping(node, flow)
     kill(flow.pid(), signal.SIGKILL)
     flow.exited()
-    assert [label.step for label in vault.labels(place).values()] == [7]
+    assert [label.step for label in shared_memory.labels(place).values()] == [7]
     assert keeping(node, flow, generation=2) == place
 
 
@@ -75,10 +75,10 @@ def test_a_snapshot_outlives_the_agent(unborn: Node) -> None:
         os.kill(node.agent, signal.SIGKILL)
         node.wait_until_empty()
         node.ended()
-    assert [label.step for label in vault.labels(place).values()] == [7]
+    assert [label.step for label in shared_memory.labels(place).values()] == [7]
     with node.begin().flow() as flow:
         flow.prepare(node, ["true"], memory=MEMORY)
-        assert [label.step for label in vault.labels(place).values()] == [7]
+        assert [label.step for label in shared_memory.labels(place).values()] == [7]
         flow.ok("end")
     assert node.ended() == 0
     assert node.vaults() == []
@@ -91,7 +91,7 @@ def test_an_agent_that_is_terminated_leaves_the_vault_to_the_next(unborn: Node) 
         place = keeping(node, flow.attach(0))
     os.kill(node.agent, signal.SIGTERM)
     assert node.ended() == 0
-    assert [label.step for label in vault.labels(place).values()] == [7]
+    assert [label.step for label in shared_memory.labels(place).values()] == [7]
 
 
 @pytest.mark.parametrize("how", ["end", "lease"])
@@ -106,8 +106,8 @@ def test_an_agent_that_ends_in_order_gives_the_memory_back(node: Node, flow: Flo
 
 def test_the_next_job_on_a_node_wipes_what_a_killed_agent_left(unborn: Node) -> None:
     """Also one that keeps nothing in memory itself. Other nodes' vaults are theirs."""
-    node, other = unborn.begin(), vault.vault_of("another node", "job")
-    vault.make(other)
+    node, other = unborn.begin(), shared_memory.vault_of("another node", "job")
+    shared_memory.make(other)
     try:
         with node.flow() as flow:
             keeping(node, flow.attach(0))
@@ -116,12 +116,12 @@ def test_the_next_job_on_a_node_wipes_what_a_killed_agent_left(unborn: Node) -> 
             node.ended()
         with node.begin().flow(job="next") as flow:
             flow.prepare(node, ["true"], memory=MEMORY)
-            assert node.vaults() == [vault.vault_of(mark_of(node.folder), "next")]
+            assert node.vaults() == [shared_memory.vault_of(mark_of(node.folder), "next")]
             flow.prepare(node, ["true"])
             assert node.vaults() == []
         assert other.exists()
     finally:
-        vault.wipe(other)
+        shared_memory.wipe(other)
 
 
 def test_without_a_place_in_memory_training_goes_on(unborn: Node, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_folder_of_somebody_else_is_not_taken(unborn: Node, tmp_path: Path) ->
     precious.mkdir()
     (precious / "file").touch()
     node = unborn.begin(HOLDFAST_VAULTS=str(tmp_path))
-    (root / vault.vault_of(mark_of(node.folder), "old").name).symlink_to(precious)
+    (root / shared_memory.vault_of(mark_of(node.folder), "old").name).symlink_to(precious)
     with node.flow() as flow:
         flow.attach(0)
         assert flow.prepare(node, ["true"], memory=MEMORY)["memory"] is None
@@ -159,9 +159,9 @@ def test_a_folder_of_somebody_else_is_not_taken(unborn: Node, tmp_path: Path) ->
 def test_a_power_cut_takes_the_memory(tmp_path: Path) -> None:
     """Of every job; and the flow's own way takes that of one job only."""
     nodes = LocalNodes("here", tmp_path, 2)
-    places = [vault.vault_of(mark_of(nodes.folder(node)), job) for node in nodes.names() for job in ("a", "b")]
+    places = [shared_memory.vault_of(mark_of(nodes.folder(node)), job) for node in nodes.names() for job in ("a", "b")]
     for place in places:
-        vault.make(place)
+        shared_memory.make(place)
     nodes.power_off("node-0")
     assert [place.exists() for place in places] == [False, False, True, True]
     nodes.wipe_memory("node-1", "a")
@@ -172,18 +172,18 @@ def test_a_power_cut_takes_the_memory(tmp_path: Path) -> None:
 
 def test_room_is_what_is_free_and_what_is_taken_already(tmp_path: Path) -> None:
     """A vault that is full must not look as if there were no room for it."""
-    place = vault.root() / "one"
-    vault.make(place)
+    place = shared_memory.root() / "one"
+    shared_memory.make(place)
 
     def changed() -> int:
-        before = vaults.room(place)
+        before = manager.room(place)
         (place / "file").write_bytes(bytes(2**29))
         try:
-            return abs(vaults.room(place) - before)
+            return abs(manager.room(place) - before)
         finally:
             (place / "file").unlink()
 
     try:
         wait_until(lambda: changed() < 2**27, seconds=60, explain="others give and take memory meanwhile, but not all the time")
     finally:
-        vault.wipe(place)
+        shared_memory.wipe(place)

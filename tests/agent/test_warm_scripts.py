@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.wire import Message
+from holdfast.protocol import Message
 from tests.agent.rig import ROOT, Flow, Node
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent import births
-from holdfast.agent.births import Births, Plan
-from holdfast.agent.identity import Identity
+from holdfast.agent.node.identity import Identity
+from holdfast.agent.workers import spawner
+from holdfast.agent.workers.spawner import Births, Plan
 from holdfast.process import NODE_MARK, children_of, is_alive, mark_of, sweep
-from holdfast.wire import Message
+from holdfast.protocol import Message
 from tests.agent.rig import SPEAKING, Flow, Node
 from tests.waiting import wait_until
 
@@ -65,14 +65,14 @@ def test_a_starter_that_is_lost_while_idle_is_replaced(node: Node, flow: Flow) -
 def test_a_starter_that_is_lost_over_and_over_is_given_up(node: Node, flow: Flow) -> None:
     """Something on this node wants it gone; workers start cold then."""
     flow.prepare(node, [node.script("print('here')")], warm=True)
-    for lost in range(births.MOST_STARTERS):
+    for lost in range(spawner.MOST_STARTERS):
         wait_for_count(flow, "starter.ready", lost + 1)
         os.kill(starter_of(node), signal.SIGKILL)
         wait_for_count(flow, "starter.gone", lost + 1)
     flow.start(1)
     assert flow.exited()["code"] == 0
     assert node.output().endswith("here\n")
-    assert sum(event["event"] == "starter.ready" for event in flow.events) == births.MOST_STARTERS
+    assert sum(event["event"] == "starter.ready" for event in flow.events) == spawner.MOST_STARTERS
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_starter_killed_in_the_middle_of_starts_loses_no_rank_and_doubles_none
 
 def test_a_starter_that_stands_still_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its time the workers it owes start cold; what it might still have forked ends by itself."""
-    monkeypatch.setattr(births, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(spawner, "ANSWER_SECONDS", 0.2)
     born: dict[int, int] = {}
     events: list[str] = []
     others = children_of(os.getpid())  # such as servers that all tests share: they go on
@@ -210,8 +210,8 @@ def test_an_interpreter_without_holdfast_is_served_too(node: Node, flow: Flow, t
     python = str(tmp_path / "bare" / "bin" / "python")
     code = """
 import sys, importlib.util
-import holdfast.runtime.link
-print(sys.prefix, importlib.util.find_spec("pytest"), holdfast.runtime.link.link().attached)
+import holdfast.runtime.agent_client
+print(sys.prefix, importlib.util.find_spec("pytest"), holdfast.runtime.agent_client.link().attached)
 raise ValueError("told")
 """
     flow.prepare(

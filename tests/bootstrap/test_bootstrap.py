@@ -78,7 +78,7 @@ def test_the_wheel_is_small_whole_and_the_same_each_time(tmp_path: Path) -> None
         ]
     needless = ("holdfast.runtime", "pynvml")
     modules = [name for name in names if not name.startswith(needless) and not name.endswith("__main__")]
-    assert {"holdfast.agent.service", "detectors.signatures", "holdfast.vault"} <= set(modules)
+    assert {"holdfast.agent.server", "detectors.signatures", "holdfast.memstore.shared_memory"} <= set(modules)
     assert not {"holdfast.spec", "holdfast.control", "policies", "tasks"} & set(names)
     command = [sys.executable, "-I", "-S", "-c", IMPORT_ALL, str(tmp_path / "site"), *modules]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -101,11 +101,11 @@ def test_hosts_are_set_up_once_and_mended_when_damaged(rack: Rack, holdfast: Com
     done = holdfast("nodes", "bootstrap", name, "--nodes", "n[0-1]")
     assert (done.returncode, files(rack[0])) == (0, before)
     assert "2 as before" in done.stdout
-    damaged = next((rack[1].home / "hf/env/lib").glob("*/site-packages/holdfast/wire.py"))
+    damaged = next((rack[1].home / "hf/env/lib").glob("*/site-packages/holdfast/protocol.py"))
     damaged.write_text("oops")
     done = holdfast("nodes", "bootstrap", name, "--json")
     assert [one["done"] for one in rows(done).values()] == ["kept", "mended", "installed"]
-    assert in_env(rack[1], "import holdfast.wire; print(holdfast.wire.PROTOCOL)")
+    assert in_env(rack[1], "import holdfast.protocol; print(holdfast.protocol.PROTOCOL)")
 
 
 def test_a_look_at_hosts_says_what_runs_there_now(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)

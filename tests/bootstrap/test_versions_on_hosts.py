@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from holdfast.bootstrap import Hosts, Wheel, node_wheel
-from holdfast.cluster import gate, open_cluster
+from holdfast.cluster import open_cluster, proxy_client
 from holdfast.cluster.remote import RemoteNodes
-from holdfast.control import channel
-from holdfast.control.adoption import refuse_another_version
-from holdfast.control.ahead import Ahead
-from holdfast.control.fleet import Fleet
+from holdfast.cluster.ssh import transport
+from holdfast.control.agents import client
+from holdfast.control.agents.pool import Fleet
+from holdfast.control.backup.prerequisites import Ahead
+from holdfast.control.supervisor.reattach import refuse_another_version
 from holdfast.errors import LeaseLost, OtherProtocol, OtherVersion
+from holdfast.protocol import PROTOCOL
 from holdfast.spec import SshCluster, cluster_of
-from holdfast.ssh import reach
-from holdfast.wire import PROTOCOL
 from tasks.launch import reasons
 from tests.bootstrap.wheels import newer
 from tests.hosts.fixture import rack_of
@@ -129,7 +129,7 @@ def test_a_flow_of_another_version_is_refused_with_both_and_takes_no_node_for_lo
     fleet = fleet_of(cluster, 1)
     fleet.bring_up("n0")
     assert told_by_a_standby(cluster) == ""
-    for module in (gate, channel, reach):
+    for module in (proxy_client, client, transport):
         monkeypatch.setattr(module, "PROTOCOL", OTHER)
     other = fleet_of(cluster, 2)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.bootstrap import Wheel, node_wheel, wheel
-from holdfast.wire import PROTOCOL
+from holdfast.protocol import PROTOCOL
 
 SPEAKS = b"PROTOCOL: Final = %d\n"
 
@@ -13,8 +13,8 @@ SPEAKS = b"PROTOCOL: Final = %d\n"
 def newer(protocol: int = PROTOCOL) -> Wheel:
     """Return a wheel of another version, which speaks *protocol*."""
     files = {name: data.replace(b'"0.1.0"', b'"9.9"') for name, data in wheel._sources().items()}
-    assert SPEAKS % PROTOCOL in files["holdfast/wire.py"]
-    files["holdfast/wire.py"] = files["holdfast/wire.py"].replace(SPEAKS % PROTOCOL, SPEAKS % protocol)
+    assert SPEAKS % PROTOCOL in files["holdfast/protocol.py"]
+    files["holdfast/protocol.py"] = files["holdfast/protocol.py"].replace(SPEAKS % PROTOCOL, SPEAKS % protocol)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wheel, "__version__", "9.9")
         patch.setattr(wheel, "PROTOCOL", protocol, raising=False)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from detectors.trials import Check, Mark
-from holdfast.burn_in.bench import Bench
-from holdfast.burn_in.plan import Plan
-from holdfast.burn_in.post import Post, Silent
-from holdfast.burn_in.posts import LocalPosts, open_posts
+from detectors.burn_in_results import Check, Mark
 from holdfast.cluster.local import LocalNodes
+from holdfast.probe.burn_in.connections import LocalPosts, open_posts
+from holdfast.probe.burn_in.plan import Plan
+from holdfast.probe.burn_in.runner import Bench
+from holdfast.probe.burn_in.session import Post, Silent
 from holdfast.spec import LocalCluster, cluster_of
 from policies.burn_in import Outcome
 from tests.burn_in.relay import Relay, Spoil, cut, flip, slow
@@ -157,7 +157,7 @@ def test_a_node_that_is_off_neither_passes_nor_fails(cluster: Callable[..., Loca
 def test_torch_that_is_missing_is_told_and_is_no_pass(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:
     """The node's python has none: the words say so, and the rest decides."""
     hidden = "import sys;sys.modules['torch']=None;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
-    monkeypatch.setattr("holdfast.burn_in.posts.BOOT", hidden)
+    monkeypatch.setattr("holdfast.probe.burn_in.connections.BOOT", hidden)
     found = tried(cluster(burn_in={"torch": True}), ["node-0"], ["node-1"])["node-0"]
     assert check(found, "matrix").mark is Mark.SKIPPED
     assert "its python3 has no torch" in check(found, "matrix").words
@@ -205,6 +205,6 @@ def test_a_check_whose_process_is_killed_is_blind(post: Post) -> None:
 
 def test_a_program_that_does_not_come_up_is_silent(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:
     """With its last words."""
-    monkeypatch.setattr("holdfast.burn_in.posts.BOOT", "raise SystemExit('no room')")
+    monkeypatch.setattr("holdfast.probe.burn_in.connections.BOOT", "raise SystemExit('no room')")
     with pytest.raises(Silent, match="no room"):
         LocalPosts(cluster()).open("node-0")

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from detectors.trials import Mark
-from holdfast.burn_in.checks import compute, disk, memory, ticking, traffic
-from holdfast.burn_in.checks.crew import Ended, judged
-from holdfast.callers import MOST
+from detectors.burn_in_results import Mark
+from holdfast.authenticated_listener import MOST
+from holdfast.probe.burn_in.checks import clock as ticking
+from holdfast.probe.burn_in.checks import compute, disk, memory, traffic
+from holdfast.probe.burn_in.checks.core_pool import Ended, judged
 
 TOKEN = "0123456789abcdef" * 2
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from detectors.trials import Mark
-from holdfast.burn_in.checks import matrix
+from detectors.burn_in_results import Mark
+from holdfast.probe.burn_in.checks import matrix
 
 CPU = torch.device("cpu")
 

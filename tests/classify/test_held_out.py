@@ -32,8 +32,8 @@ from pathlib import Path
 
 import pytest
 
+from detectors.all_kinds import words_of
 from detectors.catalogue import CATALOGUE
-from detectors.whole import words_of
 from holdfast.classify.classifier import judge_lines
 from holdfast.classify.matcher import EveryOne
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.classify import classify
-from holdfast.classify.opening import opened
+from holdfast.classify.open_log import opened
 from holdfast.errors import NotReadable
 
 OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen off the bus."

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from detectors.all_kinds import by_area, by_place, words_of
 from detectors.catalogue import AREAS, CATALOGUE, Area, FaultKind
 from detectors.evidence import HangLimits, LogLine
 from detectors.logs import judge, see_line
 from detectors.signatures import SIGNATURES, BadSignature, check, load
 from detectors.signatures.loading import FILES, HERE
-from detectors.whole import by_area, by_place, words_of
 from holdfast.classify.classifier import judge_lines
 
 IN_LOGS = sorted(name for name, entry in CATALOGUE.items() if isinstance(entry.sick.evidence, LogLine))

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from detectors.catalogue import CATALOGUE
 from holdfast.classify import Classifier, blocks, classify
 from holdfast.classify.classifier import REMEMBERED, judge_lines
-from holdfast.classify.gathering import MOST_LINES, MOST_OPEN
+from holdfast.classify.line_blocks import BLOCK, LONGEST, plain
 from holdfast.classify.matcher import EveryOne, best
-from holdfast.classify.reading import BLOCK, LONGEST, plain
-from holdfast.cli.classifying import json_lines
+from holdfast.classify.traceback_collector import MOST_LINES, MOST_OPEN
+from holdfast.cli.commands.classify import json_lines
 from tests.costs import MOST, growth, seconds
 
 OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen off the bus."

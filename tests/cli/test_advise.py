@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.history.models import Checkpoint, Generation, Move, Phase, Step
 from holdfast.history.store import History
-from policies.cadence import PUBLISHED, Case, Limits, advise, daly, rate_of, waste
+from policies.checkpoint_interval import PUBLISHED, Case, Limits, advise, daly, rate_of, waste
 from tests.cli.conftest import Command
 from tests.cli.written_history import PHASES, Author
 

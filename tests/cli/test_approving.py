@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from holdfast.history import History, questions
+from holdfast.history import History, approvals
 from holdfast.history.models import Question
 from tests.cli.conftest import Command
 
@@ -28,7 +28,7 @@ def asked(book: History, *nodes: str, about: str = "share") -> int:
         at=now,
         until=now + 600,
     )
-    return questions.ask(book, question).number
+    return approvals.ask(book, question).number
 
 
 def test_what_is_asked_is_listed_and_answered(here: Command, book: History) -> None:
@@ -62,8 +62,8 @@ def test_what_is_asked_is_listed_and_answered(here: Command, book: History) -> N
 def test_what_cannot_be_answered_is_refused_with_the_cure(here: Command, book: History, words: tuple[str, ...], why: str) -> None:
     """And changes nothing."""
     asked(book, "n1", "n2")
-    questions.reply(book, asked(book, "n7"), questions.Reply(answer="keep", by="ann"), now=time.time())
+    approvals.reply(book, asked(book, "n7"), approvals.Reply(answer="keep", by="ann"), now=time.time())
     refused = here(*words)
     assert refused.returncode == 2
     assert why in refused.stderr
-    assert [one.number for one in questions.still_open(book)] == [1]
+    assert [one.number for one in approvals.still_open(book)] == [1]

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.burn_in.bench import Bench
 from holdfast.cluster.local import LocalNodes
-from holdfast.history import History, holds
-from holdfast.history.holds import Place
+from holdfast.history import History, cordons
+from holdfast.history.cordons import Place
 from holdfast.history.models import Job
-from holdfast.places import cluster_directory
+from holdfast.paths import cluster_directory
+from holdfast.probe.burn_in.runner import Bench
 from holdfast.spec import LocalCluster
-from policies.holds import Node, Owner, Rules, Word
+from policies.cordons import Node, Owner, Rules, Word
 from policies.node_states import NodeState
 from policies.quarantine import begin_burn_in, quarantine
 from tests.cli.conftest import Command
@@ -39,12 +39,12 @@ def out(history: History, node: str = "node-1") -> None:
     """Have a job quarantine a node."""
     now = time.time()
     word = Word(owner=Owner(name="job gpt"), because="gpu-off-bus: Xid 79", at=now)
-    holds.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
+    cordons.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
 
 
 def now_of(history: History, node: str = "node-1") -> Node:
     """Return the node as it is."""
-    return holds.nodes(history, PLACE, now=time.time()).get(node, Node(name=node))
+    return cordons.nodes(history, PLACE, now=time.time()).get(node, Node(name=node))
 
 
 def test_a_quarantined_node_that_passes_comes_back(here: Command, book: History, small: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_quarantined_node_that_passes_comes_back(here: Command, book: History,
     assert "written MB/s" in lines[2]
     assert verdict == "node-1: passed compute, memory, disk, clock, network; in-burn-in -> healthy"
     assert now_of(book).state is NodeState.HEALTHY
-    assert [one.event for one in holds.moves(book, "small", "node-1")] == ["quarantined", "tested", "passed"]
+    assert [one.event for one in cordons.moves(book, "small", "node-1")] == ["quarantined", "tested", "passed"]
 
 
 def test_one_that_fails_stays_out_with_the_evidence(here: Command, book: History, small: Path) -> None:
@@ -72,7 +72,7 @@ def test_one_that_fails_stays_out_with_the_evidence(here: Command, book: History
     node = now_of(book)
     assert node.state is NodeState.QUARANTINED
     assert not node.is_due(time.time()), "the next try is later"
-    assert "its disk wrote" in holds.moves(book, "small", "node-1")[-1].because
+    assert "its disk wrote" in cordons.moves(book, "small", "node-1")[-1].because
 
 
 def test_a_short_one_lifts_nothing_and_goes_beside_training(
@@ -86,7 +86,7 @@ def test_a_short_one_lifts_nothing_and_goes_beside_training(
     assert "job 'gpt' trains on node-1" in refused.stderr
     assert "`holdfast migrate gpt --from node-1`" in refused.stderr
     assert "`--short`" in refused.stderr
-    assert len(holds.moves(book, "small", "node-1")) == 1
+    assert len(cordons.moves(book, "small", "node-1")) == 1
     done = here("burn-in", "node-1", "--short", *OF_SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stays quarantined: a short burn-in lifts nothing" in done.stderr
@@ -99,7 +99,7 @@ def a_job_trains(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
         session.add(Job(id="j1", name="gpt", spec={}, cluster={}, directory="", at=0.0))
     folder = cluster_directory("small") / "node-1"
     folder.mkdir(parents=True)
-    monkeypatch.setattr("holdfast.agent.place.is_alive", lambda *_: True)
+    monkeypatch.setattr("holdfast.agent.node.directory.is_alive", lambda *_: True)
     (folder / "agent.json").write_text(json.dumps({"pid": 1, "job": "j1", "started": 0}))
 
 
@@ -111,7 +111,7 @@ def test_programs_get_every_figure(here: Command, book: History, small: Path) ->
     disk: dict[str, Any] = next(one for one in node["checks"] if one["name"] == "disk")
     assert disk["mark"] == "passed"
     assert disk["figures"]["written MB/s"] > 0
-    assert holds.moves(book, "small", "node-0") == []
+    assert cordons.moves(book, "small", "node-0") == []
 
 
 def test_a_healthy_node_that_fails_is_left_to_a_person(here: Command, book: History, small: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_node_that_cannot_be_tried_stays_as_it_is(here: Command, book: History
     done = here("burn-in", "node-1", *QUICK)
     assert done.returncode == 1
     assert "node-1 not proven: not all checks could run: reach: it is switched off" in done.stdout
-    assert holds.moves(book, "small", "node-1")[-1].event == "untried"
+    assert cordons.moves(book, "small", "node-1")[-1].event == "untried"
 
 
 def test_one_burn_in_at_a_time(here: Command, book: History, small: Path) -> None:
@@ -138,7 +138,7 @@ def test_one_burn_in_at_a_time(here: Command, book: History, small: Path) -> Non
     out(book)
     now = time.time()
     word = Word(owner=Owner(name="node-repair"), because="due", at=now)
-    holds.say(book, PLACE, "node-1", lambda one, _: begin_burn_in(one, word, 1, seconds=600), now=now)
+    cordons.say(book, PLACE, "node-1", lambda one, _: begin_burn_in(one, word, 1, seconds=600), now=now)
     done = here("burn-in", "node-1", *QUICK)
     assert done.returncode == 2
     assert "burn-in 2 runs on node-1 already. Wait for its end" in done.stderr
@@ -154,7 +154,7 @@ def test_one_that_is_broken_off_leaves_nothing_open(here: Command, book: History
 
     monkeypatch.setattr(Bench, "_alone", interrupted)
     assert here("burn-in", "node-1", *QUICK).returncode == 130
-    last = holds.moves(book, "small", "node-1")[-1]
+    last = cordons.moves(book, "small", "node-1")[-1]
     assert (last.event, last.because) == ("untried", "the burn-in was broken off")
 
 

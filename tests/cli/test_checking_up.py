@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.local import LocalNodes
-from holdfast.places import cluster_directory
+from holdfast.paths import cluster_directory
 from tests.cli.conftest import Command, described, environment
 from tests.cli.terminal import Terminal
 from tests.ssh.conftest import Site

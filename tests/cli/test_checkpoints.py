@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from holdfast import vault
-from holdfast.audit.proof import Prover
-from holdfast.audit.vaults import There, reach
+from holdfast.audit.memstores import There, reach
+from holdfast.audit.verifier_process import Prover
 from holdfast.audit.verify import MemoryAudit
-from holdfast.cli import checkpoints
+from holdfast.cli.commands import checkpoints
 from holdfast.cluster.local import LocalNodes
-from holdfast.control.fleet import Fleet
-from holdfast.control.plan import token_of
+from holdfast.control.agents.pool import Fleet
+from holdfast.control.config.worker_env import token_of
 from holdfast.history.models import Generation, Move, Step
 from holdfast.history.store import History
-from holdfast.places import cluster_directory, job_directory
+from holdfast.memstore import shared_memory
+from holdfast.paths import cluster_directory, job_directory
 from holdfast.process import mark_of
 from holdfast.report.wording import NOTHING
 from tests.agent.memory_rig import TOKEN, MemoryNode
@@ -60,9 +60,9 @@ class Scene:
         self.author.write(Generation(job_id=job.id, number=1, at=time.time() - 50, world_size=2, ranks={"node-0": [0], "node-1": [1]}))
         self.author.write(Step(job_id=job.id, generation=1, step=14, at=time.time(), seconds=0.1))
         self._move("RUNNING", "it trains")
-        self.vaults = [vault.vault_of(mark_of(cluster_directory("local") / f"node-{number}"), job.id) for number in range(2)]
+        self.vaults = [shared_memory.vault_of(mark_of(cluster_directory("local") / f"node-{number}"), job.id) for number in range(2)]
         for rank, place in enumerate(self.vaults):
-            vault.make(place)
+            shared_memory.make(place)
             for path in made.vault.glob(f"rank-{rank:05d}.*"):
                 shutil.copyfile(path, place / path.name)
 
@@ -79,11 +79,11 @@ class Scene:
     def wipe(self) -> None:
         """Give the memory back."""
         for place in self.vaults:
-            vault.wipe(place)
+            shared_memory.wipe(place)
 
     def file(self, rank: int, step: int, *, of: int | None = None) -> Path:
         """Return the file in which the snapshot of *rank* at *step* lies, on the node of rank *of*."""
-        held = vault.labels(self.vaults[rank if of is None else of])
+        held = shared_memory.labels(self.vaults[rank if of is None else of])
         return next(path for path, label in held.items() if (label.rank, label.step) == (rank, step))
 
     def replicate(self) -> None:
@@ -180,7 +180,7 @@ def test_a_replica_stands_in_for_a_lost_node(here: Command, scene: Scene) -> Non
     """Node 0 is gone with all that it had; its rank's copy on node 1 makes the step whole."""
     shutil.rmtree(scene.made.directory)
     scene.replicate()
-    vault.wipe(scene.vaults[0])
+    shared_memory.wipe(scene.vaults[0])
     assert record(here)["recovery"]["step"] == 11
 
 
@@ -210,7 +210,7 @@ def test_everything_is_proven_of_what_is_sound_and_nothing_is_changed(here: Comm
     compared = [any("equal to the bit" in line for line in one["proven"]) for one in told["memory"]]
     assert compared == [True, False, False]
     assert brought(folders) == before
-    assert not list(vault.root().glob("audit-*"))
+    assert not list(shared_memory.root().glob("audit-*"))
 
 
 def test_bits_and_bytes_that_changed_are_found_by_reading(here: Command, scene: Scene) -> None:
@@ -235,9 +235,9 @@ def test_a_bit_in_memory_is_found_by_reading(here: Command, scene: Scene) -> Non
     """In a tensor or in the index: file, rank and node are named, and a recovery takes the step before."""
     shutil.rmtree(scene.made.directory)
     data, tail = scene.file(0, 11), scene.file(0, 10)
-    label = vault.labels(scene.vaults[0])[tail]
-    flip_a_bit(data, (vault.PAGE + 100.5) / data.stat().st_size)
-    flip_a_bit(tail, (vault.PAGE + label.size + 40.5) / tail.stat().st_size)
+    label = shared_memory.labels(scene.vaults[0])[tail]
+    flip_a_bit(data, (shared_memory.PAGE + 100.5) / data.stat().st_size)
+    flip_a_bit(tail, (shared_memory.PAGE + label.size + 40.5) / tail.stat().st_size)
     told = record(here, "--verify", status=1)
     for moment, file, words in zip(told["memory"], (data, tail), ("was changed in memory", "its index was changed"), strict=False):
         assert moment["standing"] == "damaged"
@@ -259,8 +259,8 @@ def test_memory_of_other_machines_is_read_through_its_server(original: Made) -> 
         with Prover(sys.executable) as prover:
             audit = MemoryAudit(memory, 2, [], prover)
             assert [(one.step, one.standing) for one in audit.moments()] == [(11, "whole"), (10, "whole"), (9, "whole")]
-            newest = next(path for path, label in vault.labels(nodes[0].vault).items() if label.step == STEP)
-            flip_a_bit(newest, (vault.PAGE + 100.5) / newest.stat().st_size)
+            newest = next(path for path, label in shared_memory.labels(nodes[0].vault).items() if label.step == STEP)
+            flip_a_bit(newest, (shared_memory.PAGE + 100.5) / newest.stat().st_size)
             assert next((one.step, one.standing) for one in audit.moments()) == (11, "damaged")
             nodes[1].kill()
             nodes[1].listening.close()
@@ -307,7 +307,7 @@ def test_memory_of_other_machines_is_found_through_their_agents(here: Command, s
     assert (told["sound"], told["away"]) == (True, {})
     assert any("equal to the bit" in line for line in told["memory"][0]["proven"])
     file = scene.file(0, 11)
-    flip_a_bit(file, (vault.PAGE + 100.5) / file.stat().st_size)
+    flip_a_bit(file, (shared_memory.PAGE + 100.5) / file.stat().st_size)
     told = record(here, "--verify", status=1)
     assert "was changed in memory" in told["memory"][0]["broken"][0]
     elsewhere.power_off("node-1")

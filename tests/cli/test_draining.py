@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.moments import coming
+from holdfast.cli.time_arguments import coming
 from holdfast.history import History
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author

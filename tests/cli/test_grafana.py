@@ -19,7 +19,7 @@ import yaml
 
 from holdfast.history.models import Checkpoint, LastLook, Lease
 from holdfast.history.store import History
-from holdfast.metrics.families import collect
+from holdfast.report.metrics.families import collect
 from policies.states import TERMINAL, State
 from tests.cli.conftest import PROGRAM, ROOT, environment
 from tests.cli.test_metrics import fetch, listening, moved, say

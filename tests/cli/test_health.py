@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from detectors.portable import unpacked
+from detectors.codec import unpacked
 from detectors.readings import NodeReading
 from tests.cli.conftest import Command
 from tests.readers.conftest import built

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.history import History, holds
-from holdfast.history.holds import Place
+from holdfast.history import History, cordons
+from holdfast.history.cordons import Place
 from holdfast.spec import LocalCluster
-from policies.holds import Owner, Rules, Word
+from policies.cordons import Owner, Rules, Word
 from policies.quarantine import quarantine
 from tests.cli.conftest import Command
 
@@ -24,7 +24,7 @@ def taken_out(history: History, node: str) -> None:
     """Have a job quarantine a node."""
     now = time.time()
     word = Word(owner=Owner(name="job gpt"), because="gpu-off-bus: Xid 79", at=now)
-    holds.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
+    cordons.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
 
 
 def service(here: Command, node: str) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def test_each_word_moves_the_node(here: Command, book: History) -> None:
         done = here("nodes", *words)
         assert done.returncode == 0, done.stderr
         assert moved in done.stdout
-    moves = holds.moves(book, "local", "node-1")
+    moves = cordons.moves(book, "local", "node-1")
     assert [one.because for one in moves[1:]] == ["a look", "done", "reseated", "once more", "board replaced"]
     assert {one.person for one in moves[1:]} == {True}
 
@@ -104,7 +104,7 @@ def test_what_cannot_be_is_told_with_node_state_and_cure(case: str, here: Comman
     done = here("nodes", *words)
     assert done.returncode == 2
     assert reason in done.stderr
-    assert [len(holds.moves(book, "local", node)) for node in ("node-0", "node-1", "node-2")] == [0, 1, 1]
+    assert [len(cordons.moves(book, "local", node)) for node in ("node-0", "node-1", "node-2")] == [0, 1, 1]
 
 
 def test_a_file_of_a_cluster_is_still_listed(here: Command, tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.log_files import place_of, shared_source
+from holdfast.agent.workers.log_files import place_of, shared_source
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.history import models
 from holdfast.history.store import History
-from holdfast.places import job_directory
+from holdfast.paths import job_directory
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
 from tests.cluster.gates import Boxes, ChildReach
@@ -69,7 +69,7 @@ def reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildReac
     """Let the job's nodes be other machines."""
     made = ChildReach()
     boxes = Boxes(str(tmp_path / "hf"), names=["n0", "n1", "n2"])
-    monkeypatch.setattr("holdfast.cli.logs.open_cluster", lambda _cluster: RemoteNodes(boxes, made))
+    monkeypatch.setattr("holdfast.cli.commands.logs.open_cluster", lambda _cluster: RemoteNodes(boxes, made))
     yield made
     made.bury()
 

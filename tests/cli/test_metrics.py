@@ -23,9 +23,9 @@ from sqlmodel import SQLModel
 
 from holdfast.history.models import LastLook, NodeMove, Question, ServiceMove, Snapshots
 from holdfast.history.store import History
-from holdfast.metrics.exposition import Family, number, text
-from holdfast.metrics.families import collect
-from holdfast.metrics.serving import MOST, Server
+from holdfast.report.metrics.exposition import Family, number, text
+from holdfast.report.metrics.families import collect
+from holdfast.report.metrics.serving import MOST, Server
 from tests.cli.conftest import PROGRAM, Command, environment
 from tests.cli.written_history import Author
 from tests.report import filled
@@ -109,7 +109,7 @@ def test_what_the_history_knows_is_told(here: Command, book: History, running: A
 def test_time_is_told_as_the_bill_tells_it(here: Command, book: History, monkeypatch: pytest.MonkeyPatch) -> None:
     """ETTR, what became of the time, downtime by phase, steps lost."""
     filled.three_incidents(book)
-    monkeypatch.setattr("holdfast.metrics.jobs.SHOWN_SECONDS", math.inf)  # it ended long ago
+    monkeypatch.setattr("holdfast.report.metrics.jobs.SHOWN_SECONDS", math.inf)  # it ended long ago
     told, bill = parsed(here("metrics").stdout), json.loads(here("cost", "bytes-gpt", "--json").stdout)
     ettr = value(told, "holdfast_job_effective_training_time_ratio", job="bytes-gpt")
     assert ettr == pytest.approx(bill["ettr"])
@@ -300,7 +300,7 @@ def test_callers_that_say_nothing_neither_shut_prometheus_out_nor_pile_up() -> N
 
 def test_a_request_has_its_time_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then holds no thread for ever."""
-    monkeypatch.setattr("holdfast.metrics.serving.SECONDS", 0.5)
+    monkeypatch.setattr("holdfast.report.metrics.serving.SECONDS", 0.5)
     with serving() as server, socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as line:
 
         def gone() -> bool:

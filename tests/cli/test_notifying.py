@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.addresses import BadAddress, block_of, is_generic
+from holdfast.prefect_client.notification_addresses import BadAddress, block_of, is_generic
 from tests.cli.conftest import Command
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Apprise imports the libraries of all services that are there

@@ -10,7 +10,7 @@ import pytest
 from holdfast.cli.rank_output import BEHIND, LINES, PIECE, Line, RankOutput, ranks_in
 from holdfast.errors import UnknownWord
 from holdfast.history.models import Job
-from holdfast.places import job_directory
+from holdfast.paths import job_directory
 from tests.waiting import wait_until
 
 MEMBERS = {"node-0": [0, 1], "node-1": [2, 3]}

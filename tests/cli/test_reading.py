@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from holdfast.history import Fault, queries, take
-from holdfast.history.looks import keep
+from holdfast.history.health_samples import keep
 from holdfast.history.store import History
-from policies.verdicts import FRESH, Verdict
+from policies.node_health import FRESH, Verdict
 from tests.cli.conftest import Command
 from tests.cli.written_history import TRACEBACK, Author, a_verdict
 

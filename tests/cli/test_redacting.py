@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from holdfast.secrecy import is_secret
-from holdfast.slurm.commands import environment
-from holdfast.support.redacting import Redactor
+from holdfast.cluster.slurm.commands import environment
+from holdfast.redaction import is_secret
+from holdfast.support.redactor import Redactor
 from tests.costs import MOST, RUNS, growth
 
 SHAPES = r"""

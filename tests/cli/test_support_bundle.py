@@ -17,8 +17,8 @@ from holdfast.cluster.remote import RemoteNodes
 from holdfast.history.models import Fault, Lease, Remark
 from holdfast.history.store import History
 from holdfast.support.archive import TAIL, Bundle
-from holdfast.support.elsewhere import AHEAD, MOST_BYTES, MOST_OF_NODE, Gathering, in_turn
-from holdfast.support.redacting import Redactor
+from holdfast.support.redactor import Redactor
+from holdfast.support.remote_logs import AHEAD, MOST_BYTES, MOST_OF_NODE, Gathering, in_turn
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
 from tests.cluster.gates import Boxes, ChildReach

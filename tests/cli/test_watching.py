@@ -13,12 +13,12 @@ from functools import partial
 
 import pytest
 
-from holdfast.cli import watching
+from holdfast.cli import watch as watching
 from holdfast.cli.changes import Change, Follower
 from holdfast.cli.frame import spark
-from holdfast.cli.outlook import Outlook
+from holdfast.cli.job_view import Outlook
 from holdfast.cli.screens import PlainLines
-from holdfast.cli.watching import Taps, Watch
+from holdfast.cli.watch import Taps, Watch
 from holdfast.history import queries
 from holdfast.history.models import Incident
 from holdfast.history.store import History

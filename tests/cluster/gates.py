@@ -68,7 +68,7 @@ class ChildPipe:
 class ChildReach:
     """Starts gates on this machine."""
 
-    command: list[str] = field(default_factory=lambda: [sys.executable, "-m", "holdfast.agent.gate"])
+    command: list[str] = field(default_factory=lambda: [sys.executable, "-m", "holdfast.agent.node.proxy"])
     pipes: list[ChildPipe] = field(default_factory=list)
     down: bool = False
     """Nobody answers."""

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import own_gpus
+from holdfast import gpu_assignment
 from holdfast.cluster import NodeView, open_cluster
 from holdfast.cluster.local import LocalNodes
-from holdfast.control.channel import AgentChannel
-from holdfast.control.inbox import Inbox
+from holdfast.cluster.slurm.commands import environment
+from holdfast.control.agents.client import AgentChannel
+from holdfast.control.agents.event_queue import Inbox
 from holdfast.errors import NodeLost
-from holdfast.own_gpus import VISIBLE
+from holdfast.gpu_assignment import VISIBLE
 from holdfast.process import NODE_MARK, is_alive, mark_of, marked
-from holdfast.slurm.commands import environment
 from holdfast.spec import LocalCluster
 from tests.waiting import wait_until
 
@@ -124,7 +124,7 @@ def test_each_node_shows_its_workers_its_own_gpus(tmp_path: Path, monkeypatch: p
         for node, shown in (("node-0", ("4", "5")), ("node-1", ("6", "7"))):
             nodes.start_agent(node)
             worker = run_worker(nodes, node)
-            wait_until(lambda worker=worker, shown=shown: own_gpus.gpus_of(worker) == shown, seconds=SECONDS)  # type: ignore[misc]
+            wait_until(lambda worker=worker, shown=shown: gpu_assignment.gpus_of(worker) == shown, seconds=SECONDS)  # type: ignore[misc]
         nodes.fence("node-0")
         with pytest.raises(NodeLost, match="GPU 6, 7 is held by node-1"):
             LocalNodes("here", tmp_path, 1).start_agent("node-0")
@@ -135,7 +135,7 @@ def test_each_node_shows_its_workers_its_own_gpus(tmp_path: Path, monkeypatch: p
 def test_a_machine_without_gpus_shows_its_workers_what_it_did(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable is left alone."""
     monkeypatch.delenv(VISIBLE, raising=False)
-    monkeypatch.setattr(own_gpus, "gpus_here", lambda *_: ())
+    monkeypatch.setattr(gpu_assignment, "gpus_here", lambda *_: ())
     assert VISIBLE not in nodes.place("node-0").environment
 
 
@@ -272,7 +272,7 @@ def test_a_folder_of_somebody_else_is_a_lost_node_with_the_reason(nodes: LocalNo
 
 def test_an_agent_that_says_nothing_is_a_lost_node(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An interpreter that ends at once, one that is missing, and one that hangs."""
-    monkeypatch.setattr("holdfast.agent.place.START_SECONDS", 0.5)
+    monkeypatch.setattr("holdfast.agent.node.directory.START_SECONDS", 0.5)
     for python, why in (("/bin/true", "no word from it"), (str(tmp_path / "none"), "No such file"), (sleeper(tmp_path), "timed out")):
         monkeypatch.setattr(sys, "executable", python)
         with pytest.raises(NodeLost, match=why):

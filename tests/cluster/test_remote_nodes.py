@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.journal import JOURNAL, Journal
+from holdfast.agent.event_log import JOURNAL, Journal
 from holdfast.cluster.remote import RemoteNodes
-from holdfast.control.fleet import Fleet
+from holdfast.control.agents.pool import Fleet
 from holdfast.errors import AgentGone, NodeLost, NotAskable
 from holdfast.process import NODE_MARK, mark_of, marked
-from holdfast.wire import Message
+from holdfast.protocol import Message
 from tests.cluster.gates import Boxes, ChildReach
 from tests.waiting import wait_until
 
@@ -217,7 +217,8 @@ def test_a_gate_of_another_version_is_refused_with_the_cure(tmp_path: Path) -> N
 
 def test_what_a_login_shell_prints_is_passed_over(tmp_path: Path) -> None:
     """As long as it ends some time."""
-    shell = "import os; print('Welcome!\\n' * 9, flush=True); os.execv(os.sys.executable, [os.sys.executable, '-m', 'holdfast.agent.gate'])"
+    proxy = "[os.sys.executable, '-m', 'holdfast.agent.node.proxy']"
+    shell = f"import os; print('Welcome!\\n' * 9, flush=True); os.execv(os.sys.executable, {proxy})"
     reach = ChildReach([sys.executable, "-c", shell])
     nodes = RemoteNodes(Boxes(str(tmp_path)), reach)
     assert nodes.survey()[0].standing == "idle"

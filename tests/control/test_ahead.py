@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.status import status
-from holdfast.control.steering import steering
+from holdfast.cli.commands.status import status
+from holdfast.control.supervisor.supervise import steering
 from holdfast.errors import UnusableFile
 from holdfast.history import History, Lease, take
 from holdfast.history.models import StandbyFlow

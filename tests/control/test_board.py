@@ -7,9 +7,9 @@ from typing import Any
 from detectors.catalogue import Fault
 from detectors.diagnosis import see
 from detectors.evidence import HangLimits
-from holdfast.control.board import Board
-from holdfast.control.pauses import Pauses
-from holdfast.wire import Message
+from holdfast.control.faults.pauses import Pauses
+from holdfast.control.state.generation import Board
+from holdfast.protocol import Message
 
 BEAT = {"age": 0.0, "step": None, "managed": True, "section": None, "section_limit": None, "process": "S", "wait": "", "output_age": None}
 

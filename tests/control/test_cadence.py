@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.control.cadence import ENOUGH, Cadence, case_of, parts_of
+from holdfast.control.checkpoints.interval import ENOUGH, Cadence, case_of, parts_of
 from holdfast.history import models
-from holdfast.history.figures import Fleet, Work
+from holdfast.history.statistics import Fleet, Work
 from holdfast.spec import CheckpointPlan
-from policies.cadence import Case, Limits, advise, rate_of
+from policies.checkpoint_interval import Case, Limits, advise, rate_of
 
 AUTO = CheckpointPlan(every="auto")
 FLEET = Fleet(

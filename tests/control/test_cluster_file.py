@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.cluster_file import ClusterFile
+from holdfast.control.config.cluster_file import ClusterFile
 from holdfast.spec import LocalCluster
 from holdfast.spec.load import load_cluster, load_job
 from tests.waiting import wait_until

@@ -11,10 +11,10 @@ import pytest
 from detectors.catalogue import Fault, Level, Levels
 from detectors.diagnosis import see
 from detectors.evidence import BadLoss, Copies, HangLimits
-from holdfast.control.board import Board, Roles
-from holdfast.control.concerns import HEARD, PAUSE, Concerns
-from holdfast.control.standings import RollCall, standing_of
-from holdfast.wire import Message
+from holdfast.control.faults.alerts import HEARD, PAUSE, Concerns
+from holdfast.control.faults.rank_status import RollCall, standing_of
+from holdfast.control.state.generation import Board, Roles
+from holdfast.protocol import Message
 from tests.control.test_board import BEAT
 
 ALL: Roles = ((0, 1, 2),)

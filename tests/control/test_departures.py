@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from detectors.evidence import NodeLeaving
-from holdfast.control.lineup import Lineup
-from holdfast.control.run import Run
-from holdfast.control.steering import steering
+from holdfast.control.state.rank_table import Lineup
+from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.supervise import steering
 from holdfast.spec import LocalCluster, TrainingJob
 from tasks.detect import settled
 

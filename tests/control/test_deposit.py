@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from holdfast.cluster.local import LocalNodes
-from holdfast.control import deposit
-from holdfast.control.deposit import Collector, Deposit, Forged, sealed, unsealed
-from holdfast.control.fleet import Fleet
+from holdfast.control.agents.pool import Fleet
+from holdfast.control.backup import outbox
+from holdfast.control.backup.outbox import Collector, Deposit, Forged, sealed, unsealed
 from holdfast.history import History, Job, Lease, Request, models, queries, take
 from holdfast.history.changes import Change, added, amended
 from holdfast.history.fence import Fence
 from holdfast.history.lease import give_back
-from holdfast.history.spill import as_records
+from holdfast.history.outbox_file import as_records
 from tests.history.rows import a_job, a_move, a_step
 
 PLAN: dict[str, Any] = {
@@ -164,7 +164,7 @@ def test_rows_that_are_settled_are_not_taken_again(stage: Stage) -> None:
 
 def test_an_agent_that_gives_rows_without_end_is_not_listened_to_for_ever(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """After so many bytes the flow goes on, with what was signed until then."""
-    monkeypatch.setattr(deposit, "MOST", 2**18)
+    monkeypatch.setattr(outbox, "MOST", 2**18)
     stage.leave([added(a_step("j1", 1))])
     junk = {"row": "x" * 2**10, "sum": "y"}
     stage.put(*[junk] * 2**13)

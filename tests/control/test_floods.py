@@ -11,14 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.agent.journal import LARGEST
-from holdfast.control import budget, hearing, inbox
-from holdfast.control.adoption import token_of_members
-from holdfast.control.budget import Budget, Newest
-from holdfast.control.channel import AgentChannel
-from holdfast.control.inbox import Inbox
+from holdfast.agent.event_log import LARGEST
+from holdfast.control.agents import event_queue
+from holdfast.control.agents.client import AgentChannel
+from holdfast.control.agents.event_queue import Inbox
+from holdfast.control.faults import event_budget
+from holdfast.control.faults.event_budget import Budget, Newest
+from holdfast.control.supervisor import event_handlers
+from holdfast.control.supervisor.reattach import token_of_members
 from holdfast.history import queries
-from holdfast.wire import LineBuffer, encode
+from holdfast.protocol import LineBuffer, encode
 from tests.control.test_hearing import Told
 from tests.waiting import wait_until
 
@@ -67,15 +69,15 @@ class Flooding:
 
 def test_what_waits_of_one_node_is_bounded_and_nothing_of_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection ends where nobody takes in what comes over it, and what was missed is told again once somebody does."""
-    monkeypatch.setattr(inbox, "MOST", 2**19)
-    monkeypatch.setattr("holdfast.control.listener.CHUNK", 2**14)
+    monkeypatch.setattr(event_queue, "MOST", 2**19)
+    monkeypatch.setattr("holdfast.control.agents.reactor.CHUNK", 2**14)
     waiting, agent = Inbox(), Flooding()
     channel = AgentChannel("a", agent.connect, waiting, epoch=1)
     channel.send("attach", lambda _: None, since=0)
     channel.agent, channel._told = "x", 0
     wait_until(lambda: channel.away_since is not None, seconds=60)
     heard = [event["seq"] for _, event in waiting.drain(0.0)]
-    assert len(heard) * 100 < inbox.MOST < EVENTS * 100
+    assert len(heard) * 100 < event_queue.MOST < EVENTS * 100
     while len(heard) < EVENTS:
         heard += [event["seq"] for _, event in waiting.drain(1.0)]
     assert heard == list(range(1, EVENTS + 1))
@@ -87,8 +89,8 @@ def test_what_waits_of_one_node_is_bounded_and_nothing_of_it_is_lost(monkeypatch
 def test_a_node_that_tells_of_ever_new_troubles_fills_no_history(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told once; of other nodes all is on record, and of this one more after a while."""
     now = [1000.0]
-    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(hearing, "REMEMBERED", 100)
+    monkeypatch.setattr(event_budget, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(event_handlers, "REMEMBERED", 100)
     told.hearing._rows._most = at_once = 2000
 
     def trouble(number: int, node: str) -> None:
@@ -103,10 +105,10 @@ def test_a_node_that_tells_of_ever_new_troubles_fills_no_history(told: Told, mon
     assert len([one for one in told.remarks if "the agent of a tells more faults, checkpoints and remarks" in one]) == 1
     assert len(told.run.board.troubles) <= 100
     now[0] += 60.0
-    for number in range(budget.ROWS * 2):
+    for number in range(event_budget.ROWS * 2):
         trouble(10**7 + number, "a")
     assert told.recorder.flush(60.0)
-    assert len(queries.checkpoints(told.history, told.job.id)) == len(rows) + budget.ROWS
+    assert len(queries.checkpoints(told.history, told.job.id)) == len(rows) + event_budget.ROWS
     assert len([one for one in told.remarks if "the agent of a tells more" in one]) == 1
 
 
@@ -116,7 +118,7 @@ def test_steps_are_recorded_up_to_a_budget_of_their_own(told: Told) -> None:
     told.steps(*((step, 0.5) for step in range(1, 3001)))
     assert 1000 <= len(told.curve()) <= 1010
     assert any("more steps than" in one for one in told.remarks)
-    assert budget.STEPS_AT_ONCE * 30 > 2 * LARGEST, "a step takes that many bytes of a journal at least, of which there are two files"
+    assert event_budget.STEPS_AT_ONCE * 30 > 2 * LARGEST, "a step takes that many bytes of a journal at least, of which there are two files"
 
 
 def test_only_the_newest_keys_are_kept() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.control import garbage
+from holdfast.control.config import gc_tuning
 
 
 class Knot:
@@ -28,16 +28,16 @@ def test_what_dies_after_it_was_set_aside_is_freed_by_the_look_at_all() -> None:
     """And by no collection before it, which would have had to look at everything."""
     knot = Knot()
     seen = weakref.ref(knot)
-    garbage.set_aside()
+    gc_tuning.set_aside()
     del knot
     gc.collect()
     assert seen() is not None
-    garbage.look_at_all()
+    gc_tuning.look_at_all()
     assert seen() is None
 
 
 def test_what_is_dead_already_is_not_set_aside() -> None:
     """It is freed at once."""
     seen = weakref.ref(Knot())
-    garbage.set_aside()
+    gc_tuning.set_aside()
     assert seen() is None

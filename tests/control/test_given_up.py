@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.local import LocalNodes
-from holdfast.control.channel import AgentChannel
-from holdfast.control.inbox import Inbox
-from holdfast.control.incident import IncidentInWork
-from holdfast.control.lineup import Lineup
-from holdfast.control.run import Run
-from holdfast.control.steering import steering
+from holdfast.control.agents.client import AgentChannel
+from holdfast.control.agents.event_queue import Inbox
+from holdfast.control.state.rank_table import Lineup
+from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.incident import IncidentInWork
+from holdfast.control.supervisor.supervise import steering
 from holdfast.history import models
 from holdfast.process import is_alive
 from holdfast.spec import LocalCluster, TrainingJob

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.handover import SIGNAL, heeding_the_signal, machine_goes_down, termination_lets_go
+from holdfast.control.supervisor.detach import SIGNAL, heeding_the_signal, machine_goes_down, termination_lets_go
 from holdfast.errors import BadSetting
 
 
@@ -44,7 +44,7 @@ def test_what_a_termination_means_is_refused_where_nobody_knows_before_a_flow_be
 
 FIRST = """
 import os, signal, sys
-from holdfast.control.handover import heed_from_now_on, held_back
+from holdfast.control.supervisor.detach import heed_from_now_on, held_back
 heed_from_now_on()
 with held_back():
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -52,7 +52,7 @@ with held_back():
 """
 SECOND = """
 import subprocess
-from holdfast.control.handover import heed_from_now_on, heeding_the_signal
+from holdfast.control.supervisor.detach import heed_from_now_on, heeding_the_signal
 heed_from_now_on()
 with heeding_the_signal() as handover:
     print(handover.why, flush=True)

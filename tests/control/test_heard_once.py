@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from detectors.catalogue import Fault
-from holdfast.control.verdict import heard_once
+from holdfast.control.faults.diagnosis_inputs import heard_once
 from policies.case import Earlier
 
 GPU = "GPU 0000:18:00.0"

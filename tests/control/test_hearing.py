@@ -11,10 +11,10 @@ import pytest
 
 from detectors.catalogue import CATALOGUE_LEVELS
 from holdfast.accounting.losses import losses
-from holdfast.control.board import Board
-from holdfast.control.hearing import GATHERED, Hearing
-from holdfast.control.nodes import REPEATED
-from holdfast.control.run import Run
+from holdfast.control.faults.node_faults import REPEATED
+from holdfast.control.state.generation import Board
+from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.event_handlers import GATHERED, Hearing
 from holdfast.history import History, Recorder, models, queries
 from holdfast.spec import TrainingJob
 from tests.history.rows import a_fault

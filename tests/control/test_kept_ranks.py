@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from detectors.evidence import GroupTrouble, TakeOverTrouble, WorkerExit
-from holdfast.control.board import Board
-from holdfast.wire import Message
+from holdfast.control.state.generation import Board
+from holdfast.protocol import Message
 
 MEMBERSHIP = {"a": [0, 1], "b": [2]}
 HOME = {rank: node for node, ranks in MEMBERSHIP.items() for rank in ranks}

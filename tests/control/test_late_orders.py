@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from holdfast import vault
-from holdfast.agent.epochs import Epochs, FencingToken
+from holdfast.agent.node.epochs import Epochs, FencingToken
 from holdfast.cluster.interface import Confirm
 from holdfast.cluster.local import LocalNodes
 from holdfast.cluster.remote import RemoteNodes
-from holdfast.control import fleet as fleets
-from holdfast.control.channel import AgentChannel
-from holdfast.control.fleet import Fleet
+from holdfast.control.agents import pool as fleets
+from holdfast.control.agents.client import AgentChannel
+from holdfast.control.agents.pool import Fleet
 from holdfast.errors import LeaseLost, NodeTrouble, Superseded, Unconfirmed
+from holdfast.memstore import shared_memory
 from holdfast.process import boot_time, is_alive, mark_of
 from tests.cluster.gates import Boxes, ChildReach
 from tests.waiting import wait_until
@@ -79,8 +79,8 @@ def test_an_order_that_lay_in_a_connection_while_another_flow_took_over_is_refus
     first, second = flows
     pid = worker_of(first)
     (gate,) = [pipe.child for pipe in first.reach.pipes]
-    place = vault.vault_of(mark_of(second.nodes.folder(NODE)), "job")
-    vault.make(place)
+    place = shared_memory.vault_of(mark_of(second.nodes.folder(NODE)), "job")
+    shared_memory.make(place)
     os.kill(gate.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as hand:
         given = hand.submit(getattr(first.fleet, order), NODE)
@@ -91,7 +91,7 @@ def test_an_order_that_lay_in_a_connection_while_another_flow_took_over_is_refus
     assert is_alive(pid, None)
     assert place.is_dir()
     assert first.fleet.overtaken == 2
-    vault.wipe(place)
+    shared_memory.wipe(place)
 
 
 def test_the_newest_epoch_outlives_the_agents_that_heard_of_it(flows: tuple[Flow, Flow]) -> None:
@@ -168,13 +168,13 @@ def test_between_the_fence_and_the_wipe_it_is_asked_again(tmp_path: Path) -> Non
     """What the next flow finds in the node's memory is not taken from it."""
     nodes = Overtaken("c", tmp_path, 1)
     nodes.folder("node-0").mkdir(parents=True)
-    place = vault.vault_of(mark_of(nodes.folder("node-0")), "job")
-    vault.make(place)
+    place = shared_memory.vault_of(mark_of(nodes.folder("node-0")), "job")
+    shared_memory.make(place)
     fleet = Fleet(nodes, PLAN, epoch=1)
     with pytest.raises(LeaseLost):
         fleet.clear("node-0")
     assert place.is_dir()
-    vault.wipe(place)
+    shared_memory.wipe(place)
     fleet.close(end=False)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.control.lineup import Lineup
-from holdfast.control.plan import rank_environments, seat_environment
+from holdfast.control.config.worker_env import rank_environments, seat_environment
+from holdfast.control.state.rank_table import Lineup
 
 FIRST = Lineup.fresh(3, {"a": [0, 1], "b": [2, 3]}, ("10.0.0.1", 4711))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.control.nodes import NodeNews, with_growth
-from holdfast.wire import Message
+from holdfast.control.faults.node_faults import NodeNews, with_growth
+from holdfast.protocol import Message
 
 FAULT: Message = {
     "event": "node.fault",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from holdfast.control.past import COUNTED, MOST, Past
+from holdfast.control.faults.history import COUNTED, MOST, Past
 from holdfast.history import History, queries
 from holdfast.history.models import Fault, Job
 

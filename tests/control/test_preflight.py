@@ -6,11 +6,11 @@ import dataclasses
 import time
 from pathlib import Path
 
-from holdfast.control.preflight import Preflight
+from holdfast.control.nodes.preflight import Preflight
 from holdfast.history import History
-from holdfast.history.looks import keep
+from holdfast.history.health_samples import keep
 from holdfast.spec import LocalCluster, cluster_of
-from policies.verdicts import FRESH, Finding, Standing, Verdict
+from policies.node_health import FRESH, Finding, Standing, Verdict
 from tests.waiting import wait_until
 
 CLUSTER = LocalCluster(name="c", nodes=4)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster import open_cluster
-from holdfast.control.fleet import Fleet
-from holdfast.control.run import Run
-from holdfast.control.steering import steering
+from holdfast.control.agents.pool import Fleet
+from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.supervise import steering
 from holdfast.errors import AgentGone
 from holdfast.history import History, queries
 from holdfast.history.models import Lease

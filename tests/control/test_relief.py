@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control import relief
-from holdfast.control.ahead import Ahead
-from holdfast.control.wheel import Standby
+from holdfast.control.backup import partition_failover
+from holdfast.control.backup.prerequisites import Ahead
+from holdfast.control.supervisor.leadership import Standby
 from holdfast.history import History, LeaseKeeper, holder_of, queries, take
 from holdfast.ports import free_port
 from holdfast.spec import TrainingJob, cluster_of
@@ -22,7 +22,7 @@ def test_a_standby_that_reaches_no_node_either_asks_for_nothing_and_leaves_the_j
     history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its search ends in vain; for some seconds it does not even take a lease that is free, as who reaches them may want it."""
-    monkeypatch.setattr(relief, "BACK", 60.0)  # a busy machine has its own idea of a few seconds
+    monkeypatch.setattr(partition_failover, "BACK", 60.0)  # a busy machine has its own idea of a few seconds
     key_at(tmp_path / "key")
     (tmp_path / "known").touch()
     hosts = [{"name": name, "address": "127.0.0.1", "port": free_port()} for name in ("n0", "n1")]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.local import LocalNodes
-from holdfast.control.fleet import Fleet
-from holdfast.control.replicas import Replicas
+from holdfast.control.agents.pool import Fleet
+from holdfast.control.checkpoints.replicas import Replicas
 from holdfast.spec.job import MemoryPlan
 from tests.waiting import wait_until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.rulebook import Rulebook
+from holdfast.control.config.policy_file import Rulebook
 from holdfast.spec import TrainingJob
 from policies.policy import NAMED
 from tests.waiting import wait_until

@@ -9,10 +9,10 @@ import pytest
 
 from detectors.catalogue import CATALOGUE_LEVELS, Fault
 from detectors.evidence import Pace, Paces
-from detectors.paces import LONG
-from holdfast.agent.paces import BLOCK
-from holdfast.control.run import Run
-from holdfast.control.slow_ranks import AGAIN, SlowRanks
+from detectors.stragglers import LONG
+from holdfast.agent.workers.step_timing import BLOCK
+from holdfast.control.faults.stragglers import AGAIN, SlowRanks
+from holdfast.control.supervisor.controller import Run
 from holdfast.history import models
 from holdfast.spec import TrainingJob
 from policies.policy import NAMED

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.control.board import Board, RankView
-from holdfast.control.rebuilt import came_back, facts_of
-from holdfast.control.snapshots import Snapshots, age_of, row_of
+from holdfast.control.checkpoints.recovery_facts import came_back, facts_of
+from holdfast.control.checkpoints.snapshot_stats import Snapshots, age_of, row_of
+from holdfast.control.state.generation import Board, RankView
 from holdfast.history import History, Recorder, queries
 
 COST: dict[str, Any] = {"copied": 2.0, "hidden": 1.5, "paused": 0.2, "prepared": 0.1, "slowed": 0.3, "trained": 30.0}

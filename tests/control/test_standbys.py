@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from holdfast.control.standbys import MOST_LOSSES, Pool, Wanted, places_for
+from holdfast.control.nodes.hot_spares import MOST_LOSSES, Pool, Wanted, places_for
 from holdfast.errors import OrderRefused
 
 ROLES = ((0,), (1, 2, 3))

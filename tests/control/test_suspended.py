@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from holdfast.control.ahead import Ahead
-from holdfast.control.flow_run import FlowRun
-from holdfast.control.run import Run
-from holdfast.control.steering import steering
-from holdfast.control.wheel import Standby, Wheel
+from holdfast.control.backup.prerequisites import Ahead
+from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.flow_run import FlowRun
+from holdfast.control.supervisor.leadership import Standby, Wheel
+from holdfast.control.supervisor.supervise import steering
 from holdfast.history import History, models, queries
 from holdfast.spec import LocalCluster, TrainingJob
 from policies.states import Event, State

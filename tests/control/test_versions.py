@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control import channel
-from holdfast.control.adoption import refuse_another_version
-from holdfast.control.inbox import Inbox
+from holdfast.control.agents import client
+from holdfast.control.agents.event_queue import Inbox
+from holdfast.control.supervisor.reattach import refuse_another_version
 from holdfast.errors import NodeLost, OrderRefused, OtherVersion
 from holdfast.process import is_alive
-from holdfast.wire import connect
+from holdfast.protocol import connect
 from tests.agent.rig import SPEAKING, Node
 
 
@@ -33,8 +33,8 @@ def test_a_flow_of_another_version_is_refused_and_the_workers_go_on(node: Node, 
         own.prepare(node, [sys.executable, node.script(SPEAKING + "hello()\ntime.sleep(600)\n")])
         own.start(1)
         pid = own.pid()
-        monkeypatch.setattr(channel, "PROTOCOL", spoken)
-        other = channel.AgentChannel("w1", lambda: connect(node.folder / "agent.sock", seconds=30), Inbox(), epoch=9, job="job")
+        monkeypatch.setattr(client, "PROTOCOL", spoken)
+        other = client.AgentChannel("w1", lambda: connect(node.folder / "agent.sock", seconds=30), Inbox(), epoch=9, job="job")
         with pytest.raises(OrderRefused) as about:
             other.about()
         with pytest.raises(OrderRefused, match=f"this agent speaks protocol 1, the flow {spoken}"):

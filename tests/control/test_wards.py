@@ -8,18 +8,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from holdfast.control.consent import Consent
-from holdfast.control.preflight import Preflight
-from holdfast.control.wards import Wards
-from holdfast.history import History, holds, questions
-from holdfast.history.holds import Place
+from holdfast.control.nodes.approvals import Consent
+from holdfast.control.nodes.eligibility import Wards
+from holdfast.control.nodes.preflight import Preflight
+from holdfast.history import History, approvals, cordons
+from holdfast.history.approvals import ISOLATE, KEEP, WITHDRAWN, Reply
+from holdfast.history.cordons import Place
 from holdfast.history.models import Job, Question
-from holdfast.history.questions import ISOLATE, KEEP, WITHDRAWN, Reply
 from holdfast.spec import LocalCluster
 from holdfast.spec.planned import Maintenance
-from policies.holds import Owner, Rules, Word
+from policies.cordons import Owner, Rules, Word
+from policies.node_faults import Offence
 from policies.node_states import NodeState
-from policies.offences import Offence
 from policies.quarantine import cancel_drain, drain, hold, readmit, release
 from tests.waiting import wait_until
 
@@ -58,7 +58,7 @@ def found(node: str, *, grave: bool = True, because: str = "gpu-off-bus: Xid 79"
 
 def state(history: History, node: str) -> NodeState | None:
     """Return the state on record; nothing for a node that is not."""
-    known = holds.nodes(history, PLACE, now=time.time()).get(node)
+    known = cordons.nodes(history, PLACE, now=time.time()).get(node)
     return known.state if known else None
 
 
@@ -80,7 +80,7 @@ def test_what_is_found_bars_a_node_at_once_and_for_all_soon(history: History, be
     assert [words.partition(":")[0] for words in wards.left_out()] == ["node-1 is quarantined by job gpt (hold 1)"]
     assert len(wards.news(CLUSTER.names)) == 1
     assert wards.news(CLUSTER.names) == [], "told once"
-    holds.say(history, PLACE, "node-1", lambda node, _: readmit(node, word()), now=time.time())
+    cordons.say(history, PLACE, "node-1", lambda node, _: readmit(node, word()), now=time.time())
     wait_until(lambda: wards.usable(CLUSTER.names) == CLUSTER.names, seconds=60)
 
 
@@ -94,14 +94,14 @@ def test_beyond_the_share_a_node_stays_out_of_this_job_and_a_person_is_asked(his
     assert (other.bars("node-2"), other.doubts("node-2")) == ("", "suspect: gpu-off-bus: Xid 79")
     assert wards.usable(CLUSTER.names) == ["node-0", "node-3"]
     assert "taken out by job gpt" in wards.bars("node-2")
-    holds.say(history, PLACE, "node-2", lambda node, _: readmit(node, word()), now=time.time())
+    cordons.say(history, PLACE, "node-2", lambda node, _: readmit(node, word()), now=time.time())
     wait_until(lambda: not wards.bars("node-2"), seconds=60)
 
 
 def the_question(history: History) -> Question:
     """Wait for the one question that is open, and return it."""
-    wait_until(lambda: questions.still_open(history), seconds=60)
-    (found,) = questions.still_open(history)
+    wait_until(lambda: approvals.still_open(history), seconds=60)
+    (found,) = approvals.still_open(history)
     return found
 
 
@@ -116,14 +116,14 @@ def test_by_a_persons_leave_more_than_the_share_goes(history: History, begin: Be
     assert "node-2: gpu-off-bus: Xid 79" in asked.because
     assert any(f"`holdfast approve {asked.number}`" in one for one in remarks)
     assert wards.usable(CLUSTER.names) == ["node-0"], "what is asked about is not used meanwhile"
-    questions.reply(history, asked.number, Reply(answer=ISOLATE, picked=("node-3",), by="ann@desk", words="as I saw"), now=time.time())
+    approvals.reply(history, asked.number, Reply(answer=ISOLATE, picked=("node-3",), by="ann@desk", words="as I saw"), now=time.time())
     wait_until(lambda: state(history, "node-3") is NodeState.QUARANTINED, seconds=60)
-    (hold,) = [one for one in holds.holds(history, "c", "node-3") if one.ended_at is None]
+    (hold,) = [one for one in cordons.holds(history, "c", "node-3") if one.ended_at is None]
     assert (hold.owner, hold.person, hold.because) == ("job gpt", False, "gpu-off-bus: Xid 79 (approved by ann@desk)")
     wait_until(lambda: not wards.bars("node-2"), seconds=60)
     assert state(history, "node-2") is NodeState.SUSPECT
-    with pytest.raises(questions.AnsweredAlready, match=r"isolate node-3 by ann@desk: as I saw"):
-        questions.reply(history, asked.number, Reply(answer=KEEP), now=time.time())
+    with pytest.raises(approvals.AnsweredAlready, match=r"isolate node-3 by ann@desk: as I saw"):
+        approvals.reply(history, asked.number, Reply(answer=KEEP), now=time.time())
 
 
 def test_when_nobody_answers_programs_take_out_no_more(history: History, begin: Begin) -> None:
@@ -133,7 +133,7 @@ def test_when_nobody_answers_programs_take_out_no_more(history: History, begin: 
     wait_until(lambda: any("nobody answered in time" in one for one in remarks), seconds=60)
     assert state(history, "node-2") is NodeState.SUSPECT
     assert "taken out by job gpt" in wards.bars("node-2")
-    (asked,) = questions.of_job(history, wards.consent.job.id)
+    (asked,) = approvals.of_job(history, wards.consent.job.id)
     assert (asked.answer, asked.picked, asked.by) == (KEEP, [], "")
 
 
@@ -150,13 +150,13 @@ def test_a_flow_that_comes_later_takes_up_what_was_asked_and_the_jobs_end_withdr
     wait_until(lambda: after.is_open("share"), seconds=60)
     heir = Wards(CLUSTER, history, lambda: CLUSTER.names, Owner(name="job gpt"), print, after)
     heir.begin()
-    questions.reply(history, number, Reply(answer=ISOLATE, by="ann@desk"), now=time.time())
+    approvals.reply(history, number, Reply(answer=ISOLATE, by="ann@desk"), now=time.time())
     wait_until(lambda: state(history, "node-2") is NodeState.QUARANTINED, seconds=60)
     heir.accuse([found("node-3")])
     again = the_question(history)
     heir.close()
     after.close(ended=True)
-    assert [one.answer for one in questions.of_job(history, after.job.id)] == [ISOLATE, WITHDRAWN]
+    assert [one.answer for one in approvals.of_job(history, after.job.id)] == [ISOLATE, WITHDRAWN]
     assert again.number == number + 1
 
 
@@ -197,9 +197,9 @@ def test_a_node_whose_window_begins_before_the_job_could_end_comes_later_and_one
 def test_a_persons_hold_is_seen_while_a_job_runs(history: History, begin: Begin) -> None:
     """And its end as well."""
     wards, _ = begin(history)
-    holds.say(history, PLACE, "node-3", lambda node, _: hold(node, word()), now=time.time())
+    cordons.say(history, PLACE, "node-3", lambda node, _: hold(node, word()), now=time.time())
     wait_until(lambda: "held by ann@desk (hold 1): looked at it" in wards.bars("node-3"), seconds=60)
-    holds.say(history, PLACE, "node-3", lambda node, _: release(node, word()), now=time.time())
+    cordons.say(history, PLACE, "node-3", lambda node, _: release(node, word()), now=time.time())
     wait_until(lambda: not wards.bars("node-3"), seconds=60)
 
 
@@ -208,17 +208,17 @@ def test_a_history_that_is_away_changes_nothing_and_gets_it_when_it_is_back(
 ) -> None:
     """The flow goes on by what it knows."""
     wards, _ = begin(history)
-    real = holds.say
+    real = cordons.say
 
     def away(*_: object, **__: object) -> None:
         raise OSError("the disk is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr("holdfast.history.holds.say", away)
+        patch.setattr("holdfast.history.cordons.say", away)
         wards.accuse([found("node-1")])
         wait_until(lambda: wards._try.is_away, seconds=60)
         assert "node-1" not in wards.usable(CLUSTER.names)
-    assert holds.say is real
+    assert cordons.say is real
     wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)
 
 
@@ -226,15 +226,15 @@ def test_a_drained_node_is_to_be_left_and_one_that_is_held_is_not(history: Histo
     """Both are given to nobody; a cancelled drain leaves nothing."""
     wards, _ = begin(history)
     now = time.time()
-    holds.say(history, PLACE, "node-1", lambda node, _: hold(node, word()), now=now)
-    holds.say(history, PLACE, "node-2", lambda node, _: drain(node, word(), leave_by=now + 60), now=now)
+    cordons.say(history, PLACE, "node-1", lambda node, _: hold(node, word()), now=now)
+    cordons.say(history, PLACE, "node-2", lambda node, _: drain(node, word(), leave_by=now + 60), now=now)
     wait_until(lambda: wards.usable(CLUSTER.names) == ["node-0", "node-3"], seconds=60)
     assert wards.departure("node-1") is None
     left = wards.departure("node-2")
     assert left is not None
     assert (left.node, left.by) == ("node-2", now + 60)
     assert left.because.startswith("drained by ann@desk until ")
-    holds.say(history, PLACE, "node-2", lambda node, _: cancel_drain(node, word()), now=time.time())
+    cordons.say(history, PLACE, "node-2", lambda node, _: cancel_drain(node, word()), now=time.time())
     wait_until(lambda: wards.departure("node-2") is None and not wards.bars("node-2"), seconds=60)
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from holdfast.control.ways import MOST, Pair, apart, pairs_of, severed
+from holdfast.control.faults.reachability import MOST, Pair, apart, pairs_of, severed
 
 NODES = ("a", "b", "c", "d")
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from detectors.all_kinds import CATALOGUE
 from detectors.associations import ASSOCIATIONS, PLACE, BadAssociation, Scope, follows_step, is_echo, load, traits_of
 from detectors.catalogue import Fault
 from detectors.causes import MOST, candidates, explained
 from detectors.diagnosis import diagnose, seconds_to_settle, see
 from detectors.evidence import HangLimits, LogLine
+from detectors.locations import device_of, peers_in
 from detectors.outputs import said
-from detectors.places import device_of, peers_in
-from detectors.whole import CATALOGUE
 from tests.detectors.evidence_of import a_killed, an_echo, an_end, an_error, seen
 
 

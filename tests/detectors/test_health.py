@@ -8,10 +8,10 @@ import pytest
 
 from detectors.catalogue import CATALOGUE
 from detectors.evidence import NOT_ASKED, Blind
+from detectors.findings import HOUR, Look, grown, growths
 from detectors.gpu_readings import Gpu, GpuReading
 from detectors.health import JUDGES, blind_spots, judge
 from detectors.readings import Growth, NodeReading
-from detectors.sightings import HOUR, Look, grown, growths
 from detectors.thresholds import THRESHOLDS
 
 PARTS = {field.name for field in dataclasses.fields(NodeReading)} - {"node", "at"}

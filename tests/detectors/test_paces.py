@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from detectors.evidence import Pace, Paces, StepTimes
-from detectors.paces import cost_of
+from detectors.stragglers import cost_of
 from tests.detectors.evidence_of import seen, the_fault
 
 BLOCK = 8

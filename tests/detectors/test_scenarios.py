@@ -15,7 +15,7 @@ from detectors.diagnosis import Before, Diagnosis, diagnose, see
 from detectors.evidence import CheckpointTrouble, HangLimits, LogLine, Progress, StartTrouble
 from detectors.gpu_readings import Xid, XidEvent
 from detectors.outputs import said
-from policies.ladder import Case
+from policies.escalation import Case
 from tests.detectors.evidence_of import a_rank, a_silence, an_end, an_error
 
 SCENARIOS: Final[dict[str, dict[str, Any]]] = tomllib.loads(Path(__file__).with_name("scenarios.toml").read_text())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from detectors.evidence import InGroup, InWork, Progress, RankProgress, Standing
-from detectors.standings import explain, operations
+from detectors.hang_analysis import explain, operations
 from tests.detectors.evidence_of import seen, the_fault
 
 STEADY = (0.3,) * 8

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from detectors import tracebacks
 from detectors.evidence import Raised
 from detectors.tracebacks import aborted_for_lost_peer, places_in, raised_in, tells_of_lost_peer
-from holdfast.runtime import failure
-from holdfast.runtime.groups.council import PeerGone
+from holdfast.runtime import peer_errors
+from holdfast.runtime.groups.control_tree import PeerGone
 
 PLAIN = """Traceback (most recent call last):
   File "/job/train.py", line 12, in <module>
@@ -230,7 +230,7 @@ def test_what_was_printed_is_judged_as_the_runtime_judges_what_was_raised(name: 
     base = OSError if name.endswith(("ResetError", "PipeError")) else ValueError if name == "ValueError" else RuntimeError
     module, _, plain = name.rpartition(".")
     error = type(plain, (base,), {"__module__": module or "builtins"})(message)
-    assert failure.describe(error)["peer_lost"] is tells_of_lost_peer(name, message)
+    assert peer_errors.describe(error)["peer_lost"] is tells_of_lost_peer(name, message)
 
 
 def test_the_words_of_a_lost_peer_are_those_of_the_runtime() -> None:
@@ -242,9 +242,9 @@ def test_the_words_of_a_lost_peer_are_those_of_the_runtime() -> None:
         (tracebacks.DEVICE_BROKEN, "_DEVICE_BROKEN"),
     )
     for ours, theirs in pairs:
-        assert ours.pattern == getattr(failure, theirs).pattern
-    assert tracebacks.OUR_LOST == failure._OURS == f"{PeerGone.__module__}.{PeerGone.__name__}"
-    assert failure.is_peer_loss(PeerGone(1, "no connection came about within 20 s"))
+        assert ours.pattern == getattr(peer_errors, theirs).pattern
+    assert tracebacks.OUR_LOST == peer_errors._OURS == f"{PeerGone.__module__}.{PeerGone.__name__}"
+    assert peer_errors.is_peer_loss(PeerGone(1, "no connection came about within 20 s"))
     assert tracebacks.tells_of_lost_peer(tracebacks.OUR_LOST, "the connection to rank 1 ended")
 
 

@@ -13,21 +13,21 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from holdfast.cluster import open_cluster
-from holdfast.control.board import Board
-from holdfast.control.channel import AgentChannel
-from holdfast.control.farewell import Held
-from holdfast.control.fleet import Fleet
-from holdfast.control.hearing import Hearing
-from holdfast.control.inbox import Inbox
-from holdfast.control.lineup import Lineup
-from holdfast.control.plan import how_to_run
-from holdfast.control.requests import Requests
-from holdfast.control.run import Run
-from holdfast.control.words import complaint
+from holdfast.control.agents.client import AgentChannel
+from holdfast.control.agents.event_queue import Inbox
+from holdfast.control.agents.event_schema import complaint
+from holdfast.control.agents.pool import Fleet
+from holdfast.control.checkpoints.final_checkpoint import Held
+from holdfast.control.config.worker_env import how_to_run
+from holdfast.control.state.generation import Board
+from holdfast.control.state.rank_table import Lineup
+from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.event_handlers import Hearing
+from holdfast.control.supervisor.requests import Requests
 from holdfast.errors import OrderRefused
 from holdfast.history import History, Recorder, models, queries
+from holdfast.protocol import decode, encode
 from holdfast.spec import LocalCluster, TrainingJob
-from holdfast.wire import decode, encode
 from tests.fuzz.examples import ANYTHING, SOCKETS
 
 Message = dict[str, Any]

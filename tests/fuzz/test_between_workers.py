@@ -18,24 +18,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast.callers import BURST
-from holdfast.runtime.groups import council, store
-from holdfast.runtime.groups.council import Desk, call
-from holdfast.runtime.groups.store import Server, Store, Verb
+from holdfast.authenticated_listener import BURST
+from holdfast.runtime.groups import control_tree, kv_store
+from holdfast.runtime.groups.control_tree import Desk, call
+from holdfast.runtime.groups.kv_store import Server, Store, Verb
 from tests.fuzz.examples import ANYTHING, SOCKETS, mutated
 from tests.waiting import wait_until
 
 TOKEN: Final = "cd" * 16
 LONG: Final = timedelta(seconds=30)
-HELLO: Final = store._frame(Verb.HELLO, 0, [TOKEN.encode()])
+HELLO: Final = kv_store._frame(Verb.HELLO, 0, [TOKEN.encode()])
 SAYINGS: Final = [
     HELLO,
-    store._frame(Verb.SET, 1, [b"key", b"value"]),
-    store._frame(Verb.GET, 2, [b"key"]),
-    store._frame(Verb.ADD, 3, [b"count", b"1"]),
-    store._frame(Verb.APPEND, 4, [b"list", b"x"]),
-    store._frame(Verb.COMPARE, 5, [b"key", b"value", b"other"]),
-    store._frame(Verb.COUNT, 6, []),
+    kv_store._frame(Verb.SET, 1, [b"key", b"value"]),
+    kv_store._frame(Verb.GET, 2, [b"key"]),
+    kv_store._frame(Verb.ADD, 3, [b"count", b"1"]),
+    kv_store._frame(Verb.APPEND, 4, [b"list", b"x"]),
+    kv_store._frame(Verb.COMPARE, 5, [b"key", b"value", b"other"]),
+    kv_store._frame(Verb.COUNT, 6, []),
 ]
 
 
@@ -96,7 +96,7 @@ def test_a_stranger_cannot_have_megabytes_kept(server: tuple[Server, Store]) -> 
     made, mine = server
     before = memory()
     with socket.create_connection(("127.0.0.1", made.port), timeout=20) as line:
-        line.sendall(struct.pack("!IBI", store.LONGEST - 1, Verb.SET, 1))
+        line.sendall(struct.pack("!IBI", kv_store.LONGEST - 1, Verb.SET, 1))
         with contextlib.suppress(ConnectionError):  # it is hung up on
             for _ in range(64):
                 line.sendall(bytes(1 << 20))
@@ -108,7 +108,7 @@ def test_a_stranger_cannot_have_megabytes_kept(server: tuple[Server, Store]) -> 
 def test_more_strangers_than_there_is_room_for_shut_nobody_out(server: tuple[Server, Store], monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go; who knows the token comes in among them."""
     made, mine = server
-    monkeypatch.setattr(store, "MOST_STRANGERS", 20)
+    monkeypatch.setattr(kv_store, "MOST_STRANGERS", 20)
     with contextlib.ExitStack() as lines:
         idle = [lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=20)) for _ in range(60)]
         late = Store("127.0.0.1", made.port, TOKEN, LONG)
@@ -122,7 +122,7 @@ def test_more_strangers_than_there_is_room_for_shut_nobody_out(server: tuple[Ser
 def test_strangers_are_hung_up_on_though_nobody_else_comes(server: tuple[Server, Store], monkeypatch: pytest.MonkeyPatch) -> None:
     """They have their time, and no more."""
     made, mine = server
-    monkeypatch.setattr(store, "HELLO_SECONDS", 0.3)
+    monkeypatch.setattr(kv_store, "HELLO_SECONDS", 0.3)
     with contextlib.ExitStack() as lines:
         idle = [lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=30)) for _ in range(3)]
         assert [line.recv(1) for line in idle] == [b""] * 3
@@ -134,9 +134,9 @@ def test_many_strangers_cost_a_training_process_no_threads_and_few_descriptors(
     of: str, server: tuple[Server, Store], desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They come at once and stay; a moment later there are few of them, long before the time for a hello is over."""
-    for one in (store, council):
+    for one in (kv_store, control_tree):
         monkeypatch.setattr(one, "HELLO_SECONDS", 1000.0)
-    made, most = (server[0], store.MOST_STRANGERS) if of == "store" else (desk, council.MOST_STRANGERS)
+    made, most = (server[0], kv_store.MOST_STRANGERS) if of == "store" else (desk, control_tree.MOST_STRANGERS)
     threads, seen = threading.active_count(), list[int]()
 
     def few() -> bool:
@@ -180,7 +180,7 @@ def lets_in(desk: Desk, incarnation: int) -> None:
 
 def knock(body: bytes, length: int | None = None) -> bytes:
     """Return a hello as a frame."""
-    return council._HEAD.pack(0, 0, council._HELLO, len(body) if length is None else length) + body
+    return control_tree._HEAD.pack(0, 0, control_tree._HELLO, len(body) if length is None else length) + body
 
 
 HELLOS: Final = some.dictionaries(some.sampled_from(("token", "rank", "incarnation")), ANYTHING | some.just(TOKEN)).map(
@@ -215,8 +215,8 @@ def test_a_hello_that_nobody_thought_of_is_hung_up_on(desk: Desk, body: bytes) -
 
 def test_who_says_a_byte_now_and_then_is_hung_up_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hello has its time as a whole, not each byte of it; and a desk full of them lets the next rank in."""
-    monkeypatch.setattr(council, "HELLO_SECONDS", 1.0)
-    monkeypatch.setattr(council, "MOST_STRANGERS", 10)
+    monkeypatch.setattr(control_tree, "HELLO_SECONDS", 1.0)
+    monkeypatch.setattr(control_tree, "MOST_STRANGERS", 10)
     with contextlib.ExitStack() as lines:
         slow = [lines.enter_context(socket.create_connection(("127.0.0.1", desk.port), timeout=20)) for _ in range(30)]
         lets_in(desk, 3)

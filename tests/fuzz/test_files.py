@@ -9,13 +9,13 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast.agent.journal import Journal
+from holdfast.agent.event_log import Journal
 from holdfast.errors import BadFile
 from holdfast.history import History
-from holdfast.history.spill import absorb
+from holdfast.history.outbox_file import absorb
+from holdfast.protocol import decode
 from holdfast.spec.load import load_cluster, load_job
 from holdfast.spec.load_policy import load_policy
-from holdfast.wire import decode
 from tests.fuzz.examples import ANYTHING, SOCKETS, mutated
 
 JOB = b"""\

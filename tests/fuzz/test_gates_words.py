@@ -14,11 +14,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from holdfast.cluster.answers import ANSWERS, MOST_LOGS, complaint
 from holdfast.cluster.interface import Logs
+from holdfast.cluster.proxy_schema import ANSWERS, MOST_LOGS, complaint
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.errors import NodeLost, NodeTrouble
-from holdfast.wire import GREETING, PROTOCOL, decode, encode
+from holdfast.protocol import GREETING, PROTOCOL, decode, encode
 from tests.cluster.gates import Boxes
 from tests.fuzz.examples import ANYTHING, SOCKETS
 

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast import vault
-from holdfast.agent.memory_server.serving import ABANDON, DATA, FRAME, TAIL
-from holdfast.vault_client import HELLO, connect, labels
+from holdfast.agent.memstore.server.handler import ABANDON, DATA, FRAME, TAIL
+from holdfast.memstore import shared_memory
+from holdfast.memstore.client import HELLO, connect, labels
 from tests.agent.memory_rig import TOKEN, MemoryNode, Writer, label_of, noise
 from tests.fuzz.examples import ANYTHING, SLOW, SOCKETS, mutated
 
-SOURCE: Final = vault.key_of("elsewhere")
+SOURCE: Final = shared_memory.key_of("elsewhere")
 LABEL: Final = asdict(label_of(7, noise(100)))
 ORDERS: Final = some.builds(
     lambda verb, facts: {**facts, "do": verb},
@@ -117,5 +117,5 @@ def test_an_index_of_any_kind_is_read_or_refused(index: object) -> None:
     head = json.dumps(index).encode()
     tail = struct.pack("<QQ", 8, len(head)) + struct.pack("<Q", 0) + head
     label = replace(label_of(9, b"x"), tail=len(tail), digest=hashlib.sha256(tail).hexdigest())
-    with contextlib.suppress(vault.Unusable):
-        vault.parse_tail(tail, label)
+    with contextlib.suppress(shared_memory.Unusable):
+        shared_memory.parse_tail(tail, label)

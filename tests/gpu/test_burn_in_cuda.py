@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from detectors.trials import Mark
-from holdfast.burn_in.checks import matrix
+from detectors.burn_in_results import Mark
+from holdfast.probe.burn_in.checks import matrix
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from holdfast.runtime.groups import transfer
-from holdfast.runtime.groups.attempt import Attempt
-from holdfast.runtime.groups.inner import Way, build, nccl_can_abort
-from holdfast.runtime.groups.managed import ManagedGroup
-from holdfast.runtime.state import Training
+from holdfast.runtime.groups import state_transfer
+from holdfast.runtime.groups.backends import Way, build, nccl_can_abort
+from holdfast.runtime.groups.process_group import ManagedGroup
+from holdfast.runtime.groups.step_transaction import Attempt
+from holdfast.runtime.state.training import Training
 
 pytestmark = pytest.mark.gpu
 on_both = pytest.mark.parametrize(
@@ -30,7 +30,7 @@ LONG = timedelta(minutes=5)
 
 
 def test_an_nccl_that_can_hang_in_its_abort_is_known() -> None:
-    """The gate of `holdfast.runtime.groups.inner`; it needs no GPU."""
+    """The gate of `holdfast.runtime.groups.backends`; it needs no GPU."""
     assert not nccl_can_abort((2, 28, 8))
     assert not nccl_can_abort((2, 27, 9))
     assert nccl_can_abort((2, 28, 9))
@@ -75,11 +75,11 @@ def _move(rank: int, port: int, folder: str, device: str) -> None:
         images,
     ]
     if rank == 0:
-        told, size = transfer.send(inner, 1, tensors, 0, 1)
+        told, size = state_transfer.send(inner, 1, tensors, 0, 1)
     else:
         for one in tensors:
             one.zero_()
-        told, size = transfer.receive(inner, 0, tensors, 0, 1)()
+        told, size = state_transfer.receive(inner, 0, tensors, 0, 1)()
     sums: list[Any] = [one.double().sum().item() for one in tensors]
     Path(folder, str(rank)).write_text(repr((told, size, sums)))
     inner.close()

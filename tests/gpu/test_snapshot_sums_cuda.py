@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from holdfast.memstore.shared_memory import CUT, Snapshot, Unusable, labels, word_sum
 from holdfast.runtime.snapshots.checksum import device_sum
-from holdfast.vault import CUT, Snapshot, Unusable, labels, word_sum
 from tests.runtime.trainer import FIRST, Trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast import flush
-from holdfast.flush import FlushOrder
-from holdfast.runtime import manifest
-from holdfast.runtime.flusher.job import Job
-from holdfast.runtime.link import Link
-from holdfast.runtime.storage import Pace, Reader
-from holdfast.runtime.trouble import Teller
-from holdfast.vault import labels
+from holdfast.memstore import write_requests
+from holdfast.memstore.shared_memory import labels
+from holdfast.memstore.write_requests import FlushOrder
+from holdfast.runtime.agent_client import Link
+from holdfast.runtime.checkpoint import manifest
+from holdfast.runtime.checkpoint.storage import Pace, Reader
+from holdfast.runtime.checkpoint.storage_errors import Teller
+from holdfast.runtime.checkpoint_writer.write_task import Job
 from tests.runtime.trainer import FIRST, Trainer, opened, restore, same
 
 pytestmark = [
@@ -64,7 +64,7 @@ def test_a_checkpoint_is_written_without_the_gpu(tmp_path: Path, device: str) ->
     order = FlushOrder.of({"snapshot": path.name, "step": STEP, **more})
     order.write(tmp_path)
     Job(order, tmp_path, Link(None), Pace(None), Teller()).run()
-    assert not flush.orders(tmp_path)
+    assert not write_requests.orders(tmp_path)
     other = Trainer(tmp_path / "none", device=device)
     other.training.load(Reader(manifest.folder_of(ours, STEP)), 0)
     assert same(other.state(), wanted)

@@ -15,10 +15,10 @@ from typing import Final
 
 from holdfast.errors import HoldfastError, JobAlreadyRunning
 from holdfast.history import History, LeaseKeeper, queries, take
-from holdfast.history.holds import Place
-from holdfast.history.holds import say as say_of
+from holdfast.history.cordons import Place
+from holdfast.history.cordons import say as say_of
 from policies import quarantine as acts
-from policies.holds import Answer, Changed, Node, Owner, Rules, Ward, Word
+from policies.cordons import Answer, Changed, Node, Owner, Rules, Ward, Word
 from tests.history.rows import a_job, a_step
 
 ROOT: Final = Path(__file__).parents[2]

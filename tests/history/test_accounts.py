@@ -6,8 +6,8 @@ from holdfast.accounting.bill import bill
 from holdfast.accounting.ledger import Use
 from holdfast.accounting.replay import replay
 from holdfast.history import DecidedCase, Decision, History, queries
-from policies.ladder import POLICIES, decide
-from policies.record import act_of, to_record
+from policies.case_codec import act_of, to_record
+from policies.escalation import POLICIES, decide
 from tests.policies.cases import a_case
 from tests.report import filled
 

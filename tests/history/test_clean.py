@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.history.clean import clean, to_json
+from holdfast.history.sanitize import clean, to_json
 
 TEXT = st.text(st.characters(exclude_categories=()))
 """With lone surrogates and NUL."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from holdfast.history import Checkpoint, Generation, History, Lease, Phase, figures
+from holdfast.history import Checkpoint, Generation, History, Lease, Phase, statistics
 from tests.history.rows import a_fault, a_job, a_move, a_step, an_incident
 
 HOUR = 3600.0
@@ -41,8 +41,8 @@ def recovered(job: str, number: int, rung: str, phases: dict[str, float], **fiel
 
 def test_an_empty_history_has_measured_nothing(history: History) -> None:
     """Zeros and blanks, no error."""
-    assert figures.fleet(history) == figures.Fleet()
-    assert figures.work(history, "nobody") == figures.Work()
+    assert statistics.fleet(history) == statistics.Fleet()
+    assert statistics.work(history, "nobody") == statistics.Work()
 
 
 def test_node_hours_are_those_in_which_nodes_belonged_to_a_generation(history: History) -> None:
@@ -54,7 +54,7 @@ def test_node_hours_are_those_in_which_nodes_belonged_to_a_generation(history: H
     write(history, a_job(id="dead"), a_generation("dead", 1, 10, None, 1), a_generation("dead", 2, 14, None, 5))
     write(history, a_step("dead", 1, at=11 * HOUR), *(a_step("dead", step, generation=2, at=(14 + step) * HOUR) for step in (1, 2)))
     write(history, a_job(id="never"), a_generation("never", 1, 50, None, 8))
-    found = figures.fleet(history, now=100 * HOUR)
+    found = statistics.fleet(history, now=100 * HOUR)
     assert found.node_hours == pytest.approx(3 * 2 + 3 * 3 + 4 * 2 + 10 * 4 + 1 * 4 + 5 * 2)
     assert found.jobs == 4
 
@@ -66,7 +66,7 @@ def test_faults_are_the_interruptions_that_were_nobodys_wish_and_not_the_scripts
     mine, echo = an_incident("j", 6, outcome="gave-up"), an_incident("j", 7, outcome="recovered")
     write(history, mine, a_fault("j", incident_id=mine.id, level="user-error", root=True))
     write(history, echo, a_fault("j", incident_id=echo.id, level="user-error"), a_fault("j", level="record"))
-    assert figures.fleet(history).faults == 4
+    assert statistics.fleet(history).faults == 4
 
 
 def test_recoveries_are_counted_by_rung_and_by_whether_they_went_back(history: History) -> None:
@@ -80,7 +80,7 @@ def test_recoveries_are_counted_by_rung_and_by_whether_they_went_back(history: H
         an_incident("k", 2, rung="replace-node"),
     ]
     write(history, *rows)
-    found = figures.fleet(history)
+    found = statistics.fleet(history)
     assert found.rungs == {"take-over": 3, "restart-in-place": 2}
     assert list(found.rungs) == ["take-over", "restart-in-place"]
     assert (found.recoveries, found.back) == (5, 2)
@@ -95,17 +95,17 @@ def test_phases_are_medians_over_the_recoveries_that_were_timed(history: History
     write(history, *twice, Phase(job_id="k", incident_id=twice[0].id, position=7, name="load", seconds=5.0))
     gave_up = an_incident("k", 4, outcome="gave-up")
     write(history, gave_up, Phase(job_id="k", incident_id=gave_up.id, position=0, name="detect", seconds=99.0))
-    assert figures.fleet(history).phases == {"detect": 2.5, "load": 3.0}
+    assert statistics.fleet(history).phases == {"detect": 2.5, "load": 3.0}
 
 
 def test_the_work_of_a_job_is_that_of_its_newest_runs(history: History) -> None:
     """Saves that stand and steps, whichever generation made them; another job's and old ones say nothing."""
-    write(history, *(a_job("gpt", id=f"run{number}") for number in range(figures.RUNS + 1)), a_job("other", id="run9"))
+    write(history, *(a_job("gpt", id=f"run{number}") for number in range(statistics.RUNS + 1)), a_job("other", id="run9"))
     write(history, saved("run0", 1, 50.0), saved("run9", 1, 60.0), a_step("run0", 1, seconds=50.0), a_step("run9", 1, seconds=60.0))
     write(history, saved("run1", 1, 3.0), saved("run5", 1, 1.0), saved("run5", 2, 2.0))
     write(history, saved("run5", 3, 90.0, trouble="checkpoint-corrupt"), saved("run5", 4, None))
     write(history, *(a_step("run5", step, seconds=float(step)) for step in (1, 2, 3)), a_step("run4", 1, seconds=9.0))
-    found = figures.work(history, "gpt")
+    found = statistics.work(history, "gpt")
     assert (found.saves, found.save_s) == (3, 2.0)
     assert (found.steps, found.step_s) == (4, 2.5)
 
@@ -114,7 +114,7 @@ def test_saves_written_beside_training_speak_for_themselves(history: History) ->
     """The first and the last of a job are written while it stands: they say nothing about those in between."""
     write(history, a_job("gpt", id="r"), saved("r", 1, 9.0), saved("r", 4, 7.0))
     write(history, saved("r", 2, 0.2, beside=30.0), saved("r", 3, 0.4, beside=50.0))
-    found = figures.work(history, "gpt")
+    found = statistics.work(history, "gpt")
     assert (found.saves, found.beside_s) == (2, 40.0)
     assert found.save_s == pytest.approx(0.3)
 
@@ -122,11 +122,11 @@ def test_saves_written_beside_training_speak_for_themselves(history: History) ->
 def test_the_spacing_of_saves_is_what_the_newest_generation_did(history: History) -> None:
     """Whatever the job file says: a script may have its own mind."""
     write(history, a_job("gpt", id="r"), *(saved("r", step, 1.0) for step in (100, 200)))
-    assert figures.work(history, "gpt").spacing == 100
+    assert statistics.work(history, "gpt").spacing == 100
     write(history, saved("r", 207, 1.0, generation=2))
-    assert figures.work(history, "gpt").spacing == 100
+    assert statistics.work(history, "gpt").spacing == 100
     write(history, *(saved("r", step, 1.0, generation=2) for step in (214, 221, 300)))
-    assert figures.work(history, "gpt").spacing == 7
+    assert statistics.work(history, "gpt").spacing == 7
 
 
 def test_of_a_long_job_only_the_newest_steps_are_read(history: History) -> None:
@@ -135,9 +135,9 @@ def test_of_a_long_job_only_the_newest_steps_are_read(history: History) -> None:
     write(history, *(a_step("r", step, seconds=1.0 if step <= 9500 else 3.0) for step in range(1, 10_001)))
     read: list[str] = []
     event.listen(history.engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: read.append(" ".join(statement.split())))
-    found = figures.work(history, "gpt")
-    assert (found.steps, found.step_s) == (figures.STEPS, 2.0)
-    assert figures.fleet(history).node_hours == pytest.approx(10_000 / HOUR)
+    found = statistics.work(history, "gpt")
+    assert (found.steps, found.step_s) == (statistics.STEPS, 2.0)
+    assert statistics.fleet(history).node_hours == pytest.approx(10_000 / HOUR)
     of_steps = [statement for statement in read if "FROM step" in statement]
     assert len(of_steps) == 2
     assert all("LIMIT" in statement and "ORDER BY" in statement for statement in of_steps)

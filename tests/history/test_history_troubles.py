@@ -28,8 +28,8 @@ from holdfast.errors import (
     RowCorrupt,
 )
 from holdfast.history import History, models, queries
+from holdfast.history.errors import may_pass
 from holdfast.history.schema import VERSION_TABLE
-from holdfast.history.trouble import may_pass
 from tests.history.children import ROOT, Child
 from tests.history.postgres_server import PostgresServer
 from tests.history.rows import a_job, a_step

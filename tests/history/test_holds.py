@@ -14,10 +14,10 @@ from sqlalchemy import func
 from sqlmodel import select
 
 from holdfast.history import History, NodeHold, ServiceMove
-from holdfast.history import holds as record
-from holdfast.history.holds import Place, say
+from holdfast.history import cordons as record
+from holdfast.history.cordons import Place, say
 from policies import quarantine as acts
-from policies.holds import Answer, Changed, HoldKind, NeedsPerson, Node, Owner, Rules, Stale, Ward, Word
+from policies.cordons import Answer, Changed, HoldKind, NeedsPerson, Node, Owner, Rules, Stale, Ward, Word
 from policies.node_states import NodeState
 from tests.history.children import Child
 from tests.policies.test_quarantine_laws import NAMES, RULES, Wards

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.looks import Missed, NodeLook
+from detectors.probe_result import Missed, NodeLook
 from detectors.readings import ClockReading, NodeReading
 from holdfast.history import History, LastLook
-from holdfast.history.looks import Known, keep, known_nodes, verdict_changes, verdicts
-from policies.verdicts import Verdict, change_of, verdict_on
+from holdfast.history.health_samples import Known, keep, known_nodes, verdict_changes, verdicts
+from policies.node_health import Verdict, change_of, verdict_on
 
 
 def swept(history: History, node: str, at: float, reading: NodeReading | None) -> Verdict:

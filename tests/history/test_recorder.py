@@ -21,7 +21,7 @@ from holdfast.history import History, Incident, Lease, Move, Recorder, Step, abs
 from holdfast.history.changes import Change, added
 from holdfast.history.fence import Fence
 from holdfast.history.lease import give_back
-from holdfast.history.spill import spill_out
+from holdfast.history.outbox_file import spill_out
 from tests.history.children import ROOT, Child
 from tests.history.postgres_server import PostgresServer
 from tests.history.rows import a_fault, a_job, a_move, a_step, an_incident, one_of_each

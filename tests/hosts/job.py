@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from benchmarks import steps as notes
 from benchmarks.steps import Done
 from holdfast.bootstrap import Hosts, node_wheel
-from holdfast.chaos import Chaos
 from holdfast.cluster import open_cluster
 from holdfast.history import Generation, History, Incident, queries
 from holdfast.spec import SshCluster, cluster_of
+from holdfast.testing.chaos import Chaos
 from tests.hosts.host import Host
 from tests.hosts.rack import Rack
 from tests.waiting import wait_until

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.own_gpus import VISIBLE, gpus_here
+from holdfast.gpu_assignment import VISIBLE, gpus_here
 from holdfast.ports import free_port
 from tests.integration.flow_server import Flows
 from tests.integration.stage import Stage

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.runtime.groups.keeper import Keeper
+from holdfast.runtime.groups.recovery_manager import Keeper
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 folder, gates, example = Path(sys.argv[1]), {int(one) for one in sys.argv[2].split(",")}, sys.argv[3]

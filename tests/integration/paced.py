@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-link = importlib.import_module("holdfast.runtime.link").link
+link = importlib.import_module("holdfast.runtime.agent_client").link
 """Not by an import statement: by that Holdfast knows a script that wants torch, and each node would have it imported for nothing."""
 
 parser = argparse.ArgumentParser()

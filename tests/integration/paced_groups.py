@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-link = importlib.import_module("holdfast.runtime.link").link
+link = importlib.import_module("holdfast.runtime.agent_client").link
 """Not by an import statement: by that Holdfast knows a script that wants torch, and each node would have it imported for nothing."""
 
 parser = argparse.ArgumentParser()

@@ -12,16 +12,16 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from holdfast import vault
 from holdfast.accounting.bill import bill
 from holdfast.accounting.ledger import SECOND
 from holdfast.accounting.replay import replay
-from holdfast.chaos import Chaos
-from holdfast.cli.watching import request_stop
+from holdfast.cli.watch import request_stop
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, Incident, Job, queries
+from holdfast.memstore import shared_memory
 from holdfast.process import NODE_MARK, mark_of, marked
 from holdfast.spec.job import is_policy_file
+from holdfast.testing.chaos import Chaos
 from tests.integration.flow_server import Flow, Flows, prefect_of
 from tests.waiting import wait_until
 
@@ -195,7 +195,7 @@ class Stage:
 
     def kept(self) -> list[Path]:
         """Return what the nodes keep in memory."""
-        return [place for node in self.nodes.names() for place in vault.vaults_of(mark_of(self.nodes.folder(node)))]
+        return [place for node in self.nodes.names() for place in shared_memory.vaults_of(mark_of(self.nodes.folder(node)))]
 
     def left(self) -> list[int]:
         """Return the pids of processes that carry the mark of one of the nodes."""

@@ -11,8 +11,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from holdfast.control.channel import AgentChannel
-from holdfast.control.inbox import Inbox
+from holdfast.control.agents.client import AgentChannel
+from holdfast.control.agents.event_queue import Inbox
 from holdfast.history import Lease, queries
 from holdfast.ports import free_port
 from holdfast.process import is_alive, started_at

@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.chaos import Chaos
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, models, queries
-from holdfast.leftovers import leftovers
 from holdfast.ports import free_port
+from holdfast.testing.chaos import Chaos
+from holdfast.testing.orphans import leftovers
 from tests.integration.conftest import START_SECONDS, PrefectServer, answers
 from tests.integration.flow_server import Flows
 from tests.integration.stage import PACED, Stage

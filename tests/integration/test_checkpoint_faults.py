@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.history import queries
-from holdfast.runtime import manifest
+from holdfast.runtime.checkpoint import manifest
 from tests.integration.stage import Stage
 from tests.waiting import wait_until
 

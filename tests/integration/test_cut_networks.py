@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from holdfast.chaos import Placed
-from holdfast.cli.watching import request_stop
+from holdfast.cli.watch import request_stop
 from holdfast.history import Fault, queries
+from holdfast.testing.chaos import Placed
 from policies.policy import Deadlines
 from tests.hosts.fixture import rack_of
 from tests.hosts.host import Direction, Host, Whom

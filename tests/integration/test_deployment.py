@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from holdfast.history import queries
-from holdfast.history.looks import verdicts
+from holdfast.history.health_samples import verdicts
 from holdfast.history.store import History
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_prefect_shows import asked

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.history import holds, queries, questions
+from holdfast.history import approvals, cordons, queries
 from tests.integration.stage import BOOTED, Play, Stage
 from tests.lookouts import is_read
 from tests.waiting import wait_until
@@ -23,7 +23,7 @@ def generations_on(play: Play, node: str) -> list[int]:
 
 def faults_of(stage: Stage, node: str) -> list[dict[str, Any]]:
     """Return what *node* is quarantined for."""
-    return [fault for one in holds.holds(stage.history, "stage", node) for fault in one.faults]
+    return [fault for one in cordons.holds(stage.history, "stage", node) for fault in one.faults]
 
 
 def test_an_ecc_error_takes_the_node_out_and_the_job_goes_on_with_fewer(stage: Stage) -> None:
@@ -56,8 +56,8 @@ def test_a_node_that_a_person_keeps_is_started_on_again_and_not_quarantined(stag
     stage.count = 1
     each = EACH.replace("step == 5", "step == 5 and generation == 1")
     play = stage.play("ecc-kept", args=["--steps", "12", "--each", each], nodes={"wanted": 1, "ranks": 1})
-    wait_until(lambda: questions.still_open(stage.history), seconds=60, explain=play.log)
-    (asked,) = questions.still_open(stage.history)
+    wait_until(lambda: approvals.still_open(stage.history), seconds=60, explain=play.log)
+    (asked,) = approvals.still_open(stage.history)
     command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--refuse", "--because", "a test pattern"]
     subprocess.run(command, env=stage.environment, capture_output=True, check=True)
     assert play.ends() == 0, play.log()

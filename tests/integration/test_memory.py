@@ -7,12 +7,12 @@ import os
 import signal
 from pathlib import Path
 
-from holdfast import vault
-from holdfast.cli.outlook import look
+from holdfast.cli.job_view import look
 from holdfast.history import queries
+from holdfast.memstore import shared_memory
+from holdfast.memstore.client import labels
+from holdfast.memstore.shared_memory import Label
 from holdfast.process import mark_of
-from holdfast.vault import Label
-from holdfast.vault_client import labels
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
@@ -34,14 +34,14 @@ EACH = "sys.modules['os'].writer.snapshot(step, bytes(100_000), lineage=generati
 
 def kept(stage: Stage, play: Play, node: str) -> dict[str, Label]:
     """Return the snapshots in a node's vault, by file."""
-    place = vault.vault_of(mark_of(stage.nodes.folder(node)), play.job.id)
-    return {path.name: label for path, label in vault.labels(place).items()}
+    place = shared_memory.vault_of(mark_of(stage.nodes.folder(node)), play.job.id)
+    return {path.name: label for path, label in shared_memory.labels(place).items()}
 
 
 def keeps(play: Play, home: str, source: str, *, rank: int, lineage: int) -> bool:
     """Tell whether *home* has two whole replicas of a rank of *source* that belong to a generation."""
     stage = play.stage
-    sign = f"copy-{vault.key_of(mark_of(stage.nodes.folder(source)))}-{rank:05}."
+    sign = f"copy-{shared_memory.key_of(mark_of(stage.nodes.folder(source)))}-{rank:05}."
     return sum(name.startswith(sign) and label.lineage == lineage for name, label in kept(stage, play, home).items()) >= 2
 
 
@@ -79,7 +79,7 @@ def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
         lambda: set(labels(servers[first], token)) == set(kept(stage, play, first)), seconds=60, explain=play.log
     )  # one at a time is new
     assert labels(servers[spare], told(stage, play, "token")) == {}
-    place = vault.vault_of(mark_of(stage.nodes.folder(second)), play.job.id)
+    place = shared_memory.vault_of(mark_of(stage.nodes.folder(second)), play.job.id)
     play.chaos.power_off(1)
     assert not place.exists()
     wait_until(

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import vault
 from holdfast.history import Snapshots, queries
+from holdfast.memstore import shared_memory
 from holdfast.process import mark_of
-from holdfast.runtime import manifest
-from holdfast.runtime.snapshots import ledger
+from holdfast.runtime.checkpoint import manifest
+from holdfast.runtime.snapshots import stats_reporter
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
@@ -70,7 +70,7 @@ def home_of(play: Play, node: str) -> str:
 
 def place(play: Play, node: str) -> Path:
     """Return the vault of a node."""
-    return vault.vault_of(mark_of(play.stage.nodes.folder(node)), play.job.id)
+    return shared_memory.vault_of(mark_of(play.stage.nodes.folder(node)), play.job.id)
 
 
 def replicated(play: Play, rank: int) -> tuple[str, int]:
@@ -82,7 +82,7 @@ def replicated(play: Play, rank: int) -> tuple[str, int]:
     home = place(play, wait_until(lambda: home_of(play, node), seconds=30, explain=play.log))
 
     def steps(place: Path) -> list[int]:
-        return sorted(label.step for label in vault.labels(place).values() if label.rank == rank)
+        return sorted(label.step for label in shared_memory.labels(place).values() if label.rank == rank)
 
     told = lambda: f"steps {steps(home)} of {steps(place(play, node))} are copied\n{play.log()}"  # noqa: E731
     wait_until(lambda: steps(home)[-1:] == steps(place(play, node))[-1:] != [], seconds=60, explain=told)
@@ -91,7 +91,7 @@ def replicated(play: Play, rank: int) -> tuple[str, int]:
 
 def newest_of(play: Play, rank: int) -> int:
     """Return the step of the newest whole snapshot of *rank* on its own node."""
-    found = vault.labels(place(play, play.chaos.ranks()[rank].node))
+    found = shared_memory.labels(place(play, play.chaos.ranks()[rank].node))
     return max(label.step for label in found.values() if label.rank == rank)
 
 
@@ -105,7 +105,7 @@ def on_disk(play: Play, until: int = STEPS) -> int:
 def cut_off(play: Play, *nodes: str) -> None:
     """Take nodes away, all at once, with all that is in their memory."""
     before = [place(play, node) for node in nodes]
-    assert all(vault.labels(one) for one in before)
+    assert all(shared_memory.labels(one) for one in before)
     with ThreadPoolExecutor() as hands:
         list(hands.map(play.stage.nodes.power_off, nodes))
     assert not any(one.exists() for one in before)
@@ -161,7 +161,7 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undistu
     assert 20 - newest <= facts["snapshot_age"] <= 21 - newest, f"a snapshot is told of with the step after it\n{play.log()}"
     play.steps_to(44)
     stood = time.monotonic()
-    wait_until(lambda: time.monotonic() > stood + ledger.PAUSE, seconds=60)  # the next beat tells what snapshots cost by now
+    wait_until(lambda: time.monotonic() > stood + stats_reporter.PAUSE, seconds=60)  # the next beat tells what snapshots cost by now
     opens(play, 45)
     row = wait_until(lambda: on_record(play), seconds=60, explain=play.log)
     assert row is not None
@@ -267,7 +267,7 @@ def test_replicas_that_lag_cost_steps_and_not_the_job(stage: Stage, undisturbed:
     play = gated(stage, "lags", 41, memory=memory)
     play.steps_to(40)
     node = play.chaos.ranks()[0].node
-    whole = sorted(label.step for label in vault.labels(place(play, node)).values() if label.rank == 0)
+    whole = sorted(label.step for label in shared_memory.labels(place(play, node)).values() if label.rank == 0)
     assert whole[-1] < 39 or whole[-1] - whole[-2] > 1, whole  # some were left out
     cut_off(play, node)
     opens(play, 41)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.history import History, holds
-from holdfast.history.holds import Place
-from policies.holds import HeldFault, Owner, Rules, Word
+from holdfast.history import History, cordons
+from holdfast.history.cordons import Place
+from policies.cordons import HeldFault, Owner, Rules, Word
 from policies.node_states import NodeState
 from policies.quarantine import hold, quarantine, readmit
 from tests.integration.conftest import PrefectServer
@@ -50,21 +50,21 @@ def test_nodes_come_back_by_passing_and_are_retired_by_failing(prefect_server: P
         word = Word(owner=Owner(name="job gpt"), because="memory-uncorrected: a word was lost", faults=faults, at=now)
         held = Word(owner=Owner(name="ann@desk", person=True), because="new fan", at=now)
         for node in ("node-0", "node-1"):
-            holds.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
-        holds.say(history, PLACE, "node-2", lambda one, _: hold(one, held), now=now)
+            cordons.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
+        cordons.say(history, PLACE, "node-2", lambda one, _: hold(one, held), now=now)
         done = subprocess.run(
             [sys.executable, "-c", RUN], cwd=ROOT, env=prefect_server.environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        states = {name: one.state for name, one in holds.nodes(history, PLACE, now=time.time()).items()}
+        states = {name: one.state for name, one in cordons.nodes(history, PLACE, now=time.time()).items()}
         assert states == {"node-0": NodeState.RETIRED, "node-1": NodeState.HEALTHY, "node-2": NodeState.HELD}
-        moved = {node: [one.event for one in holds.moves(history, "mended", node)] for node in PLACE.names}
+        moved = {node: [one.event for one in cordons.moves(history, "mended", node)] for node in PLACE.names}
         assert moved == {
             "node-0": ["quarantined", "tested", "failed", "tested", "retired"],
             "node-1": ["quarantined", "tested", "passed"],
             "node-2": ["held"],
         }
-        last = holds.moves(history, "mended", "node-0")[-1]
+        last = cordons.moves(history, "mended", "node-0")[-1]
         assert last.owner == "node-repair"
         assert "failed burn-in 2 within 30 d: disk: its disk wrote" in last.because
 
@@ -95,19 +95,19 @@ def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_serv
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}")) as history:
         ecc = HeldFault(kind="cuda-uncorrectable-ecc")
         word = Word(owner=Owner(name="job gpt"), because="cuda-uncorrectable-ecc: CUDA error", faults=(ecc,), at=now)
-        holds.say(history, place, "node-0", lambda one, ward: quarantine(one, word, ward), now=now)
+        cordons.say(history, place, "node-0", lambda one, ward: quarantine(one, word, ward), now=now)
         done = subprocess.run(
             [sys.executable, "-c", BLIND], cwd=ROOT, env=prefect_server.environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        node = holds.nodes(history, place, now=time.time())["node-0"]
+        node = cordons.nodes(history, place, now=time.time())["node-0"]
         assert (node.state, node.holds[0].faults) == (NodeState.QUARANTINED, (ecc,))
-        *_, last = holds.moves(history, "no-gpu", "node-0")
+        *_, last = cordons.moves(history, "no-gpu", "node-0")
         why = "no check could exercise the GPU (no NVIDIA device is visible)"
         assert (last.event, last.because) == ("untried", why)
         ann = Word(owner=Owner(name="ann@desk", person=True), because="swapped the card", at=time.time())
-        holds.say(history, place, "node-0", lambda one, _: readmit(one, ann), now=time.time())
-        assert holds.nodes(history, place, now=time.time())["node-0"].state is NodeState.HEALTHY
+        cordons.say(history, place, "node-0", lambda one, _: readmit(one, ann), now=time.time())
+        assert cordons.nodes(history, place, now=time.time())["node-0"].state is NodeState.HEALTHY
 
     (run,) = asked(prefect_server, "flow_runs/filter", flow_runs={"name": {"any_": ["repair of no-gpu"]}})
     assert (run["state"]["type"], run["state"]["message"]) == ("COMPLETED", f"1 node, 1 not proven; node-0: {why}")

@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from holdfast.history import History, queries
-from holdfast.leftovers import leftovers
+from holdfast.testing.orphans import leftovers
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]

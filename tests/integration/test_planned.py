@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import exits
-from holdfast.cli.watching import request_stop
+from holdfast import exit_codes
+from holdfast.cli.watch import request_stop
 from holdfast.history import queries
 from holdfast.history.models import Move
-from holdfast.runtime import manifest
+from holdfast.runtime.checkpoint import manifest
 from tests.integration.stage import Play, Stage
 from tests.integration.test_takeover_flow import begun, goes_on, newest, recovered
 from tests.waiting import wait_until
@@ -139,7 +139,7 @@ def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_
     plan.write_text(json.dumps({**described, "maintenance": [early, late]}))
     wait_until(lambda: "node-1 is to be left: new disk from " in remarks(play), seconds=30, explain=play.log)
 
-    assert play.ends() == exits.TIME_OVER, play.log()
+    assert play.ends() == exit_codes.TIME_OVER, play.log()
     assert play.because().startswith("the walltime of 1 min 00 s (`limits.walltime`) ends at "), play.log()
     saved = next(manifest.whole_steps(stage.home / "jobs" / "timed" / "checkpoints"))
     assert f"step {saved} was saved out of the nodes' memory" in remarks(play), play.log()

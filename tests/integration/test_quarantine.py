@@ -11,10 +11,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from holdfast.history import Fault, holds, queries, questions
-from holdfast.history.looks import keep
+from holdfast.history import Fault, approvals, cordons, queries
+from holdfast.history.health_samples import keep
 from holdfast.history.models import Question
-from policies.verdicts import Finding, Verdict
+from policies.node_health import Finding, Verdict
 from tests.integration.stage import BOOTED, Play, Stage
 from tests.lookouts import is_read
 from tests.waiting import wait_until
@@ -75,23 +75,23 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     play.chaos.kill(0)
     play.reaches("WAITING")
     assert "0 node(s) are left and the job needs 1, so a person is asked" in play.because()
-    wait_until(lambda: [one.flow_run for one in questions.still_open(stage.history)] not in ([], [None]), seconds=30, explain=play.log)
+    wait_until(lambda: [one.flow_run for one in approvals.still_open(stage.history)] not in ([], [None]), seconds=30, explain=play.log)
     return play
 
 
 def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(stage: Stage, tmp_path: Path) -> None:
     """A person lets it go, as the job has no other: the job waits for capacity though the agent would answer, and says why."""
     play = off_the_bus(stage, tmp_path, "off-bus")
-    (asked,) = questions.still_open(stage.history)
+    (asked,) = approvals.still_open(stage.history)
     command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--because", "swap it"]
     said = subprocess.run(command, env=stage.environment, capture_output=True, text=True, check=True).stdout
     assert re.match(rf"question {asked.number} of job off-bus is answered: isolate node-0 by \S+@\S+: swap it\n", said)
     wait_until(lambda: re.search(r"node-0 is (taken out|quarantined) by job off-bus", play.because()), seconds=30, explain=play.log)
     assert play.state() == "WAITING"
     wait_until(
-        lambda: [one.event for one in holds.moves(stage.history, "stage", "node-0")] == ["quarantined"], seconds=15, explain=play.log
+        lambda: [one.event for one in cordons.moves(stage.history, "stage", "node-0")] == ["quarantined"], seconds=15, explain=play.log
     )
-    (hold,) = holds.holds(stage.history, "stage", "node-0")
+    (hold,) = cordons.holds(stage.history, "stage", "node-0")
     assert (hold.owner, hold.person, hold.ended_at) == ("job off-bus", False, None)
     assert "fallen off the bus" in hold.evidence[0]
     assert "(approved by " in hold.because
@@ -113,7 +113,7 @@ def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(s
 def test_a_form_in_prefects_ui_keeps_a_node_that_a_person_trusts(stage: Stage, tmp_path: Path) -> None:
     """The paused run shows what is asked; refused there, the rank is started again where it was, and nothing is held against the node."""
     play = off_the_bus(stage, tmp_path, "trusted")
-    (asked,) = questions.still_open(stage.history)
+    (asked,) = approvals.still_open(stage.history)
     run = run_of(stage, asked)
     assert (run["name"], run["state"]["type"]) == ("trusted: may node-0 be isolated?", "PAUSED")
     wrong = call(stage, f"flow_runs/{asked.flow_run}/resume", {"run_input": {"answer": "approve", "nodes": ["node-7"]}})
@@ -123,7 +123,7 @@ def test_a_form_in_prefects_ui_keeps_a_node_that_a_person_trusts(stage: Stage, t
     assert play.ends() == 0, play.log()
     assert [(one.rung, one.outcome) for one in play.incidents()] == [("restart-in-place", "recovered")]
     assert "is answered: keep node-0 by ann: known bad sensor" in remarks(play)
-    assert holds.moves(stage.history, "stage", "node-0") == []
+    assert cordons.moves(stage.history, "stage", "node-0") == []
     assert run_of(stage, asked)["state"]["message"] == "keep node-0 by ann: known bad sensor"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.history import History, holder_of, queries
-from holdfast.leftovers import leftovers
+from holdfast.testing.orphans import leftovers
 from policies.states import State
 from tests.cli.terminal import Terminal
 from tests.integration.conftest import PrefectServer

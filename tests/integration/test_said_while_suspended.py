@@ -11,7 +11,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State, StateDetails, StateType
 from prefect.flows import flow
 
-from tasks.flow_run import say_while_suspended
+from holdfast.prefect_client.own_flow_run import say_while_suspended
 from tests.integration.conftest import PrefectServer
 
 SAVED = "saved at step 8; resume continues from there"

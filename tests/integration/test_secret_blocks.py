@@ -10,12 +10,12 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from holdfast.control import ahead
-from holdfast.control.ahead import Ahead
+from holdfast.control.backup import prerequisites
+from holdfast.control.backup.prerequisites import Ahead
 from holdfast.errors import SecretAway, UnusableFile
 from holdfast.ports import free_port
-from holdfast.prefect_server import STANDS_IN
-from holdfast.secret import secret
+from holdfast.prefect.server import STANDS_IN
+from holdfast.secrets import secret
 from holdfast.spec import cluster_of
 from tests.burn_in.relay import Relay
 from tests.integration.conftest import PrefectServer
@@ -67,7 +67,7 @@ def test_a_standby_has_its_secrets_before_it_needs_them(
     (holdfast_home / "profiles.toml").write_text(f'active = "site"\n[profiles.site]\nPREFECT_API_URL = "http://127.0.0.1:{port}/api"\n')
     (holdfast_home / "known").touch()
     monkeypatch.setenv("PREFECT_HOME", str(holdfast_home))
-    monkeypatch.setattr(ahead, "AGAIN", 0.0)
+    monkeypatch.setattr(prerequisites, "AGAIN", 0.0)
     fields = {"kind": "ssh", "name": "site", "hosts": ["n0"], "user": "u", "known_hosts": str(holdfast_home / "known")}
     cluster, standby = cluster_of({**fields, "key": "block:site-key"}), Ahead()
     standby.prepare(cluster)

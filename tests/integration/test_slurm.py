@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import exits
-from holdfast.chaos import Chaos
-from holdfast.history import holder_of, holds, queries
-from holdfast.history.holds import Place
+from holdfast import exit_codes
+from holdfast.history import cordons, holder_of, queries
+from holdfast.history.cordons import Place
 from holdfast.spec import SlurmCluster
-from policies.holds import Answer, Changed, Node, Owner, Word
+from holdfast.testing.chaos import Chaos
+from policies.cordons import Answer, Changed, Node, Owner, Word
 from policies.quarantine import hold, release
 from tests.integration.conftest import PrefectServer
 from tests.integration.flow_server import Flows
@@ -83,7 +83,7 @@ def said(stage: SlurmStage, node: str, verb: Callable[[Node, Word], Answer], bec
     """Say a person's word about a node to the history alone, as somebody who has no Slurm at hand would."""
     word = Word(owner=Owner(name="ann@desk", person=True), because=because, at=time.time())
     place = Place(cluster="slurm", names=stage.slurm.names, rules=SlurmCluster(kind="slurm").quarantine.rules)
-    answer = holds.say(stage.history, place, node, lambda node, _ward: verb(node, word), now=word.at)
+    answer = cordons.say(stage.history, place, node, lambda node, _ward: verb(node, word), now=word.at)
     assert isinstance(answer, Changed), answer
 
 
@@ -243,7 +243,7 @@ def test_a_job_that_is_run_inside_of_an_allocation_uses_it_and_ends_saved_before
     play.steps_to(5)
     before = play.pids()
     play.process.send_signal(signal.SIGTERM)
-    assert play.process.wait(60) == exits.HANDED_OVER, play.log()
+    assert play.process.wait(60) == exit_codes.HANDED_OVER, play.log()
     assert "which trains on: the machine of the flow goes down" in remarks(play)
     again = stage.again("inside", play.spec)
     wait_until(lambda: "a new flow adopted the job" in remarks(again), seconds=60, explain=again.log)

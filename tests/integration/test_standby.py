@@ -141,7 +141,7 @@ def test_a_flow_that_stood_still_gives_no_order_once_a_standby_steers(stage: Sta
 STANDS_STILL = """\
 import os, signal
 from pathlib import Path
-from holdfast.agent.place import NodePlace
+from holdfast.agent.node.directory import NodePlace
 
 def fence(self, *words, _fence=NodePlace.fence):
     flag = Path(os.environ["HOLDFAST_HOME"], "stood-still")

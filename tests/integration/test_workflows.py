@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.chaos import Chaos
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, queries
 from holdfast.process import marked
+from holdfast.testing.chaos import Chaos
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_deployment import POOL, ended, id_in, prefect, state_of, worker
 from tests.integration.test_prefect_shows import asked

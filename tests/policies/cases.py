@@ -6,7 +6,7 @@ from typing import Any
 
 from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
-from policies.ladder import POLICIES, Case, Decision, Recovery, Rung, decide
+from policies.escalation import POLICIES, Case, Decision, Recovery, Rung, decide
 
 NOW = 10_000.0
 

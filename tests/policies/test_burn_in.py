@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from detectors.portable import Misshapen, packed
-from detectors.trials import Check, Mark, check_of
+from detectors.burn_in_results import Check, Mark, check_of
+from detectors.codec import Misshapen, packed
 from policies.burn_in import Limits, held_against, outcome, seen
 
 LIMITS = Limits(disk=100.0, network=50.0, latency=2.0, clock=1.0)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.departures import AGAIN, STOP, Act, Departure, Seen, ends_at, next_act
-from policies.ladder import Rung
-from policies.offences import offences
+from policies.drains import AGAIN, STOP, Act, Departure, Seen, ends_at, next_act
+from policies.escalation import Rung
+from policies.node_faults import offences
 from tests.policies.cases import a_case, decided
 
 NOW = 1_000_000.0

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from detectors.all_kinds import CATALOGUE
 from detectors.associations import follows_step
-from detectors.whole import CATALOGUE
 from holdfast.spec import TrainingJob
 from holdfast.spec.job import POLICIES as NAMES
-from policies.ladder import POLICIES, Budget, Case, Decision, Pass, Rung, decide
+from policies.escalation import POLICIES, Budget, Case, Decision, Pass, Rung, decide
 from policies.policy import BASE, NAMED
 from tests.policies.cases import NOW, a_case, a_recovery, a_verdict, decided
 

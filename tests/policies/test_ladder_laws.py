@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from detectors.all_kinds import CATALOGUE
 from detectors.catalogue import Fault, Level, Levels
 from detectors.diagnosis import Diagnosis
-from detectors.whole import CATALOGUE
 from policies.case import Earlier
-from policies.ladder import POLICIES, Budget, Case, Decision, Recovery, RestartAgain, Rung, Standby, decide
+from policies.escalation import POLICIES, Budget, Case, Decision, Recovery, RestartAgain, Rung, Standby, decide
 from policies.placement import members_after, membership_after
-from policies.takeover import sick_ranks, unfit_nodes
+from policies.replace_ranks import sick_ranks, unfit_nodes
 from tests.policies.cases import NOW, a_verdict
 
 NODES = tuple("abcdefgh")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
 from policies.case import Case, Copies, Decision, Pass, Rung, Seat, Standby
-from policies.ladder import ORDERS, POLICIES, decide
-from policies.narrow import Narrow, places_to_widen, whole_copies, wins_by_a_start
+from policies.case_codec import from_record, to_record
+from policies.escalation import ORDERS, POLICIES, decide
 from policies.placement import membership_after
-from policies.record import from_record, to_record
+from policies.shrink_live import Narrow, places_to_widen, whole_copies, wins_by_a_start
 from tests.policies.cases import NOW, a_recovery
 
 PLAIN: Copies = ((0,), (1,), (2,))

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.trials import Mark
-from policies.pairs import ROUNDS, Meeting, findings, next_round
+from detectors.burn_in_results import Mark
+from policies.pair_schedule import ROUNDS, Meeting, findings, next_round
 
 
 def after_all_rounds(tested: Sequence[str], partners: Sequence[str], bad: Collection[str]) -> list[Meeting]:

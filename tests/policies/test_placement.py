@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.ladder import Decision, Rung
+from policies.escalation import Decision, Rung
 from policies.placement import members_after, place
 
 MEMBERS = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True).map(tuple)

@@ -8,7 +8,7 @@ import pytest
 
 from detectors.catalogue import Level
 from policies.case import Budget, Rung
-from policies.ladder import ORDERS, POLICIES
+from policies.escalation import ORDERS, POLICIES
 from policies.policy import NAMED, Deadlines, Policy
 from tests.policies.cases import a_case, a_recovery
 

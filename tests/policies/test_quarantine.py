@@ -9,9 +9,9 @@ import pytest
 
 from detectors.catalogue import CATALOGUE_LEVELS, Fault, Level, Levels
 from detectors.diagnosis import Diagnosis
-from policies.holds import Answer, Changed, HeldFault, NeedsPerson, Node, Owner, Refused, Rules, Stale, Ward, Word, in_words
+from policies.cordons import Answer, Changed, HeldFault, NeedsPerson, Node, Owner, Refused, Rules, Stale, Ward, Word, in_words
+from policies.node_faults import offences, takes_out
 from policies.node_states import NodeState
-from policies.offences import offences, takes_out
 from policies.quarantine import begin_burn_in, doubt, end_burn_in, hold, quarantine, readmit, release, retire, settle
 from tests.policies.cases import NOW, a_case
 

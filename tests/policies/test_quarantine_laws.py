@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from policies import quarantine as acts
-from policies.holds import (
+from policies.cordons import (
     TESTABLE,
     Answer,
     Changed,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import diagnose
-from policies.ladder import POLICIES, Case, Rung, decide
-from policies.record import MANY_FAULTS, MOST_BYTES, MOST_FAULTS, VERSION, Unreadable, bounded, from_record, to_record
+from policies.case_codec import MANY_FAULTS, MOST_BYTES, MOST_FAULTS, VERSION, Unreadable, bounded, from_record, to_record
+from policies.escalation import POLICIES, Case, Rung, decide
 from tests.policies.cases import NOW, a_case
 from tests.policies.test_ladder_laws import cases
 

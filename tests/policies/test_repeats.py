@@ -10,8 +10,8 @@ import pytest
 from detectors.catalogue import Fault, Level, Levels
 from detectors.diagnosis import Diagnosis
 from policies.case import Case, Earlier, Noted, Pass, Rung, Standby
-from policies.ladder import POLICIES, decide
-from policies.repeats import ExcuseWhenCommon, LeaveWhenFlapping, LeaveWhenFrequent
+from policies.escalation import POLICIES, decide
+from policies.recurrence import ExcuseWhenCommon, LeaveWhenFlapping, LeaveWhenFrequent
 from tests.policies.cases import NOW, a_case, a_recovery, decided
 
 KILL, GPU, HANGS = "worker-sigkill", "gpu-memory-double-bit", "gpu-channel-timeout"

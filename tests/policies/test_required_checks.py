@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from detectors.all_kinds import CATALOGUE
+from detectors.burn_in_results import Check, Mark
 from detectors.catalogue import COMPONENTS, Level
-from detectors.trials import Check, Mark
-from detectors.whole import CATALOGUE
 from policies.burn_in import outcome, stays_out
-from policies.holds import HeldFault
+from policies.cordons import HeldFault
 from policies.required_checks import BY_BLAME, EXERCISES, OF_COMPONENT, UNTESTED, Part, needs, part_of, unproven
 
 SOUND = tuple(Check(name=name, mark=Mark.PASSED, words="fine") for name in ("compute", "memory", "disk", "clock", "network"))

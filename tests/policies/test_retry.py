@@ -6,7 +6,7 @@ import pytest
 
 from detectors.catalogue import Fault, Level, Levels
 from policies.case import Case, Decision, Pass, Rung
-from policies.ladder import POLICIES, decide
+from policies.escalation import POLICIES, decide
 from policies.retry import RetryStep
 from tests.policies.cases import NOW, a_recovery
 from tests.policies.test_takeover import a_loss

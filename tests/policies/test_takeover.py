@@ -9,9 +9,9 @@ import pytest
 from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
 from policies.case import Case, Decision, Pass, Rung, Seat, Standby
-from policies.ladder import POLICIES, decide
+from policies.escalation import POLICIES, decide
 from policies.placement import filled_up, membership_after, place, regular
-from policies.takeover import TakeOver
+from policies.replace_ranks import TakeOver
 from tests.policies.cases import NOW, a_recovery
 
 RANKS = {"a": (0, 1), "b": (2, 3)}

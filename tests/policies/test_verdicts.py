@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from detectors.evidence import Blind
-from detectors.looks import Found, Missed, NodeLook
+from detectors.probe_result import Found, Missed, NodeLook
 from detectors.readings import (
     ClockReading,
     HostReading,
@@ -22,7 +22,7 @@ from detectors.readings import (
     Service,
     ServiceReading,
 )
-from policies.verdicts import CLEAN, FRESH, HELD, Standing, Verdict, change_of, verdict_on
+from policies.node_health import CLEAN, FRESH, HELD, Standing, Verdict, change_of, verdict_on
 
 FATAL = "NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus."
 
@@ -177,7 +177,7 @@ def test_a_first_look_that_is_not_well_is_told(found: Found) -> None:
 def test_a_fault_that_logs_told_of_keeps_its_weight_in_another_process() -> None:
     """Who looks next may have read no signature yet: a sick node must not get better by that."""
     program = (
-        "from policies.verdicts import Finding\nprint(Finding(kind='journal-aborted', part='p', quote='q', since=0.0, seen=0.0).level)"
+        "from policies.node_health import Finding\nprint(Finding(kind='journal-aborted', part='p', quote='q', since=0.0, seen=0.0).level)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "evict-now"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.windows import Window, closing
+from policies.maintenance import Window, closing
 
 BEGINS = datetime(2026, 12, 1, 22, 0, tzinfo=UTC)
 AT = BEGINS.timestamp()

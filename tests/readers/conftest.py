@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from detectors.codec import unpacked
 from detectors.evidence import Blind
 from detectors.gpu_readings import Gpu, GpuReading
-from detectors.portable import unpacked
-from holdfast.readers.local import read_node
+from holdfast.probe.readers.local import read_node
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = Path(__file__).with_name("nvml_stand_in.c")
@@ -48,8 +48,8 @@ def old_nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LOOK = """
 import json, os, sys
 from pathlib import Path
-from detectors.portable import packed
-from holdfast.readers.gpus import read_gpus
+from detectors.codec import packed
+from holdfast.probe.readers.gpus import read_gpus
 for line in sys.stdin:
     os.environ["NVML_STAND_IN_STATE"], root = json.loads(line)
     print(json.dumps(packed(read_gpus(Path(root)))), flush=True)

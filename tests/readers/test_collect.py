@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from detectors.codec import Misshapen, packed, unpacked
 from detectors.evidence import Blind
 from detectors.health import blind_spots, judge
-from detectors.portable import Misshapen, packed, unpacked
 from detectors.readings import (
     ClockReading,
     Disk,
@@ -26,8 +26,8 @@ from detectors.readings import (
     ServiceReading,
     StorageReading,
 )
-from holdfast.readers.bundle import OPTIONS, program, sources
-from holdfast.readers.local import read_node, told
+from holdfast.probe.readers.bundle import OPTIONS, program, sources
+from holdfast.probe.readers.local import read_node, told
 
 PARTS = [field.name for field in dataclasses.fields(NodeReading) if field.name not in {"node", "at"}]
 
@@ -62,14 +62,14 @@ def test_the_program_needs_nothing_of_ours(tmp_path: Path) -> None:
 def test_what_travels_is_the_readers_and_what_they_need() -> None:
     """Neither the catalogue nor the command line."""
     carried = set(sources()) - {"pynvml"}
-    assert {"detectors.readings", "holdfast.readers.collect", "holdfast.readers.gpus"} <= carried
-    assert all(name.startswith(("holdfast.readers", "detectors.")) or name in {"holdfast", "detectors"} for name in carried)
-    assert not carried & {"detectors.catalogue", "holdfast.readers.local", "holdfast.readers.bundle"}
+    assert {"detectors.readings", "holdfast.probe.readers.collect", "holdfast.probe.readers.gpus"} <= carried
+    assert all(name.startswith(("holdfast.probe.readers", "detectors.")) or name in {"holdfast", "detectors"} for name in carried)
+    assert not carried & {"detectors.catalogue", "holdfast.probe.readers.local", "holdfast.probe.readers.bundle"}
 
 
 GATHER = """
 import json, os, sys, time
-from holdfast.readers.collect import gathered
+from holdfast.probe.readers.collect import gathered
 kept, other = os.pipe()
 jobs = {
     "quick": lambda: 5,

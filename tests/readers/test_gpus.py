@@ -12,7 +12,7 @@ from detectors.evidence import Blind
 from detectors.gpu_readings import Ecc, Fabric, Gpu, GpuProcess, GpuReading, Heat, Pcie, RemappedRows
 from detectors.health import judge
 from detectors.readings import KernelLine, KernelReading, NodeReading
-from holdfast.readers.gpus import read_gpus
+from holdfast.probe.readers.gpus import read_gpus
 from tests.readers.conftest import StandIn
 
 FIRST = "0000:18:00.0"

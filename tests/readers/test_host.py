@@ -18,11 +18,11 @@ import pytest
 from detectors.evidence import Blind
 from detectors.health import judge
 from detectors.readings import ClockReading, HostReading, NodeReading, Service
+from holdfast.probe.readers.clock import read_clock
+from holdfast.probe.readers.host import read_host
+from holdfast.probe.readers.processes import ALL_OF_THE_NODE, read_processes, sees_the_whole_node
+from holdfast.probe.readers.services import read_services
 from holdfast.process import state_of
-from holdfast.readers.clock import read_clock
-from holdfast.readers.host import read_host
-from holdfast.readers.processes import ALL_OF_THE_NODE, read_processes, sees_the_whole_node
-from holdfast.readers.services import read_services
 from tests.waiting import wait_until
 
 Tree = Callable[[dict[str, str]], Path]
@@ -136,7 +136,7 @@ def is_zombie(pid: int) -> bool:
 def test_a_zombie_of_holdfasts_own_processes_is_no_fault_of_the_node() -> None:
     """The parent decides: a process that is started as `python -m holdfast.agent...`, whatever its child was."""
     code = "import os, time\npid = os.fork()\nif pid == 0: os._exit(0)\nprint(pid, flush=True)\ntime.sleep(60)"
-    for marks, seen in ([], True), (["-m", "holdfast.agent.lookout"], False):
+    for marks, seen in ([], True), (["-m", "holdfast.agent.monitor"], False):
         with subprocess.Popen([sys.executable, "-c", code, *marks], stdout=subprocess.PIPE, text=True) as parent:
             assert parent.stdout
             pid = int(parent.stdout.readline())

@@ -15,7 +15,7 @@ from detectors.evidence import HangLimits
 from detectors.health import judge, see_growth
 from detectors.readings import Growth, KernelLine, KernelReading, NodeReading
 from detectors.xids import xid_of
-from holdfast.readers.kernel import ELSEWHERE, KernelLog, parsed, read_kernel
+from holdfast.probe.readers.kernel import ELSEWHERE, KernelLog, parsed, read_kernel
 
 KMSG = Path("/dev/kmsg")
 WRITABLE = os.access(KMSG, os.R_OK | os.W_OK)

@@ -10,8 +10,8 @@ import pytest
 from detectors.evidence import Blind
 from detectors.health import judge
 from detectors.readings import Counters, IbPort, NetworkReading, Nic, NodeReading
-from holdfast.readers.ethtool import driver_counters
-from holdfast.readers.network import read_network
+from holdfast.probe.readers.ethtool import driver_counters
+from holdfast.probe.readers.network import read_network
 
 Tree = Callable[[dict[str, str]], Path]
 

@@ -14,7 +14,7 @@ from detectors.catalogue import Fault
 from detectors.evidence import Blind
 from detectors.health import judge
 from detectors.readings import Mount, NodeReading, StorageReading
-from holdfast.readers.storage import filled, mounted, read_disks, read_storage
+from holdfast.probe.readers.storage import filled, mounted, read_disks, read_storage
 
 Tree = Callable[[dict[str, str]], Path]
 

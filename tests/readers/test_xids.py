@@ -19,7 +19,7 @@ from tests.readers.conftest import StandIn
 ROOT = Path(__file__).parent.parent.parent
 LISTEN = """
 import json, sys
-from holdfast.readers.xids import listening
+from holdfast.probe.readers.xids import listening
 with listening() as watch:
     print(json.dumps(sorted(watch.deaf)), flush=True)
     for line in sys.stdin:

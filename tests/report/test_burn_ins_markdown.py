@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from detectors.trials import Check, Mark
+from detectors.burn_in_results import Check, Mark
 from holdfast.report.burn_ins import burn_ins_markdown, in_a_sentence
 from policies.burn_in import Outcome, outcome
-from policies.holds import HeldFault
+from policies.cordons import HeldFault
 from policies.node_states import NodeState
 from policies.required_checks import needs
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from holdfast.wire import LineBuffer, Message, encode, listen
+from holdfast.protocol import LineBuffer, Message, encode, listen
 from tests.waiting import wait_until
 
 

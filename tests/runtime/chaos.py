@@ -18,19 +18,19 @@ from typing import Any
 
 import torch
 
-from holdfast.runtime.checkpoint import Saver
-from holdfast.runtime.groups.assembly import Assembly, assembly
-from holdfast.runtime.groups.council import _DOWN, Peer
-from holdfast.runtime.groups.keeper import Keeper
-from holdfast.runtime.groups.managed import ManagedGroup
-from holdfast.runtime.groups.mover import Mover
-from holdfast.runtime.groups.planned import Moves, Prepared
-from holdfast.runtime.link import link
+from holdfast.memstore.shared_memory import Slot
+from holdfast.protocol import Message
+from holdfast.runtime.agent_client import link
+from holdfast.runtime.checkpoint.save import Saver
+from holdfast.runtime.groups.control_tree import _DOWN, Peer
+from holdfast.runtime.groups.membership import Assembly, assembly
+from holdfast.runtime.groups.migration import Moves, Prepared
+from holdfast.runtime.groups.process_group import ManagedGroup
+from holdfast.runtime.groups.recovery_manager import Keeper
+from holdfast.runtime.groups.transfer_plan import Mover
 from holdfast.runtime.snapshots.copier import _Memory
-from holdfast.runtime.snapshots.stored import Restorer
+from holdfast.runtime.snapshots.restore import Restorer
 from holdfast.runtime.world import World
-from holdfast.vault import Slot
-from holdfast.wire import Message
 
 
 class Mistake(Exception):

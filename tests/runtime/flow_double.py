@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from holdfast.memstore.shared_memory import labels
 from holdfast.ports import free_port
-from holdfast.vault import labels
-from holdfast.wire import LineBuffer, Message, encode, listen
+from holdfast.protocol import LineBuffer, Message, encode, listen
 from tests.runtime.ranks import ROOT
 from tests.waiting import wait_until
 

@@ -21,10 +21,10 @@ from torch.distributed.fsdp import fully_shard  # noqa: F401 (as numpy)
 from torch.nn.parallel import DistributedDataParallel  # noqa: F401 (as numpy)
 
 import holdfast
-import holdfast.runtime.joining
+import holdfast.runtime.init
 import holdfast.runtime.session  # noqa: F401 (as numpy)
 from holdfast.process import adopt_orphans
-from holdfast.runtime import warm
+from holdfast.runtime.process import fork_server
 from tests.reaping import Children
 
 
@@ -42,7 +42,7 @@ def main() -> None:
             pid = os.fork()
             if not pid:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-                warm._become({**order, "agent": server}, 0, begin)
+                fork_server._become({**order, "agent": server}, 0, begin)
                 end()
             children.begun(pid)
             say({"pid": pid})

@@ -10,13 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
-from holdfast import vault
-from holdfast.runtime import manifest, tree
-from holdfast.runtime.audit.disk import Checkpoint
-from holdfast.runtime.storage import write_metadata
-from holdfast.runtime.together import write
+from holdfast.memstore import shared_memory as vault
+from holdfast.memstore.shared_memory import Label, Slot, Snapshot, word_sum
+from holdfast.runtime.checkpoint import manifest
+from holdfast.runtime.checkpoint.collective_save import write
+from holdfast.runtime.checkpoint.storage import write_metadata
+from holdfast.runtime.checkpoint_verifier.disk import Checkpoint
+from holdfast.runtime.state import tree
 from holdfast.runtime.world import World
-from holdfast.vault import Label, Slot, Snapshot, word_sum
 from tests.runtime.ranks import Ranks
 
 STEP = 11

@@ -10,17 +10,17 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast import flush
-from holdfast.flush import FlushOrder
-from holdfast.runtime import manifest
-from holdfast.runtime.flusher import meeting
-from holdfast.runtime.flusher.job import Job
-from holdfast.runtime.link import Link
-from holdfast.runtime.storage import Pace
-from holdfast.runtime.trouble import Teller
+from holdfast.memstore import write_requests
+from holdfast.memstore.write_requests import FlushOrder
+from holdfast.runtime.agent_client import Link
+from holdfast.runtime.checkpoint import manifest
+from holdfast.runtime.checkpoint.storage import Pace
+from holdfast.runtime.checkpoint.storage_errors import Teller
+from holdfast.runtime.checkpoint_writer import rendezvous
+from holdfast.runtime.checkpoint_writer.write_task import Job
 
 EVENTS = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"})
-meeting.STALL = 10.0  # type: ignore[misc]  # who waits in vain says so: then the checkpoint is missing
+rendezvous.STALL = 10.0  # type: ignore[misc]  # who waits in vain says so: then the checkpoint is missing
 
 
 def whole(directory: Path) -> list[int]:
@@ -67,14 +67,14 @@ def main() -> None:
     directory, vaults = Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]]
     before = directory.with_name(f"{directory.name}-before")
     shutil.copytree(directory, before)
-    orders = [(order, vault) for vault in vaults for order in flush.orders(vault)]
+    orders = [(order, vault) for vault in vaults for order in write_requests.orders(vault)]
     number, killed = 0, True
     while killed:
         (mine, vault), *others = orders
         alive = [begun(order, its, directory) for order, its in others]
         killed = was_killed(begun(mine, vault, directory, until=number))
         there, since = whole(directory), time.monotonic()
-        if flush.orders(vault):
+        if write_requests.orders(vault):
             assert not was_killed(begun(mine, vault, directory))
         ends = [was_killed(pid) for pid in alive]
         assert not any(ends)

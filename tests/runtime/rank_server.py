@@ -19,10 +19,10 @@ import torch
 import torch._dynamo
 import torch.distributed.checkpoint
 
-import holdfast.runtime.loader
+import holdfast.runtime.data.loader
 import holdfast.runtime.session  # noqa: F401 (as numpy)
 from holdfast.process import die_with_parent
-from holdfast.runtime.link import link
+from holdfast.runtime.agent_client import link
 
 
 def main() -> None:

@@ -25,9 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import holdfast
-from holdfast.runtime.failure import describe
+from holdfast.runtime.peer_errors import describe
+from holdfast.runtime.process.gloo_threads import let_go
 from holdfast.runtime.session import Session
-from holdfast.runtime.threads import let_go
 from tests.runtime.damage import names
 
 RANK = int(os.environ.get("RANK", "0"))

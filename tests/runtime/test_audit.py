@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.runtime import tree
-from holdfast.runtime.audit.__main__ import findings, main
+from holdfast.runtime.checkpoint_verifier.__main__ import findings, main
+from holdfast.runtime.state import tree
 from tests.runtime.damage import biggest, flip_a_bit
 from tests.runtime.kept import STEP, Change, Made, make, reseal, rewrite
 from tests.runtime.ranks import ROOT, Ranks
@@ -205,8 +205,8 @@ def test_by_hand_it_speaks_to_a_person(made: Made, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("original", ["ddp"], indirect=True)
 def test_it_is_a_program(original: Made) -> None:
-    """`python -m holdfast.runtime.audit FOLDER`, without a word of torch's own."""
-    command = [sys.executable, "-m", "holdfast.runtime.audit", str(original.checkpoint)]
+    """`python -m holdfast.runtime.checkpoint_verifier FOLDER`, without a word of torch's own."""
+    command = [sys.executable, "-m", "holdfast.runtime.checkpoint_verifier", str(original.checkpoint)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, "BROKEN" in done.stdout, done.stderr) == (0, False, "")
     assert "proven: the progress of every rank" in done.stdout

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.idle import Idle, Window
-from holdfast.runtime.snapshots import bubbles
-from holdfast.runtime.snapshots.bubbles import MARGIN, PROFILE, Profile, Terms, plan
-from holdfast.runtime.snapshots.planning import ENOUGH, REPLAN, Planning
+from holdfast.runtime.snapshots import copy_schedule
+from holdfast.runtime.snapshots.copy_schedule import MARGIN, PROFILE, Profile, Terms, plan
+from holdfast.runtime.snapshots.measurements import ENOUGH, REPLAN, Planning
+from holdfast.runtime.telemetry.wait_windows import Idle, Window
 
 MEGABYTE = 2**20
 SPEED = 1e9
@@ -88,8 +88,8 @@ def test_a_plan_never_promises_more_than_the_windows_hold(
         assert found.hidden + found.pause == pytest.approx(found.copy)
         limits = [found.upto[number] for number in sorted(found.upto)]
         assert limits == sorted(limits)
-    if found.pause > max(terms.pause, bubbles.TRIFLE):
-        assert found.overhead <= terms.overhead + 1e-9 or found.every == bubbles.MOST_EVERY
+    if found.pause > max(terms.pause, copy_schedule.TRIFLE):
+        assert found.overhead <= terms.overhead + 1e-9 or found.every == copy_schedule.MOST_EVERY
 
 
 def test_there_is_a_new_plan_when_the_job_is_no_longer_what_it_was() -> None:

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from holdfast.runtime import copies, link, standing
-from holdfast.runtime.copies import OFTENEST, SHARE, Checker, sums_of
-from holdfast.runtime.idle import Idle
-from holdfast.runtime.pace import PaceMaker
-from holdfast.runtime.sections import section
+from holdfast.runtime import agent_client
+from holdfast.runtime.telemetry import rank_status, replica_checksums
+from holdfast.runtime.telemetry.replica_checksums import OFTENEST, SHARE, Checker, sums_of
+from holdfast.runtime.telemetry.sections import section
+from holdfast.runtime.telemetry.step_timing import PaceMaker
+from holdfast.runtime.telemetry.wait_windows import Idle
 from tests.runtime.agent_double import AgentDouble
 
 
@@ -47,8 +48,8 @@ def told(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentD
     """Give an agent that this process's link speaks to."""
     for name, value in agent.environment.items():
         monkeypatch.setenv(name, value)
-    ours = link.Link.from_env()
-    for module in (copies, standing, link):
+    ours = agent_client.Link.from_env()
+    for module in (replica_checksums, rank_status, agent_client):
         monkeypatch.setattr(module, "link", lambda: ours)
     yield agent
     ours.mute()
@@ -64,7 +65,7 @@ def test_digests_are_told_at_their_steps_and_sums_when_asked_for(told: AgentDoub
     assert [one["step"] for one in found] == [4, 8, 12, 16, 20, 24]
     assert {(one["digest"], one["piece"]) for one in found} == {(found[0]["digest"], "p")}
     for step in (4, 24):
-        standing.answering()({"do": "sums", "step": step})
+        rank_status.answering()({"do": "sums", "step": step})
     (answer,) = told.wait_for("sums")
     assert answer["step"] == 24
     assert answer["sums"] == sums_of(dict(model.named_parameters()))
@@ -76,7 +77,7 @@ def test_checks_can_be_turned_off(told: AgentDouble, setting: str, steps: list[i
     checker = Checker(nn.Linear(2, 2), {"HOLDFAST_CHECK_EVERY": setting})
     for step in range(OFTENEST + 1):
         checker.look(step, "")
-    link.link().report("end")
+    agent_client.link().report("end")
     told.wait_for("end")
     assert [one["step"] for one in told.of("check")] == steps
 
@@ -98,7 +99,7 @@ def test_checks_keep_within_their_share_and_all_ranks_can_meet(cost: float, seco
     checker._plan(seconds)
     assert checker.every % OFTENEST == 0
     assert (checker.every // OFTENEST).bit_count() == 1
-    assert cost <= SHARE * checker.every * seconds or checker.every == copies.RAREST
+    assert cost <= SHARE * checker.every * seconds or checker.every == replica_checksums.RAREST
     assert checker.every == OFTENEST or cost > SHARE * checker.every / 2 * seconds
 
 

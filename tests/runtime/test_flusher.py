@@ -18,19 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from holdfast import flush
-from holdfast.flush import FlushOrder
-from holdfast.runtime import manifest
-from holdfast.runtime.checkpoint import Keeping, Saver
-from holdfast.runtime.flusher import meeting
-from holdfast.runtime.flusher.boxes import boxes
-from holdfast.runtime.flusher.job import Job
-from holdfast.runtime.link import Leave, Link
-from holdfast.runtime.snapshots.setting import Place
-from holdfast.runtime.storage import Pace, Reader
-from holdfast.runtime.trouble import Teller
+from holdfast.memstore import write_requests
+from holdfast.memstore.shared_memory import PAGE, labels
+from holdfast.memstore.write_requests import FlushOrder
+from holdfast.runtime.agent_client import Leave, Link
+from holdfast.runtime.checkpoint import manifest
+from holdfast.runtime.checkpoint.save import Keeping, Saver
+from holdfast.runtime.checkpoint.storage import Pace, Reader
+from holdfast.runtime.checkpoint.storage_errors import Teller
+from holdfast.runtime.checkpoint_writer import rendezvous
+from holdfast.runtime.checkpoint_writer.chunks import boxes
+from holdfast.runtime.checkpoint_writer.write_task import Job
+from holdfast.runtime.snapshots.config import Place
 from holdfast.runtime.world import World
-from holdfast.vault import PAGE, labels
 from tests.runtime.trainer import FIRST, Trainer, opened, same
 
 STEP = FIRST + 2
@@ -104,7 +104,7 @@ def order_for(trainer: Trainer, vault: Path, directory: Path, rank: int, world: 
     more: dict[str, Any] = {"lineage": 1, "generation": 1, "loss": 0.5, "directory": str(directory), "keep": keep}
     order = FlushOrder(snapshot=path.name, step=step, rank=rank, world=world, **more)
     order.write(vault)
-    assert flush.orders(vault) == [order]
+    assert write_requests.orders(vault) == [order]
     return order
 
 
@@ -118,7 +118,7 @@ def carried_out(folder: Path, orders: list[FlushOrder]) -> Told:
     for thread in threads:
         thread.join()
     for order in orders:
-        assert not flush.orders(vault_of(folder, order.rank))  # whatever came of it, the slot is free
+        assert not write_requests.orders(vault_of(folder, order.rank))  # whatever came of it, the slot is free
     return told
 
 
@@ -240,7 +240,7 @@ def test_nothing_is_put_in_place_for_a_generation_that_is_over(tmp_path: Path) -
 
 def test_a_rank_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others do not wait for it for ever."""
-    monkeypatch.setattr(meeting, "STALL", 0.2)
+    monkeypatch.setattr(rendezvous, "STALL", 0.2)
     trainers = trained(tmp_path, [Place(rank, 3, "net", rank, 3) for rank in range(3)])
     ours = tmp_path / "ours"
     orders = [order_for(one, vault_of(tmp_path, rank), ours, rank, 3) for rank, one in enumerate(trainers)]
@@ -305,8 +305,8 @@ def test_where_no_flusher_is_left_ranks_write_themselves(tmp_path: Path) -> None
     (trainer,) = trained(tmp_path, [Place(0, 1, "net")])
     vault = vault_of(tmp_path, 0)
     order_for(trainer, vault, tmp_path / "ours", 0, 1)
-    flush.close(vault)
-    assert flush.is_closed(vault)
-    assert flush.orders(vault) == []
-    flush.reopen(vault)
-    assert not flush.is_closed(vault)
+    write_requests.close(vault)
+    assert write_requests.is_closed(vault)
+    assert write_requests.orders(vault) == []
+    write_requests.reopen(vault)
+    assert not write_requests.is_closed(vault)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.checkpoint import Keeping
+from holdfast.runtime.checkpoint.save import Keeping
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import Ended, FlowDouble, Job, assert_undisturbed
 from tests.runtime.test_groups_standby import parked

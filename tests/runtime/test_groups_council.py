@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.groups import council
-from holdfast.runtime.groups.council import Council, Desk, Peer, PeerGone
-from holdfast.runtime.groups.inner import Abandoned
+from holdfast.runtime.groups import control_tree
+from holdfast.runtime.groups.backends import Abandoned
+from holdfast.runtime.groups.control_tree import Council, Desk, Peer, PeerGone
 from tests.waiting import wait_until
 
 TOKEN = "cafe"
@@ -155,7 +155,7 @@ def test_with_vacant_places_everybody_is_reached_and_kept(ranks: set[int], strid
 
 def test_forty_ranks_talk_over_a_tree(table: Callable[..., Table], monkeypatch: pytest.MonkeyPatch) -> None:
     """With three children a rank the tree is four levels deep: votes and facts still reach all."""
-    monkeypatch.setattr(council, "FAN", 3)
+    monkeypatch.setattr(control_tree, "FAN", 3)
     sitting = table(40, stride=8)
     assert max(len(one.children) for one in sitting.councils) == 3
     assert sitting.councils[39].parent == 12
@@ -229,10 +229,10 @@ def test_a_stranger_is_not_let_in(hello: bytes) -> None:
     """A wrong token, none, or nonsense: the line is closed, and the desk goes on to serve."""
     desk = Desk(TOKEN)
     with socket.create_connection(("127.0.0.1", desk.port), timeout=5) as line:
-        line.sendall(council._HEAD.pack(0, 0, council._HELLO, len(hello)) + hello)
+        line.sendall(control_tree._HEAD.pack(0, 0, control_tree._HELLO, len(hello)) + hello)
         assert line.recv(1) == b""
     assert desk.fetch(1, 1) is None
-    friend = council.call(("127.0.0.1", desk.port), TOKEN, 1, 1)
+    friend = control_tree.call(("127.0.0.1", desk.port), TOKEN, 1, 1)
     let_in = wait_until(lambda: desk.fetch(1, 1), seconds=60)
     assert let_in is not None
     for one in (friend, let_in):
@@ -244,7 +244,7 @@ def test_a_hello_that_is_too_long_is_not_read() -> None:
     """A stranger cannot have a rank set memory aside for it."""
     desk = Desk(TOKEN)
     with socket.create_connection(("127.0.0.1", desk.port), timeout=5) as line:
-        line.sendall(council._HEAD.pack(0, 0, council._HELLO, 2**31))
+        line.sendall(control_tree._HEAD.pack(0, 0, control_tree._HELLO, 2**31))
         assert line.recv(1) == b""
     desk.close()
 
@@ -270,7 +270,7 @@ def test_a_rank_known_to_be_gone_does_not_keep_light_states_from_the_other_buddy
 def test_a_desk_that_closes_hangs_up_on_those_that_nobody_fetched() -> None:
     """Also on one that is let in only then: its thread would be the last to know of it."""
     desk = Desk(TOKEN)
-    callers = [council.call(("127.0.0.1", desk.port), TOKEN, rank, 1) for rank in (0, 1)]
+    callers = [control_tree.call(("127.0.0.1", desk.port), TOKEN, rank, 1) for rank in (0, 1)]
     desk.close()
     for caller in callers:
         caller.settimeout(20)

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from holdfast.runtime import manifest
+from holdfast.runtime.checkpoint import manifest
 from tests.runtime.flow_double import Ended, Job, assert_undisturbed
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.audit.checksum import fast_sum
-from holdfast.vault import PAGE, Snapshot, Unusable, key_of
+from holdfast.memstore.shared_memory import PAGE, Snapshot, Unusable, key_of
 from tests.agent.memory_rig import MemoryNode
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import TOKEN, UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed

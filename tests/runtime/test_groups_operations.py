@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from holdfast.runtime.groups.attempt import Attempt
-from holdfast.runtime.groups.inner import Way, build
-from holdfast.runtime.groups.managed import ManagedGroup
-from holdfast.runtime.groups.sandbox import Sandbox
-from holdfast.runtime.threads import let_go
+from holdfast.runtime.groups.backends import Way, build
+from holdfast.runtime.groups.dry_run import Sandbox
+from holdfast.runtime.groups.process_group import ManagedGroup
+from holdfast.runtime.groups.step_transaction import Attempt
+from holdfast.runtime.process.gloo_threads import let_go
 from tests.runtime.flow_double import FlowDouble, Job, Workers
 
 

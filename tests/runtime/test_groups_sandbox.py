@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 
-from holdfast.runtime.groups.attempt import Attempt
-from holdfast.runtime.groups.managed import ManagedGroup
-from holdfast.runtime.groups.sandbox import Sandbox
-from holdfast.runtime.groups.tape import SMALL, Coverage, Recorder, Tape, key_of
+from holdfast.runtime.groups.dry_run import Sandbox
+from holdfast.runtime.groups.process_group import ManagedGroup
+from holdfast.runtime.groups.recorded_collectives import SMALL, Coverage, Recorder, Tape, key_of
+from holdfast.runtime.groups.step_transaction import Attempt
 
 ONE = torch.tensor([1.0, 2.0])
 OTHER = torch.tensor([[3.0], [4.0], [5.0]])

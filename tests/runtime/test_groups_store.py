@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from holdfast.runtime.failure import is_late_peer, is_peer_loss
-from holdfast.runtime.groups.council import Desk, call
-from holdfast.runtime.groups.store import Server, Store, native
+from holdfast.runtime.groups.control_tree import Desk, call
+from holdfast.runtime.groups.kv_store import Server, Store, native
+from holdfast.runtime.peer_errors import is_late_peer, is_peer_loss
 from tests.waiting import wait_until
 
 TOKEN = "ab" * 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.runtime.groups import transfer
+from holdfast.runtime.groups import state_transfer
 
 MEGABYTE = 2**20
 
@@ -19,46 +19,46 @@ def some(size: int) -> torch.Tensor:
 def test_a_digest_sees_a_flipped_bit_wherever_it_is(size: int) -> None:
     """In the first byte, in the last, and in the middle; in whole words, and in what is left of them."""
     part = some(size)
-    told = transfer.digest([part])
-    assert told == transfer.digest([part.clone()])
+    told = state_transfer.digest([part])
+    assert told == state_transfer.digest([part.clone()])
     for place in {0, size // 2, size - 1}:
         for bit in (1, 128):
             damaged = part.clone()
             damaged[place] ^= bit
-            assert transfer.digest([damaged]) != told
+            assert state_transfer.digest([damaged]) != told
 
 
 def test_a_digest_sees_blocks_and_parts_that_changed_places() -> None:
     """Sums alone would not."""
     part = some(2 * MEGABYTE)
     one, other = part[:MEGABYTE], part[MEGABYTE:]
-    assert transfer.digest([torch.cat([other, one])]) != transfer.digest([part])
-    assert transfer.digest([other, one]) != transfer.digest([one, other])
+    assert state_transfer.digest([torch.cat([other, one])]) != state_transfer.digest([part])
+    assert state_transfer.digest([other, one]) != state_transfer.digest([one, other])
 
 
 def test_a_digest_does_not_depend_on_where_bytes_lie_in_memory() -> None:
     """A parameter may be a view into a flat buffer, at any offset."""
     buffer = some(100)
-    assert transfer.digest([buffer[3:83]]) == transfer.digest([buffer[3:83].clone()])
+    assert state_transfer.digest([buffer[3:83]]) == state_transfer.digest([buffer[3:83].clone()])
 
 
 @pytest.mark.parametrize("shares", [1, 2, 3, 8])
 def test_shares_cover_every_byte_once(monkeypatch: pytest.MonkeyPatch, shares: int) -> None:
     """Whatever the number of senders: large tensors, scalars and empty ones."""
-    monkeypatch.setattr(transfer, "SLICE", 64)
+    monkeypatch.setattr(state_transfer, "SLICE", 64)
     tensors = [torch.zeros(100), torch.zeros((), dtype=torch.int64), torch.zeros(0), torch.zeros(3, 5, dtype=torch.bfloat16)]
     for share in range(shares):
-        for part in transfer.slices(tensors, share, shares):
+        for part in state_transfer.slices(tensors, share, shares):
             assert part.numel() <= 64
             part.add_(1)
-    assert all(bool((transfer.bytes_of(one) == 1).all()) for one in tensors)
+    assert all(bool((state_transfer.bytes_of(one) == 1).all()) for one in tensors)
 
 
 def test_a_receiver_uses_its_own_tensors_where_they_fit() -> None:
     """Another shape or type, or one that it has not, is made anew."""
     own = {"fits": torch.zeros(3), "shape": torch.zeros(4), "kind": torch.zeros(3)}
     wanted = {"fits": torch.zeros(3), "shape": torch.zeros(2, 2), "kind": torch.zeros(3, dtype=torch.int32), "new": torch.zeros(())}
-    found = transfer.places_for(transfer.shapes(wanted), own, torch.device("cpu"))
+    found = state_transfer.places_for(state_transfer.shapes(wanted), own, torch.device("cpu"))
     assert found["fits"] is own["fits"]
-    assert transfer.shapes(found) == transfer.shapes(wanted)
+    assert state_transfer.shapes(found) == state_transfer.shapes(wanted)
     assert not {id(one) for name, one in found.items() if name != "fits"} & {id(one) for one in own.values()}

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import holdfast
-from holdfast.runtime import joining, world
+from holdfast.runtime import init, world
 from tests.runtime.flow_double import SCRIPTS, UNTIL, Job
 from tests.runtime.ranks import ROOT
 
@@ -90,7 +90,7 @@ def test_an_nccl_that_can_be_given_up_is_managed(job: Job) -> None:
     ended = flow.finish()
     assert ended.status == [0] * 2, flow.logs()
     assert [one["backend"] for one in ended.told] == ["holdfast"] * 2
-    assert joining._can_be_managed()
+    assert init._can_be_managed()
 
 
 def test_ranks_that_come_late_at_the_start_are_waited_for(job: Job) -> None:

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from holdfast import layout
-from holdfast.runtime import tree
-from holdfast.runtime.flusher.boxes import boxes
-from holdfast.runtime.groups import transfer
-from holdfast.runtime.snapshots.bubbles import Terms
-from holdfast.runtime.snapshots.setting import Config, Place
-from holdfast.runtime.snapshots.taker import Taker
-from holdfast.runtime.state import ON_DEVICE, Training, on_device
-from holdfast.vault import CUT, Entry, Label, Slot, Snapshot, Unusable, labels, word_sum
+from holdfast import tensor_layout
+from holdfast.memstore.shared_memory import CUT, Entry, Label, Slot, Snapshot, Unusable, labels, word_sum
+from holdfast.runtime.checkpoint_writer.chunks import boxes
+from holdfast.runtime.groups import state_transfer
+from holdfast.runtime.snapshots.config import Config, Place
+from holdfast.runtime.snapshots.copy_schedule import Terms
+from holdfast.runtime.snapshots.snapshotter import Taker
+from holdfast.runtime.state import tree
+from holdfast.runtime.state.training import ON_DEVICE, Training, on_device
 
 FILLING: dict[str, Callable[[], Tensor]] = {
     "contiguous": lambda: torch.randn(3, 4),
@@ -47,10 +47,12 @@ OTHERS: dict[str, Callable[[], Tensor]] = {
 @given(st.lists(st.integers(0, 4), max_size=4), st.data())
 def test_a_layout_is_dense_when_torch_says_so(shape: list[int], data: st.DataObject) -> None:
     """For any strides: torch has an operator of its own that tells it."""
-    strides = data.draw(st.lists(st.integers(0, 16), min_size=len(shape), max_size=len(shape)) | st.just(list(layout.contiguous(shape))))
+    strides = data.draw(
+        st.lists(st.integers(0, 16), min_size=len(shape), max_size=len(shape)) | st.just(list(tensor_layout.contiguous(shape)))
+    )
     one = torch.empty_strided(shape, strides)
-    assert layout.is_dense(shape, strides) is bool(torch.ops.aten.is_non_overlapping_and_dense(one)) or 0 in shape
-    assert layout.contiguous(shape) == torch.empty(shape).stride()
+    assert tensor_layout.is_dense(shape, strides) is bool(torch.ops.aten.is_non_overlapping_and_dense(one)) or 0 in shape
+    assert tensor_layout.contiguous(shape) == torch.empty(shape).stride()
 
 
 @pytest.mark.parametrize("name", FILLING)
@@ -58,9 +60,9 @@ def test_what_fills_its_memory_is_seen_as_it_lies_there(name: str) -> None:
     """The view is of the very memory: whatever is written through it, the tensor has."""
     one = FILLING[name]()
     other = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype)
-    flat = transfer.bytes_of(other)
+    flat = state_transfer.bytes_of(other)
     assert flat.numel() == one.numel() * one.itemsize
-    flat.copy_(transfer.bytes_of(one))
+    flat.copy_(state_transfer.bytes_of(one))
     assert torch.equal(other, one)
 
 
@@ -69,9 +71,9 @@ def test_what_does_not_is_never_taken_for_memory(name: str) -> None:
     """It has no flat view, and is told as the contiguous tensor that a copy of it is."""
     one = OTHERS[name]()
     with pytest.raises(ValueError, match="copy it first"):
-        transfer.bytes_of(one)
-    shape, _, strides = transfer.shape_of(one)
-    assert strides == list(layout.contiguous(shape))
+        state_transfer.bytes_of(one)
+    shape, _, strides = state_transfer.shape_of(one)
+    assert strides == list(tensor_layout.contiguous(shape))
 
 
 @pytest.mark.parametrize("shares", [1, 2])
@@ -79,26 +81,26 @@ def test_what_does_not_is_never_taken_for_memory(name: str) -> None:
 def test_a_tensor_arrives_as_it_was_wherever_it_lay(name: str, shares: int) -> None:
     """From senders of which each has it in another order, by the bytes of their shares, into a process that has none yet or its own."""
     value = (FILLING | OTHERS)[name]()
-    wanted = json.loads(json.dumps(transfer.shapes({"x": value})))
+    wanted = json.loads(json.dumps(state_transfer.shapes({"x": value})))
     senders = [{"x": value}, {"x": value.resolve_conj().contiguous()}]
     for own in ({}, {"x": torch.zeros_like(value.resolve_conj())}, {"x": torch.zeros(2)}):
-        found = transfer.places_for(wanted, own, torch.device("cpu"))
-        parts = [list(transfer.slices(transfer.laid_out(senders[share], wanted), share, shares)) for share in range(shares)]
+        found = state_transfer.places_for(wanted, own, torch.device("cpu"))
+        parts = [list(state_transfer.slices(state_transfer.laid_out(senders[share], wanted), share, shares)) for share in range(shares)]
         for share, sent in enumerate(parts):
-            places = list(transfer.slices(list(found.values()), share, shares))
+            places = list(state_transfer.slices(list(found.values()), share, shares))
             for into, part in zip(places, sent, strict=True):
                 into.copy_(part)
         assert torch.equal(found["x"], value)
-        assert transfer.shapes(found) == wanted
+        assert state_transfer.shapes(found) == wanted
 
 
 def test_a_sender_that_holds_another_state_says_so() -> None:
     """It would send bytes of which nobody knows what they are."""
-    wanted = transfer.shapes({"x": torch.zeros(3), "y": torch.zeros(2)})
-    with pytest.raises(transfer.Damaged, match="'y' is wanted"):
-        transfer.laid_out({"x": torch.zeros(3)}, wanted)
-    with pytest.raises(transfer.Damaged, match="'x' is wanted"):
-        transfer.laid_out({"x": torch.zeros(4), "y": torch.zeros(2)}, wanted)
+    wanted = state_transfer.shapes({"x": torch.zeros(3), "y": torch.zeros(2)})
+    with pytest.raises(state_transfer.Damaged, match="'y' is wanted"):
+        state_transfer.laid_out({"x": torch.zeros(3)}, wanted)
+    with pytest.raises(state_transfer.Damaged, match="'x' is wanted"):
+        state_transfer.laid_out({"x": torch.zeros(4), "y": torch.zeros(2)}, wanted)
 
 
 @given(st.lists(st.integers(1, 4), max_size=4), st.data())
@@ -109,7 +111,7 @@ def test_a_stretch_of_memory_is_boxes_of_the_tensor_in_whatever_order_it_lies(sh
     one = lying.permute([order.index(dimension) for dimension in range(len(order))])
     begin = data.draw(st.integers(0, one.numel()))
     end = data.draw(st.integers(begin, one.numel()))
-    found = layout.memory_order(one.stride())
+    found = tensor_layout.memory_order(one.stride())
     numbers = []
     for box in boxes([shape[dimension] for dimension in found], begin, end):
         turned = box.turned(found)
@@ -157,10 +159,10 @@ def test_a_state_that_is_handed_over_has_its_bits_and_its_strides(settings: dict
     """To a process that has just been started, and goes on as the other does."""
     one, other = training(1, steps=2, **settings), training(2, steps=0, **settings)
     sent, rest = one.moving()
-    wanted = transfer.shapes(sent)
-    found = transfer.places_for(wanted, other.moving()[0], torch.device("cpu"))
-    for into, part in zip(found.values(), transfer.laid_out(sent, wanted), strict=True):
-        transfer.bytes_of(into).copy_(transfer.bytes_of(part))
+    wanted = state_transfer.shapes(sent)
+    found = state_transfer.places_for(wanted, other.moving()[0], torch.device("cpu"))
+    for into, part in zip(found.values(), state_transfer.laid_out(sent, wanted), strict=True):
+        state_transfer.bytes_of(into).copy_(state_transfer.bytes_of(part))
     other.settle(rest, found)
     mine = told(one)
     assert told(other) == mine

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.snapshots import ledger
-from holdfast.runtime.snapshots.ledger import SUMS, Ledger
-from holdfast.vault import labels
+from holdfast.memstore.shared_memory import labels
+from holdfast.runtime.snapshots import stats_reporter
+from holdfast.runtime.snapshots.stats_reporter import SUMS, Ledger
 from tests.runtime.trainer import FIRST, Trainer
 
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have costs told each time, however fast the machine is."""
-    monkeypatch.setattr(ledger, "PAUSE", 0.0)
+    monkeypatch.setattr(stats_reporter, "PAUSE", 0.0)
 
 
 def test_the_newest_snapshot_told_is_the_newest_whole_one_in_the_vault(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_accounts_of_generations_add_up_to_that_of_the_process(tmp_path: Path) -
 
 def test_costs_are_told_now_and_then_and_the_newest_step_always(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A beat stays small; a new generation begins with all of it."""
-    monkeypatch.setattr(ledger, "PAUSE", math.inf)
+    monkeypatch.setattr(stats_reporter, "PAUSE", math.inf)
     trainer, told = Trainer(tmp_path), Ledger()
     assert set(told.said(trainer.taker, 1)) == {"every", "size", *SUMS}
     trainer.to(FIRST + 2)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.link import QUEUE, Link
-from holdfast.wire import listen
+from holdfast.protocol import listen
+from holdfast.runtime.agent_client import QUEUE, Link
 from tests.runtime.agent_double import AgentDouble
 from tests.runtime.ranks import ROOT
 from tests.waiting import wait_until
@@ -189,7 +189,7 @@ def test_a_forked_child_does_not_speak_for_its_parent(agent: AgentDouble, monkey
     """A data loader's worker neither beats nor holds the line open: the agent sees the end with the parent."""
     script = (
         "import os, sys, time\n"
-        "from holdfast.runtime.link import link\n"
+        "from holdfast.runtime.agent_client import link\n"
         "link().hello()\n"
         "if os.fork() == 0:\n"
         "    link().beat(1, 1.0, 1.0, None)\n"
@@ -225,6 +225,8 @@ def test_a_forked_child_does_not_speak_for_its_parent(agent: AgentDouble, monkey
 
 def test_the_link_costs_no_torch() -> None:
     """The starter of a worker uses it before there is torch, and `import holdfast` alone fetches nothing."""
-    code = "import sys, holdfast, holdfast.runtime.link as l; print('torch' in sys.modules, 'numpy' in sys.modules, l.link().attached)"
+    code = (
+        "import sys, holdfast, holdfast.runtime.agent_client as l; print('torch' in sys.modules, 'numpy' in sys.modules, l.link().attached)"
+    )
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert told.stdout.split() == ["False", "False", "False"]

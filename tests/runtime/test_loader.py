@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 import holdfast
-from holdfast.runtime import rng
+from holdfast.runtime.state import rng
 
 
 class Counted(Dataset[Tensor]):

@@ -15,9 +15,9 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 import holdfast
-from holdfast.runtime import manifest
-from holdfast.runtime.manifest import Unusable, Written
-from holdfast.runtime.storage import METADATA, Reader
+from holdfast.runtime.checkpoint import manifest
+from holdfast.runtime.checkpoint.manifest import Unusable, Written
+from holdfast.runtime.checkpoint.storage import METADATA, Reader
 from holdfast.runtime.world import World
 from tests.runtime.agent_double import AgentDouble
 from tests.runtime.damage import biggest, cut, flip_a_bit, lengthen, names, swap_for_a_folder

@@ -13,10 +13,10 @@ from statistics import mean
 
 import pytest
 
-from holdfast.runtime.snapshots.bubbles import Terms
 from holdfast.runtime.snapshots.contention import RunDelay
+from holdfast.runtime.snapshots.copy_schedule import Terms
+from holdfast.runtime.snapshots.measurements import ENOUGH, Planning
 from holdfast.runtime.snapshots.overhead import FIRST, GAP, OFTEN, SELDOM, Overhead, is_control
-from holdfast.runtime.snapshots.planning import ENOUGH, Planning
 
 STEP = 0.27
 LIMIT = 0.01

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
-from holdfast.runtime.failure import LONGEST_MESSAGE, LONGEST_TRACEBACK, describe, is_device_error, is_late_peer, is_peer_loss
-from holdfast.runtime.groups.attempt import Attempt
-from holdfast.runtime.groups.inner import Inner
-from holdfast.runtime.groups.keeper import Keeper
-from holdfast.runtime.groups.managed import ManagedGroup
+from holdfast.runtime.groups.backends import Inner
+from holdfast.runtime.groups.process_group import ManagedGroup
+from holdfast.runtime.groups.recovery_manager import Keeper
+from holdfast.runtime.groups.step_transaction import Attempt
+from holdfast.runtime.peer_errors import LONGEST_MESSAGE, LONGEST_TRACEBACK, describe, is_device_error, is_late_peer, is_peer_loss
 from tests.runtime.ranks import Ranks
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.planner import Fetch, Holding, NoPlan, Plan, Stored, Transfer, plan
+from holdfast.runtime.snapshots.restore_planner import Fetch, Holding, NoPlan, Plan, Stored, Transfer, plan
 
 STEPS = st.integers(0, 4)
 PIECES = ("a", "b", "c")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.runtime import link as link_module
+from holdfast.runtime import agent_client as link_module
 from tests.runtime.agent_double import AgentDouble
 from tests.runtime.damage import names
 from tests.runtime.ranks import ROOT, Ranks

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import holdfast
-from holdfast.runtime.shares import Cut, Deal, cut
+from holdfast.runtime.data.batch_shards import Cut, Deal, cut
 
 DEALS = st.tuples(st.integers(1, 40), st.integers(1, 9), st.none() | st.integers(1, 12))
 

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from detectors.evidence import RankProgress
-from detectors.standings import explain
-from holdfast.control.standings import standing_of
-from holdfast.runtime.groups.trail import MOST, Trail
-from holdfast.runtime.standing import QUESTIONS, answering
+from detectors.hang_analysis import explain
+from holdfast.control.faults.rank_status import standing_of
+from holdfast.runtime.groups.in_flight import MOST, Trail
+from holdfast.runtime.telemetry.rank_status import QUESTIONS, answering
 from tests.runtime.flow_double import FlowDouble, Job
 
 

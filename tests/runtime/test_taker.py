@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast import vault
-from holdfast.replicated import Sender
-from holdfast.runtime.planner import Fetch
-from holdfast.runtime.snapshots.bubbles import Terms
-from holdfast.runtime.snapshots.setting import Config, Place, Wish
-from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled
-from holdfast.runtime.snapshots.taker import HELD, SLOTS, Taker
-from holdfast.runtime.state import Training
-from holdfast.vault import Snapshot, labels
+from holdfast.memstore import shared_memory as vault
+from holdfast.memstore.replication_progress import Sender
+from holdfast.memstore.shared_memory import Snapshot, labels
+from holdfast.runtime.snapshots.config import Config, Place, Wish
+from holdfast.runtime.snapshots.copy_schedule import Terms
+from holdfast.runtime.snapshots.restore import Memory, Restorer, Spoiled
+from holdfast.runtime.snapshots.restore_planner import Fetch
+from holdfast.runtime.snapshots.snapshotter import HELD, SLOTS, Taker
+from holdfast.runtime.state.training import Training
 from tests.runtime.trainer import FIRST, Trainer, opened, restore, same, stored
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 
-from holdfast.runtime.threads import let_go
+from holdfast.runtime.process.gloo_threads import let_go
 from tests.runtime.ranks import Ranks
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from holdfast.runtime import rng, tree
+from holdfast.runtime.state import rng, tree
 
 KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64)
 TENSORS = st.builds(

@@ -9,11 +9,11 @@ import pytest
 from torch import nn
 
 import holdfast
-from holdfast.runtime import manifest
-from holdfast.runtime.link import link
-from holdfast.runtime.planner import Stored
-from holdfast.runtime.snapshots.stored import Memory
-from holdfast.runtime.written_off import WrittenOff
+from holdfast.runtime.agent_client import link
+from holdfast.runtime.checkpoint import manifest
+from holdfast.runtime.checkpoint.invalidated import WrittenOff
+from holdfast.runtime.snapshots.restore import Memory
+from holdfast.runtime.snapshots.restore_planner import Stored
 
 
 def train(place: Path, until: int, every: int = 2) -> Any:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.runtime.idle import Idle
-from holdfast.runtime.planner import Fetch, Stored
-from holdfast.runtime.snapshots.bubbles import PROFILE, Terms
-from holdfast.runtime.snapshots.setting import Config, Place
-from holdfast.runtime.snapshots.stored import Memory, Restorer
-from holdfast.runtime.snapshots.taker import Taker
-from holdfast.runtime.state import Training
+from holdfast.runtime.snapshots.config import Config, Place
+from holdfast.runtime.snapshots.copy_schedule import PROFILE, Terms
+from holdfast.runtime.snapshots.restore import Memory, Restorer
+from holdfast.runtime.snapshots.restore_planner import Fetch, Stored
+from holdfast.runtime.snapshots.snapshotter import Taker
+from holdfast.runtime.state.training import Training
+from holdfast.runtime.telemetry.wait_windows import Idle
 
 FIRST = PROFILE
 """The first step of which a snapshot is taken."""

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.interface import Wish
+from holdfast.cluster.slurm.nodes import SlurmNodes
 from holdfast.history.models import Generation, Job
 from holdfast.history.store import History
-from holdfast.places import job_directory
+from holdfast.paths import job_directory
 from holdfast.process import marked
-from holdfast.slurm.nodes import SlurmNodes
 from holdfast.spec import SlurmCluster
 from holdfast.support.bundle import write
 from tests.cli.test_support_bundle import contents

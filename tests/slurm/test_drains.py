@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.interface import Wish
-from holdfast.slurm.allocations import Allocations
-from holdfast.slurm.commands import asked
-from holdfast.slurm.drains import Drains
-from holdfast.slurm.reading import node_states
-from holdfast.slurm.requests import Request
+from holdfast.cluster.slurm.allocation_request import Request
+from holdfast.cluster.slurm.allocations import Allocations
+from holdfast.cluster.slurm.commands import asked
+from holdfast.cluster.slurm.drains import Drains
+from holdfast.cluster.slurm.parsing import node_states
 from holdfast.spec import SlurmCluster
 from tests.slurm.slurm_server import SlurmServer
 from tests.waiting import wait_until

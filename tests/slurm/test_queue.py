@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.slurm.queue import in_queue
+from holdfast.cluster.slurm.queue import in_queue
 from tests.slurm.slurm_server import SlurmServer
 from tests.waiting import wait_until
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from holdfast.cluster.slurm.parsing import allocations, names, node_states
+from holdfast.cluster.slurm.transport import SlurmReach
 from holdfast.errors import SlurmAway
-from holdfast.slurm.reading import allocations, names, node_states
-from holdfast.slurm.steps import SlurmReach
 from holdfast.spec import SlurmCluster
 
 OLD = {

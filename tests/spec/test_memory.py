@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from holdfast.control.plan import how_to_run
+from holdfast.control.config.worker_env import how_to_run
 from holdfast.history import Job
 from holdfast.spec import LocalCluster, TrainingJob
 from holdfast.spec.job import MemoryPlan

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from detectors.all_kinds import CATALOGUE
 from detectors.associations import belongs
 from detectors.catalogue import ASKS_NOTHING, Level
-from detectors.whole import CATALOGUE
 from holdfast.errors import BadFile
 from holdfast.spec import TrainingJob, load_job, review
 from holdfast.spec.durations import text_of
@@ -19,7 +19,7 @@ from holdfast.spec.load_policy import load_policy, policy_for, policy_of, review
 from holdfast.spec.policy import PolicyFile
 from holdfast.spec.problems import model_in
 from policies.case import Budget, Rung
-from policies.ladder import ORDERS
+from policies.escalation import ORDERS
 from policies.policy import NAMED, Deadlines
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cluster.slurm.allocation_request import Request
 from holdfast.errors import BadFile
-from holdfast.slurm.requests import Request
 from holdfast.spec import SlurmCluster, cluster_of, load_cluster
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prefect.settings import get_current_settings
 
+from holdfast.cluster.ssh.endpoints import Door, targets_of
 from holdfast.errors import BadFile
 from holdfast.spec import LocalCluster, SshCluster, SshHop, cluster_of, load_cluster, load_job
-from holdfast.ssh.targets import Door, targets_of
 
 
 def cluster(tmp_path: Path, text: str) -> SshCluster:

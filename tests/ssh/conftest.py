@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.cluster.ssh import SshSweeper
 from holdfast.spec import SshCluster, cluster_of
-from holdfast.ssh import SshSweeper
 from tests.ssh.sshd import PROGRAM, Sshd, key_at
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from detectors.trials import Mark
-from holdfast.burn_in.bench import Bench
-from holdfast.burn_in.plan import Plan
-from holdfast.ssh import SshPosts
+from detectors.burn_in_results import Mark
+from holdfast.cluster.ssh import SshPosts
+from holdfast.probe.burn_in.plan import Plan
+from holdfast.probe.burn_in.runner import Bench
 from tests.ssh.conftest import Site
 from tests.waiting import wait_until
 

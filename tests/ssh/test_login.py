@@ -12,11 +12,11 @@ import pytest
 
 from detectors.evidence import Blind
 from detectors.readings import NodeReading
-from holdfast import prefect_server
+from holdfast.cluster.ssh.credentials import Keys
+from holdfast.cluster.ssh.endpoints import targets_of
 from holdfast.errors import BadFile, UnusableFile
+from holdfast.prefect import server
 from holdfast.spec import SshCluster, load_cluster
-from holdfast.ssh.login import Keys
-from holdfast.ssh.targets import targets_of
 from tests.ssh.conftest import Site
 from tests.ssh.sshd import key_at
 from tests.waiting import wait_until
@@ -73,7 +73,7 @@ def test_a_key_that_cannot_be_had_is_named_and_never_shown(
 def test_a_server_that_is_away_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address may hold one."""
     monkeypatch.setenv("PREFECT_API_URL", "http://ann:hunter2@127.0.0.1:9/api")
-    assert prefect_server.why_away("http://ann:hunter2@127.0.0.1/api", 0.0) == "nonnumeric port: '***@127.0.0.1'"
+    assert server.why_away("http://ann:hunter2@127.0.0.1/api", 0.0) == "nonnumeric port: '***@127.0.0.1'"
     with pytest.raises(UnusableFile, match=r"the Prefect server at http://ann:\*\*\*@127\.0\.0\.1:9/api does not give it") as raised:
         Keys().load("block:site")
     assert "hunter2" not in str(raised.value)

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from detectors.evidence import Blind
-from detectors.looks import Missed
+from detectors.probe_result import Missed
 from detectors.readings import HostReading, NodeReading
+from holdfast.cluster.ssh import SshSweeper
 from holdfast.errors import UnusableFile
-from holdfast.ssh import SshSweeper
 from tests.ssh.conftest import Site
 from tests.ssh.sshd import Sshd, key_at
 from tests.waiting import wait_until

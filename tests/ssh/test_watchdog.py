@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from holdfast.ssh.watchdog import Watchdog, in_time
+from holdfast.cluster.ssh.watchdog import Watchdog, in_time
 
 LONG = 60.0
 

@@ -11,8 +11,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from holdfast.history import History
-from holdfast.runtime import manifest
-from holdfast.runtime.manifest import Written
+from holdfast.runtime.checkpoint import manifest
+from holdfast.runtime.checkpoint.manifest import Written
 from tests.ssh.conftest import Site
 from tests.ssh.sshd import PROGRAM
 

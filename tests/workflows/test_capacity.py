@@ -10,11 +10,11 @@ import pytest
 
 from holdfast.cluster.local import LocalNodes
 from holdfast.errors import CapacityTimeout, NotEnoughNodes, NotOutsideOfJobs
-from holdfast.health.capacity import checking_capacity, wait_for
-from holdfast.history import History, holds
-from holdfast.history.holds import Place
+from holdfast.history import History, cordons
+from holdfast.history.cordons import Place
+from holdfast.probe.health.capacity import checking_capacity, wait_for
 from holdfast.spec import LocalCluster, cluster_of
-from policies.holds import Owner, Rules, Word
+from policies.cordons import Owner, Rules, Word
 from policies.quarantine import quarantine, readmit
 from tests.ssh.conftest import Site
 
@@ -29,7 +29,7 @@ def word(because: str) -> Word:
 
 def quarantined(history: History, node: str) -> None:
     """Have a node quarantined."""
-    holds.say(history, PLACE, node, lambda one, ward: quarantine(one, word("Xid 79"), ward), now=time.time())
+    cordons.say(history, PLACE, node, lambda one, ward: quarantine(one, word("Xid 79"), ward), now=time.time())
 
 
 def test_nodes_that_are_quarantined_or_do_not_answer_are_not_free(history: History) -> None:
@@ -52,7 +52,7 @@ def test_a_wait_ends_as_soon_as_a_node_comes_back(history: History) -> None:
 
     def tell(line: str) -> None:
         told.append(line)
-        holds.say(history, PLACE, "node-1", lambda one, _: readmit(one, word("new GPU")), now=time.time())
+        cordons.say(history, PLACE, "node-1", lambda one, _: readmit(one, word("new GPU")), now=time.time())
 
     with checking_capacity(SMALL) as check:
         found = wait_for(check, 2, timeout_seconds=60, poll_seconds=0.05, tell=tell)

@@ -1,4 +1,4 @@
-"""Checksums of snapshots at the speed of memory, in host memory and on a device: `holdfast.vault.word_sum` is what they compute.
+"""Checksums of snapshots at the speed of memory, on host and device, equal to `holdfast.memstore.shared_memory.word_sum`.
 
 Weights and words are whole numbers of 64 bits that wrap around; that torch takes them for signed ones changes no bit of the sum.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holdfast.vault import CUT, SPREAD, weights
+from holdfast.memstore.shared_memory import CUT, SPREAD, weights
 
 _MASK: Final = (1 << 64) - 1
 _WORD: Final = 8

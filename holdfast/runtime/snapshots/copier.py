@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.runtime.idle import Idle
 from holdfast.runtime.snapshots.checksum import device_sum, sum_of
+from holdfast.runtime.telemetry.wait_windows import Idle
 
 _log = logging.getLogger("holdfast.runtime")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from holdfast.runtime.snapshots.bubbles import MOST_EVERY, TRIFLE
+from holdfast.runtime.snapshots.copy_schedule import MOST_EVERY, TRIFLE
 
 CLEAN: Final = 2
 """Steps after which nothing of a snapshot is left: it is copied in the first, and sent to another node in this one and the next."""

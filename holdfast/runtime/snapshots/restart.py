@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from holdfast.runtime.planner import Holding, NoPlan, Plan, Stored, plan
-from holdfast.runtime.snapshots.stored import Memory, Restorer, Spoiled, pieces_of, tell
-from holdfast.runtime.state import Training
+from holdfast.runtime.snapshots.restore import Memory, Restorer, Spoiled, pieces_of, tell
+from holdfast.runtime.snapshots.restore_planner import Holding, NoPlan, Plan, Stored, plan
+from holdfast.runtime.state.training import Training
 from holdfast.runtime.world import World
 
 _log = logging.getLogger("holdfast.runtime")

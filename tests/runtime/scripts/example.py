@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from holdfast.runtime.groups.keeper import Keeper
+from holdfast.runtime.groups.recovery_manager import Keeper
 from tests.runtime.chaos import gate
 from tests.runtime.ranks import ROOT
 

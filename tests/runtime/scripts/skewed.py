@@ -13,16 +13,16 @@ import torch
 import torch.distributed as dist
 
 import holdfast
-from holdfast.runtime.groups import council, inner, stores
+from holdfast.runtime.groups import backends, control_tree, kv_store_access
 
 folder = Path(sys.argv[1])
 options = set(sys.argv[3:])
 SKEW = 1.5
 for module, name, value in (
-    (inner, "BUILD_SECONDS", 0.2),
-    (stores, "BUILD_SECONDS", 0.2),
-    (stores, "_TIMEOUT", timedelta(seconds=0.2)),
-    (council, "TALK_SECONDS", 0.2),
+    (backends, "BUILD_SECONDS", 0.2),
+    (kv_store_access, "BUILD_SECONDS", 0.2),
+    (kv_store_access, "_TIMEOUT", timedelta(seconds=0.2)),
+    (control_tree, "TALK_SECONDS", 0.2),
 ):
     setattr(module, name, value)
 rank = int(os.environ["RANK"])

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import holdfast
-from holdfast.runtime.link import link
+from holdfast.runtime.agent_client import link
 
 folder = Path(sys.argv[1])
 

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 import holdfast
-from holdfast.runtime.groups.assembly import assembly
-from holdfast.runtime.link import link
+from holdfast.runtime.agent_client import link
+from holdfast.runtime.groups.membership import assembly
 
 LONG = 64 << 20
 """Numbers in the long message: 256 MiB, more than any socket buffers."""

@@ -1,0 +1,46 @@
+"""What grew on a node between two looks, of all that counts errors: the story behind an incident, whether or not any limit was passed."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from detectors.evidence import Blind
+from detectors.findings import grown
+from detectors.health import label
+from detectors.readings import NodeReading
+
+COUNTS_ERRORS: Final = re.compile(
+    r"err|drop|discard|crc|replay|retr|timeout|fail|lost|overrun|missed|corrected|violation|down|recover|throttl|oom|retired|bit|symbol"
+)
+"""Names of counters that a healthy device leaves alone; those of traffic and of work done grow all the time."""
+
+
+def grown_errors(before: NodeReading, now: NodeReading) -> dict[str, int]:
+    """Return what counts errors and grew from *before* to *now*, by place (`network.nics[eth0].counters.rx_crc_errors`) and by how much."""
+    return dict(sorted(_walk(before, now, "")))
+
+
+def _walk(before: Any, now: Any, where: str) -> Iterator[tuple[str, int]]:  # noqa: ANN401 (any evidence)
+    if type(before) is not type(now) or isinstance(now, Blind):
+        return
+    if type(now) is int:
+        growth = grown(before, now) if COUNTS_ERRORS.search(where.rpartition(".")[2]) else None
+        if growth:
+            yield where, growth
+        return
+    earlier, later = dict(_parts(before)), dict(_parts(now))
+    for name in later.keys() & earlier.keys():
+        yield from _walk(earlier[name], later[name], f"{where}{name}".lstrip("."))
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 (any evidence)
+    """Yield what *value* is made of, each with its place in it."""
+    if dataclasses.is_dataclass(value):
+        yield from ((f".{field.name}", getattr(value, field.name)) for field in dataclasses.fields(value))
+    elif isinstance(value, dict):
+        yield from ((f".{name}", item) for name, item in value.items())
+    elif isinstance(value, tuple):
+        yield from ((f"[{label(item, number)}]", item) for number, item in enumerate(value))

@@ -1,0 +1,297 @@
+"""Faults of speed: one rank that holds the others up, links that do, data that does, or a job that has become slower than it was.
+
+Ranks are compared with those that do the same work, by medians over blocks of steps and over ranks, for long enough that neither one slow
+step nor a busy moment counts. A rank computes slowly when its own work takes long *and* its peers wait for it; the links are slow when all
+wait for long although nobody's own work takes longer than it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Final
+
+from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
+from detectors.evidence import HangLimits, Pace, Paces, Sample, StepTimes
+from detectors.robust_stats import middle, quantile
+
+LONG: Final = 8
+"""Newest blocks of steps that must all agree."""
+SLOWER: Final = 1.3
+"""A rank's own work takes so many times as long as its peers' (ours; Greyhound and the MegaScale report start at about 1.1 on GPUs that do
+nothing else)."""
+TALK: Final = 2.0
+"""Communication takes so many times as long as it did (ours)."""
+NOTICEABLE: Final = 0.1
+"""Share of a step that is lost to it at least: less is not worth a word (ours)."""
+WAITED_FOR: Final = 0.5
+"""Share of a straggler's excess that its peers wait at least: if they do not, it holds nobody up (ours)."""
+DATA: Final = 0.3
+"""Share of a step that waits for data (ours)."""
+
+WARM: Final = 8
+"""Steps of a generation that say nothing about its speed."""
+BASE: Final = 64
+"""Steps after the warm-up that a job is compared with."""
+RECENT: Final = 96
+"""Newest steps that are compared with them: more than it takes to name a straggler, which says more."""
+DROP: Final = 1.3
+"""So many times as long as they did (ours)."""
+MOST: Final = 0.75
+NEARLY_ALL: Final = 0.85
+"""So large a share of the newest steps lies above `MOST` of the earlier ones (ours)."""
+NOISES: Final = 4.0
+"""Deviations of the earlier steps that the newest median lies above theirs (ours)."""
+
+
+def see_paces(seen: Paces, _limits: HangLimits) -> list[Fault]:
+    """Return what holds the job up now."""
+    if not settled(seen):
+        return []
+    now = {rank: some[-LONG:] for rank, some in seen.blocks.items()}
+    slow = list(_slow_ranks(seen, now))
+    return slow or [*_slow_links(seen, now), *_slow_data(seen, now)]
+
+
+def see_step_times(seen: StepTimes, _limits: HangLimits) -> Fault | None:
+    """Tell when the job has been slower than it was for long."""
+    times = [seconds for _, seconds in seen.steps]
+    base, recent = times[:BASE], times[-RECENT:]
+    if len(times) < BASE + RECENT:
+        return None
+    (before, noise), now = middle(base), median(recent)
+    usual = quantile(base, MOST)
+    above = sum(seconds > usual for seconds in recent) / RECENT
+    if now <= DROP * before or now <= before + NOISES * noise or above < NEARLY_ALL:
+        return None
+    step = seen.steps[-RECENT][0]
+    quote = (
+        f"steps take {now:.3g} s, the first ones took {before:.3g} s (medians of {RECENT} and {BASE}); so since step {step} at the latest"
+    )
+    return Fault(kind=DROPPED.id, at=seen.at, step=step, quote=quote, signature=DROPPED.id)
+
+
+def cost_of(seen: Paces, rank: int) -> tuple[float, float] | None:
+    """Return the seconds of a step now, and those of it that the others wait for *rank* (medians); nothing where nobody can tell."""
+    now = {other: some[-LONG:] for other, some in seen.blocks.items() if some}
+    if rank not in now or len(now) < 2:  # noqa: PLR2004 (one waits for nobody)
+        return None
+    rest = [some for other, some in now.items() if other != rank]
+    peers = [other for role in seen.roles if rank in role for other in role if other != rank and other in now]
+    usual, _ = _usual(seen, rank, peers)
+    own, data = median([pace.own for pace in now[rank]]), median([pace.data for pace in now[rank]])
+    usual_data = median([median([pace.data for pace in some]) for some in rest])
+    excess = own + data - (own if usual is None else usual) - usual_data
+    waited = median([median([pace.talk for pace in some]) for some in rest]) - median([pace.talk for pace in now[rank]])
+    return median([_step(some) for some in now.values()]), max(0.0, min(excess, waited))
+
+
+def settled(seen: Paces) -> bool:
+    """Tell whether every rank has told of so many steps that its pace can be judged."""
+    return bool(seen.blocks) and all(len(some) >= LONG for some in seen.blocks.values())
+
+
+def cost_of_links(seen: Paces) -> float:
+    """Return the seconds of a step that communication takes longer than it did (the least that any rank waits, medians)."""
+    if not settled(seen) or any(len(seen.first.get(rank, ())) < LONG for rank in seen.blocks):
+        return 0.0
+    before, now = _talk(seen.first), _talk({rank: some[-LONG:] for rank, some in seen.blocks.items()})
+    return max(0.0, now - before)
+
+
+def _talk(blocks: Mapping[int, Sequence[Pace]]) -> float:
+    """Return what the rank that waits least waits: it comes last, so that is the time of the transfer itself."""
+    return min(median([pace.talk for pace in some]) for some in blocks.values())
+
+
+# -- ranks --------------------------------------------------------------------------------------------------------------
+
+_Now = Mapping[int, Sequence[Pace]]
+
+
+def _slow_ranks(seen: Paces, now: _Now) -> Iterator[Fault]:
+    """Yield the ranks whose own work takes longer than that of those that do the same, or than their own did, and who are waited for."""
+    step = median([_step(some) for some in now.values()])
+    for rank, some in now.items():
+        peers = [other for role in seen.roles if rank in role for other in role if other != rank and other in now]
+        usual, words = _usual(seen, rank, peers)
+        if usual is None or not _persists(some, usual):
+            continue
+        own = median([pace.own for pace in some])
+        excess = own - usual
+        waits = median([pace.talk for pace in some])
+        others = [median([pace.talk for pace in there]) for other, there in now.items() if other != rank]
+        if excess < NOTICEABLE * step or not others or median(others) - waits < WAITED_FOR * excess:
+            continue
+        quote = f"the own work of rank {rank} on {seen.nodes[rank]} takes {own:.3g} s a step, {words}; "
+        quote += f"the others wait {median(others):.3g} s a step for it, it waits {waits:.3g} s: its computing is slow, not its links"
+        yield _fault(COMPUTE, seen, rank, quote)
+
+
+def _usual(seen: Paces, rank: int, peers: Sequence[int]) -> tuple[float | None, str]:
+    """Return how long the own work of *rank* should take: as that of its *peers*; without any, as it did, scaled as all others' changed."""
+    if peers:
+        usual = median([median([pace.own for pace in seen.blocks[peer][-LONG:]]) for peer in peers])
+        return usual, f"that of its {len(peers)} peer(s) {usual:.3g} s"
+    first = seen.first.get(rank, ())
+    if len(first) < LONG:
+        return None, ""
+    before = median([pace.own for pace in first])
+    changes = [
+        median([pace.own for pace in seen.blocks[other][-LONG:]]) / max(1e-9, median([pace.own for pace in there]))
+        for other, there in seen.first.items()
+        if other != rank and other in seen.blocks and len(there) >= LONG
+    ]
+    usual = before * max(1.0, median(changes) if changes else 1.0)
+    return usual, f"it took {before:.3g} s, and nobody else does the same work"
+
+
+def _persists(some: Sequence[Pace], usual: float) -> bool:
+    """Tell whether nearly every block is slow: one may be spared."""
+    return sum(pace.own > SLOWER * usual for pace in some) >= len(some) - 1
+
+
+# -- links and data -----------------------------------------------------------------------------------------------------
+
+
+def _slow_links(seen: Paces, now: _Now) -> Iterator[Fault]:
+    """Tell when all ranks wait for longer than they did although nobody's own work takes longer: what is left is what lies between them.
+
+    The rank that waits least came last: what it waits is the time of the transfer itself.
+    """
+    if len(now) < 2 or any(len(seen.first.get(rank, ())) < LONG for rank in now):  # noqa: PLR2004 (one has no links)
+        return
+    before, least = _talk({rank: seen.first[rank] for rank in now}), _talk(now)
+    step = median([_step(some) for some in now.values()])
+    grew = [median([pace.own for pace in some]) / max(1e-9, median([pace.own for pace in seen.first[one]])) for one, some in now.items()]
+    lasting = all(sum(pace.talk > TALK * before for pace in some) >= len(some) - 1 for some in now.values())
+    if not lasting or least - before < NOTICEABLE * step or max(grew) > SLOWER:
+        return
+    quote = (
+        f"communication takes {least:.3g} s a step, it took {before:.3g} s (the least that any rank waits), while the ranks' own work takes"
+    )
+    quote += f" {median(grew):.2f} times as long as it did: links are slow, not computing"
+    yield Fault(kind=LINKS.id, at=seen.at, step=seen.step, quote=quote, signature=LINKS.id)
+
+
+def _slow_data(seen: Paces, now: _Now) -> Iterator[Fault]:
+    """Tell of ranks that wait for their data."""
+    shares = {rank: median([pace.data / max(1e-9, pace.own + pace.talk + pace.data) for pace in some]) for rank, some in now.items()}
+    late = {rank: share for rank, share in shares.items() if share >= DATA}
+    if not late:
+        return
+    nodes = {seen.nodes[rank] for rank in late}
+    worst = max(late, key=lambda rank: (late[rank], -rank))
+    quote = f"rank {worst} on {seen.nodes[worst]} waits for its data for {late[worst]:.0%} of each step"
+    if len(nodes) == 1 and len(late) < len(now) and len(set(seen.nodes.values())) > 1:
+        yield _fault(HOST, seen, worst, f"{quote}; ranks on other nodes do not")
+    else:
+        yield Fault(kind=STALL.id, at=seen.at, step=seen.step, quote=f"{quote}, {len(late)} of {len(now)} ranks do", signature=STALL.id)
+
+
+def _step(some: Sequence[Pace]) -> float:
+    return median([pace.own + pace.talk + pace.data for pace in some])
+
+
+def _fault(entry: FaultKind, seen: Paces, rank: int, quote: str) -> Fault:
+    node = seen.nodes[rank]
+    return Fault(kind=entry.id, at=seen.at, node=node, rank=rank, step=seen.step, quote=quote, signature=f"{entry.id} rank {rank}")
+
+
+# -- kinds --------------------------------------------------------------------------------------------------------------
+
+
+def _sample(*paces: tuple[float, float, float], first: tuple[float, float, float] = (0.30, 0.05, 0.0)) -> Sample:
+    def block(one: tuple[float, float, float]) -> tuple[Pace, ...]:
+        return (Pace(own=one[0], talk=one[1], data=one[2]),) * LONG
+
+    blocks = {rank: block(one) for rank, one in enumerate(paces)}
+    nodes = {rank: f"n{rank}" for rank in blocks}
+    evidence = Paces(
+        at=0.0, step=100, nodes=nodes, first=dict.fromkeys(blocks, block(first)), blocks=blocks, roles=(tuple(range(len(paces))),)
+    )
+    return Sample(evidence=evidence)
+
+
+_WELL: Final = _sample((0.31, 0.05, 0.0), (0.30, 0.06, 0.0), (0.32, 0.05, 0.0))
+
+COMPUTE: Final = kind(
+    FaultKind(
+        id="straggler-gpu",
+        title="One rank computes slower than its peers",
+        component="performance",
+        source="times of own work and of waiting that ranks report",
+        level=Level.WATCH,
+        blame=Blame.GPU,
+        action="look at the clocks and temperature of its GPU, and at what else runs there; move it (`checks.straggler: migrate`)",
+        reference="docs/architecture.md",
+        sick=_sample((0.31, 0.25, 0.0), (0.52, 0.04, 0.0), (0.30, 0.26, 0.0)),
+        healthy=_WELL,
+        weight=30,
+        confused_with=("straggler-network", "straggler-host", "step-slow"),
+    )
+)
+HOST: Final = kind(
+    FaultKind(
+        id="straggler-host",
+        title="One node loads data slower than its peers",
+        component="performance",
+        source="times of waiting for data that ranks report",
+        level=Level.WATCH,
+        blame=Blame.NODE,
+        action="look at the storage and the processors of the node",
+        reference="docs/architecture.md",
+        sick=_sample((0.30, 0.25, 0.0), (0.30, 0.04, 0.25), (0.30, 0.25, 0.0)),
+        healthy=_WELL,
+        weight=28,
+        confused_with=("data-stall", "straggler-gpu"),
+    )
+)
+LINKS: Final = kind(
+    FaultKind(
+        id="straggler-network",
+        title="Communication takes longer than it did, or than elsewhere",
+        component="performance",
+        source="times of own work and of waiting that ranks report",
+        level=Level.WATCH,
+        blame=Blame.NETWORK,
+        action="look at the links between the nodes: rates, errors, other traffic",
+        reference="docs/architecture.md",
+        sick=_sample((0.30, 0.25, 0.0), (0.31, 0.24, 0.0), (0.30, 0.25, 0.0)),
+        healthy=_WELL,
+        weight=30,
+        confused_with=("straggler-gpu", "step-slow"),
+    )
+)
+STALL: Final = kind(
+    FaultKind(
+        id="data-stall",
+        title="Training waits for its data",
+        component="performance",
+        source="times of waiting for data that ranks report",
+        level=Level.WATCH,
+        blame=Blame.STORAGE,
+        action="look at the storage and at the number of loader workers",
+        reference="docs/architecture.md",
+        sick=_sample((0.30, 0.05, 0.25), (0.31, 0.04, 0.25), (0.30, 0.05, 0.24)),
+        healthy=_WELL,
+        weight=26,
+        confused_with=("straggler-host",),
+    )
+)
+DROPPED: Final = kind(
+    FaultKind(
+        id="step-slow",
+        title="Steps take longer than they did",
+        component="performance",
+        source="times of steps that rank 0 reports",
+        level=Level.WATCH,
+        blame=Blame.PROCESS,
+        action="look for the rank or node that differs from its peers, and at what the script does since then",
+        reference="docs/architecture.md",
+        sick=Sample(evidence=StepTimes(at=0.0, steps=tuple((step, 0.3 if step < 80 else 0.45) for step in range(9, 190)))),  # noqa: PLR2004
+        healthy=Sample(evidence=StepTimes(at=0.0, steps=tuple((step, 0.3 + 0.01 * (step % 7)) for step in range(9, 190)))),
+        weight=20,
+        confused_with=("straggler-gpu", "straggler-network"),
+    )
+)

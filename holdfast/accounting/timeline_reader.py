@@ -1,0 +1,314 @@
+"""Read lives out of the history: a fixed number of queries a job, columns rather than objects, so that a million steps take seconds."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import sqlalchemy
+from sqlalchemy import func
+from sqlmodel import Session, col, select
+
+from holdfast.accounting.ledger import ROLLBACK, SECOND
+from holdfast.accounting.steps import COLUMNS, Steps, pieces
+from holdfast.accounting.timeline import Era, Life, PhaseTime, Save, Spares, Trouble
+from holdfast.history.models import (
+    DOWN_UNTIL,
+    STARTED,
+    Checkpoint,
+    Generation,
+    Incident,
+    Job,
+    Lease,
+    Move,
+    NodeMove,
+    Phase,
+    Snapshots,
+    Step,
+)
+from holdfast.history.queries import TERMINAL
+from holdfast.history.store import History
+
+LOOK_BACK: Final = 3600.0
+"""Seconds before the time asked for from which on steps are read: the one under way then began before it."""
+AT_ONCE: Final = 20_000
+"""Steps that are fetched together."""
+SUSPENDED: Final = "SUSPENDED"
+HOLDS: Final = frozenset({"healthy", "suspect"})
+"""Standings of a node that the job has."""
+STATES: Final = {
+    "DIAGNOSING": "diagnose",
+    "DECIDING": "diagnose",
+    "ISOLATING": "isolate",
+    "RESCHEDULING": "reschedule",
+    "WAITING": "wait",
+    "RESUMING": "warm-up",
+}
+"""The phase that a state belongs to, for incidents whose phases are not on record: they are written when it closes."""
+
+
+class Unit(NamedTuple):
+    """What is counted."""
+
+    name: str
+    adds: str
+    """What is added up."""
+    by_rank: bool
+
+
+COMPUTE: Final = Unit("compute-hours", "the time of every rank, usually one GPU each", by_rank=True)
+NODES: Final = Unit("node-hours", "the time of every node, as the ranks of some generation are not known", by_rank=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A job, and what is known of its end."""
+
+    id: str
+    name: str
+    at: float
+    spec: Mapping[str, Any]
+    state: str
+    end: float
+    held: bool
+    """A flow steers it now."""
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether nothing can follow."""
+        return self.state in TERMINAL
+
+
+@dataclass(slots=True, kw_only=True)
+class Reader:
+    """Reads lives at one time, in one session."""
+
+    session: Session
+    unit: Unit
+    since: float | None
+    node_moves: dict[str, list[tuple[float, str, str]]] = field(default_factory=lambda: defaultdict(list))
+    """By job: when, which node, its standing."""
+
+    def life(self, job: Known, *, with_steps: bool = True) -> Life:
+        """Return the life of *job*."""
+        generations = self._generations(job.id)
+        goals = {one.number: one.resumed_step for one in generations if one.resumed_step is not None}
+        steps = self._steps(job, goals) if with_steps else {}
+        shares = self._snapshot_shares(job.id)
+        eras = [
+            Era(
+                number=one.number,
+                at=_micros(one.at),
+                devices=self.width(one.world_size, one.ranks),
+                first_step_at=None if one.first_step_at is None else _micros(one.first_step_at),
+                snapshots=shares.get(one.number, 0.0),
+            )
+            for one in generations
+        ]
+        return Life(
+            begin=_micros(job.at),
+            end=_micros(max(job.at, job.end)),
+            ended=job.ended,
+            devices=eras[0].devices if eras else self._asked_for(job.spec),
+            eras=eras,
+            troubles=self._troubles(job),
+            steps=steps,
+            tells_steps=bool(steps) or self._has_steps(job.id),
+            saves=self._saves(job.id),
+            spares=list(self._spares(job, generations)),
+            suspensions=list(self._suspensions(job)),
+            full=self._asked_for(job.spec),
+        )
+
+    def width(self, world_size: int, ranks: Mapping[str, Any]) -> int:
+        """Return the devices of a generation, or its nodes."""
+        return world_size if self.unit.by_rank else len(ranks)
+
+    def _asked_for(self, spec: Mapping[str, Any]) -> int:
+        """Return the devices that a job asked for: before its first generation it holds what it launches on."""
+        nodes, per_node = _of_nodes(spec, "wanted"), _of_nodes(spec, "ranks")
+        return nodes * per_node if self.unit.by_rank else nodes
+
+    def _generations(self, job: str) -> Sequence[Any]:
+        names = ("number", "at", "world_size", "ranks", "resumed_step", "first_step_at")
+        wanted = (
+            sqlalchemy.select(*(col(getattr(Generation, name)) for name in names))
+            .where(col(Generation.job_id) == job)
+            .order_by(col(Generation.number))
+        )
+        return self.session.connection().execute(wanted).all()
+
+    def _steps(self, job: Known, goals: Mapping[int, int]) -> dict[int, Steps]:
+        columns = sqlalchemy.select(*(col(getattr(Step, name)) for name in COLUMNS.names or ())).where(col(Step.job_id) == job.id)
+        if self.since is not None and self.since > job.at:
+            columns = columns.where(col(Step.at) >= self.since - LOOK_BACK)
+        wanted = columns.order_by(col(Step.generation), col(Step.step))
+        found = self.session.connection().execute(wanted, execution_options={"yield_per": AT_ONCE})
+        parts = [np.rec.fromarrays(list(zip(*part, strict=True)), dtype=COLUMNS) for part in found.partitions()]
+        table = np.concatenate(parts) if parts else np.empty(0, dtype=COLUMNS)
+        return pieces(table, goals, until=_micros(max(job.at, job.end)))
+
+    def _has_steps(self, job: str) -> bool:
+        return self.session.exec(select(Step.step).where(col(Step.job_id) == job).limit(1)).first() is not None
+
+    def _snapshot_shares(self, job: str) -> dict[int, float]:
+        columns = (col(Snapshots.generation), col(Snapshots.cost_s), col(Snapshots.trained_s))
+        rows = self.session.connection().execute(sqlalchemy.select(*columns).where(col(Snapshots.job_id) == job))
+        return {number: min(1.0, max(0.0, cost / trained)) for number, cost, trained in rows if trained > 0}
+
+    def _saves(self, job: str) -> list[Save]:
+        mine = (col(Checkpoint.job_id) == job, col(Checkpoint.trouble).is_(None), col(Checkpoint.seconds) > 0)
+        columns = (col(Checkpoint.at), col(Checkpoint.generation), col(Checkpoint.seconds))
+        rows: Iterable[Any] = self.session.connection().execute(sqlalchemy.select(*columns).where(*mine))
+        return sorted(Save(_micros(at), generation, _micros(seconds)) for at, generation, seconds in rows)
+
+    def _troubles(self, job: Known) -> list[Trouble]:
+        columns = (
+            Incident.id, Incident.number, Incident.kind, Incident.fault_at, Incident.downtime_s, Incident.closed_at,
+            Incident.generation_after, Incident.outcome, Incident.facts,
+        )  # fmt: skip
+        wanted = sqlalchemy.select(*map(col, columns)).where(col(Incident.job_id) == job.id).order_by(col(Incident.number))
+        rows = self.session.connection().execute(wanted).all()
+        phases = self._phases(job.id) if rows else {}
+        without = [one for one in rows if one.id not in phases]
+        moves = self._moves(job.id) if without else []
+        found = []
+        for one in rows:
+            back = _back_at(one, job.end)
+            found.append(
+                Trouble(
+                    id=one.id,
+                    number=one.number,
+                    kind=one.kind,
+                    fault_at=_micros(one.fault_at),
+                    back_at=_micros(back),
+                    generation_after=one.generation_after if one.outcome == "recovered" else None,
+                    outcome=one.outcome,
+                    until_started=(one.facts or {}).get(DOWN_UNTIL) == STARTED,
+                    phases=phases.get(one.id) or _by_state(moves, one.fault_at, back),
+                )
+            )
+        return found
+
+    def _phases(self, job: str) -> dict[str, list[PhaseTime]]:
+        columns = (col(Phase.incident_id), col(Phase.name), col(Phase.seconds), col(Phase.position))
+        wanted = sqlalchemy.select(*columns).where(col(Phase.job_id) == job, col(Phase.name) != ROLLBACK).order_by(columns[0], columns[3])
+        found: dict[str, list[PhaseTime]] = defaultdict(list)
+        for incident, name, seconds, _ in self.session.connection().execute(wanted):
+            found[incident].append(PhaseTime(name, _micros(max(0.0, seconds))))
+        return found
+
+    def _moves(self, job: str) -> list[tuple[float, str]]:
+        wanted = sqlalchemy.select(col(Move.at), col(Move.after)).where(col(Move.job_id) == job).order_by(col(Move.id))
+        return [(at, after) for at, after in self.session.connection().execute(wanted)]
+
+    def _suspensions(self, job: Known) -> Iterator[tuple[int, int]]:
+        """Yield from when to when the job was suspended; one that still is, is so to the end of what is counted."""
+        wanted = sqlalchemy.select(col(Move.at), col(Move.after)).where(col(Move.job_id) == job.id).order_by(col(Move.id))
+        wanted = wanted.where(sqlalchemy.or_(col(Move.before) == SUSPENDED, col(Move.after) == SUSPENDED))
+        begin: float | None = None
+        for at, after in self.session.connection().execute(wanted):
+            if after == SUSPENDED:
+                begin = at
+            elif begin is not None:
+                yield _micros(begin), _micros(at)
+                begin = None
+        if begin is not None and job.end > begin:
+            yield _micros(begin), _micros(job.end)
+
+    def _spares(self, job: Known, generations: Sequence[Any]) -> Iterator[Spares]:
+        """Yield how many devices of the job's nodes hold no rank, at each change of nodes or ranks."""
+        widest = max((len(ranks) for one in generations for ranks in one.ranks.values()), default=_of_nodes(job.spec, "ranks"))
+        per_node = max(widest, _of_nodes(job.spec, "ranks")) if self.unit.by_rank else 1
+        changes: list[tuple[float, str, str, Any]] = [(at, node, standing, None) for at, node, standing in self.node_moves.get(job.id, ())]
+        changes += [(one.at, "", "", one) for one in generations]
+        have, now = set[str](), generations[0] if generations else None
+        for at, node, standing, generation in sorted(changes, key=lambda change: change[0]):
+            if generation is not None:
+                now = generation
+            else:
+                (have.add if standing in HOLDS else have.discard)(node)
+            if now is not None:
+                beside = per_node * len(have.union(now.ranks)) - self.width(now.world_size, now.ranks)
+                yield Spares(_micros(at), max(0, beside))
+
+
+def known(history: History, *, only: Sequence[Job] | None = None, since: float | None, now: float | None = None) -> list[Known]:
+    """Return the jobs of the history, oldest first, or *only* these, that were there after *since*.
+
+    One that nobody ended and that no flow steers lasted until it was last heard of, not until *now*.
+    """
+    at = time.time() if now is None else now
+    with history.session() as session:
+        jobs = list(only) if only is not None else list(session.exec(select(Job).order_by(col(Job.id))))
+        newest = select(func.max(col(Move.id))).group_by(col(Move.job_id))
+        if only is not None:
+            newest = newest.where(col(Move.job_id).in_([job.id for job in jobs]))
+        last = session.exec(select(Move.job_id, Move.after, Move.at).where(col(Move.id).in_(newest)))
+        ends = {job: (after, when) for job, after, when in last}
+        held = set(session.exec(select(Lease.job_id).where(col(Lease.expires_at) > at)))
+        found = []
+        for job in jobs:
+            state, moved = ends.get(job.id, ("LAUNCHING", job.at))
+            end = moved if state in TERMINAL else at if job.id in held else max(moved, _last_heard(session, job.id) or job.at)
+            if since is None or end > since:
+                found.append(Known(id=job.id, name=job.name, at=job.at, spec=job.spec, state=state, end=end, held=job.id in held))
+    return found
+
+
+def unit_of(session: Session, jobs: Sequence[Known], *, every: bool) -> Unit:
+    """Return what can be counted of all *jobs* (*every* one of the history, or some): hours of one kind are added, and no others."""
+    wanted = select(Generation.id).where(col(Generation.world_size) <= 0)
+    if not every:
+        wanted = wanted.where(col(Generation.job_id).in_([job.id for job in jobs]))
+    return COMPUTE if session.exec(wanted.limit(1)).first() is None else NODES
+
+
+def node_moves(session: Session, jobs: Sequence[Known], *, every: bool) -> dict[str, list[tuple[float, str, str]]]:
+    """Return what befell the nodes of *jobs*, by job, in order."""
+    wanted = sqlalchemy.select(col(NodeMove.job_id), col(NodeMove.at), col(NodeMove.node), col(NodeMove.standing))
+    wanted = wanted.where(col(NodeMove.job_id).is_not(None) if every else col(NodeMove.job_id).in_([job.id for job in jobs]))
+    found: dict[str, list[tuple[float, str, str]]] = defaultdict(list)
+    rows: Iterable[Any] = session.connection().execute(wanted.order_by(col(NodeMove.id)))
+    for job, at, node, standing in rows:
+        found[job].append((at, node, standing))
+    return found
+
+
+def _last_heard(session: Session, job: str) -> float | None:
+    """Return when the job last told of a step, or agreed on a generation."""
+    step = session.exec(select(func.max(Step.at)).where(col(Step.job_id) == job)).first()
+    generation = session.exec(select(func.max(Generation.at)).where(col(Generation.job_id) == job)).first()
+    return max((at for at in (step, generation) if at is not None), default=None)
+
+
+def _back_at(incident: Any, end: float) -> float:  # noqa: ANN401 (some columns of an incident)
+    """Return when the job trained again, or the incident was over without that; one that is open lasts until the *end*."""
+    if incident.downtime_s is not None:
+        return float(incident.fault_at + incident.downtime_s)
+    return end if incident.closed_at is None else float(incident.closed_at)
+
+
+def _by_state(moves: Sequence[tuple[float, str]], begin: float, end: float) -> list[PhaseTime]:
+    """Return what the states of the job tell of the time from *begin* to *end*."""
+    found, at, phase = list[PhaseTime](), begin, "detect"
+    for moved, after in moves:
+        if begin < moved < end:
+            found.append(PhaseTime(phase, _micros(moved) - _micros(at)))
+            at, phase = moved, STATES.get(after, phase)
+    return [*found, PhaseTime(phase, max(0, _micros(end) - _micros(at)))]
+
+
+def _of_nodes(spec: Mapping[str, Any], name: str) -> int:
+    """Return a number of the job file's ``nodes``; one where it does not say, as the job file's own default."""
+    nodes = spec.get("nodes")
+    value = nodes.get(name, 1) if isinstance(nodes, Mapping) else 1
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * SECOND)

@@ -1,0 +1,291 @@
+"""What a flow may ask of an agent."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from holdfast.agent import schema
+from holdfast.agent.errors import Refused, Superseded
+from holdfast.agent.memstore.manager import replicate_of
+from holdfast.agent.monitor.preemption import NoticePlan
+from holdfast.agent.workers.in_process_recovery import Recovery
+from holdfast.agent.workers.spawner import Plan
+from holdfast.agent.workers.worker import Worker
+from holdfast.log import note
+from holdfast.memstore.write_requests import BadOrder, FlushOrder
+from holdfast.ports import free_port
+from holdfast.process import is_ending
+from holdfast.protocol import PROTOCOL, Message
+
+if TYPE_CHECKING:
+    from holdfast.agent.connection import Peer
+    from holdfast.agent.server import Service
+
+log = logging.getLogger("holdfast.agent")
+
+SAME: Final = "install the same Holdfast on both sides"
+ANSWERED: Final = 256
+"""Answers that are remembered, for orders that are given again because a connection ended before their answer was heard."""
+
+
+class Orders:
+    """Carries out a flow's orders."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._answered: OrderedDict[tuple[str, int], Message] = OrderedDict()
+        self._verbs: dict[str, Callable[[Peer, Message], Message]] = {
+            "about": self._about,
+            "attach": self._attach,
+            "ping": self._ping,
+            "prepare": self._prepare,
+            "port": self._port,
+            "start": self._start,
+            "stop": self._stop,
+            "replicate": self._replicate,
+            "stored": self._stored,
+            "ask": self._ask,
+            "living": self._living,
+            "flush": self._flush,
+            "notice": self._notice,
+            "token": self._token,
+            "deposit": self._deposit,
+            "deposited": self._deposited,
+            "withdraw": self._withdraw,
+            **Recovery(service).verbs,
+            "end": self._end,
+        }
+
+    def take(self, peer: Peer, order: Message) -> Message:
+        """Carry out *order* and return the answer; one that is refused changes nothing, and does not renew the lease.
+
+        An order that was carried out already, as its number in its flow's session says, is only answered again.
+        """
+        session, number = order.get("session"), order.get("id")
+        if not isinstance(session, str) or not isinstance(number, int):
+            return self._carry_out(peer, order)
+        name = session[:64], number
+        if name not in self._answered:
+            answer = self._carry_out(peer, order)
+            if order.get("do") in {"ping", "about", "attach"}:  # nothing comes of doing these again
+                return answer
+            self._answered[name] = answer
+            if len(self._answered) > ANSWERED:
+                self._answered.popitem(last=False)
+        return self._answered[name]
+
+    def _carry_out(self, peer: Peer, order: Message) -> Message:
+        try:
+            answer = {"ok": True, **self._verb(order)(peer, order)}
+            self._service.renew()
+        except Superseded as error:
+            answer = {"ok": False, "why": str(error), "epoch": error.epoch}
+        except Refused as error:
+            answer = {"ok": False, "why": str(error)}
+        except schema.BadField as error:
+            answer = {"ok": False, "why": f"order not understood: {error}; {SAME}"}
+        except OSError as error:
+            answer = {"ok": False, "why": str(error), "errno": error.errno}
+        except Exception as error:  # an order that goes wrong in a way nobody thought of must not end the workers
+            log.exception("order.failed")
+            answer = {"ok": False, "why": f"the agent could not carry it out: {type(error).__name__}: {error}"}
+        return {"re": order.get("id"), **answer}
+
+    def _verb(self, order: Message) -> Callable[[Peer, Message], Message]:
+        name = schema.text(order, "do")
+        if name not in self._verbs:
+            raise Refused(f"no order is called '{name[:40]}': this agent knows {', '.join(self._verbs)}; {SAME}")
+        if name in {"about", "attach"}:
+            self._speaks(order)  # first: a flow that is refused must not depose the one whose job it is
+        if name not in {"about", "token"}:  # who may connect may ask
+            self._admit(order)
+        return self._verbs[name]
+
+    def _admit(self, order: Message) -> None:
+        """Let only the newest flow of the job that holds this node give orders; an older one's lease has gone to another."""
+        service = self._service
+        epoch = schema.maybe(schema.whole, order, "epoch") or 0
+        job = schema.maybe(schema.text, order, "job")
+        if service.job is None:
+            newest = 0 if job is None else service.epochs.of(job)
+            if epoch < newest:  # another agent served it here before
+                raise Superseded(newest, epoch)
+            return
+        if job not in {None, service.job}:
+            raise Refused(f"held by job {service.job}")
+        if epoch < service.epoch:
+            raise Superseded(service.epoch, epoch)
+        if epoch > service.epoch:
+            service.follow(service.job, epoch)
+            service.tell_of_newer(epoch)
+
+    def _speaks(self, order: Message) -> None:
+        spoken = order.get("protocol")
+        if spoken != PROTOCOL:
+            raise Refused(f"this agent speaks protocol {PROTOCOL}, the flow {str(spoken)[:20]}: {SAME}")
+
+    def _about(self, _peer: Peer, _order: Message) -> Message:
+        """Say who this agent is and what runs on its node."""
+        service, crew = self._service, self._service.crew
+        return {
+            "agent": service.me.id,
+            "pid": os.getpid(),
+            "job": service.job,
+            "epoch": service.epoch,
+            "generation": crew.generation,
+            "membership": crew.membership,
+            "since": service.generation_seq,
+            "workers": {str(worker.rank): worker.pid for worker in crew.living()},
+            "grouped": sorted(worker.rank for worker in crew.living() if worker.grouped),
+            "leavers": sorted(worker.pid for worker in crew.leavers if worker.pid is not None and not worker.gone),
+            "standbys": {str(number): _view(standby) for number, standby in crew.standbys.items()},
+            "abandoned": crew.abandoned,
+            "roles": crew.roles,
+            "memory": service.vaults.about(),
+        }
+
+    def _living(self, _peer: Peer, _order: Message) -> Message:
+        """Say which ranks live and mean to, after all that was seen and heard of their ends so far."""
+        crew = self._service.crew
+        for worker in crew.living():
+            self._service.hear_all(worker)
+        crew.reap()
+        well = [worker for worker in crew.living() if worker.raised is None and not worker.finished]
+        living = sorted(worker.rank for worker in well if worker.pid is not None and not is_ending(worker.pid))
+        return {"generation": crew.generation, "ranks": living}
+
+    def _attach(self, peer: Peer, order: Message) -> Message:
+        """Answer, tell the events after ``since``, and from then on every event as it comes."""
+        peer.told = min(schema.whole(order, "since"), self._service.journal.seq)
+        peer.past = None
+        return {"agent": self._service.me.id, "since": peer.told}
+
+    def _ping(self, _peer: Peer, _order: Message) -> Message:
+        return {}
+
+    def _prepare(self, _peer: Peer, order: Message) -> Message:
+        """Take on a job: remember how its workers are run, and start a warm starter for it."""
+        service, plan = self._service, Plan.of(order)
+        if service.ending:
+            raise Refused("this agent is ending")
+        warm = service.crew.prepare(plan)
+        service.hold(plan.job, schema.maybe(schema.whole, order, "epoch") or 0, plan.lease)
+        service.vaults.prepare(plan)
+        service.watching.prepare(watch=plan.watch)
+        service.notices.prepare(plan.notice)
+        return {"warm": warm, "memory": service.vaults.about()}
+
+    def _port(self, _peer: Peer, _order: Message) -> Message:
+        """Give a port that is free now, outside the range from which the kernel serves outgoing connections."""
+        try:
+            return {"port": free_port()}
+        except OSError as error:
+            raise Refused("no free port found") from error
+
+    def _start(self, _peer: Peer, order: Message) -> Message:
+        service, crew = self._service, self._service.crew
+        generation, membership = schema.whole(order, "generation"), schema.membership(order)
+        places = {schema.whole(item, "rank"): schema.environment(item, "environment") for item in schema.objects(order, "workers")}
+        if service.ending or crew.plan is None:
+            raise Refused("this agent is ending" if service.ending else "no job was prepared on this node: give the order 'prepare' first")
+        if generation <= crew.generation:
+            raise Refused(f"generation {generation} is not newer than {crew.generation}")
+        living = crew.living() + [worker for worker in crew.leavers if not worker.gone]
+        if living or crew.stopping:
+            raise Refused(f"{len(living)} worker(s) of generation {crew.generation} still live, or what they left does")
+        service.begin_generation(generation)
+        crew.start(generation, membership, places)
+        return {"started": sorted(places)}
+
+    def _stop(self, _peer: Peer, order: Message) -> Message:
+        crew, generation = self._service.crew, schema.whole(order, "generation")
+        number, grace = schema.whole(order, "signal"), schema.seconds(order, "grace")
+        if number not in signal.valid_signals():
+            raise schema.BadField("signal", "the number of a signal", number)
+        if generation < crew.generation:
+            raise Refused(f"generation {generation} is over, this is {crew.generation}")
+        crew.stop(generation, number, grace)
+        return {}
+
+    def _replicate(self, _peer: Peer, order: Message) -> Message:
+        """Copy the snapshots of this node's ranks to other nodes' memory from now on, and nowhere else."""
+        homes, bandwidth = replicate_of(order)
+        if not self._service.vaults.serves():
+            raise Refused("this node keeps nothing in memory that others could have")
+        self._service.vaults.replicate(homes, bandwidth)
+        return {}
+
+    def _ask(self, _peer: Peer, order: Message) -> Message:
+        """Put a question to the workers of this node (or to those *ranks*) that have a line; they answer in events of their own."""
+        question, ranks = schema.mapping(order, "question"), schema.maybe(schema.numbers, order, "ranks")
+        generation, crew = schema.whole(order, "generation"), self._service.crew
+        if generation != crew.generation:
+            raise Refused(f"generation {generation} is not the current one, that is {crew.generation}")
+        asked = [worker for worker in crew.living() if worker.line is not None and (ranks is None or worker.rank in ranks)]
+        return {"asked": [worker.rank for worker in asked if self._service.tell(worker, question)]}
+
+    def _stored(self, _peer: Peer, _order: Message) -> Message:
+        """Say which snapshots lie whole in this node's memory: its ranks', and what others keep here."""
+        return {"snapshots": self._service.vaults.stored()}
+
+    def _flush(self, _peer: Peer, order: Message) -> Message:
+        """Put snapshots on disk, of workers that have ended: the last of a generation, which is over then."""
+        service = self._service
+        generation, living = schema.whole(order, "generation"), [str(worker.rank) for worker in service.crew.living()]
+        if living:
+            raise Refused(f"rank {', '.join(living)} still lives, and takes snapshots of its own")
+        facts = {"generation": generation, "world": schema.whole(order, "world", least=1), "keep": schema.whole(order, "keep", least=1)}
+        place = schema.path(order, "directory")
+        service.flushing.last_word(generation, [_wanted(one, place, facts) for one in schema.objects(order, "snapshots")])
+        return {}
+
+    def _notice(self, _peer: Peer, order: Message) -> Message:
+        """Look for notices of the node's end somewhere else from now on."""
+        self._service.notices.prepare(NoticePlan.of(schema.mapping(order, "notice")))
+        return {}
+
+    def _token(self, _peer: Peer, order: Message) -> Message:
+        """Tell the job's secret, without which nobody joins its workers: who may connect here could have any of them started anyway."""
+        plan = self._service.crew.plan
+        if plan is None or schema.text(order, "job") != self._service.job:
+            raise Refused("this agent does not run that job")
+        return {"token": plan.environment.get("HOLDFAST_TOKEN", "")}
+
+    def _deposit(self, _peer: Peer, order: Message) -> Message:
+        """Keep rows that the history does not take now."""
+        self._service.deposit.add(schema.objects(order, "records"))
+        return {}
+
+    def _deposited(self, _peer: Peer, order: Message) -> Message:
+        """Give such rows back, a part at a time."""
+        records, following = self._service.deposit.since(schema.whole(order, "since"))
+        return {"records": records, "next": following}
+
+    def _withdraw(self, _peer: Peer, _order: Message) -> Message:
+        """Forget such rows: the history has them."""
+        self._service.deposit.clear()
+        return {}
+
+    def _end(self, _peer: Peer, _order: Message) -> Message:
+        note(log, "agent.told-to-end")
+        self._service.end()
+        return {}
+
+
+def _wanted(item: Message, directory: str, facts: Message) -> FlushOrder:
+    """Return the order for one snapshot; raise `BadField` when it cannot be one."""
+    own = {name: schema.whole(item, name) for name in ("rank", "step", "lineage")}
+    try:
+        return FlushOrder.of({"snapshot": schema.text(item, "name"), "directory": directory, **own, **facts})
+    except BadOrder as error:
+        raise schema.BadField("snapshots", "a list of snapshots", item) from error
+
+
+def _view(standby: Worker) -> Message:
+    """Return what is known of a standby: a flow that comes later has not heard it park."""
+    return {**(standby.parked or {}), "pid": standby.pid, "ready": standby.parked is not None and not standby.ordered}

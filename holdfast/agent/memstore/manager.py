@@ -1,0 +1,177 @@
+"""The agent's part in keeping training state in its node's memory: the vault's life, and the server that shares it with other nodes.
+
+The vault outlives workers and agents: what a killed agent leaves is taken up by the next one of the same node and job, and wiped by the
+next one of another job, by an agent that ends in order, or by the flow that lets go of the node.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import selectors
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.agent import schema
+from holdfast.agent.memstore.server_client import VaultServer
+from holdfast.agent.node.identity import Identity
+from holdfast.agent.workers.spawner import MemoryPlan, Plan
+from holdfast.log import note
+from holdfast.memstore import shared_memory, write_requests
+from holdfast.process import mark_of
+from holdfast.protocol import Message
+
+if TYPE_CHECKING:
+    from holdfast.agent.memstore.writer_client import Flushing
+    from holdfast.agent.workers.group import Crew
+
+log = logging.getLogger("holdfast.agent")
+
+CGROUP: Final = Path("/sys/fs/cgroup")
+MEMORY: Final = Path("/proc/meminfo")
+
+
+class Vaults:
+    """Keeps the vault of the job that this agent serves."""
+
+    def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], crew: Crew, flushing: Flushing) -> None:
+        self.flushing = flushing
+        self._me, self._emit, self._crew = me, emit, crew
+        self._mark = mark_of(me.directory)
+        self._server = VaultServer(me, selector, emit, crew.helpers)
+        self.vault: Path | None = None
+        self.limit = 0
+        """Bytes of memory for everything in the vault."""
+        os.environ.pop("HOLDFAST_VAULT", None)  # of whoever started us: it is none of ours
+        os.environ.pop("HOLDFAST_VAULT_LIMIT", None)
+
+    def prepare(self, plan: Plan) -> None:
+        """Make the vault for the job, and have it served; what keeps us from it is told, and training goes on without."""
+        place = shared_memory.vault_of(self._mark, plan.job)
+        for other in shared_memory.vaults_of(self._mark):
+            if other != place or plan.memory is None:
+                shared_memory.wipe(other)
+        if plan.memory is None:
+            self._server.end()
+            self.vault = None
+        elif self.vault is None:
+            self._open(place, plan.memory)
+        if self.vault is not None and plan.memory is not None:
+            self._serve(self.vault, plan.memory, plan.environment.get("HOLDFAST_TOKEN", ""))
+        self.flushing.vault = self.vault
+        self._crew.tell_of_node(self._environment())
+
+    def _open(self, place: Path, plan: MemoryPlan) -> None:
+        try:
+            shared_memory.make(place)
+            write_requests.reopen(place)
+            limit = min(room(place), plan.limit) if plan.limit else room(place) // 2
+            if not limit:
+                raise OSError(errno.ENOSPC, "no memory is free")  # noqa: TRY301 (one place that tells of it)
+        except OSError as error:
+            shared_memory.wipe(place)
+            self._none(f"no vault can be made in {place.parent}: {error}", "vault")
+            return
+        self.vault, self.limit = place, limit
+
+    def _serve(self, place: Path, plan: MemoryPlan, token: str) -> None:
+        try:
+            if not token:
+                raise OSError(errno.EACCES, "the job has no token by which nodes would know each other")  # noqa: TRY301
+            self._server.begin(place, plan.address, self.limit, token)
+        except OSError as error:
+            self._none(f"other nodes cannot be served from {plan.address}: {error}", "server")
+
+    def _none(self, why: str, what: str) -> None:
+        note(log, "memory.none", what=what, why=why)
+        self._emit("memory.none", what=what, why=why)
+
+    def _environment(self) -> dict[str, str]:
+        if self.vault is None:
+            return {}
+        return {"HOLDFAST_VAULT": str(self.vault), "HOLDFAST_VAULT_LIMIT": str(self.limit), "HOLDFAST_FLUSHER": "1"}
+
+    def about(self) -> dict[str, Any] | None:
+        """Return what a flow must know of this node's memory, if it keeps anything there."""
+        if self.vault is None:
+            return None
+        return {"port": self._server.port, "limit": self.limit, "to": [list(home) for home in self._server.homes]}
+
+    def stored(self) -> list[dict[str, Any]]:
+        """Return what lies whole in the vault, as JSON holds it."""
+        if self.vault is None:
+            return []
+        names = ("rank", "world", "step", "lineage")
+        return [
+            {"name": path.name, **{name: getattr(label, name) for name in names}}
+            for path, label in shared_memory.labels(self.vault).items()
+        ]
+
+    def replicate(self, homes: list[tuple[str, int]], bandwidth: int | None) -> None:
+        """Have the snapshots of this node's ranks copied to *homes* (host and port each), at *bandwidth* bytes a second at most."""
+        self._server.replicate(homes, bandwidth)
+
+    def replica(self, rank: int) -> int | None:
+        """Return the newest step of which another node is known to keep a whole replica of a rank's snapshot."""
+        return self._server.replicas.get(str(rank))
+
+    def serves(self) -> bool:
+        """Tell whether other nodes can be served."""
+        return self.vault is not None and self._server.port is not None
+
+    def due(self) -> float | None:
+        """Return when `tick` has something to do (monotonic)."""
+        return self._server.due()
+
+    def tick(self, now: float) -> None:
+        """Do what is due, and let the server know whose ranks are here."""
+        self._server.tick(now)
+        self._server.own(sorted(self._crew.workers))
+
+    def close(self, *, wipe: bool) -> None:
+        """End the server; *wipe* the vault unless a later agent may need what is in it."""
+        self._server.end()
+        if wipe and self.vault is not None:
+            shared_memory.wipe(self.vault)
+
+
+def replicate_of(order: Message) -> tuple[list[tuple[str, int]], int | None]:
+    """Return homes and bandwidth that a ``replicate`` order names; raise `BadField` when it does not."""
+    return schema.addresses(order, "to"), schema.maybe(schema.whole, order, "bandwidth")
+
+
+# -- how much there is ----------------------------------------------------------------------------------------------------
+
+
+def room(place: Path) -> int:
+    """Return the bytes of memory that the files in *place* can take, those that they have among them; raise ``OSError`` when unknown."""
+    facts = os.statvfs(place)
+    available = [int(line.split()[1]) * 1024 for line in MEMORY.read_text().splitlines() if line.startswith("MemAvailable:")]
+    free = [facts.f_bavail * facts.f_frsize, *available, *_left_in_cgroups()]
+    return max(0, min(free)) + shared_memory.usage(place)
+
+
+def _left_in_cgroups() -> list[int]:
+    """Return what the memory cgroups above this process leave it, as far as they can be seen."""
+    left = []
+    with suppress(OSError, ValueError, IndexError, StopIteration):
+        path = next(line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        inside = CGROUP / path.lstrip("/")
+        for folder in dict.fromkeys((inside, *inside.parents)):
+            if not folder.is_relative_to(CGROUP):
+                break
+            with suppress(OSError, ValueError):  # "max" is no number: no limit there
+                most, used = int((folder / "memory.max").read_text()), int((folder / "memory.current").read_text())
+                left.append(most - used + _given_back(folder))
+    return left
+
+
+def _given_back(folder: Path) -> int:
+    """Return the bytes that the kernel takes back from a cgroup's files when it needs them."""
+    for line in (folder / "memory.stat").read_text().splitlines():
+        if line.startswith("inactive_file "):
+            return int(line.split()[1])
+    return 0

@@ -1,0 +1,190 @@
+"""Where replicas of other nodes' snapshots lie in a vault, which of them stay, and how much memory all may take."""
+
+from __future__ import annotations
+
+import errno
+import re
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from holdfast.memstore import shared_memory
+from holdfast.memstore.shared_memory import PAGE, SUFFIX, Label, Slot, Unusable
+
+SLOTS: Final = 3
+"""Files that each rank's replicas use in turn: two whole ones stay while the third is written."""
+OWN: Final = re.compile(r"rank-(\d{5,})\.\d+\.snap")
+COPY: Final = re.compile(r"copy-([0-9a-f]{16})-(\d{5,})\.\d+\.snap")
+NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.\d+)?\.snap")
+SOURCE: Final = re.compile(r"[0-9a-f]{16}")
+
+
+class Declined(Exception):
+    """A replica that is not taken: *why*, and whether memory is *full* or we *have* it already."""
+
+    def __init__(self, why: str, *, full: bool = False, have: bool = False) -> None:
+        super().__init__(why)
+        self.why, self.full, self.have = why, full, have
+
+
+def order_of(label: Label) -> tuple[int, int, float]:
+    """Return what tells a newer snapshot of a rank from an older one."""
+    return label.lineage, label.step, label.time
+
+
+class Shelf:
+    """The replicas in one vault."""
+
+    def __init__(self, place: Path, limit: int) -> None:
+        self.place, self.limit = place, limit
+        self._lock = threading.Lock()
+        self._slots: dict[Path, Slot] = {}
+        """Kept open: its memory is mapped already when the next snapshot of the same size comes."""
+        self._taken: dict[Path, int] = {}
+        """Files in which a replica comes in, and the bytes that it has announced: its tail is not there before its end."""
+        self._current: dict[tuple[str, int], int] = {}
+        """Source and rank of the replicas that come in now, and over how many connections."""
+
+    # -- taking -------------------------------------------------------------------------------------------------------
+
+    def open(self, source: str, rank: int, label: Label) -> Slot:
+        """Return a slot in which the replica has begun; raise `Declined` when it is not taken, ``OSError`` when memory cannot be had."""
+        with self._lock:
+            paths = [self.place / f"copy-{source}-{rank:05}.{number}{SUFFIX}" for number in range(SLOTS)]
+            whole = {path: found for path in paths if (found := _label(path)) is not None}
+            if label.digest and any((found.moment, found.digest) == (label.moment, label.digest) for found in whole.values()):
+                raise Declined("it is here already", have=True)
+            kept = sorted(whole, key=lambda path: order_of(whole[path]))[-(SLOTS - 1) :]
+            free = [path for path in paths if path not in kept and path not in self._taken]
+            if not free:
+                raise Declined("another replica of this rank is being taken")
+            self._check_room(free[0], label)
+            slot = self._slot(free[0])
+            slot.begin(label)
+            self._taken[slot.path] = _need(label)
+            return slot
+
+    def _slot(self, path: Path) -> Slot:
+        if not path.exists() and path in self._slots:  # wiped under us
+            self._slots.pop(path).close()
+        if path not in self._slots:
+            self._slots[path] = Slot(path)
+        return self._slots[path]
+
+    def _check_room(self, path: Path, label: Label) -> None:
+        """Decline what does not fit beside what this node's own ranks take, now or once each has all its slots."""
+        own: dict[int, int] = {}
+        copies = 0
+        for other in self.place.glob(f"*{SUFFIX}"):
+            size = _size(other)
+            found = OWN.fullmatch(other.name)
+            if found:
+                own[int(found[1])] = max(own.get(int(found[1]), 0), size)
+            elif other != path:
+                copies += max(size, self._taken.get(other, 0))
+        need = _need(label)
+        if SLOTS * sum(own.values()) + copies + need > self.limit:
+            raise Declined(
+                f"{need} bytes for rank {label.rank} do not fit: of {self.limit} bytes this node's own ranks need "
+                f"{SLOTS * sum(own.values())}, other replicas take {copies}",
+                full=True,
+            )
+
+    def check(self, slot: Slot, label: Label) -> None:
+        """Decline to make a replica whole that does not fit (any more): this node's own ranks may have begun since it came in."""
+        with self._lock:
+            self._check_room(slot.path, label)
+
+    def close(self, slot: Slot, *, sealed: bool) -> None:
+        """Let go of a slot; one that was not *sealed* holds nothing any more."""
+        with self._lock:
+            self._taken.pop(slot.path, None)
+            if not sealed:
+                slot.discard()
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def labels(self) -> dict[str, Label]:
+        """Return the labels of all sealed snapshots, by the name of their file."""
+        return {path.name: label for path, label in shared_memory.labels(self.place).items()}
+
+    def path_of(self, name: str) -> Path:
+        """Return the file called *name*; raise `Declined` for what is no name of a snapshot."""
+        if not NAME.fullmatch(name):
+            raise Declined(f"no snapshot is called '{name[:80]}'")
+        return self.place / name
+
+    # -- tidying ------------------------------------------------------------------------------------------------------
+
+    def enter(self, source: str, rank: int) -> None:
+        """Note that replicas of a rank come in."""
+        with self._lock:
+            self._current[source, rank] = self._current.get((source, rank), 0) + 1
+
+    def leave(self, source: str, rank: int) -> None:
+        """Note that a connection on which replicas of a rank came in has ended."""
+        with self._lock:
+            self._current[source, rank] -= 1
+            if not self._current[source, rank]:
+                del self._current[source, rank]
+
+    def tidy(self, own: frozenset[int] | None) -> list[str]:
+        """Remove what is of no use any more; return its names. *own* are the ranks of this node, None when that is not known yet.
+
+        That is a rank that is not ours, or whose replicas do not come in, once two newer steps are whole of one that is: whatever
+        could go together with it is gone. What a lost node left here stays until then: nothing gets newer before it was used.
+        """
+        with self._lock:
+            streams: dict[tuple[str, int], dict[Path, Label]] = {}
+            for path, label in shared_memory.labels(self.place).items():
+                stream = _stream(path.name)
+                if stream is not None:
+                    streams.setdefault(stream, {})[path] = label
+            active = [stream for stream in streams if (stream in self._current if stream[0] else own is None or stream[1] in own)]
+            seconds = [sorted(order_of(label)[:2] for label in streams[stream].values())[-2:] for stream in active]
+            line = max((two[0] for two in seconds if len(two) > 1), default=None)
+            gone = [
+                path
+                for stream, files in streams.items()
+                if line is not None and stream not in active and max(order_of(label)[:2] for label in files.values()) < line
+                for path in self._files(stream)
+            ]
+            for path in gone:
+                if path in self._slots:
+                    self._slots.pop(path).close()
+                with suppress(OSError):
+                    path.unlink()
+            return sorted(path.name for path in gone)
+
+    def _files(self, stream: tuple[str, int]) -> list[Path]:
+        return [path for path in self.place.glob(f"*{SUFFIX}") if _stream(path.name) == stream and path not in self._taken]
+
+
+def _stream(name: str) -> tuple[str, int] | None:
+    """Return whose snapshots a file takes: source (empty: this node) and rank."""
+    if found := OWN.fullmatch(name):
+        return "", int(found[1])
+    if found := COPY.fullmatch(name):
+        return found[1], int(found[2])
+    return None
+
+
+def _need(label: Label) -> int:
+    """Return the bytes that a replica takes once it is whole."""
+    return PAGE + label.size + label.tail
+
+
+def _label(path: Path) -> Label | None:
+    with suppress(OSError, Unusable), path.open("rb") as file:
+        return shared_memory.read_label(file.read(PAGE))
+    return None
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return 0

@@ -1,0 +1,163 @@
+"""The agent's end of its node's flusher: the process that writes snapshots to disk, begun when the first one is wanted there."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.agent import schema
+from holdfast.log import note
+from holdfast.memstore import write_requests
+from holdfast.memstore.write_requests import FlushOrder
+from holdfast.process import kill
+from holdfast.protocol import Message
+from holdfast.source_tree import ROOT
+
+if TYPE_CHECKING:
+    from holdfast.agent.connection import Peer
+    from holdfast.agent.node.identity import Identity
+    from holdfast.agent.workers.group import Crew
+
+log = logging.getLogger("holdfast.agent")
+
+PROGRAM: Final = ROOT / "holdfast" / "runtime" / "checkpoint_writer" / "main.py"
+MOST_FLUSHERS: Final = 10
+"""Flushers that one agent starts again; after that this node writes no more checkpoints out of its memory."""
+PAUSE: Final = 0.5
+"""Seconds before a flusher is started again."""
+LARGEST_STEP: Final = 2**53
+
+
+class Flushing:
+    """Keeps a flusher at work as long as there is something to write."""
+
+    def __init__(self, me: Identity, crew: Crew, emit: Callable[..., None], send: Callable[[Peer, Message], None]) -> None:
+        self._me, self._crew, self._emit, self._send = me, crew, emit, send
+        self._pid: int | None = None
+        self._starting = False
+        self._python = ""
+        self._peer: Peer | None = None
+        self._lost = 0
+        self._ending = False
+        self._last: int | None = None
+        """The generation whose last snapshots are to be written, whatever became of it."""
+        self._again_at: float | None = None
+        self.vault: Path | None = None
+        """Where orders lie."""
+
+    def want(self, python: str) -> None:
+        """Have what is ordered written, by a process forked from the starter, or one of the interpreter *python*."""
+        self._python = self._python or python
+        if self._peer is not None:
+            self._send(self._peer, {"do": "flush"})
+        elif self._pid is None and not self._starting and self._again_at is None:
+            self._start()
+
+    def last_word(self, generation: int, orders: list[FlushOrder]) -> None:
+        """Carry *orders* out, the last of *generation*, be it given up or not; raise ``OSError`` when they cannot be written down."""
+        if self.vault is None:
+            raise OSError(errno.ENOENT, "this node keeps nothing in memory")
+        self._last = generation
+        for order in orders:
+            order.write(self.vault)
+        self.want(sys.executable)
+
+    def _start(self) -> None:
+        if self.vault is None or self._crew.plan is None or self._ending or self._lost >= MOST_FLUSHERS:
+            return
+        self._starting = True
+        places = {
+            "HOLDFAST_SOCKET": str(self._me.socket),
+            "CUDA_VISIBLE_DEVICES": "",  # it reads host memory, and must take none of a GPU's
+            "RANK": "-1",
+        }
+        self._crew.launch_helper((str(PROGRAM),), self._python, places, self._me.directory / "flusher.log", self._born, self._failed)
+
+    def _born(self, pid: int) -> None:
+        self._pid, self._starting = pid, False
+
+    def _failed(self, why: str) -> None:
+        self._starting = False
+        note(log, "flusher.failed", why=why)
+        self._count()
+
+    def _count(self) -> None:
+        self._lost += 1
+        if self._lost < MOST_FLUSHERS:
+            self._again_at = time.monotonic() + PAUSE * self._lost
+            return
+        why = f"the process that writes checkpoints has ended {self._lost} times; see {self._me.directory / 'flusher.log'}"
+        self._emit("trouble", rank=0, generation=self._crew.generation, kind="checkpoint-write-failed", step=None, path="", why=why)
+        if self.vault is not None:
+            write_requests.close(self.vault)
+
+    def buried(self, pid: int) -> None:
+        """Learn that a child of the agent has ended."""
+        if pid == self._pid:
+            self._pid = self._peer = None
+            if not self._ending:
+                note(log, "flusher.gone", lost=self._lost + 1)
+                self._count()
+
+    def due(self) -> float | None:
+        """Return when another flusher is to be started (monotonic)."""
+        return self._again_at
+
+    def tick(self, now: float) -> None:
+        """Start another flusher when it is time, if there is something to write."""
+        if self._again_at is not None and now >= self._again_at:
+            self._again_at = None
+            if self.vault is not None and write_requests.orders(self.vault):
+                self._start()
+
+    def end(self) -> None:
+        """End the flusher; what it was writing is cleared away by the next run."""
+        self._ending = True
+        self._again_at = None
+        if self._pid is not None:
+            kill(self._pid, signal.SIGKILL)
+
+    # -- hearing --------------------------------------------------------------------------------------------------------
+
+    def speaks(self, peer: Peer) -> bool:
+        """Tell whether *peer* is the flusher."""
+        if self._starting:
+            self._crew.hear_births()  # it may say who that is
+        return self._pid is not None and peer.pid == self._pid
+
+    def take(self, peer: Peer, message: Message) -> Message | None:
+        """Take in what the flusher says, and return the answer if it asks for one."""
+        word = message.get("t")
+        try:
+            if word == "hello":
+                self._peer = peer
+            elif word == "commit?":
+                return {"re": message.get("id"), **self._leave(message)}
+            elif word == "saved":
+                self._on_saved(message)
+            elif word == "trouble":
+                self._on_trouble(message)
+        except schema.BadField as error:
+            note(log, "flusher.unclear", word=word, why=error)
+        return None
+
+    def _leave(self, message: Message) -> Message:
+        generation = schema.whole(message, "generation")
+        over = generation != self._crew.generation or (generation == self._crew.abandoned and generation != self._last)
+        return {"ok": not over, "why": f"generation {generation} is over" if over else ""}
+
+    def _on_saved(self, message: Message) -> None:
+        facts: dict[str, Any] = {name: schema.seconds(message, name) for name in ("seconds", "beside")}
+        facts |= {"step": schema.whole(message, "step", most=LARGEST_STEP), "size": schema.whole(message, "size")}
+        self._emit("saved", rank=0, generation=schema.whole(message, "generation"), path=schema.text(message, "path"), **facts)
+
+    def _on_trouble(self, message: Message) -> None:
+        facts = {name: schema.text(message, name) for name in ("kind", "why", "path")}
+        rank, step = schema.whole(message, "rank"), schema.maybe(schema.whole, message, "step")
+        self._emit("trouble", rank=rank, generation=self._crew.generation, step=step, **facts)

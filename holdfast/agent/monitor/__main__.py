@@ -1,0 +1,28 @@
+"""``python -m holdfast.agent.monitor DESCRIPTOR NODE KERNEL_LOG ROOT``: begun by the agent, ends with it."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+from holdfast.agent.monitor.loop import Watch
+from holdfast.log import set_up
+from holdfast.process import let_termination_pass
+
+
+def main(arguments: list[str]) -> None:
+    """Watch the node until the agent goes."""
+    descriptor, node, kernel_log, root = arguments
+    let_termination_pass()
+    set_up()
+    with socket.socket(fileno=int(descriptor)) as agent:
+        agent.set_inheritable(False)
+        try:
+            Watch(agent, node, Path(kernel_log), Path(root)).run()
+        except (EOFError, ConnectionError):
+            return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

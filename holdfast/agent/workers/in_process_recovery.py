@@ -1,0 +1,274 @@
+"""Orders that change who holds which rank while training processes live on: the way out of a fault, or of a node, without a restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from holdfast.agent import schema
+from holdfast.agent.errors import Refused
+from holdfast.agent.workers.worker import NO_RANK, Worker
+from holdfast.process import state_of
+from holdfast.protocol import Message
+
+if TYPE_CHECKING:
+    from holdfast.agent.connection import Peer
+    from holdfast.agent.server import Service
+    from holdfast.agent.workers.group import Crew
+
+LEAVE_SECONDS: Final = 30.0
+"""How long a worker whose rank has been given to another may take to leave, unless the order says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Who is to hold a rank in the next generation."""
+
+    rank: int
+    source: str
+    """``kept``, ``standby`` or ``fresh``."""
+    standby: int | None
+    environment: dict[str, str]
+
+    @classmethod
+    def of(cls, item: Message, sources: tuple[str, ...]) -> Seat:
+        """Return the seat that an item of an order tells of; raise `BadField` when it is none."""
+        source = schema.text(item, "from")
+        if source not in sources:
+            raise schema.BadField("from", f"one of {', '.join(sources)}", source)
+        return cls(
+            rank=schema.whole(item, "rank"),
+            source=source,
+            standby=schema.whole(item, "standby") if source == "standby" else None,
+            environment=schema.maybe(schema.environment, item, "environment") or {},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The next generation, as far as it is this node's."""
+
+    generation: int
+    membership: schema.Membership
+    seats: tuple[Seat, ...]
+    leave: float
+
+    @classmethod
+    def of(cls, order: Message, *sources: str) -> Table:
+        """Return the table in an order; raise `BadField` when it is none."""
+        seats = tuple(Seat.of(item, sources) for item in schema.objects(order, "workers"))
+        ranks = [seat.rank for seat in seats]
+        standbys = [seat.standby for seat in seats if seat.standby is not None]
+        if len(set(ranks)) < len(ranks) or len(set(standbys)) < len(standbys):
+            raise schema.BadField("workers", "a list that names each rank and each standby once", order["workers"])
+        leave = schema.maybe(schema.seconds, order, "leave")
+        return cls(
+            generation=schema.whole(order, "generation"),
+            membership=schema.membership(order),
+            seats=seats,
+            leave=LEAVE_SECONDS if leave is None else leave,
+        )
+
+
+class Recovery:
+    """Carries these orders out. Each is refused as a whole or done as a whole."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.verbs: dict[str, Callable[[Peer, Message], Message]] = {
+            "abandon": self._abandon,
+            "regroup": self._regroup,
+            "switch": self._switch,
+            "standby": self._standby,
+            "drop": self._drop,
+            "tell": self._tell,
+            "pace": self._pace,
+        }
+
+    @property
+    def _crew(self) -> Crew:
+        return self._service.crew
+
+    # -- a generation ends ----------------------------------------------------------------------------------------------
+
+    def _abandon(self, _peer: Peer, order: Message) -> Message:
+        """Wake the workers of the current generation from whatever they wait for, and kill some of them."""
+        crew, generation = self._crew, schema.whole(order, "generation")
+        lost, kill = schema.numbers(order, "lost"), schema.numbers(order, "kill")
+        if generation != crew.generation:
+            raise Refused(f"generation {generation} is not the current one, that is {crew.generation}")
+        crew.abandoned = generation
+        sick = [worker for worker in crew.living() if worker.rank in kill]
+        for worker in sick:
+            crew.kill(worker)
+        told = []
+        for worker in crew.living():
+            over = worker.ahead if worker.is_ahead else generation  # one that has switched already is to give up that one too
+            line = {"do": "abandon", "generation": over, "lost": lost}
+            if worker.rank not in kill and self._service.tell(worker, line):
+                told.append(worker.rank)
+        return {"told": sorted(told), "killed": sorted(worker.rank for worker in sick)}
+
+    # -- the next one begins --------------------------------------------------------------------------------------------
+
+    def _regroup(self, _peer: Peer, order: Message) -> Message:
+        """Begin a generation with workers that are kept, standbys that take over ranks, and fresh ones; tell each what it needs to know."""
+        facts = schema.mapping(order, "facts")
+        table = Table.of(order, "kept", "standby", "fresh")
+        for worker in self._crew.everybody():
+            self._service.hear_out(worker)  # what has been said so far belongs to the old generation
+        taken, since = self._taken(table), self._crew.generation
+        for worker in taken.values():
+            if worker.line is None and not worker.greetings:
+                raise Refused(f"{worker.name} has no line to its agent on which it could be told")
+        self._begin(table, taken)
+        for seat in table.seats:
+            line = {**facts, "do": "regroup", "generation": table.generation, "rank": seat.rank}
+            if seat.source == "fresh":
+                self._start_fresh(seat, line)
+            else:
+                self._hand_over(taken[seat.rank], seat, line, since)
+        return {}
+
+    def _start_fresh(self, seat: Seat, line: Message) -> None:
+        worker = self._crew.workers[seat.rank] = self._crew.recruit(seat.rank)
+        worker.greetings, worker.grouped = [line], True
+        self._crew.launch(worker, seat.environment)
+
+    def _hand_over(self, worker: Worker, seat: Seat, line: Message, since: int) -> None:
+        """Tell a process that lives already what it is from now on."""
+        if seat.source == "kept":
+            worker.former = since
+        else:
+            line |= {"environment": seat.environment, "log": str(worker.log)}
+        if worker.line is None:  # it has not said hello yet: only the newest generation matters to it
+            worker.greetings = [line]
+        else:
+            self._service.tell(worker, line)
+
+    def _switch(self, _peer: Peer, order: Message) -> Message:
+        """Put on record that the workers themselves have gone over to the next generation, as was planned with them."""
+        table = Table.of(order, "kept", "standby")
+        taken = self._taken(table)
+        self._begin(table, taken)
+        for worker in taken.values():
+            self._service.release(worker)
+        return {}
+
+    def _taken(self, table: Table) -> dict[int, Worker]:
+        """Return the living processes for the ranks that are not filled with fresh ones; refuse unless all can be had."""
+        self._crew.reap()
+        self._check(table)
+        taken = {}
+        for seat in table.seats:
+            if seat.source == "kept":
+                taken[seat.rank] = self._kept(seat.rank)
+            elif seat.standby is not None:
+                taken[seat.rank] = self._parked(seat.standby)
+        return taken
+
+    def _check(self, table: Table) -> None:
+        crew = self._crew
+        self._check_job()
+        if table.generation <= crew.generation:
+            raise Refused(f"generation {table.generation} is not newer than {crew.generation}")
+        if crew.stopping:
+            raise Refused(f"the workers of generation {crew.generation} are being stopped")
+
+    def _check_job(self) -> None:
+        if self._service.ending:
+            raise Refused("this agent is ending")
+        if self._crew.plan is None:
+            raise Refused("no job was prepared on this node: give the order 'prepare' first")
+
+    def _kept(self, rank: int) -> Worker:
+        worker = self._crew.workers.get(rank)
+        if worker is None or worker.gone:
+            raise Refused(f"rank {rank} has no living worker here that could be kept")
+        if worker.ordered or worker.finished:
+            raise Refused(f"the worker of rank {rank} cannot be kept: it {'was told to end' if worker.ordered else 'has finished'}")
+        return worker
+
+    def _parked(self, standby: int) -> Worker:
+        worker = self._crew.standbys.get(standby)
+        if worker is None or worker.gone or worker.ordered or worker.pid is None:
+            raise Refused(f"no standby {standby} lives here")
+        if worker.parked is None or state_of(worker.pid) == "T":
+            raise Refused(f"standby {standby} {'has not parked yet' if worker.parked is None else 'stands still'}")
+        return worker
+
+    def _begin(self, table: Table, taken: dict[int, Worker]) -> None:
+        """Let the generation begin here: whoever is kept or taken over belongs to it, all other workers leave."""
+        crew, kept = self._crew, list(taken.values())
+        self._service.begin_generation(table.generation)
+        for worker in crew.living():
+            if worker not in kept:
+                worker.ordered, worker.leave_by = True, time.monotonic() + table.leave
+                crew.leavers.append(worker)
+        crew.enter(table.generation, table.membership)
+        crew.workers = {}
+        for rank, worker in taken.items():
+            crew.workers[rank] = worker
+            if worker.standby is None:
+                worker.enter(table.generation)
+                self._service.emit("worker.kept", rank=rank, pid=worker.pid, generation=table.generation, grouped=worker.grouped)
+            else:
+                self._promote(worker, rank)
+
+    def _promote(self, worker: Worker, rank: int) -> None:
+        crew, standby = self._crew, worker.standby
+        assert standby is not None
+        del crew.standbys[standby]
+        worker.promote(rank, crew.generation, crew.recruit(rank).log)
+        with suppress(OSError):  # the process opens it too, and tells when it cannot
+            worker.open_log(crew.plan.job if crew.plan is not None else "")
+        self._service.emit("worker.started", rank=rank, pid=worker.pid, generation=crew.generation, standby=standby)
+
+    # -- standbys -------------------------------------------------------------------------------------------------------
+
+    def _standby(self, _peer: Peer, order: Message) -> Message:
+        """Start processes that run the script as far as they can without a rank; one that lives already is left alone."""
+        crew = self._crew
+        wanted = {schema.whole(item, "id"): schema.environment(item, "environment") for item in schema.objects(order, "standbys")}
+        self._check_job()
+        if not crew.warm:
+            raise Refused("standbys are forked from a warm starter, and there is none on this node")
+        started = [standby for standby in wanted if standby not in crew.standbys]
+        for standby in started:
+            worker = crew.standbys[standby] = crew.recruit(NO_RANK, standby=standby)
+            crew.launch(worker, wanted[standby])
+        return {"started": sorted(started)}
+
+    def _drop(self, _peer: Peer, order: Message) -> Message:
+        """Kill standbys; those that are gone already are."""
+        dropped = [standby for standby in schema.numbers(order, "standbys") if standby in self._crew.standbys]
+        for standby in dropped:
+            self._crew.kill(self._crew.standbys[standby])
+        return {"dropped": sorted(dropped)}
+
+    def _tell(self, _peer: Peer, order: Message) -> Message:
+        """Pass a message on to workers and standbys as it is, to all of them or to none."""
+        message, crew = schema.mapping(order, "message"), self._crew
+        ranks, standbys = schema.numbers(order, "ranks"), schema.numbers(order, "standbys")
+        crew.reap()
+        named = [(f"rank {rank}", crew.workers.get(rank)) for rank in ranks]
+        named += [(f"standby {standby}", crew.standbys.get(standby)) for standby in standbys]
+        hearers = [worker for _, worker in named if worker is not None and not worker.gone and worker.line is not None]
+        deaf = [name for name, worker in named if worker not in hearers]
+        if deaf:
+            raise Refused(f"{', '.join(deaf)} cannot be told: it does not live here, or has no line to its agent")
+        for worker in hearers:
+            self._service.tell(worker, message)
+        return {}
+
+    def _pace(self, _peer: Peer, order: Message) -> Message:
+        """Keep how often the current generation is to save: rank 0 hears it when it asks for leave to commit, and tells the others."""
+        crew, generation = self._crew, schema.whole(order, "generation")
+        every = schema.whole(order, "every", least=1)
+        if generation != crew.generation:
+            raise Refused(f"generation {generation} is not the current one, that is {crew.generation}")
+        crew.pace = every
+        return {}

@@ -1,0 +1,92 @@
+"""Whether memory ran out when a worker was killed: the kernel's log says which process, the cgroup's counter that one was."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from detectors.readings import KernelLine
+    from holdfast.agent.monitor.kernel_log import Follower
+
+INITIAL_PIDS: Final = "pid:[4026531836]"
+"""The pid namespace whose numbers the kernel's log speaks of (PROC_PID_INIT_INO in the kernel's proc_ns.h)."""
+
+_KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory|oom_reaper|OOM).*?[Kk]ill(?:ed)? process (\d+)")
+
+
+class OutOfMemory:
+    """Reads the kernel's log and the counter of the agent's cgroup for kills; says what it could not read."""
+
+    def __init__(self, kernel_log: Follower) -> None:
+        self._lines: deque[tuple[int, str]] = deque(maxlen=256)
+        self._log = kernel_log
+        kernel_log.tell(self._take)
+        why = kernel_log.blind or f"{kernel_log.path} speaks of another pid namespace"
+        ours = kernel_log.blind is None and _pids_are_the_logs()
+        self._counter = None if ours else _cgroup_counter()  # it counts our neighbours' losses too, and the log tells whose each was
+        self._seen = self._count()
+        self.blind = None if ours or self._counter else f"{why}, and no cgroup counter"
+
+    def _count(self) -> int:
+        if self._counter is None:
+            return 0
+        with suppress(OSError):
+            found = re.search(r"^oom_kill (\d+)", self._counter.read_text(), re.MULTILINE)
+            return int(found[1]) if found else 0
+        return 0
+
+    def _take(self, line: KernelLine) -> None:
+        found = _KILLED.search(line.text)
+        if found:
+            self._lines.append((int(found[1]), line.text))
+
+    def forget(self) -> None:
+        """Start anew before workers start: a pid may be used again."""
+        self._read()
+        self._lines.clear()
+        self._seen = self._count()
+
+    def _read(self) -> None:
+        with suppress(OSError):  # what cannot be read tells nothing; the log's follower says so
+            self._log.read()
+
+    def killed(self, pid: int) -> str | None:
+        """Return the evidence that the kernel killed *pid* for want of memory, if there is any."""
+        self._read()
+        for found, line in self._lines:
+            if found == pid:
+                return line
+        count = self._count()
+        if count > self._seen:
+            self._seen += 1
+            return f"the cgroup's oom_kill counter rose to {count} ({self._counter})"
+        return None
+
+
+def _pids_are_the_logs() -> bool:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink()) == INITIAL_PIDS
+    except OSError:
+        return False
+
+
+def _cgroup_counter() -> Path | None:
+    """Return the file that counts OOM kills of this process's memory cgroup, version 2 or 1."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):
+            for base in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+                for name in ("memory.events", "memory.oom_control"):
+                    for folder in (Path(base + path), Path(base)):  # a container sees its own cgroup at the mount's root
+                        with suppress(OSError):
+                            if "oom_kill " in (folder / name).read_text():
+                                return folder / name
+    return None

@@ -1,4 +1,0 @@
-"""What is tried on a node. Standard library only, and torch where the node's python3 has it: these modules travel to nodes as text.
-
-Each check answers with a `detectors.trials.Check`. What was measured is held against limits by who asked.
-"""

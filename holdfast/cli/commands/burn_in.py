@@ -1,0 +1,108 @@
+"""`holdfast burn-in`."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from detectors.burn_in_results import Check, Mark
+from holdfast.cli.actor import signature
+from holdfast.cli.output import COLOURS, hint, say, say_json
+from holdfast.errors import NodeNotChanged, NodesBusy
+from holdfast.history.store import History
+from holdfast.probe.burn_in.plan import Plan
+from holdfast.probe.burn_in.repair import Repair
+from holdfast.report.wording import duration, visible
+from holdfast.spec import LocalCluster, load_cluster
+from policies.burn_in import Outcome, in_a_word, seen, stays_out
+from policies.cordons import TESTABLE, Owner
+from policies.node_states import NodeState
+
+MARKS: Final = {Mark.PASSED: COLOURS["ok"], Mark.FAILED: COLOURS["sick"], Mark.SKIPPED: COLOURS["unknown"]}
+
+
+def burn_in(nodes: Sequence[str], cluster_file: Path | None, *, short: bool, seconds: float | None, as_json: bool) -> int:
+    """Try *nodes* out, tell each check as it ends and the verdicts last; return 0 when all passed."""
+    cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
+    wanted = list(dict.fromkeys(nodes))
+    plan = Plan.of(cluster.burn_in, seconds=seconds, short=short)
+    history = History.open()
+    try:
+        tell = _Teller(max(len(node) for node in wanted))
+        with Repair(cluster, history, Owner(name=signature(), person=True), plan) as repair:
+            if not as_json:
+                repair.tell = tell
+            repair.refuse_strangers(wanted)
+            if not short:
+                _begin(repair, wanted)
+            begun = list(repair.trials)
+            found = repair.try_out(wanted)
+            repair.conclude()
+            _tell_verdicts(repair, found, begun, as_json=as_json)
+    finally:
+        history.close()
+    return int(any(one.mark is not Mark.PASSED for one in found.values()))
+
+
+def _begin(repair: Repair, nodes: Sequence[str]) -> None:
+    """Begin burn-ins for holds that they may lift; refuse nodes that somebody else is at work on."""
+    jobs, known = repair.jobs(), repair.known()
+    busy = {node: jobs[node] for node in nodes if node in jobs}
+    if busy:
+        words = tuple(f"job '{job}' trains on {node}" for node, job in busy.items())
+        node, job = next(iter(busy.items()))
+        cure = f"Move it away by `holdfast migrate {job} --from {node}`, or try the node beside training by `--short`"
+        raise NodesBusy("no burn-in can be made now", words, cure)
+    testable = [node for node in nodes if known[node].of_kind(*TESTABLE) and known[node].state is not NodeState.RETIRED]
+    repair.begin(testable)
+    for node in testable:
+        if node in repair.left:
+            raise NodeNotChanged(node, repair.cluster.name, repair.left[node].rstrip("."))
+
+
+class _Teller:
+    """Writes a line for each check, from whichever thread it comes."""
+
+    def __init__(self, width: int) -> None:
+        self._width, self._lock = width, threading.Lock()
+
+    def __call__(self, node: str, check: Check) -> None:
+        mark = click.style(str(check.mark).ljust(7), fg=MARKS[check.mark])
+        words = visible(f"{seen(check)}, {duration(check.seconds)}")
+        with self._lock:
+            click.echo(f"{node.ljust(self._width)}  {check.name.ljust(8)}  {mark}  {words}")
+
+
+def _tell_verdicts(repair: Repair, found: dict[str, Outcome], begun: Sequence[str], *, as_json: bool) -> None:
+    after = repair.known()
+    moves = dict(repair.moves)
+    if as_json:
+        rows = [_record(one, str(after[node].state), node in begun) for node, one in found.items()]
+        say_json({"cluster": repair.cluster.name, "short": repair.plan.short, "nodes": rows})
+        return
+    say()
+    for node, one in found.items():
+        moved = f"; {moves[node].before} -> {moves[node].after}" if node in moves else ""
+        say(f"{node}: {one.because}{moved}" if one.mark is Mark.PASSED else f"{node} {in_a_word(one.mark)}: {one.because}{moved}")
+        _advise(node, one, after[node].state, short=repair.plan.short)
+
+
+def _advise(node: str, one: Outcome, state: NodeState, *, short: bool) -> None:
+    """Say what is left to do."""
+    if one.mark is Mark.FAILED and state in {NodeState.HEALTHY, NodeState.SUSPECT}:
+        hint(f'Jobs may still be given {node}. `holdfast nodes hold {node} --because "failed a burn-in"` takes it out.')
+    if one.mark is Mark.SKIPPED and state is NodeState.QUARANTINED:
+        hint(stays_out(one, str(state)))
+    if one.mark is Mark.PASSED and short and state is NodeState.QUARANTINED:
+        hint(f"{node} stays quarantined: a short burn-in lifts nothing. Leave out `--short`.")
+
+
+def _record(one: Outcome, state: str, counted: bool) -> dict[str, Any]:  # noqa: FBT001 (a field of the record)
+    checks = [dataclasses.asdict(check) for check in one.checks]
+    outcome = in_a_word(one.mark)
+    return {"node": one.node, "outcome": outcome, "because": one.because, "state": state, "for_a_hold": counted, "checks": checks}

@@ -1,0 +1,86 @@
+"""`holdfast metrics`: what the history knows, for Prometheus."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+from holdfast.cli.output import hint, say_json
+from holdfast.errors import OperatorError
+from holdfast.history.store import History
+from holdfast.report.metrics.exposition import Family, text
+from holdfast.report.metrics.families import collect
+from holdfast.report.metrics.jobs import Accounts
+from holdfast.report.metrics.serving import Server, write
+
+LOOPBACK: Final = "127.0.0.1"
+OURS: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class NoAddress(OperatorError):
+    """An address at which nobody can listen."""
+
+    def __init__(self, address: str, why: str) -> None:
+        super().__init__(address, why)
+        self.address, self.why = address, why
+
+    def __str__(self) -> str:
+        return f"cannot listen at '{self.address}': {self.why}. Name a free port, as in `--serve 9464`, or an address of this machine too"
+
+
+def metrics(serve: str | None, textfile: Path | None, *, as_json: bool) -> int:
+    """Print once, write a file, or answer scrapes until told to end."""
+    if serve is not None:
+        return _serve(serve)
+    history = History.open(create=False)
+    try:
+        found = collect(history)
+    finally:
+        history.close()
+    if textfile is not None:
+        write(textfile, text(found))
+    elif as_json:
+        say_json([_record(one) for one in found])
+    else:
+        sys.stdout.write(text(found))
+    return 0
+
+
+def _record(family: Family) -> dict[str, object]:
+    samples = [{"name": family.name + one.suffix, "labels": dict(one.labels), "value": one.value} for one in family.samples]
+    return {"name": family.name, "type": family.kind, "help": family.help, "samples": samples}
+
+
+def _serve(where: str) -> int:
+    address = _address(where)
+    accounts = Accounts()
+
+    def tell() -> str:
+        history = History.open(create=False)  # each time: one that was away, or was put aside, is found again
+        try:
+            return text(collect(history, accounts))
+        finally:
+            history.close()
+
+    try:
+        server = Server(address, tell)
+    except (OSError, OverflowError) as error:
+        raise NoAddress(where, getattr(error, "strerror", None) or str(error)) from error
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with server:
+        shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+        hint(f"metrics at http://{shown}:{server.server_port}/metrics until Ctrl-C")
+        if address[0] not in OURS:
+            hint("Whoever reaches this address can read names of jobs, nodes and faults: let a firewall or a proxy choose who.")
+        server.serve_forever()
+    return 0
+
+
+def _address(where: str) -> tuple[str, int]:
+    """Return host and port of ``PORT``, ``HOST:PORT`` or ``[HOST]:PORT``."""
+    host, colon, port = where.rpartition(":")
+    if not (port.isascii() and port.isdigit()):
+        raise NoAddress(where, "it names no port")
+    return (host.removeprefix("[").removesuffix("]") if colon else LOOPBACK) or LOOPBACK, int(port)

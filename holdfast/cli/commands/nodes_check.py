@@ -1,0 +1,58 @@
+"""`holdfast nodes check`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from holdfast.cli.commands.nodes_bootstrap import nodes_meant, progress, ssh_cluster
+from holdfast.cli.output import say, say_json, say_rows
+from holdfast.probe.readiness import Finding, Inspection, State, Wanted
+from holdfast.probe.readiness.judge import judge
+from holdfast.report.wording import plural
+from holdfast.spec import load_job
+
+DOUBTS: Final = 3
+"""Exit status where jobs run and something should be mended."""
+HEAD: Final = ("NODE", "CHECK", "STATE", "SEEN, AND WHAT TO DO")
+
+
+def inspect(cluster_file: Path, job_file: Path | None, only: Sequence[str], *, as_json: bool) -> int:
+    """Say of each host what is missing for a job, and the cure; return 1 when something is, 3 when something should be mended."""
+    cluster = ssh_cluster(cluster_file)
+    nodes = nodes_meant(cluster, only)
+    wanted = Wanted.of(load_job(job_file)[0]) if job_file is not None else Wanted()
+    with progress(nodes, quiet=as_json) as shown, Inspection(cluster, wanted, shown) as inspection:
+        facts = inspection.look(nodes)
+    found = judge(facts, gpus=cluster.gpus_of, snapshots=wanted.snapshots)
+    if as_json:
+        rows = [{"node": node, "ready": _worst(found, node) is not State.MISSING, "checks": _records(found, node)} for node in nodes]
+        say_json({"cluster": cluster.name, "nodes": rows})
+    else:
+        _tell(nodes, found)
+    worst = {_worst(found, node) for node in nodes}
+    return 1 if State.MISSING in worst else 0 if worst <= {State.OK} else DOUBTS
+
+
+def _worst(found: Sequence[Finding], node: str) -> State:
+    order = list(State)
+    return max((one.state for one in found if one.node == node), key=order.index, default=State.UNSEEN)
+
+
+def _records(found: Sequence[Finding], node: str) -> list[dict[str, str]]:
+    return [{name: value for name, value in dataclasses.asdict(one).items() if name != "node"} for one in found if one.node == node]
+
+
+def _tell(nodes: Sequence[str], found: Sequence[Finding]) -> None:
+    rows = []
+    for node in nodes:
+        ours = [one for one in found if one.node == node]
+        wrong = [one for one in ours if one.state is not State.OK]
+        fine = ", ".join(one.words for one in ours if one.state is State.OK)
+        rows += [(node, one.check, str(one.state), f"{one.words}\n-> {one.cure}" if one.cure else one.words) for one in wrong]
+        rows += [(node, "the rest" if wrong else "all", str(State.OK), fine)] if fine else []
+    say_rows(HEAD, rows, coloured=2, last="folded")
+    ready = [node for node in nodes if _worst(found, node) is not State.MISSING]
+    say(f"\n{len(ready)} of {plural(len(nodes), 'host')} are ready for jobs.")

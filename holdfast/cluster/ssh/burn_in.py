@@ -1,0 +1,81 @@
+"""The checks' program on nodes that one can log in to."""
+
+from __future__ import annotations
+
+import time
+from typing import Final, Self
+
+import paramiko
+
+from holdfast.cluster.ssh.connection import Connection
+from holdfast.cluster.ssh.connector import Ways
+from holdfast.cluster.ssh.errors import Unanswered, Unasked
+from holdfast.probe.burn_in.session import Post, Silent
+from holdfast.probe.readers.bundle import BOOT
+from holdfast.spec import SshCluster
+
+DEADLINE: Final = 20.0
+"""Seconds that logging in to a node may take."""
+FOLDER: Final = "/var/tmp"  # noqa: S108 (a folder of its own is made there, with a name that nobody can know before)
+ENOUGH: Final = 1 << 12
+
+
+class SshPosts:
+    """Where orders to the nodes of a cluster go: a connection of its own for each node that is tried."""
+
+    apart = True
+
+    def __init__(self, cluster: SshCluster) -> None:
+        """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
+        self._ways, self._folder = Ways(cluster), cluster.burn_in.folder or FOLDER
+        self._nice = cluster.burn_in.nice
+        self._targets = {target.node: target for target in self._ways.targets}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the jump hosts; each post lets go of its own connection."""
+        self._ways.close()
+
+    def names(self) -> list[str]:
+        """Return the nodes' names."""
+        return list(self._targets)
+
+    def address(self, node: str) -> str:
+        """Return the address by which the node is reached from here, or from its jump host: other nodes are taken to reach it so too."""
+        return self._targets[node].door.address
+
+    def folder(self, node: str) -> str:  # noqa: ARG002 (the same on all)
+        """Return the folder in which a disk is tried."""
+        return self._folder
+
+    def open(self, node: str) -> Post:
+        """Log in to *node* and start the program; raise `Silent` when that cannot be."""
+        target, until = self._targets[node], time.monotonic() + DEADLINE
+        try:
+            connection = self._ways.open(target, until)
+        except (Unanswered, Unasked) as error:
+            if isinstance(error, Unanswered):
+                self._ways.jumps.doubt(target.way)
+            raise Silent(str(error)) from error
+        return self._started(node, connection)
+
+    def _started(self, node: str, connection: Connection) -> Post:
+        python = self._targets[node].python
+        try:
+            with self._ways.watchdog.over(time.monotonic() + DEADLINE, connection.cut):
+                channel = connection.transport.open_session(timeout=DEADLINE)
+                # A shell of the node's own reads this line: the interpreter's name has no letters that shells take for theirs (`Program`).
+                channel.exec_command(f"exec {python} -I -c '{BOOT}'")
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            connection.cut()
+            raise Silent(f"it let us in, and did not start {python}: {error}") from error
+
+        def ended() -> str:
+            return channel.recv_stderr(ENOUGH).decode("utf-8", "replace") if channel.recv_stderr_ready() else ""
+
+        return Post(node, channel, connection.cut, nice=self._nice, ended=ended)

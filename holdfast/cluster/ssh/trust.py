@@ -1,0 +1,98 @@
+"""The keys that the machines of a cluster show, before anybody trusts them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Self
+
+from paramiko import PKey
+
+from holdfast.cluster.ssh.connector import Ways
+from holdfast.cluster.ssh.endpoints import Door
+from holdfast.cluster.ssh.errors import Unanswered, Unasked
+from holdfast.cluster.ssh.known_hosts import KnownHosts, Standing
+from holdfast.spec import SshCluster
+
+HANDS: Final = 64
+"""Machines that are asked at once."""
+DEADLINE: Final = 15.0
+"""Seconds that one of them may take to show its key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A node, or a jump host: who it is in known_hosts, and the way to it."""
+
+    door: Door
+    way: tuple[Door, ...]
+    nodes: tuple[str, ...]
+    """The node that it is, or those that lie behind it."""
+    is_node: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """The key that a machine showed, or why it showed none."""
+
+    machine: Machine
+    key: PKey | None = None
+    standing: Standing | None = None
+    """What is known of the key; empty where none was shown."""
+    why: str = ""
+    """What stands against trusting it, in words."""
+
+    @property
+    def name(self) -> str:
+        """Return the machine's name in known_hosts."""
+        return self.machine.door.known_as
+
+
+class Trust:
+    """Asks the machines of a cluster for their keys, and adds those that a person has checked to the file of known hosts."""
+
+    def __init__(self, cluster: SshCluster) -> None:
+        """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
+        self.known = KnownHosts.read(cluster.known_hosts, create=True)
+        self._ways = Ways(cluster, self.known)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ways.close()
+
+    def machines(self, nodes: Collection[str] = ()) -> list[Machine]:
+        """Return the *nodes* (default: all) and the jump hosts on the way to them, those that others are reached by first."""
+        behind: dict[tuple[Door, tuple[Door, ...]], list[str]] = {}
+        found = []
+        for target in self._ways.targets:
+            if not nodes or target.node in nodes:
+                for place, door in enumerate(target.way):
+                    behind.setdefault((door, target.way[:place]), []).append(target.node)
+                found.append(Machine(door=target.door, way=target.way, nodes=(target.node,), is_node=True))
+        jumps = [Machine(door=door, way=way, nodes=tuple(names), is_node=False) for (door, way), names in behind.items()]
+        return sorted(jumps, key=lambda one: len(one.way)) + found
+
+    def ask(self, machines: Iterable[Machine]) -> list[Shown]:
+        """Return what each of *machines* shows. Those behind a jump host that is not trusted show nothing."""
+        machines = list(machines)
+        with ThreadPoolExecutor(max(1, min(HANDS, len(machines))), thread_name_prefix="trust") as hands:
+            return list(hands.map(self._ask, machines))
+
+    def _ask(self, machine: Machine) -> Shown:
+        door = machine.door
+        try:
+            key = self._ways.key_of(door, machine.way, time.monotonic() + DEADLINE)
+        except (Unanswered, Unasked) as error:
+            return Shown(machine=machine, why=str(error))
+        standing = self.known.standing(door.known_as, key)
+        why = "" if standing in {Standing.TRUSTED, Standing.UNKNOWN} else self.known.complaint(standing, door.known_as, key)
+        return Shown(machine=machine, key=key, standing=standing, why=why)
+
+    def add(self, shown: Iterable[Shown]) -> None:
+        """Trust these machines' keys from now on; raise `UnusableFile` when the file cannot be written."""
+        self.known.add({one.name: one.key for one in shown if one.key is not None}.items())
+        self._ways.jumps.forget()

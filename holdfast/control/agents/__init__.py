@@ -1,0 +1,1 @@
+"""Connections to the agents of all nodes: commands out, events in, reconnects, partitions."""

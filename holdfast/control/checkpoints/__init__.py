@@ -1,0 +1,1 @@
+"""How often to save, where replicas lie, what snapshots cost, and the final checkpoint."""

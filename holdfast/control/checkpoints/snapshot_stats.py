@@ -1,0 +1,98 @@
+"""How old the newest snapshot in memory is, and what snapshots cost: from what the ranks tell to the job's history."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from holdfast.control.state.generation import Board, RankView
+from holdfast.history import models
+from holdfast.history.recorder import Recorder
+
+
+def age_of(board: Board) -> int | None:
+    """Return how many steps older than the job the newest snapshot is that all ranks have whole; None as long as one of them has none.
+
+    Each rank's age is from one message of its own: so ranks that were lost, of which the last word may be older, add nothing.
+    """
+    age: int | None = _all(board.ranks.values(), _age, max)
+    return age
+
+
+def row_of(board: Board, job_id: str, now: float, ages: Mapping[int, int]) -> models.Snapshots | None:
+    """Return what *board* knows of its generation's snapshots, or None as long as no rank has told; *ages* were counted before."""
+    views = list(board.ranks.values())
+    told = [_told(view) for view in views]
+    if not any(told):
+        return None
+    return models.Snapshots(
+        job_id=job_id,
+        generation=board.generation,
+        at=max([view.beat_at for view in views if _told(view)], default=now),
+        step=_all(views, lambda view: _told(view).get("step"), min),
+        age_steps=age_of(board),
+        age_s=_all(views, lambda view: _told(view).get("age"), max),
+        replica_step=_all(views, lambda view: view.beat.get("replica"), min),
+        every=max((int(one["every"]) for one in told if one.get("every")), default=None),
+        size=sum(int(one.get("size", 0)) for one in told) or None,
+        copied_s=_sum(told, "copied"),
+        hidden_s=_sum(told, "hidden"),
+        cost_s=_sum(told, "slowed"),
+        trained_s=_sum(told, "trained"),
+        ages={str(age): number for age, number in sorted(ages.items())},
+        because=next((str(one["why"]) for one in told if one.get("why")), ""),
+    )
+
+
+class Snapshots:
+    """Keeps the history's row of the present generation up to date."""
+
+    def __init__(self, recorder: Recorder, job_id: str) -> None:
+        self._recorder, self._job_id = recorder, job_id
+        self._generation = 0
+        self._ages: Counter[int] = Counter()
+        self._written: models.Snapshots | None = None
+
+    def adopt(self, row: models.Snapshots | None) -> None:
+        """Go on counting where the flow before left it."""
+        if row is not None:
+            self._generation, self._ages = row.generation, Counter({int(age): int(number) for age, number in row.ages.items()})
+
+    def look(self, board: Board, now: float, *, training: bool) -> None:
+        """Record what is new on *board*; the age is counted while the job is *training*."""
+        if board.generation != self._generation:
+            self._generation, self._ages = board.generation, Counter()
+        age = age_of(board)
+        if training and age is not None:
+            self._ages[age] += 1
+        self.record(board, now)
+
+    def record(self, board: Board, now: float) -> None:
+        """Record what is new on *board*."""
+        row = row_of(board, self._job_id, now, self._ages)
+        if row is None or row == self._written:
+            return
+        if self._written is None or self._written.generation != row.generation:
+            self._recorder.add(row)
+        self._recorder.amend(models.Snapshots, (row.job_id, row.generation), **row.model_dump(exclude={"job_id", "generation"}))
+        self._written = row
+
+
+def _told(view: RankView) -> Mapping[str, Any]:
+    return view.beat.get("snapshot") or {}
+
+
+def _age(view: RankView) -> int | None:
+    step, newest = view.beat.get("step"), _told(view).get("step")
+    return None if step is None or newest is None else max(0, step - newest)
+
+
+def _all(views: Iterable[RankView], value: Callable[[RankView], Any], pick: Callable[[list[Any]], Any]) -> Any:  # noqa: ANN401 (of value's kind)
+    """Return one rank's value for all of them, or None where any has none."""
+    values = [value(view) for view in views]
+    return None if not values or None in values else pick(values)
+
+
+def _sum(told: Iterable[Mapping[str, Any]], name: str) -> float:
+    return float(sum(one.get(name, 0.0) for one in told))

@@ -1,0 +1,229 @@
+"""From a job's description to what agents are told: how workers are run, and the environment of each rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.paths import job_directory, make_private
+from holdfast.protocol import BEAT
+from holdfast.runtime.process.preload import USUAL
+
+if TYPE_CHECKING:
+    from holdfast.control.state.rank_table import Lineup
+    from holdfast.history import Job
+    from holdfast.source_tree import of_source_tree
+from holdfast.spec import Cluster, TrainingJob
+
+TORCHRUN_SETS: Final = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+}
+"""Variables that torchrun sets for each rank where nobody else has, whatever its place; `OMP_NUM_THREADS` is one more, of several ranks."""
+BEATS: Final = 4096
+"""Beats of all agents in a second: a flow takes in so many in less than half of a core's time."""
+
+
+def log_directory(job: Job) -> Path:
+    """Return the folder with one log per rank, the same for every flow of the job."""
+    return Path(job.directory) / "logs"
+
+
+def how_to_run(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
+    """Return the fields of the ``prepare`` order: the same for every generation of this job, and every node but for its ``outfit``."""
+    warm, remote = spec.script is not None, cluster.kind != "local"
+    argv = [_as_typed(spec, spec.script), *spec.args] if spec.script is not None else list(spec.command or [])
+    return {
+        "job": job.id,
+        "name": job.name,
+        "lease": spec.limits.lease.total_seconds(),
+        "warm": warm,
+        "python": spec.python or ("" if remote else sys.executable),
+        "preload": list(USUAL) if warm and _wants_torch(spec.inside(argv[0]), unread=remote) else [],
+        "argv": argv,
+        "directory": str(spec.inside(".")),
+        "environment": {**({} if remote else of_source_tree(os.environ)), **_environment(spec, job)},
+        "defaults": {**TORCHRUN_SETS, **({"OMP_NUM_THREADS": "1"} if spec.nodes.ranks > 1 else {})},
+        "log_directory": str(log_directory(job)),
+        "watch": spec.checks.nodes,
+        "beat": beat_of(spec.nodes.wanted),
+        "notice": cluster.notice.for_agents(),
+        "memory": {"limit": spec.checkpoint.memory.limit} if spec.checkpoint.memory.every else None,
+    }
+
+
+def beat_of(nodes: int) -> float:
+    """Return the seconds between two beats of each agent: a flow hears as many in a second of a thousand nodes as of ten thousand."""
+    return max(BEAT, nodes / BEATS)
+
+
+def _as_typed(spec: TrainingJob, script: str) -> str:
+    """Return the script's name for the script to see, as torchrun gives it; of a home folder, which nobody else expands, the path."""
+    return str(spec.inside(script)) if script.startswith("~") else script
+
+
+def _wants_torch(script: Path, *, unread: bool) -> bool:
+    """Tell whether the script imports torch sooner or later, itself or through Holdfast; *unread* where it cannot be read here."""
+    try:
+        text = script.read_bytes()
+    except OSError:
+        return unread
+    return re.search(rb"^\s*(?:import|from)\s+(?:torch|holdfast)\b", text, re.MULTILINE) is not None
+
+
+def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
+    memory = spec.checkpoint.memory
+    environment = {
+        "PYTHONUNBUFFERED": "1",  # what a killed worker printed is evidence
+        "HOLDFAST_JOB": job.name,
+        "HOLDFAST_WIDTH": str(spec.nodes.wanted * spec.nodes.ranks),
+        "HOLDFAST_TOKEN": token_of(job),
+        "HOLDFAST_CHECKPOINT_DIR": str(spec.checkpoints),
+        "HOLDFAST_SAVE_EVERY": str(spec.checkpoint.first),
+        "HOLDFAST_KEEP": str(spec.checkpoint.keep),
+        "HOLDFAST_CHECK_EVERY": str(spec.checks.copies),
+        "HOLDFAST_MEMORY_EVERY": str(memory.every),
+        "HOLDFAST_MEMORY_OVERHEAD": str(memory.overhead),
+        "HOLDFAST_MEMORY_POLICY": memory.policy,
+        "HOLDFAST_MEMORY_PAUSE": str(memory.pause.total_seconds()),
+    }
+    if spec.checkpoint.bandwidth is not None:
+        environment["HOLDFAST_SAVE_BANDWIDTH"] = str(spec.checkpoint.bandwidth)
+    return {**environment, **spec.environment}
+
+
+def token_of(job: Job) -> str:
+    """Return the secret by which the job's workers know each other: made once, and kept beside the job.
+
+    A flow that adopts the job has it from the agents, which may have it from a flow on another host.
+    """
+    return known_token(job) or keep_token(job, secrets.token_hex(16))
+
+
+def keep_token(job: Job, token: str) -> str:
+    """Keep the job's secret beside it, for this user alone; return it."""
+    path = _token_file(job)
+    make_private(path.parent)
+    beside = path.with_suffix(".new")
+    beside.unlink(missing_ok=True)
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"{job.id} {token}")
+    beside.replace(path)
+    return token
+
+
+def known_token(job: Job) -> str | None:
+    """Return the job's secret if it was made on this machine; make none."""
+    with suppress(OSError, ValueError):
+        owner, token = _token_file(job).read_text().split()
+        if owner == job.id:
+            return token
+    return None
+
+
+def _token_file(job: Job) -> Path:
+    return job_directory(job.name) / "token"
+
+
+def rank_environments(membership: dict[str, list[int]], *, generation: int, lineup: Lineup, job: str) -> dict[str, list[dict[str, Any]]]:
+    """Return for each node what its workers need to know of their places: the variables that ``torchrun`` sets.
+
+    Global ranks are consecutive over the nodes in the order of *membership*.
+    """
+    world = sum(len(ranks) for ranks in membership.values())
+    address, port = lineup.store
+    shared = {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world),
+        "ROLE_WORLD_SIZE": str(world),
+        "ROLE_NAME": "default",
+        "GROUP_WORLD_SIZE": str(len(membership)),
+        "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
+        "TORCHELASTIC_RUN_ID": job,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store, not its launcher
+        "HOLDFAST_GENERATION": str(generation),
+        **lineup_environment(lineup),
+    }
+    return {
+        node: [
+            {
+                "rank": rank,
+                "environment": {
+                    **shared,
+                    "RANK": str(rank),
+                    "ROLE_RANK": str(rank),
+                    "LOCAL_RANK": str(local),
+                    "LOCAL_WORLD_SIZE": str(len(ranks)),
+                    "GROUP_RANK": str(group),
+                },
+            }
+            for local, rank in enumerate(ranks)
+        ]
+        for group, (node, ranks) in enumerate(membership.items())
+    }
+
+
+KEEPERS: Final = 8
+"""Nodes whose agents remember where all ranks are, for a flow that finds the history without this generation."""
+
+
+def told_of(membership: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
+    """Return for each node what its agent is told of where ranks are: some agents are told of all ranks, the others of their own alone.
+
+    If thousands were told of all, a flow would send hundreds of megabytes in the middle of a recovery.
+    """
+    first = min((rank for ranks in membership.values() for rank in ranks), default=0)
+    return {
+        node: {"membership": membership if place < KEEPERS else {node: ranks}, "first": first}
+        for place, (node, ranks) in enumerate(membership.items())
+    }
+
+
+def seat_environment(rank: int, lineup: Lineup, *, generation: int, ranks_per_node: int, job: str) -> dict[str, str]:
+    """Return what a process that takes over *rank* alone must know of its place.
+
+    What the others were told when they were started stays true: the width of a node, and the rank's number among nodes.
+    """
+    world = lineup.width
+    host, port = lineup.store
+    return {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "ROLE_RANK": str(rank),
+        "LOCAL_RANK": str(lineup.places.get(rank, 0)),
+        "LOCAL_WORLD_SIZE": str(ranks_per_node),
+        "WORLD_SIZE": str(world),
+        "ROLE_WORLD_SIZE": str(world),
+        "ROLE_NAME": "default",
+        "GROUP_RANK": str(rank // ranks_per_node),
+        "GROUP_WORLD_SIZE": str(-(-world // ranks_per_node)),
+        "TORCHELASTIC_RESTART_COUNT": str(generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
+        "TORCHELASTIC_RUN_ID": job,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store, not its launcher
+        "HOLDFAST_GENERATION": str(generation),
+        **lineup_environment(lineup),
+    }
+
+
+def lineup_environment(lineup: Lineup) -> dict[str, str]:
+    """Return how often a process saves, where the flow chooses it, and what it must neither go on from nor do again."""
+    every = {} if lineup.every is None else {"HOLDFAST_SAVE_EVERY": str(lineup.every)}
+    off = {"HOLDFAST_WRITTEN_OFF": ",".join(f"{step}:{number}" for step, number in lineup.written_off)} if lineup.written_off else {}
+    skip = {"HOLDFAST_SKIP": ",".join(map(str, lineup.skip))} if lineup.skip else {}
+    return {**every, **off, **skip}
+
+
+def roles_environment(roles: Sequence[Sequence[int]], tapes: str) -> dict[str, str]:
+    """Return what a process that warms up without the others must know of the job's roles."""
+    return {"HOLDFAST_ROLES": json.dumps([list(ranks) for ranks in roles]), **({"HOLDFAST_TAPES": tapes} if tapes else {})}

@@ -1,0 +1,4 @@
+"""From events to evidence: what to diagnose, what happened before, who is slow, who reaches whom.
+
+The judgement itself is in `detectors` and `policies`.
+"""

@@ -1,0 +1,131 @@
+"""What the diagnosis of an incident is given beside the faults that ask for an act, and how its verdict is kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from detectors.catalogue import CATALOGUE_LEVELS, Fault, Level, Levels
+from detectors.causes import Candidate
+from detectors.diagnosis import Diagnosis, left_unexplained
+from detectors.logs import warm
+from detectors.outputs import read
+from holdfast.control.faults.node_faults import machine_of
+from holdfast.history import models
+from holdfast.report import wording
+from policies.case import Earlier
+
+if TYPE_CHECKING:
+    from holdfast.control.supervisor.controller import Run
+
+MOST_EVIDENCE: Final = 12
+"""Pieces of evidence that are kept for each explanation; the faults themselves stand in rows of their own."""
+MOST_SUBJECTS: Final = 8
+READING: Final = 1.0
+"""Seconds for which a recovery waits for what workers said last to be read: nothing is isolated before."""
+RECENT: Final = 7200.0
+"""Seconds for which a fault of a node that asks for nothing may still explain something."""
+
+
+def make_ready() -> None:
+    """Have the expressions compiled that last words are judged by, while workers start: a tenth of a second that no incident waits for."""
+    threading.Thread(target=warm, name="signatures", daemon=True).start()
+
+
+def beside(run: Run) -> list[Fault]:
+    """Return what is known beside the faults that ask for an act: what is wrong with the nodes, and what training goes on through.
+
+    What is only to be recorded, such as a clock that nobody keeps, explains nothing.
+    """
+    now = time.time()
+    seen = [fault for fault in run.seen() if not run.levels.acts(fault)]
+    kind = run.cluster.kind
+    acting = {_thing(fault, kind) for fault in run.board.unusable}
+    others = [fault for fault in run.board.node_faults if _thing(fault, kind) not in acting]
+    told = [fault for fault in (*others, *run.board.troubles) if fault.node in run.members and now - fault.at < RECENT]
+    known = [fault for fault in (*seen, *told) if run.levels.of(fault) is not Level.RECORD]
+    return [fault for fault in known if not run.wards.pardons(fault, run.levels)]
+
+
+def _thing(fault: Fault | Earlier, cluster_kind: str) -> tuple[str, str, str]:
+    """Return what a fault is of, and where: the nodes of one machine hear of the same."""
+    return fault.kind, fault.device, machine_of(fault.node or "", cluster_kind)
+
+
+def heard_once(earlier: Iterable[Earlier], unusable: Iterable[Fault], cluster_kind: str) -> tuple[Earlier, ...]:
+    """Leave out of *earlier* what other nodes of the same machine reported of an *unusable* GPU: the fault did not come on them."""
+    acting = {_thing(fault, cluster_kind): fault.node for fault in unusable}
+    return tuple(one for one in earlier if acting.get(_thing(one, cluster_kind), one.node) == one.node)
+
+
+def last_words(run: Run) -> list[Fault]:
+    """Return what workers said before they ended: read once, when the evidence has settled, and for a moment only, as ranks wait for it."""
+    end = time.monotonic() + READING
+    found, unread = read(run.board.evidence, lambda: time.monotonic() >= end)
+    if unread:
+        run.remark(
+            f"the last output of {wording.plural(len(unread), 'rank')} ({wording.ranks(unread)}) was not read: a recovery waits "
+            f"{READING:g} s for it at most. `holdfast logs {run.job.name}` shows it, `holdfast classify` reads it"
+        )
+    return found
+
+
+def places(run: Run) -> dict[str, str]:
+    """Return the node of everything by which a fault may name a peer."""
+    ranks = {f"rank {rank}": view.node for rank, view in run.board.ranks.items()}
+    return ranks | {node: node for node in run.members}
+
+
+def belong(diagnosis: Diagnosis, acting: Iterable[Fault]) -> list[Fault]:
+    """Return the faults that are the incident's, the root first: what asks for an act, and what the root explains; noise is not."""
+    root = diagnosis.root
+    followed = diagnosis.candidates[0].explains if diagnosis.candidates else ()
+    ours = {id(fault) for fault in (*acting, *followed)}
+    return [root, *(fault for fault in diagnosis.echoes if fault is not root and id(fault) in ours)]
+
+
+def row_of(diagnosis: Diagnosis, job: str, incident: str, levels: Levels = CATALOGUE_LEVELS) -> models.Verdict:
+    """Return the verdict as a row of the history."""
+    root = diagnosis.root
+    candidates = [record(one, levels) for one in diagnosis.candidates]
+    return models.Verdict(
+        job_id=job,
+        incident_id=incident,
+        at=time.time(),
+        kind=root.kind,
+        subject=root.subject,
+        weight=diagnosis.candidates[0].weight if diagnosis.candidates else 1.0,
+        because=diagnosis.because,
+        candidates=candidates,
+    )
+
+
+def record(one: Candidate, levels: Levels = CATALOGUE_LEVELS) -> dict[str, Any]:
+    """Return an explanation for programs: what it is, its weight, its evidence with time and source, what it explains and what not."""
+    fault = one.fault
+    return {
+        "kind": fault.kind,
+        "subject": fault.subject,
+        "node": fault.node,
+        "rank": fault.rank,
+        "device": fault.device,
+        "weight": one.weight,
+        "blame": str(fault.entry.blame),
+        "level": str(levels.of(fault)),
+        "rules": one.because,
+        "evidence": [
+            {"at": seen.at, "source": seen.source, "subject": seen.subject, "quote": seen.quote} for seen in one.evidence[:MOST_EVIDENCE]
+        ],
+        "explains": _counted(one.explains),
+        "unexplained": _counted(left_unexplained(one, levels)),
+    }
+
+
+def _counted(faults: Sequence[Fault]) -> list[dict[str, Any]]:
+    """Return how often each kind, and where, with some subjects: ten thousand echoes are one line."""
+    counts = Counter(fault.kind for fault in faults)
+    subjects = {kind: [fault.subject for fault in faults if fault.kind == kind][:MOST_SUBJECTS] for kind in counts}
+    return [{"kind": kind, "count": count, "subjects": subjects[kind]} for kind, count in counts.most_common()]

@@ -1,0 +1,159 @@
+"""Nodes that a job is lent, as by Slurm: how many it needs, what is said of them, and which have to be left because their time ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from detectors.catalogue import Level
+from detectors.diagnosis import see
+from holdfast.cluster.interface import Wish, lender_of
+from holdfast.control.state.generation import limits_of
+from holdfast.errors import HoldfastError
+from holdfast.report.wording import moment, told
+from policies.drains import Departure
+from policies.states import State
+
+if TYPE_CHECKING:
+    from holdfast.control.supervisor.controller import Run
+
+log = logging.getLogger("holdfast.control")
+
+STARTS: Final = 3
+"""Launches that may find too few nodes with an agent before the job is given up."""
+STOP: Final = 15.0
+"""Seconds that it may take to stop all ranks, beside what is saved."""
+
+
+class Borrowing:
+    """Keeps as many nodes as the job wants, where they are lent; else it does nothing."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._lender = lender_of(run.fleet.source)
+        self._said: dict[str, tuple[str, ...]] = {}
+        """Node to the kinds of faults that were told of it."""
+        self._lost: dict[str, float] = {}
+        """Nodes that were lost, and when, until they are back."""
+        self._starts = 0
+
+    def begin(self) -> None:
+        """Learn what the job has been lent already; raise `OperatorError` when nothing ever can be."""
+        if self._lender is not None:
+            self._lender.begin(self._run.job.id, self._run.job.name, self._run.spec.inside("."))
+
+    def close(self, *, end: bool) -> None:
+        """Ask for no more; with *end*, give everything back."""
+        if self._lender is not None:
+            self._lender.close(end=end)
+            self._tell()
+
+    @property
+    def is_lent(self) -> bool:
+        """Tell whether more nodes may come than are there."""
+        return self._lender is not None
+
+    def look(self) -> None:
+        """Say what the job needs now, and take in what there is to know; waits for nothing."""
+        if self._lender is None:
+            return
+        run = self._run
+        nodes = run.spec.nodes
+        usable = self._lender.usable(time.time())
+        self._forget_notices(usable)
+        names = {*usable, *run.members, *run.wards.isolated()}
+        out = {node: why for node in names if (why := run.wards.isolation(node))}
+        used, save = frozenset() if run.state is State.WAITING else frozenset(run.members), run.spec.limits.last_save.total_seconds()
+        if run.incident is not None:
+            self._lose(run.incident.lost, run.incident.silent_since)
+        alive = set(run.fleet.alive())
+        self._lost = {node: at for node, at in self._lost.items() if node not in alive}
+        wanted, back = nodes.wanted + nodes.spare, run.wards.back_in_service()
+        self._lender.wish(Wish(nodes=wanted, out=out, back=back, lost=dict(self._lost), used=used, save=save))
+        self._tell()
+        self._take_words()
+
+    def _forget_notices(self, usable: Iterable[str]) -> None:
+        """Forget what nodes were told that are lent anew: it was the allocation before that is over."""
+        assert self._lender is not None
+        anew = self._lost.keys() & set(usable)
+        for one in self._run.wards.told_to_go():
+            since = self._lender.lent_since(one.node)
+            if since is not None and since > one.since:
+                anew.add(one.node)
+        for node in anew:
+            self._run.departures.forget(node)
+
+    def _tell(self) -> None:
+        assert self._lender is not None
+        for text in self._lender.news():
+            self._run.remark(text)
+
+    def _take_words(self) -> None:
+        """Record what is said against nodes, once as long as it lasts."""
+        assert self._lender is not None
+        run = self._run
+        for word in self._lender.words_of():
+            faults = see([word], limits_of(run.spec.limits))
+            kinds = tuple(fault.kind for fault in faults)
+            if self._said.get(word.node, ()) == kinds:
+                continue
+            self._said[word.node] = kinds
+            for fault in faults:
+                run.board.node_faults.append(fault)
+                run.record_fault(fault, incident=run.incident.row.id if run.incident is not None else None)
+                if run.levels.of(fault) is not Level.RECORD:
+                    run.remark(f"{word.node}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def usable(self) -> list[str] | None:
+        """Return the nodes that the job has been given and may go on using; nothing where nodes are not lent."""
+        return None if self._lender is None else self._lender.usable(time.time())
+
+    def are_enough(self) -> bool:
+        """Tell whether the job can start on what is there."""
+        return self._lender is None or len(self._run.wards.usable(self._lender.usable(time.time()))) >= self._run.spec.nodes.wanted
+
+    def may_try_again(self) -> bool:
+        """Tell whether a launch that found too few nodes is to wait for others: nodes on which no agent comes up count as lost."""
+        self._starts += 1
+        if self._lender is None or self._starts == STARTS:
+            return False
+        self._lose(set(self._lender.usable(time.time())) - set(self._run.fleet.alive()), {})
+        return True
+
+    def _lose(self, nodes: Iterable[str], since: Mapping[str, float]) -> None:
+        """Note that *nodes* are lost, now or *since* then: an allocation that was put back into the queue may have begun anew meanwhile."""
+        now = time.time()
+        for node in nodes:
+            self._lost[node] = max(self._lost.get(node, 0.0), since[node]) if node in since else self._lost.get(node, now)
+
+    def explained(self, node: str, why: str) -> str:
+        """Return *why* an agent is gone, with what is known of its node's allocation."""
+        return why if self._lender is None or self._lender.has(node) else f"{why}; its allocation is over"
+
+    @property
+    def refused(self) -> HoldfastError | None:
+        """Return why nothing more comes, if that is so."""
+        return None if self._lender is None else self._lender.refused
+
+    def in_words(self) -> str:
+        """Say what is there, and why not more; empty where nodes are not lent."""
+        return "" if self._lender is None else self._lender.in_words()
+
+    def departure(self, node: str) -> Departure | None:
+        """Return why and by when *node* is to be left."""
+        leaving = None if self._lender is None else self._lender.leaving(node, time.time())
+        return None if leaving is None else Departure(node=node, because=leaving.because, since=leaving.since, by=leaving.by)
+
+    @property
+    def end(self) -> str:
+        """Say so when the time of this very flow is nearly over; empty where it is not."""
+        over = None if self._lender is None else self._lender.over_at()
+        limits = self._run.spec.limits
+        if over is None or time.time() < over - limits.last_save.total_seconds() - limits.stop_grace.total_seconds() - STOP:
+            return ""
+        return f"the allocation that this runs in ends at {moment(over)}: what the job has is saved, and the same `holdfast run` goes on"

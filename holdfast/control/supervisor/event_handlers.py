@@ -1,0 +1,305 @@
+"""What agents say, taken in: each event folded into the board and, where it is for later, into the history."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from detectors.catalogue import CATALOGUE, Fault, Level
+from detectors.diagnosis import see
+from detectors.evidence import MemoryTrouble
+from detectors.xids import UNUSABLE
+from holdfast.control.agents.event_schema import check_event
+from holdfast.control.faults.event_budget import ROWS, ROWS_AT_ONCE, STEPS, STEPS_AT_ONCE, Budget, Newest
+from holdfast.control.faults.node_faults import REPEATED, Announcements, NodeNews, machine_of, with_growth
+from holdfast.control.state.generation import NONSENSE, handler_of, limits_of
+from holdfast.errors import HistoryTrouble
+from holdfast.history import models, queries
+from holdfast.log import note
+from holdfast.protocol import Message
+from holdfast.report.wording import some, told
+from policies.node_health import OF_USE
+
+if TYPE_CHECKING:
+    from holdfast.control.supervisor.controller import Run
+
+log = logging.getLogger("holdfast.control")
+
+BEHIND: Final = "replica-behind"
+RECORDED: Final = frozenset(
+    {
+        "saved", "trouble", "worker.roles", "agent.leaving", "agent.staying", "notice.blind", "memory.none", "memory.full", "replica.lost",
+        "replica.kept", "node.fault", "node.grew", "node.unwatched", "node.deaf", "node.hears",
+    }
+)  # fmt: skip
+"""Events of each of which something is put on record, as often as they are told."""
+REMEMBERED: Final = 5000
+"""Troubles, checkpoints and faults of nodes that are remembered, the newest."""
+GATHERED: Final = 3.0
+"""Seconds from the first node whose replicas are behind to the remark on all of them."""
+
+
+class Hearing:
+    """Takes in the events of a job's agents. What belongs to another generation than the present one is let pass."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.nodes, self._announced = NodeNews(), Announcements()
+        self._recorded = self._saved = 0
+        self._newest = 0
+        """The step that was put on record last, by whichever generation."""
+        self._resumed: dict[int, int] = {}
+        """Generation to the step that it went on from, as far as another flow saw it."""
+        self._whole = Newest[str, int](REMEMBERED)
+        """Checkpoints that were written and of which no trouble was told since: path and step."""
+        self._troubles = Newest[tuple[str, str], None](REMEMBERED)
+        self._rows = Budget("faults, checkpoints and remarks", ROWS, ROWS_AT_ONCE, run.remark)
+        self._steps = Budget("steps", STEPS, STEPS_AT_ONCE, run.remark)
+        self._behind: dict[str, str] = {}
+        """Node to why its replicas are behind, as far as that is still to be told."""
+        self._behind_due = 0.0
+
+    def begin(self, *, recorded: int = 0, saved: int = 0) -> None:
+        """Begin a generation of which the history has steps until *recorded* and checkpoints until *saved*."""
+        self._recorded, self._saved = recorded, saved
+
+    def remember(self, newest: int, resumed: dict[int, int]) -> None:
+        """Learn what another flow put on record: the *newest* step, and the step that each generation went on from."""
+        self._newest, self._resumed = newest, resumed
+
+    def take(self, node: str, event: Message) -> None:
+        """Take in an *event* of the agent of *node*."""
+        self._run.board.take(node, event, time.time())
+        self._run.best = max(self._run.best, self._run.board.step_before)
+        if event["event"] == "steps" and event["generation"] < self._run.generation:
+            self._record_steps(node, event)  # heard again by a flow that adopted the job; a step that is recorded already stays as it is
+        if event["event"] == "past":
+            self._take_past(node, event["events"])
+        handler = getattr(self, handler_of(event["event"]), None)
+        if handler is None or event.get("generation", self._run.generation) != self._run.generation:
+            return
+        if event["event"] not in RECORDED or self._rows.allows(node):
+            handler(node, event)
+
+    def _take_past(self, node: str, events: list[Message]) -> None:
+        """Put on record what an agent that was killed may not have told; what is known stays as it is, and nobody acts on it."""
+        for event in events:
+            try:
+                check_event(event)
+                if event["event"] == "steps" and event["generation"] <= self._run.generation:
+                    self._record_steps(node, event)
+                elif event["event"] == "saved" and event["generation"] == self._run.generation and self._rows.allows(node):
+                    self._on_saved(node, event)
+            except NONSENSE as error:  # out of a file that anything may have happened to
+                note(log, "past.damaged", node=node, why=repr(error))
+
+    def hear_out(self) -> None:
+        """Take in what nodes that could be reached only at the end of the job have told of their past."""
+        for node, event in self._run.fleet.inbox.drain(0.0):
+            if event.get("event") == "past" and isinstance(events := event.get("events"), list):
+                self._take_past(node, events)
+
+    def newest_whole(self) -> int:
+        """Return the step of the newest checkpoint that this flow has heard of, or that the ranks went on from."""
+        return max([*self._whole.values(), self._run.board.resumed_step() or 0])
+
+    def good_before(self, step: int) -> str:
+        """Say what checkpoint there is from before *step*, as far as this flow has heard of any."""
+        resumed = {
+            view.resumed_from: view.resumed for view in self._run.board.ranks.values() if view.resumed_from and view.resumed is not None
+        }
+        good = [saved for saved in (self._whole | resumed).values() if saved < step]
+        return f"the newest checkpoint from before is that of step {max(good)}" if good else "no checkpoint from before is known"
+
+    def _on_steps(self, node: str, event: Message) -> None:
+        self._run.managed = True
+        self._record_steps(node, event)
+        step, _, seconds, loss = event["steps"][-1]
+        self._run.tell("progress", {"step": step, "until": self._run.board.until(), "loss": loss, "seconds": seconds})
+
+    def _record_steps(self, node: str, event: Message) -> None:
+        generation = event["generation"]
+        for step, at, seconds, loss in event["steps"]:
+            if self._is_new(generation, step) and self._steps.allows(node):
+                row = models.Step(job_id=self._run.job.id, generation=generation, step=step, at=at, seconds=seconds, loss=loss)
+                self._run.recorder.add(row)
+                self._newest = step if generation == self._run.generation else self._newest
+        if generation == self._run.generation:
+            self._recorded = max(self._recorded, event["steps"][-1][0])
+
+    def _is_new(self, generation: int, step: int) -> bool:
+        """Tell whether *step* is not only told again: a process that takes a place tells the step that all go on from.
+
+        The one before may not have lived to do so. If it has, its word stays: the newcomer has the loss of another rank.
+        """
+        if generation < self._run.generation:  # heard again by a flow that adopted the job
+            return step > self._resumed.get(generation, 0)
+        resumed = self._run.board.resumed_step()
+        return step > self._recorded and (resumed is None or step > min(resumed, self._newest))
+
+    def _on_resumed(self, _node: str, _event: Message) -> None:
+        self._run.managed = True
+
+    def _on_worker_stepped(self, _node: str, _event: Message) -> None:
+        if self._run.board.all_stepped():
+            self._run.note_first_step()
+
+    def _on_worker_roles(self, _node: str, event: Message) -> None:
+        """Remember the job's roles, for standbys and for the flows to come."""
+        roles = event.get("roles")
+        if roles:
+            self._run.roles, self._run.tapes = tuple(tuple(ranks) for ranks in roles), str(event.get("tapes") or "")
+            self._run.copies = tuple(tuple(ranks) for ranks in event.get("copies") or ())
+            self._run.recorder.amend(models.Generation, self._run.generation_id(), facts=self._run.facts())
+
+    def _of_move(self, _node: str, event: Message) -> None:
+        if self._run.moving is not None:
+            self._run.moving.take(event["event"].partition(".")[2], event)
+
+    _on_worker_prepared = _on_worker_unprepared = _on_worker_switched = _on_worker_left = _of_move
+    _on_standby_prepared = _on_standby_unprepared = _on_standby_switched = _of_move
+
+    def _on_standby_started(self, _node: str, event: Message) -> None:
+        self._run.pool.note_started(event["id"])
+
+    def _on_standby_ready(self, _node: str, event: Message) -> None:
+        self._run.pool.note_ready(event)
+
+    def _on_standby_gone(self, _node: str, event: Message) -> None:
+        self._run.pool.note_gone(event)
+
+    def _on_agent_leaving(self, node: str, event: Message) -> None:
+        """Take in that a node is about to go: its ranks move away while there is time."""
+        run, seconds = self._run, event["seconds"]
+        if event["at"] + seconds < time.time():  # of long ago, heard by a flow that adopts the job: the node has outlived it
+            return
+        run.fleet.leaving.add(node)
+        if run.wards.notice(node, at=event["at"], by=event["at"] + seconds, why=str(event.get("why", "it was told to go"))):
+            run.remark(f"{node} was told to go, and will be gone in {seconds:.0f} s")
+            run.departures.look(time.time())
+        self._on_worker_exited(node, event)
+
+    def _on_worker_exited(self, node: str, _event: Message) -> None:
+        """See whether a rank got the signal that told its node to go, as a batch system sends it to all there is: either is heard first."""
+        if node in self._run.board.terminated and self._run.wards.is_told_to_go(node):
+            self._run.departures.rank_has_gone(node)
+
+    def _on_agent_staying(self, node: str, _event: Message) -> None:
+        """Take in that a notice was taken back."""
+        self._run.departures.forget(node)
+        self._run.remark(f"{node} stays: the notice that it would go was taken back")
+
+    def _on_notice_blind(self, node: str, event: Message) -> None:
+        self._run.remark(f"whether {node} will be taken away cannot be seen: {event['why']}")
+
+    def _on_saved(self, _node: str, event: Message) -> None:
+        if event["step"] <= self._saved:
+            return
+        self._saved = self._whole[event["path"]] = event["step"]
+        facts = {name: event[name] for name in ("at", "step", "path", "seconds", "size")}
+        beside = event.get("beside") or None
+        self._run.recorder.add(models.Checkpoint(job_id=self._run.job.id, generation=self._run.generation, beside=beside, **facts))
+        if self._run.cadence is not None:
+            self._run.cadence.note_saved(event["seconds"], beside)
+            self._run.pace()
+
+    def _on_trouble(self, node: str, event: Message) -> None:
+        """Record a checkpoint's trouble at once; training goes on through it, so the flow need not turn."""
+        if (event["kind"], event["path"]) in self._troubles:
+            return
+        self._troubles[event["kind"], event["path"]] = None
+        self._whole.pop(event["path"], None)
+        facts = {name: event[name] for name in ("at", "step", "path")}
+        self._run.recorder.add(
+            models.Checkpoint(
+                job_id=self._run.job.id, generation=self._run.generation, trouble=event["kind"], because=event["why"], **facts
+            )
+        )
+        for fault in see([self._run.board.trouble(node, event)], limits_of(self._run.spec.limits)):
+            _keep_newest(self._run.board.troubles, fault)
+            self._run.record_fault(fault, incident=None)
+            if fault.kind == BEHIND:
+                self._behind[node] = event["why"]
+            else:
+                self._run.remark(told(fault.entry.title, fault.quote, fault.entry.action))
+
+    def look(self, now: float) -> None:
+        """Tell in one remark on which nodes replicas are behind, a moment after the first: what slows all down slows them at once."""
+        if not self._behind:
+            return
+        self._behind_due = self._behind_due or now + GATHERED
+        if now >= self._behind_due:
+            why = next(iter(self._behind.values())).partition(": ")[0]  # what follows says no more than the title
+            entry, words = CATALOGUE[BEHIND], f"{some(sorted(self._behind))}: {why}"
+            self._behind, self._behind_due = {}, 0.0
+            self._run.remark(told(entry.title, words, entry.action))
+
+    def _of_memory(self, node: str, event: Message) -> None:
+        """Take in what an agent tells of the state in memory."""
+        self.tell_of_memory(*self._run.replicas.take(node, event))
+
+    def tell_of_memory(self, evidence: MemoryTrouble | None, words: str) -> None:
+        """Record a trouble with the state in memory; training goes on through it."""
+        for fault in see([evidence], limits_of(self._run.spec.limits)) if evidence is not None else ():
+            self._run.record_fault(fault, incident=None)
+            words = words and told(fault.entry.title, words, fault.entry.action)
+        if words:
+            self._run.remark(words)
+
+    _on_memory_none = _on_memory_full = _on_replica_lost = _on_replica_kept = _of_memory
+
+    def _on_node_fault(self, node: str, event: Message) -> None:
+        """Record what is wrong with a node at once. By itself it is no incident: nobody acts on a node while steps advance through it.
+
+        The exception is a GPU that does no more work while a rank computes on it: two signs, and the rank cannot come to its next step.
+        """
+        fault = self.nodes.take(node, event)
+        if fault is None:
+            return
+        ranks = [view for view in map(self._run.board.ranks.get, event.get("on") or ()) if view and view.node == node and not view.ended]
+        if fault.kind in UNUSABLE and ranks:
+            fault = replace(fault, rank=ranks[0].rank, step=ranks[0].known_step())
+            _keep_newest(self._run.board.unusable, fault)
+        _keep_newest(self._run.board.node_faults, fault)
+        self._run.record_fault(fault, incident=self._run.incident.row.id if self._run.incident is not None else None)
+        machine = machine_of(node, self._run.cluster.kind)
+        is_new = self._run.levels.of(fault) is not Level.RECORD and self._announced.is_new(fault, machine, time.monotonic())
+        if is_new and not (fault.kind in OF_USE and self._was_told_to_others(fault)):
+            where = machine or f"{some(sorted({node, *self._run.members}))} (one machine)"
+            self._run.remark(f"{where}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
+        self._run.slow_ranks.note(fault)
+
+    def _was_told_to_others(self, fault: Fault) -> bool:
+        """Tell whether another job has just met the same on this machine: who starts jobs on a busy one is told once, and not by each."""
+        run = self._run
+        if machine_of(fault.node or "", run.cluster.kind):
+            return False
+        try:
+            return queries.fault_in_other_jobs(run.history, run.cluster.name, fault.kind, since=fault.at - REPEATED, but=run.job.id)
+        except HistoryTrouble:
+            return False
+
+    def _on_node_grew(self, node: str, event: Message) -> None:
+        """Keep what grew on a node with the incident that it belongs to; that may have been answered before the node could be looked at."""
+        row = self._run.incident.row if self._run.incident is not None else self._run.closed
+        if row is not None and row.generation_before == event["over"] and event["grew"]:
+            row.facts = with_growth(row.facts, node, event)
+            self._run.recorder.amend(models.Incident, row.id, facts=row.facts)
+
+    def _on_node_unwatched(self, node: str, event: Message) -> None:
+        self._run.remark(f"{node} is not watched for faults any more: {event['why']}")
+
+    def _on_node_deaf(self, node: str, event: Message) -> None:
+        rest = "Until another one has listened for a while, the kernel's log and a look once a minute tell what GPUs do"
+        self._run.remark(f"{node} is blind to errors as its GPUs' driver tells them: {event['why']}. {rest}")
+
+    def _on_node_hears(self, node: str, _event: Message) -> None:
+        self._run.remark(f"{node} hears its GPUs' driver again")
+
+
+def _keep_newest(faults: list[Fault], fault: Fault) -> None:
+    """Add *fault* to those that are looked through at each diagnosis, of which there may not be any number."""
+    faults.append(fault)
+    del faults[:-REMEMBERED]

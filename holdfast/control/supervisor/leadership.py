@@ -1,0 +1,242 @@
+"""Who steers a job from now on: the flow that gets its lease. Others are refused, or stand by until it is free."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from holdfast.control.backup.partition_failover import Relief
+from holdfast.control.backup.prerequisites import Ahead
+from holdfast.control.supervisor.detach import Handover
+from holdfast.control.supervisor.flow_run import FlowRun
+from holdfast.errors import JobAlreadyRunning, OperatorError
+from holdfast.history import LEASE_SECONDS, History, Lease, holder_of, lease, models, queries, take, this_host, wait_take
+from holdfast.history.retry import Asking
+from holdfast.history.standby_controllers import EVERY, attend, leave
+from holdfast.log import note
+from holdfast.paths import job_directory
+from holdfast.spec import Cluster, TrainingJob
+from holdfast.spec.load_policy import policy_for
+from holdfast.stored_job import recorded_cluster, recorded_spec
+from policies.states import TERMINAL, State
+
+log = logging.getLogger("holdfast.control")
+
+HOLDER: Final = "the flow"
+LOOK: Final = 0.2
+"""Seconds between two looks of a standby: of the five that a takeover may take the lease's own end takes three."""
+LET_GO_SECONDS: Final = 60.0
+"""How long the process that suspended a job may take to save it and to release its nodes, before who resumes it gives up."""
+GRACE: Final = 2.0
+"""Seconds for which a standby leaves a job to who steered it, once the database is back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    """A job, what it is and where it runs, and the lease to steer it."""
+
+    job: models.Job
+    spec: TrainingJob
+    cluster: Cluster
+    lease: Lease
+    adopted: bool
+    """It runs already, without a flow, or is suspended."""
+    stood_by: bool = False
+    flow_run: FlowRun = field(default_factory=FlowRun)
+    """The Prefect flow run that controls it from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job that has ended under another flow while this one stood by."""
+
+    job: models.Job
+    state: State
+    moved: str
+    over: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A flow that was told to let go before it had the job: a standby, or one that had only begun."""
+
+    moved: str
+
+
+def take_wheel(history: History, spec: TrainingJob, cluster: Cluster, flow_run: FlowRun) -> Wheel:
+    """Take the lease of the job of that name, which is begun if none of that name lives; raise `JobAlreadyRunning` while it is steered."""
+    live = queries.live_job(history, spec.name)
+    if live is None:
+        policy_for(spec)  # a file that cannot be used is refused before anything begins
+    job = live or _submission(spec, cluster)
+    flow_run.predecessor = lease.flow_run_of(history, job.id)
+    return replace(_wheel(job, _lease(history, job, flow_run), adopted=live is not None), flow_run=flow_run)
+
+
+def stand_by(standby: Standby, handover: Handover) -> Wheel | Ended | Aside:
+    """Wait until nobody steers the job, and take its lease; begin a job that nobody has begun. Return the end that another flow came to.
+
+    Who is told meanwhile to let go has nothing to let go of, and waits no longer. Raise `OperatorError` as soon as it is known that the job
+    could not be steered from here.
+    """
+    history, name, flow_run = standby.history, standby.spec.name, standby.flow_run
+    last_words = partial(leave, history, name)
+    try:
+        while (found := standby.turn()) is None:
+            if why := handover.why or flow_run.cancelled or flow_run.suspended:
+                return Aside(f"the standby ends: {why}")
+            time.sleep(LOOK)
+    except OperatorError as error:
+        last_words = partial(attend, history, name, str(error))
+        raise
+    finally:
+        standby.telling(last_words)
+    return found
+
+
+@dataclass(slots=True)
+class Standby:
+    """A flow that waits for the lease of a job."""
+
+    history: History
+    spec: TrainingJob
+    ahead: Ahead
+    wanted: Cluster
+    """Where the job runs: what it takes to get there has to be here before the job is taken."""
+    flow_run: FlowRun = field(default_factory=FlowRun)
+    watched: str = ""
+    """Id of the job that another flow was seen to steer."""
+    _attended: tuple[float, str] = (-EVERY, "")
+    """When it was last said that this flow stands by (monotonic), and with what trouble."""
+    waits_until: float = 0.0
+    """Until when nothing is taken (monotonic): with the database away nobody could renew a lease."""
+    relief: Relief = field(init=False)
+    asking: Asking = field(init=False)
+    telling: Asking = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.relief = Relief(self.history)
+        self.asking, self.telling = (Asking(who, {"job": self.spec.name}) for who in ("standby", "standby-words"))
+
+    def turn(self) -> Wheel | Ended | None:
+        """Look once; have what it takes to steer, and say how that stands, while there is nothing to do."""
+        found = list[Wheel | Ended | None]()
+        self.asking(lambda: found.append(self.look()))
+        if found and found[0] is not None:
+            return found[0]
+        if self.asking.is_away:
+            self.waits_until = time.monotonic() + GRACE
+        self.ahead.prepare(self.wanted)
+        if not self.asking.is_away:
+            self.telling(self.attend)
+        return None
+
+    def look(self) -> Wheel | Ended | None:
+        """Return the wheel, or the job's end; nothing while another flow steers it."""
+        live = queries.live_job(self.history, self.spec.name)
+        if live is None:
+            self.watched = self.watched or self._ended()
+            return _end(self.history, self.watched) if self.watched else self._take(None)
+        if live.id != self.watched:
+            note(log, "standby.waits", level=logging.WARNING, job=self.spec.name, id=live.id)  # that anybody who looks may see it
+            self.wanted = settled(live)[1]
+        self.watched = live.id
+        holder = holder_of(self.history, live.id)
+        if holder is not None and holder.deaf:
+            self.relief.offer(holder, self.wanted)
+        if holder is not None or time.monotonic() < max(self.waits_until, self.relief.stands_back_until):
+            return None
+        if self._is_for_others_to_resume(live):
+            return None
+        return self._take(live)
+
+    def _is_for_others_to_resume(self, live: models.Job) -> bool:
+        """Tell whether *live* is suspended: a standby controller does not resume it, unless its own flow run is the one that was."""
+        move = queries.state_of(self.history, live.id)
+        suspended = move is not None and move.after == State.SUSPENDED
+        return suspended and lease.flow_run_of(self.history, live.id) != self.flow_run.id
+
+    def attend(self) -> None:
+        """Say now and then that this flow stands by, and at once when something else is to be said of it."""
+        at, trouble = self._attended
+        if trouble != self.ahead.trouble or time.monotonic() - at > EVERY:
+            self._attended = time.monotonic(), self.ahead.trouble
+            attend(self.history, self.spec.name, self.ahead.trouble)
+
+    def _ended(self) -> str:
+        """Return the id of the newest job of that name if it was this very one and has ended: who comes late begins nothing anew."""
+        newest = next(iter(queries.jobs(self.history, self.spec.name, limit=1)), None)
+        same = newest is not None and newest.spec == self.spec.model_dump(mode="json")
+        return newest.id if newest is not None and same and queries.has_ended(self.history, newest.id) else ""
+
+    def _take(self, live: models.Job | None) -> Wheel | None:
+        if not self.ahead.is_ready(self.wanted):
+            return None
+        job = live or _submission(self.spec, self.wanted)
+        self.flow_run.predecessor = lease.flow_run_of(self.history, job.id)
+        try:
+            taken = take(self.history, job, holder=HOLDER, **self.flow_run.on_lease)
+        except JobAlreadyRunning:  # another one was first, or the flow of a job that has ended closes its books
+            self.watched = next((one.id for one in queries.jobs(self.history, self.spec.name, limit=1)), "")
+            return None
+        if live is not None and queries.has_ended(self.history, live.id):  # in between
+            lease.give_back(self.history, taken)
+            return None
+        return replace(_wheel(job, taken, adopted=live is not None), stood_by=True, flow_run=self.flow_run)
+
+
+def settled(job: models.Job) -> tuple[TrainingJob, Cluster]:
+    """Return what *job* is and where it runs, with the folders of the host on which it began: that of this flow may have others."""
+    spec, cluster = recorded_spec(job), recorded_cluster(job)
+    folder = Path(job.directory)
+    if folder != job_directory(job.name):
+        if spec.checkpoint.directory is None:
+            plan = spec.checkpoint.model_copy(update={"directory": str(folder / "checkpoints")})
+            spec = spec.model_copy(update={"checkpoint": plan})
+        if cluster.kind == "local" and cluster.directory is None:
+            cluster = cluster.model_copy(update={"directory": str(folder.parents[1] / "clusters" / cluster.name)})
+    return spec, cluster
+
+
+def _submission(spec: TrainingJob, cluster: Cluster) -> models.Job:
+    return models.Job(
+        name=spec.name,
+        spec=spec.model_dump(mode="json"),
+        cluster=cluster.model_dump(mode="json"),
+        directory=str(job_directory(spec.name)),
+        at=time.time(),
+    )
+
+
+def _wheel(job: models.Job, lease: Lease, *, adopted: bool) -> Wheel:
+    spec, cluster = settled(job)
+    return Wheel(job=job, spec=spec, cluster=cluster, lease=lease, adopted=adopted)
+
+
+def _lease(history: History, job: models.Job, flow_run: FlowRun) -> Lease:
+    """Take the job's lease. A holder on another host may be dead without our knowing: its lease is waited out once.
+
+    The process that suspended this very flow run may still save the job: it is waited for.
+    """
+    try:
+        return take(history, job, holder=HOLDER, **flow_run.on_lease)
+    except JobAlreadyRunning:
+        present = holder_of(history, job.id)
+        if present is not None and flow_run.id and present.flow_run == flow_run.id:
+            return wait_take(history, job, holder=HOLDER, seconds=LET_GO_SECONDS, **flow_run.on_lease)
+        if present is None or present.host == this_host():
+            raise
+        return wait_take(history, job, holder=HOLDER, seconds=LEASE_SECONDS + 1.0, **flow_run.on_lease)
+
+
+def _end(history: History, job_id: str) -> Ended:
+    """Return the end that the job came to."""
+    job = next(one for one in queries.jobs(history, limit=None) if one.id == job_id)
+    move = queries.state_of(history, job_id)
+    assert move is not None
+    assert move.after in TERMINAL
+    return Ended(job, State(move.after), move.because)

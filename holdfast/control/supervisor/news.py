@@ -1,0 +1,35 @@
+"""What a controller passes to whoever shows its job: plain facts, copied where they are made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from holdfast.history import this_host
+
+if TYPE_CHECKING:
+    from holdfast.control.supervisor.controller import Run
+
+
+def began(run: Run) -> dict[str, Any]:
+    """Return what is known of a job when a controller takes it."""
+    return {
+        "job": run.job,
+        "cluster": run.cluster.name,
+        "host": this_host().partition("/")[0],
+        "state": str(run.state),
+        "history": run.history,
+        "reattached": run.adopted,
+        "step": run.best or None,
+        **nodes_of(run),
+    }
+
+
+def nodes_of(run: Run) -> dict[str, Any]:
+    """Return which node holds which ranks, which ones are spare or out of service, and where hot spares wait."""
+    return {
+        "ranks": {node: tuple(ranks) for node, ranks in run.board.membership.items()},
+        "spares": tuple(run.spares()) if not run.over else (),
+        "hot_spares": dict(Counter(one.node for one in run.standbys())),
+        "isolated": {node: run.wards.isolation(node) for node in run.wards.isolated()},
+    }

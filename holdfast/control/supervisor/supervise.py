@@ -1,0 +1,320 @@
+"""Take a job's wheel and let go of it again: the lease, the fleet, adoption of a job that runs already, and the end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from detectors.catalogue import Fault
+from holdfast import paths
+from holdfast.cluster import NodeSource, open_cluster
+from holdfast.control.agents.pool import Fleet
+from holdfast.control.backup.outbox import Deposit
+from holdfast.control.backup.prerequisites import Ahead
+from holdfast.control.checkpoints.final_checkpoint import newest_on_disk, save_what_lives
+from holdfast.control.checkpoints.interval import Cadence
+from holdfast.control.config import gc_tuning
+from holdfast.control.config.worker_env import how_to_run, log_directory
+from holdfast.control.supervisor import registry
+from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.detach import Handover, heeding_the_signal
+from holdfast.control.supervisor.flow_run import FlowRun
+from holdfast.control.supervisor.leadership import Aside, Ended, Standby, Wheel, stand_by, take_wheel
+from holdfast.control.supervisor.news import began
+from holdfast.control.supervisor.reattach import adopt
+from holdfast.control.supervisor.requests import Requests
+from holdfast.control.supervisor.termination import end_at_once, heeding_termination, undisturbed
+from holdfast.errors import HandedOver, HistoryTrouble, HoldfastError, LeaseLost, WorldError
+from holdfast.history import History, LeaseKeeper, Recorder, absorb, queries, this_host
+from holdfast.history.fence import Fence
+from holdfast.history.retry import patiently
+from holdfast.history.statistics import fleet, work
+from holdfast.log import note
+from holdfast.paths import make_private, spill_file
+from holdfast.report import wording
+from holdfast.rlimits import make_room
+from holdfast.spec import Cluster, TrainingJob
+from holdfast.spec.policy import LONGEST
+from policies.node_faults import Offence, takes_out
+from policies.states import State
+
+log = logging.getLogger("holdfast.control")
+
+T = TypeVar("T")
+Tell = Callable[[str, dict[str, Any]], None]
+
+SOON: Final = 10.0
+"""Seconds within which the end of a script that reported no step is worth a remark."""
+
+END_SECONDS: Final = 10.0
+"""How long the history may take to take in the last rows; what is left is spilled beside the job and absorbed next time."""
+HELP_SECONDS: Final = 5.0
+"""How long a flow that lets go of its job waits for a node that it is bringing up, so that the next one finds it up, or idle."""
+AWAY_SECONDS: Final = 600.0
+"""How long the last rows of a job that is over wait for a history that is away: its agents, with which rows could be left, are gone."""
+
+
+@contextmanager
+def steering(
+    spec: TrainingJob,
+    cluster: Cluster,
+    tell: Tell = lambda _event, _facts: None,
+    *,
+    standby: bool = False,
+    flow_run: FlowRun | None = None,
+) -> Iterator[Run | Ended | Aside]:
+    """Steer the job while the block runs: launch it, or adopt it when it runs already; as a *standby*, once no other flow steers it.
+
+    However the block ends, nothing is lost: a job that is over takes its processes along; one that is not goes on under its agents, to be
+    adopted by the next flow. A termination of this process is a person's wish to stop the job, unless HOLDFAST_SIGTERM says otherwise or
+    the machine goes down and the job is elsewhere; SIGUSR1 has the flow let go of the job, as does a request to hand it over. Where this
+    process runs in Prefect, *flow_run* says in which run, and learns when that is cancelled or suspended.
+    """
+    flow_run = flow_run or FlowRun()
+    gc_tuning.begin()
+    history, ahead = (_when_there(History.open, spec.name) if standby else History.open()), Ahead()
+    try:
+        with heeding_the_signal() as handover:
+            if standby:
+                _when_there(lambda: _absorb_all(history), spec.name)
+                wheel = stand_by(Standby(history, spec, ahead, wanted=cluster, flow_run=flow_run), handover)
+            elif handover.why:
+                wheel = Aside(f"the flow ends before it took the job: {handover.why}")
+            else:
+                _absorb_all(history)
+                wheel = take_wheel(history, spec, cluster, flow_run)
+            if isinstance(wheel, Wheel):
+                with _steered(wheel, history, tell, handover, ahead.take if standby else open_cluster) as run:
+                    yield run
+            else:
+                if isinstance(wheel, Aside):
+                    registry.leave(spec.name, handed_over=True)
+                yield wheel
+    finally:
+        ahead.close()
+        history.close()
+
+
+def _when_there(act: Callable[[], T], job: str) -> T:
+    """Return what *act* does with the history, however long that is away."""
+    return patiently(act, lambda error: note(log, "standby.history-away", level=logging.WARNING, job=job, error=error))
+
+
+@contextmanager
+def _steered(wheel: Wheel, history: History, tell: Tell, handover: Handover, reach: Callable[[Cluster], NodeSource]) -> Iterator[Run]:
+    """Have the job, whose lease was taken, steered while the block runs; that it is handed over is no error of the block."""
+    make_private(paths.job_directory(wheel.job.name))
+    recorder = Recorder(history, spill_file(wheel.job.name), Fence(wheel.job.id, wheel.lease.epoch))
+    run = None
+    try:
+        run = _begin(wheel, history, recorder, handover, reach)
+        run.tell = tell
+        registry.enter(run)
+        try:
+            tell("began", began(run))
+            with heeding_termination(run):
+                yield run
+        except HandedOver as error:
+            note(log, "job.handed-over", job=run.job.name, why=error.why)
+        except (LeaseLost, GeneratorExit):
+            raise
+        except HoldfastError:
+            raise
+        except Exception:
+            run.remark("the flow failed; training goes on under its agents. Run the same command again to adopt the job")
+            raise
+        except BaseException as error:  # a signal to this process, as Prefect or Python turn it into an exception
+            end_at_once(run, error)
+            raise
+        finally:
+            _let_go(run)
+    finally:
+        recorder.close(END_SECONDS)
+        registry.leave(wheel.job.name, handed_over=run is not None and run.handed_over, suspended=run is not None and run.suspended)
+
+
+def _absorb_all(history: History) -> None:
+    """Bring in what flows on this host could not write, of whatever job."""
+    for spill in sorted(paths.home().glob("jobs/*/history.spill.jsonl")):
+        absorb(history, spill)
+
+
+def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handover, reach: Callable[[Cluster], NodeSource]) -> Run:
+    job, spec, cluster = wheel.job, wheel.spec, wheel.cluster
+    make_room(f"job '{spec.name}'", spec.nodes.wanted + spec.nodes.spare)
+    run = Run(
+        job=job,
+        spec=spec,
+        cluster=cluster,
+        history=history,
+        recorder=recorder,
+        fleet=Fleet(reach(cluster), how_to_run(spec, cluster, job), epoch=wheel.lease.epoch),
+        handover=handover,
+        flow_run=wheel.flow_run,
+    )
+    keeper = run.keeper = LeaseKeeper(history, wheel.lease, run.lose, lambda: run.ears.told)
+    run.fleet.lease_until = lambda: keeper.good_until
+    run.fleet.outrank = partial(_outrank, run)
+    recorder.elsewhere = Deposit(run.fleet, wheel.lease.outbox_key, keeper.settle)
+    run.requests = Requests(history, recorder, wheel.lease, handover, wheel.flow_run)
+    run.consent.begin()
+    run.wards.begin()
+    run.borrowing.begin()
+    run.seen_before.remember(queries.faults_of_hardware(history, cluster.name, since=time.time() - LONGEST.total_seconds(), but=job.id))
+    run.adopted = wheel.adopted
+    if wheel.adopted:
+        adopt(run)
+    else:
+        run.submit()
+    if wheel.stood_by and wheel.adopted:
+        run.remark(f"the standby on {this_host().partition('/')[0]} steers the job from now on")
+    if spec.checkpoint.every == "auto":  # read now, as a recovery cannot wait for a database
+        run.cadence = Cadence(plan=spec.checkpoint, fleet=fleet(history), work=work(history, spec.name), answered=run.answered())
+    return run
+
+
+def _outrank(run: Run, epoch: int) -> int:
+    """Have the history give this flow an epoch above *epoch*, in which it goes on; raise `LeaseLost` if another flow has the job."""
+    try:
+        with run.recorder.at_rest():  # a row of the former epoch would be refused as that of a flow that was overtaken
+            lease = run.keeper.outrank(epoch)
+            run.recorder.fence = Fence(run.job.id, lease.epoch)
+    except HistoryTrouble as error:  # who cannot ask must take the node's word for it
+        raise LeaseLost(run.job.name, f"a newer flow (epoch {epoch})") from error
+    run.requests.epoch = lease.epoch
+    run.remark(
+        f"agents remember orders of epoch {epoch}, the history knew of fewer, as after a restored backup: this flow is {lease.epoch}"
+    )
+    return lease.epoch
+
+
+def _let_go(run: Run) -> None:
+    """End what has to end, and hand back the lease."""
+    run.tell("released", {"over": run.over})
+    try:
+        if run.handed_over and run.lost is None:
+            run.remark(f"the flow on {this_host().partition('/')[0]} lets go of the job, which trains on: {run.handover.why}")
+        if run.released and run.lost is None:
+            run.refill.finish()
+            with undisturbed(run):
+                _end(run)
+        else:
+            run.refill.finish(HELP_SECONDS if run.lost is None else 0.0)
+            run.fleet.close(end=False)
+    finally:
+        run.borrowing.close(end=run.released and run.lost is None)
+        run.preflight.close()
+        run.requests.close()
+        run.wards.close()
+        run.consent.close(ended=run.released and run.lost is None)
+        run.rulebook.close()
+        run.cluster_file.close()
+        if run.lost is None:
+            _write_out(run)
+        run.keeper.release()
+
+
+def _write_out(run: Run) -> None:
+    """Have all written before another flow may take the lease: whoever reads less would not know that the job is over."""
+    if not run.recorder.flush(END_SECONDS) and run.released:
+        note(log, "job.end-waits", level=logging.WARNING, job=run.job.name, why="the history is away", seconds=AWAY_SECONDS)
+        run.recorder.flush(AWAY_SECONDS)
+
+
+def _end(run: Run) -> None:
+    """End the job's processes: gently when a person asked for it, at once otherwise."""
+    asked_for = run.state in (State.CANCELLED, State.SUSPENDED)
+    try:
+        if run.state is State.COMPLETED:
+            _doubt(run)
+        if asked_for:
+            _stop_gently(run)
+        if run.state is not State.COMPLETED:
+            save_what_lives(run)
+            _say_what_is_saved(run)
+        run.wards.accuse(_found_beside(run))
+        if run.incident is not None:
+            run.close_incident("stopped" if asked_for else "gave-up")
+        run.end_generation()
+    except WorldError as error:
+        note(log, "job.end-trouble", why=error)
+    finally:  # a second signal to this process cuts the gentle stop short, and must not leave workers behind
+        for node in [one for one in run.members if one not in run.fleet.channels]:
+            run.fleet.clear(node)  # one that was lost has no channel, but may have processes
+        _clear_forgotten(run)
+        run.fleet.close(end=True)
+        run.hearing.hear_out()
+
+
+def _say_what_is_saved(run: Run) -> None:
+    """Say where a resume continues from, as far as Holdfast knows: a script without managed state saves in its own way."""
+    step = newest_on_disk(run) if run.managed else 0
+    if step:
+        lost = wording.plural(run.best - step, "step") + " after it are lost; " if run.best > step else ""
+        run.saved = f"saved at step {step}; {lost}resume continues from there"
+    elif run.board.ranks:
+        run.saved = "Holdfast has no checkpoint of it; its script resumes from what it saved itself, or from its first step"
+    if run.saved:
+        run.remark(run.saved)
+
+
+def _clear_forgotten(run: Run) -> None:
+    """Clear the nodes that a flow before took for the job, and of which this one has never heard.
+
+    It took them in its last moment, or their agents were killed together with it: then memory is all that is left of the job.
+    """
+    if not run.adopted:
+        return
+    views = [one for one in run.fleet.source.survey() if one.name not in run.fleet.channels and one.name not in run.members]
+    for one in views:
+        if one.job == run.job.id:
+            run.fleet.clear(one.name)
+        elif one.standing == "idle":
+            with suppress(WorldError):
+                run.fleet.wipe(one.name)
+
+
+def _found_beside(run: Run) -> list[Offence]:
+    """Return what takes nodes out of service that trained on in spite of it, or could not be replaced: now they are idle."""
+    against: dict[str, list[Fault]] = {}
+    for fault in run.board.node_faults:
+        if fault.node in run.members:
+            against.setdefault(str(fault.node), []).append(fault)
+    if run.incident is not None and run.incident.case is not None:
+        for fault in run.incident.case.against_nodes():
+            if fault.node in run.members:
+                against.setdefault(str(fault.node), []).append(fault)
+    counted = ([fault for fault in faults if not run.wards.pardons(fault, run.levels)] for faults in against.values())
+    return [found for faults in counted if (found := takes_out(faults, run.levels)) is not None]
+
+
+def _doubt(run: Run) -> None:
+    """Say so when a script did nothing that can be seen: it may have left early without calling that an error."""
+    started = [view.started for view in run.board.ranks.values() if view.started is not None]
+    lived = time.time() - min(started, default=time.time())
+    if not run.best and lived < SOON:
+        run.remark(
+            f"every rank ended with status 0 within {lived:.1f} s and reported no step. If that was not the whole job, see why in "
+            f"{_where(run)}"
+        )
+
+
+def _where(run: Run) -> str:
+    """Return where a person finds what the ranks wrote."""
+    if not run.fleet.source.remote:
+        return str(log_directory(run.job))
+    return f"`holdfast logs {run.job.name}`"
+
+
+def _stop_gently(run: Run) -> None:
+    grace = run.spec.limits.stop_grace.total_seconds()
+    nodes = set(run.members) & set(run.fleet.alive())
+    run.fleet.order(nodes, "stop", generation=run.generation, signal=int(signal.SIGTERM), grace=grace)
+    until = time.monotonic() + grace + 2.0
+    while not run.board.all_ended(nodes & set(run.fleet.alive())) and time.monotonic() < until:
+        run.pump(0.05)

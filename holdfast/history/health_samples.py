@@ -1,0 +1,92 @@
+"""The last look at each node of a cluster, and what changed from look to look. One transaction a sweep, however many nodes there are."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sqlmodel import col, select
+
+from detectors.codec import Misshapen, packed, unpacked
+from detectors.readings import NodeReading
+from holdfast.history.models import LastLook, NodeVerdict
+from holdfast.history.store import History
+from policies.node_health import Change, Finding, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of a node from looks before."""
+
+    verdict: Verdict | None = None
+    reading: NodeReading | None = None
+
+
+def known_nodes(history: History, cluster: str, *, readings: bool = True) -> dict[str, Known]:
+    """Return what is known of the nodes of *cluster*, by name; without *readings* only what is thought of them."""
+    with history.session() as session:
+        rows = session.exec(select(LastLook).where(col(LastLook.cluster) == cluster)).all()
+    return {row.node: Known(verdict=_verdict(row), reading=_reading(row.reading) if readings else None) for row in rows}
+
+
+def verdicts(history: History, cluster: str) -> dict[str, Verdict]:
+    """Return what is thought of the nodes of *cluster*, by name; a node that was never looked at is not there."""
+    known = known_nodes(history, cluster, readings=False)
+    return {node: one.verdict for node, one in known.items() if one.verdict is not None}
+
+
+def verdict_changes(history: History, cluster: str, node: str | None = None) -> list[NodeVerdict]:
+    """Return what changed about the nodes of *cluster* (or about *node*), oldest first."""
+    only = [] if node is None else [col(NodeVerdict.node) == node]
+    with history.session() as session:
+        return list(session.exec(select(NodeVerdict).where(col(NodeVerdict.cluster) == cluster, *only).order_by(col(NodeVerdict.id))))
+
+
+def keep(
+    history: History, cluster: str, told: Mapping[str, Verdict], changes: Iterable[Change], readings: Mapping[str, NodeReading]
+) -> None:
+    """Write what a sweep found: its *changes* as rows of their own, and of each node the verdict and the reading, where there is one."""
+    with history.session(immediate=True) as session:
+        rows = {row.node: row for row in session.exec(select(LastLook).where(col(LastLook.cluster) == cluster))}
+        for node, verdict in told.items():
+            row = rows.get(node) or LastLook(cluster=cluster, node=node, at=verdict.at)
+            row.at, row.verdict = verdict.at, packed(verdict)
+            if node in readings:
+                row.reading = _text(readings[node])
+            session.add(row)
+        session.add_all(_row(cluster, change, told[change.node].at) for change in changes)
+
+
+def _row(cluster: str, change: Change, at: float) -> NodeVerdict:
+    facts = {name: [_fact(one) for one in found] for name, found in (("new", change.new), ("over", change.over))}
+    return NodeVerdict(
+        cluster=cluster, node=change.node, at=at, before=change.before, after=change.after, because=change.because, facts=facts
+    )
+
+
+def _fact(finding: Finding) -> dict[str, str]:
+    return {"kind": finding.kind, "part": finding.part, "quote": finding.quote}
+
+
+def _verdict(row: LastLook) -> Verdict | None:
+    try:
+        return unpacked(Verdict, row.verdict)
+    except Misshapen:  # of a newer version, or damaged: the next look begins anew
+        return None
+
+
+def _text(reading: NodeReading) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(packed(reading)).encode(), 3)).decode()
+
+
+def _reading(text: str | None) -> NodeReading | None:
+    if text is None:
+        return None
+    try:
+        return unpacked(NodeReading, json.loads(zlib.decompress(base64.b64decode(text))))
+    except (Misshapen, ValueError, binascii.Error, zlib.error):
+        return None

@@ -1,0 +1,4 @@
+"""Talk to the Prefect server: artifacts, events, automations, flow-run states, approvals.
+
+Imported by flows and tasks alone: everything else works without Prefect.
+"""

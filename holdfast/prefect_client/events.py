@@ -1,0 +1,145 @@
+"""Send typed events to the Prefect server: only kinds and fields that `holdfast.prefect.event_kinds` lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
+from prefect.events import Event, emit_event
+from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventRelatedFilter, EventResourceFilter
+from prefect.types import DateTime
+
+from holdfast.history import this_host
+from holdfast.prefect.event_kinds import (
+    ATTENTION,
+    CLUSTER,
+    EVENTS,
+    FLOW_RUN,
+    HEARTBEAT,
+    INFO,
+    JOB,
+    NODE,
+    RESOLVED,
+    resource_id,
+)
+from holdfast.prefect.links import ui_link
+from holdfast.report.notifications import Level, Notification, of_nodes
+
+LOOK_BACK: Final = timedelta(days=7)
+"""How long ago the last heartbeat may be for which an alert is looked for."""
+CHANNELS: Final = {Level.ATTENTION: ATTENTION, Level.RESOLVED: RESOLVED, Level.INFO: INFO}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """Something that an event is about or related to."""
+
+    role: str
+    names: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """Return the id by which Prefect knows it."""
+        return resource_id(self.role, *self.names)
+
+    def described(self) -> dict[str, str]:
+        """Return it as Prefect takes the resource of an event."""
+        return {"prefect.resource.id": self.id, "prefect.resource.name": ".".join(self.names)}
+
+
+def emit(name: str, about: Resource, related: Iterable[Resource] = (), **fields: object) -> Event | None:
+    """Send the event *name*; return it, or nothing where no server takes events. What the table does not list is an error of ours."""
+    kind = EVENTS[name]
+    beside = list(related)
+    assert fields.keys() == kind.fields.keys(), f"{name}: {sorted(fields.keys() ^ kind.fields.keys())}"
+    unlisted = {one.role for one in beside} - set(kind.related)
+    assert not unlisted, f"{name} is not related to {unlisted}"
+    found: Event | None = emit_event(
+        event=name,
+        resource=about.described(),
+        related=[{**one.described(), "prefect.resource.role": one.role} for one in beside],
+        payload=fields,
+    )
+    return found
+
+
+def notify(notification: Notification, about: Resource, related: Iterable[Resource] = ()) -> None:
+    """Send *notification* to the addresses that get its level."""
+    emit(CHANNELS[notification.level], about, related, **asdict(notification))
+
+
+class Change(Protocol):
+    """A change of a node, as a health check or a repair tells of it."""
+
+    @property
+    def before(self) -> str:
+        """Return the state before."""
+
+    @property
+    def after(self) -> str:
+        """Return the state now."""
+
+    @property
+    def because(self) -> str:
+        """Return why."""
+
+
+def flow_run_id() -> str:
+    """Return the id of the flow run that this code runs in; empty outside of one."""
+    context = FlowRunContext.get()
+    return str(context.flow_run.id) if context is not None and context.flow_run is not None else ""
+
+
+def of_flow_run(ident: str) -> list[Resource]:
+    """Return the flow run as a related resource, where there is one."""
+    return [Resource(role=FLOW_RUN, names=(ident,))] if ident else []
+
+
+def emit_nodes(cluster: str, changes: Sequence[tuple[str, Change, dict[str, object]]]) -> None:
+    """Send an event for each change of a node, and one notification for all that a person should know of."""
+    around, run = Resource(role=CLUSTER, names=(cluster,)), flow_run_id()
+    for node, change, facts in changes:
+        emit_node(cluster, node, change, [around, *of_flow_run(run)], facts)
+    told = {node: (str(change.after), change.because) for node, change, _ in changes}
+    notification = of_nodes(cluster, told, host=host(), link=ui_link("flow-run", run) if run else "")
+    if notification is not None:
+        emit(ATTENTION, around, of_flow_run(run), **asdict(notification))
+
+
+def emit_node(cluster: str, node: str, change: Change, related: Iterable[Resource], facts: dict[str, object]) -> None:
+    """Send the event of one change of a node."""
+    moved = {"before": str(change.before), "after": str(change.after), "reason": change.because}
+    about = Resource(role=NODE, names=(cluster, node))
+    emit(f"holdfast.node.{change.after}", about, related, cluster=cluster, node=node, **moved, **facts)
+
+
+def host() -> str:
+    """Return the name of this host."""
+    return this_host().partition("/")[0]
+
+
+def last_heartbeat(job: str) -> str:
+    """Return the id of the job's newest heartbeat that the server has recorded; empty when there is none."""
+    names, about = EventNameFilter(name=[HEARTBEAT]), EventResourceFilter(id=[resource_id(JOB, job)])
+    return _newest(EventFilter(event=names, resource=about, occurred=_lately()))
+
+
+def alerted(heartbeat: str) -> bool:
+    """Tell whether an automation is known to have fired on a heartbeat: somebody was told that the job has no controller."""
+    names, related = EventNameFilter(name=["prefect.automation.triggered"]), EventRelatedFilter(id=[f"prefect.event.{heartbeat}"])
+    return bool(_newest(EventFilter(event=names, related=related, occurred=_lately())))
+
+
+def _lately() -> EventOccurredFilter:
+    return EventOccurredFilter(since=DateTime.now("UTC") - LOOK_BACK)
+
+
+def _newest(wanted: EventFilter) -> str:
+    """Return the id of the newest event of the *wanted* ones; empty when there is none."""
+    with get_client(sync_client=True) as client:
+        found: Any = client.read_events(filter=wanted, limit=1)
+    return str(found.events[0].id) if found.events else ""

@@ -1,0 +1,205 @@
+"""Where notifications go: for each address a Prefect block and an automation, so that the server sends them whatever becomes of a flow.
+
+``python -m holdfast.prefect_client.notifications`` takes one order as JSON on its standard input, as addresses hold
+secrets: `holdfast notify` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, cast
+from uuid import UUID
+
+from prefect.blocks.core import Block
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.events.actions import CallWebhook, SendNotification
+from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
+from prefect.exceptions import ObjectNotFound
+
+from holdfast.errors import OperatorError
+from holdfast.prefect.event_kinds import ADDRESS, ATTENTION, CLUSTER, INFO, JOB, LOST_SECONDS, RESOLVED, TEST, resource_id
+from holdfast.prefect_client import events
+from holdfast.prefect_client.heartbeat_alerts import ADDRESS as ADDRESS_TAG
+from holdfast.prefect_client.heartbeat_alerts import ALERT, PREFIX, action, after_tag, seconds_of, tagged
+from holdfast.prefect_client.notification_addresses import KINDS, block_of, is_generic
+from holdfast.report.notifications import Level, Notification
+
+NEEDED: Final = (ATTENTION, RESOLVED, TEST)
+ALL: Final = (*NEEDED, INFO)
+SUBJECT: Final = "{{ event.payload.subject }}"
+TEXT: Final = "{{ event.payload.text }}"
+WHOLE: Final = (
+    '{"event": {{ event.event | tojson }}, "at": {{ event.occurred.isoformat() | tojson }}, "resource": {{ event.resource.id | tojson }}, '
+    '"payload": {{ event.payload | tojson }}}'
+)
+"""What a webhook is sent: of two with the same `payload.id` the later one replaces the earlier one."""
+
+
+class Unheard(OperatorError):
+    """The Prefect server did not do what was asked."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"the Prefect server did not do it: {self.why}. Look at PREFECT_API_URL, and whether the server is up."
+
+
+class NoSuchAddress(OperatorError):
+    """No notifications go there."""
+
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(name, known)
+        self.name, self.known = name, known
+
+    def __str__(self) -> str:
+        return f"no address is called '{self.name}'. " + (f"There are: {', '.join(self.known)}." if self.known else "There is none.")
+
+
+def add(name: str, *, url: str, everything: bool, lost_after: float = LOST_SECONDS) -> dict[str, Any]:
+    """Send notifications to *url* from now on, and an alert when a job has had no controller for *lost_after* seconds (0: none).
+
+    Replaces an address of that name.
+    """
+    block = block_of(url)
+    ident = cast("UUID", block.save(PREFIX + name, overwrite=True))
+    with get_client(sync_client=True) as client:
+        _delete(client, name)
+        client.create_automation(_of_notifications(name, block, ident, everything=everything, lost_after=lost_after))
+    _forget_blocks(name, but=type(block))
+    found = {"name": name, "block": type(block).get_block_type_slug(), "generic": is_generic(block, url), "all": everything}
+    return {**found, "lost_after": lost_after}
+
+
+def _of_notifications(name: str, block: Block, ident: UUID, *, everything: bool, lost_after: float) -> AutomationCore:
+    """Return the automation that sends what controllers and flows tell; controllers read from its tags who wants an alert without them."""
+    about_whom = [resource_id(JOB, "*"), resource_id(CLUSTER, "*"), resource_id(ADDRESS, name)]
+    return AutomationCore(
+        name=PREFIX + name,
+        description="Sends notifications of Holdfast. Made by `holdfast notify`.",
+        tags=[ADDRESS_TAG, *([after_tag(lost_after)] if lost_after else [])],
+        trigger=EventTrigger(
+            match=cast("Any", {"prefect.resource.id": about_whom}),
+            expect=set(ALL if everything else NEEDED),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Reactive,
+            threshold=1,
+            within=timedelta(0),
+        ),
+        actions=[action(ident, CallWebhook if is_webhook(block) else SendNotification, SUBJECT, TEXT, WHOLE)],
+    )
+
+
+def is_webhook(block: Block) -> bool:
+    """Tell whether what a block keeps is sent JSON."""
+    return block.get_block_type_slug() == "webhook"
+
+
+def remove(name: str) -> dict[str, Any]:
+    """Send nothing there any more, and forget the address."""
+    with get_client(sync_client=True) as client:
+        known = tuple(one["name"] for one in _known(client))
+        if not _delete(client, name):
+            raise NoSuchAddress(name, known)
+    return {"name": name, "removed": _forget_blocks(name)}
+
+
+def _forget_blocks(name: str, but: type[Block] | None = None) -> list[str]:
+    """Delete the blocks that keep the address *name*, *but* the one of that type; return them."""
+    gone = []
+    for kind in KINDS:
+        if kind is but:
+            continue
+        try:
+            kind.delete(PREFIX + name)
+        except ValueError:
+            continue
+        gone.append(f"{kind.get_block_type_slug()}/{PREFIX}{name}")
+    return gone
+
+
+def addresses() -> list[dict[str, Any]]:
+    """Return where notifications go; what is secret of an address stays with the server."""
+    with get_client(sync_client=True) as client:
+        return _known(client)
+
+
+def test(name: str) -> dict[str, Any]:
+    """Have the server send one notification to *name*, and to no other address."""
+    with get_client(sync_client=True) as client:
+        known = tuple(one["name"] for one in _known(client))
+    if name not in known:
+        raise NoSuchAddress(name, known)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    notification = Notification(
+        id=f"test {at}",
+        state="over",
+        level=Level.INFO,
+        subject="[holdfast] test notification",
+        text=f"Requested with `holdfast notify test {name}` at {at}. Nothing is wrong.",
+        host=events.host(),
+    )
+    if events.emit(TEST, events.Resource(role=ADDRESS, names=(name,)), **asdict(notification)) is None:
+        raise Unheard("it takes no events")
+    return {"name": name}
+
+
+def _known(client: SyncPrefectClient) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": one.name.removeprefix(PREFIX),
+            "block": _block_of(client, one),
+            "all": isinstance(one.trigger, EventTrigger) and INFO in one.trigger.expect,
+            "lost_after": seconds_of(one),
+            "enabled": one.enabled,
+        }
+        for one in tagged(client, ADDRESS_TAG)
+    ]
+
+
+def _block_of(client: SyncPrefectClient, one: Automation) -> str:
+    """Return the type of the block that keeps an address."""
+    idents = [action.block_document_id for action in one.actions if isinstance(action, CallWebhook | SendNotification)]
+    try:
+        block_type = client.read_block_document(idents[0], include_secrets=False).block_type
+    except (ObjectNotFound, IndexError):
+        return "lost"
+    return block_type.name if block_type is not None else ""
+
+
+def _delete(client: SyncPrefectClient, name: str) -> bool:
+    """Delete the automation of an address, and those that send alerts there; tell whether there was one."""
+    found = [one for one in tagged(client, ADDRESS_TAG) if one.name == PREFIX + name]
+    for one in found:
+        client.delete_automation(one.id)
+    for one in tagged(client, ALERT):
+        if one.name.startswith(f"{PREFIX}{name}-alert-"):
+            client.delete_automation(one.id)
+    return bool(found)
+
+
+ORDERS: Final[dict[str, Callable[..., Any]]] = {"add": add, "remove": remove, "list": addresses, "test": test}
+
+
+def main() -> int:
+    """Carry out the order on standard input; print what came of it as JSON."""
+    order = json.load(sys.stdin)
+    try:
+        done = ORDERS[order.pop("do")](**order)
+    except OperatorError as error:
+        print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except Exception as error:  # noqa: BLE001 (a server that is away or refuses: the client raises errors of several libraries)
+        print(f"holdfast: {Unheard((str(error) or type(error).__name__).splitlines()[0])}", file=sys.stderr)  # noqa: T201
+        return 2
+    json.dump(done, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""A file written, flushed to the disk, and read back: each block carries its number and a sum over it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from detectors.burn_in_results import Check, Mark
+
+NAME: Final = "disk"
+BLOCK: Final = 4 << 20
+MB: Final = 1e6
+BUS: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+"""A PCI address, as a folder of sysfs."""
+SPARED: Final = 0.5
+"""Of the space that is free a test takes no more than this share: who works on the node may need the rest."""
+THEIRS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
+"""Errors that say that somebody named the wrong folder: they speak against no disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A file, and what it has to hold."""
+
+    path: Path
+    sums: tuple[bytes, ...]
+    """Of each block."""
+    seconds: float
+
+
+def disk(folder: str, size: int, *, seconds: float) -> Check:
+    """Write *size* bytes below *folder*, or as much as *seconds* leave time for, and read them back."""
+    begun = time.monotonic()
+    place = Path(folder).expanduser()
+    try:
+        free = shutil.disk_usage(place).free
+        blocks = int(min(size, free * SPARED)) // BLOCK
+        if not blocks:
+            words = f"{place} has {free / MB:.0f} MB free, and {BLOCK / MB / SPARED:.0f} MB are the least to try it"
+            return Check(name=NAME, mark=Mark.FAILED, words=words, seconds=time.monotonic() - begun)
+        with tempfile.TemporaryDirectory(prefix="holdfast-burn-in-", dir=place) as scratch:
+            written = write(Path(scratch) / "blocks", blocks, until=begun + seconds)
+            return replace(told(written, begun, free), devices=names_of(place))
+    except OSError as error:
+        mark = Mark.SKIPPED if error.errno in THEIRS else Mark.FAILED
+        words = f"{error.filename or place}: {error.strerror or error}"
+        return Check(name=NAME, mark=mark, words=words, seconds=time.monotonic() - begun)
+
+
+def names_of(folder: Path) -> tuple[str, ...]:
+    """Return by which names the node knows the file system that holds *folder*: its mount point, and the disks and partitions below it."""
+    number = folder.stat().st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    try:
+        rows = [line.split() for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        rows = []
+    mounts = [row[4] for row in rows if row[2] == device and folder.resolve().is_relative_to(row[4])]
+    return tuple(dict.fromkeys([*sorted(mounts, key=len)[-1:], *_disks(Path("/sys/dev/block") / device)]))
+
+
+def _disks(device: Path) -> list[str]:
+    """Return a block device, the disk that it is a partition of, its PCI address, and what it is made of (RAID, LVM)."""
+    if not device.exists():
+        return []  # no block device: an overlay, a network file system
+    place = device.resolve()
+    below = [name for slave in sorted(place.glob("slaves/*")) for name in _disks(slave)]
+    whole = [place.parent.name] if (place / "partition").exists() else []
+    return [place.name, *whole, *[part for part in place.parts if BUS.fullmatch(part)][-1:], *below]
+
+
+def told(written: Written, begun: float, free: int) -> Check:
+    """Read back what was *written* and tell what came of it."""
+    read_from = time.monotonic()
+    wrong = read_back(written)
+    size, read_seconds = len(written.sums) * BLOCK, time.monotonic() - read_from
+    figures = {
+        "written MB/s": size / MB / max(written.seconds, 1e-6),
+        "read MB/s": size / MB / max(read_seconds, 1e-6),
+        "MB": size / MB,
+        "free MB": free / MB,
+    }
+    mark, words = (Mark.FAILED, wrong) if wrong else (Mark.PASSED, "every block was read as it was written")
+    return Check(name=NAME, mark=mark, words=words, figures=figures, seconds=time.monotonic() - begun)
+
+
+def write(path: Path, blocks: int, *, until: float) -> Written:
+    """Write that many blocks, one at least and none more after *until* (monotonic), and have the disk take them."""
+    begun, body, sums = time.monotonic(), os.urandom(BLOCK - 8), []
+    with path.open("wb", buffering=0) as file:
+        for number in range(blocks):
+            block = number.to_bytes(8, "little") + body
+            sums.append(hashlib.blake2b(block, digest_size=16).digest())
+            file.write(block)
+            if time.monotonic() > until:
+                break
+        os.fsync(file.fileno())
+        with suppress(OSError):  # a file system without it reads from memory: what the disk holds is then not looked at
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return Written(path=path, sums=tuple(sums), seconds=time.monotonic() - begun)
+
+
+def read_back(written: Written) -> str:
+    """Return what is wrong with the file, or nothing."""
+    with written.path.open("rb", buffering=0) as file:
+        for number, wanted in enumerate(written.sums):
+            block = file.read(BLOCK)
+            if len(block) != BLOCK:
+                return f"block {number} of {len(written.sums)} ends after {len(block)} bytes"
+            if hashlib.blake2b(block, digest_size=16).digest() != wanted:
+                return f"block {number} of {len(written.sums)} was read with another sum than it was written with"
+    return ""

@@ -1,0 +1,132 @@
+"""Where orders to nodes go, whatever the cluster's kind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol, Self
+
+from holdfast.cluster.local import LocalNodes
+from holdfast.errors import NotOutsideOfJobs
+from holdfast.probe.burn_in.session import Post, Silent
+from holdfast.probe.readers.bundle import BOOT
+
+if TYPE_CHECKING:
+    from holdfast.spec import Cluster, LocalCluster
+
+
+class Posts(Protocol):
+    """The nodes of one cluster."""
+
+    apart: bool
+    """Whether nodes are machines of their own, so that all may work at once."""
+
+    def names(self) -> list[str]:
+        """Return the nodes' names, in the cluster's order."""
+        ...
+
+    def open(self, node: str) -> Post:
+        """Start the program of checks on *node*; raise `Silent` when that cannot be."""
+        ...
+
+    def address(self, node: str) -> str:
+        """Return under which address other nodes reach *node*."""
+        ...
+
+    def folder(self, node: str) -> str:
+        """Return the folder in which the disk of *node* is tried."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def open_posts(cluster: Cluster) -> Posts:
+    """Return where orders to the nodes of *cluster* go; raise `OperatorError` when what it takes is not there."""
+    if cluster.kind == "local":
+        return LocalPosts(cluster)
+    if cluster.kind == "slurm":
+        raise NotOutsideOfJobs("a burn-in", cluster.name)
+    from holdfast.cluster.ssh import SshPosts  # noqa: PLC0415 (paramiko takes 0.1 s, and most clusters need none of it)
+
+    return SshPosts(cluster)
+
+
+class LocalPosts:
+    """Nodes that are folders of this machine: each has a process of its own, and one that is switched off does not answer."""
+
+    apart = False
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._source = LocalNodes.of(cluster)
+        self._folder, self._nice = cluster.burn_in.folder, cluster.burn_in.nice
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def names(self) -> list[str]:
+        """Return the nodes' names."""
+        return self._source.names()
+
+    def address(self, node: str) -> str:
+        """Return the loopback address."""
+        return self._source.address(node)
+
+    def folder(self, node: str) -> str:
+        """Return the node's own folder, made where it is not there yet, unless the cluster names another one."""
+        if self._folder is not None:
+            return self._folder
+        folder = self._source.folder(node)
+        with suppress(OSError):  # who cannot make it cannot write there: the check says so
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return str(folder)
+
+    def open(self, node: str) -> Post:
+        """Start the program of checks."""
+        if not self._source.answers(node):
+            raise Silent("it is switched off")
+        ours, theirs = socket.socketpair()
+        complaint = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the post is)
+        with theirs:
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-c", BOOT],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=complaint,
+                cwd="/",
+                start_new_session=True,
+            )
+
+        def cut() -> None:
+            with suppress(OSError):
+                ours.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for an answer
+            ours.close()  # the program ends by itself, and takes its children with it; it is not waited for longer than that takes
+            try:
+                child.wait(5.0)
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+            complaint.close()
+
+        def ended() -> str:
+            complaint.seek(0)
+            return (complaint.read().decode("utf-8", "replace").strip().splitlines() or [""])[-1]
+
+        return Post(node, ours, cut, nice=self._nice, ended=ended)

@@ -1,0 +1,146 @@
+"""Which nodes of a cluster a job could start on now, and waiting until there are enough of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict
+
+from holdfast.cluster import NodeSource, NodeView, names_of, open_cluster
+from holdfast.errors import CapacityTimeout, NotEnoughNodes, NotOutsideOfJobs
+from holdfast.history import History, Job
+from holdfast.history.cordons import Place
+from holdfast.history.cordons import nodes as held_nodes
+from holdfast.probe.health.checkup import Checkup
+from holdfast.probe.health.report import node_health
+from holdfast.probe.sweep import DEADLINE, open_sweeper
+from holdfast.report.wording import duration, moment
+from holdfast.spec import Cluster
+from policies.cordons import Node, in_words
+from policies.maintenance import Closing
+from policies.maintenance import closing as maintenance_of
+from policies.node_health import Verdict
+
+
+class Capacity(BaseModel):
+    """What a cluster could give to a job at one moment."""
+
+    model_config = ConfigDict(frozen=True)
+
+    cluster: str
+    free: tuple[str, ...]
+    """Nodes that are healthy or degraded, hold no job, and are in service; in the cluster's order."""
+    unavailable: dict[str, str]
+    """Every other node, and why."""
+    waited_seconds: float = 0.0
+
+    @property
+    def reasons(self) -> str:
+        """Return why the other nodes cannot be used."""
+        return "; ".join(f"{node}: {why}" for node, why in self.unavailable.items())
+
+
+@dataclass(slots=True)
+class CapacityCheck:
+    """Examines one cluster again and again, over connections that stay open."""
+
+    cluster: Cluster
+    labels: Mapping[str, str]
+    history: History
+    source: NodeSource
+    checkup: Checkup
+    _names: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = names_of(self.cluster)
+        fit = set(self.cluster.labelled(self.labels)) if self.labels else set(names)
+        self._names = [name for name in names if name in fit]
+
+    @property
+    def size(self) -> int:
+        """Return how many nodes could ever be free."""
+        return len(self._names)
+
+    def now(self, deadline: float = DEADLINE) -> Capacity:
+        """Look at every node once; one attempt to reach a node takes *deadline* seconds at most."""
+        self.checkup.sweep(deadline)
+        self.checkup.classify()
+        self.checkup.record()
+        views = {view.name: view for view in self.source.survey(deadline)}
+        place = Place(cluster=self.cluster.name, names=names_of(self.cluster), rules=self.cluster.quarantine.rules)
+        now = time.time()
+        held = held_nodes(self.history, place, now=now)
+        found = {
+            name: obstacle(
+                views[name],
+                self._job_on(views[name]),
+                held.get(name, Node(name=name)),
+                maintenance_of(self.cluster.windows, name, now),
+                self.checkup.verdicts[name],
+            )
+            for name in self._names
+        }
+        return Capacity(
+            cluster=self.cluster.name,
+            free=tuple(name for name, why in found.items() if not why),
+            unavailable={name: why for name, why in found.items() if why},
+        )
+
+    def _job_on(self, view: NodeView) -> str:
+        """Return the name of the job that holds the node; empty when none does."""
+        if not view.job:
+            return ""
+        with self.history.session() as session:
+            job = session.get(Job, view.job)
+        return job.name if job is not None else view.job
+
+
+def obstacle(view: NodeView, job: str, node: Node, maintenance: Closing | None, found: Verdict) -> str:
+    """Return why a node cannot be given to a job now; empty when it can."""
+    if job:
+        return f"job '{job}' runs on it"
+    if node.is_isolated:
+        return in_words(node)
+    if maintenance is not None:
+        return f"{maintenance.because} from {moment(maintenance.begins)} to {moment(maintenance.ends)}"
+    health = node_health(found)
+    if not health.can_train:
+        return f"{health.health}: {'; '.join(health.reasons[:2]) or 'no reason is known'}"
+    return "" if view.standing in {"idle", "up"} else f"its agent cannot be reached: {view.why or 'it does not answer'}"
+
+
+@contextmanager
+def checking_capacity(cluster: Cluster, labels: Mapping[str, str] | None = None) -> Iterator[CapacityCheck]:
+    """Have the capacity of *cluster* examined while the block runs; with *labels*, that of the nodes which have them all."""
+    if cluster.kind == "slurm":
+        raise NotOutsideOfJobs("waiting for free nodes", cluster.name)
+    with closing(History.open()) as history, closing(open_cluster(cluster)) as source, open_sweeper(cluster) as sweeper:
+        yield CapacityCheck(cluster, labels or {}, history, source, Checkup(cluster.name, sweeper, history))
+
+
+def wait_for(
+    check: CapacityCheck, nodes: int, *, timeout_seconds: float, poll_seconds: float, tell: Callable[[str], None] = lambda _: None
+) -> Capacity:
+    """Return the capacity once it holds at least *nodes* free nodes; raise `CapacityTimeout` when that takes too long.
+
+    *tell* gets a line whenever the answer changes. Raise `NotEnoughNodes` at once when the cluster does not have so many nodes at all.
+    """
+    if nodes > check.size:
+        labels = f"only {check.size} node(s) have the labels {dict(check.labels)}" if check.labels else f"it has {check.size} in all"
+        raise NotEnoughNodes(nodes, check.size, check.cluster.name, labels)
+    begun, told = time.monotonic(), ""
+    while True:
+        found = check.now()
+        waited = time.monotonic() - begun
+        if len(found.free) >= nodes:
+            return found.model_copy(update={"waited_seconds": waited})
+        if waited >= timeout_seconds:
+            raise CapacityTimeout(check.cluster.name, nodes, len(found.free), duration(timeout_seconds), found.reasons)
+        words = f"cluster '{check.cluster.name}': {len(found.free)} of {nodes} nodes are free; waiting: {found.reasons}"
+        if words != told:
+            tell(words)
+            told = words
+        time.sleep(min(poll_seconds, max(0.0, timeout_seconds - waited)))

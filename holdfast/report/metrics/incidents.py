@@ -1,0 +1,109 @@
+"""Incidents and faults of each job, over all its runs.
+
+How counters are made, so that `rate()` and `increase()` are right:
+
+- They are counted from the history at each scrape, never in this process: a restart of `holdfast metrics` resets none.
+- Each series of a counter exists, at 0, from the first scrape of a job on. Prometheus does not count the step from "no series" to 1:
+  a series that appears with its first event loses that event. So counters have labels of few and known values only.
+- A kind is one of more than 600. What is known by kind is therefore a gauge: how many so far, and when the newest happened, which
+  tells of the first one too: ``time() - holdfast_last_fault_timestamp_seconds{kind="..."} < 3600``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import func
+from sqlmodel import Session, col
+
+from detectors.all_kinds import CATALOGUE
+from detectors.catalogue import Area, Level
+from holdfast.history.models import Fault, Incident, Phase
+from holdfast.report.metrics.exposition import Family
+from holdfast.report.metrics.jobs import Shown, columns
+from holdfast.report.phases import KINDS
+from policies.case import Rung
+
+BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+"""Seconds; recoveries in place take some hundredths, those that wait for a node minutes."""
+OUTCOMES: Final = ("recovered", "passed", "stopped", "gave-up")
+NO_ACTION: Final = "none"
+"""The recovery action of an incident that was over before one was chosen."""
+OTHER: Final = "other"
+"""The area of a fault kind that this version's catalogue does not have."""
+
+
+def incidents(session: Session, jobs: Sequence[Shown]) -> list[Family]:
+    """Return how many incidents each job had, how they ended, and what they cost."""
+    closed = Family("holdfast_incidents_total", "counter", "Closed incidents, by area of the root cause and by outcome.")
+    actions = Family("holdfast_recovery_actions_total", "counter", "Closed incidents, by the last recovery action that was taken.")
+    by_kind = Family("holdfast_incidents_by_kind", "gauge", "Closed incidents so far, by kind of the root cause.")
+    newest = Family(
+        "holdfast_last_incident_timestamp_seconds",
+        "gauge",
+        "When the newest closed incident of this kind, recovery action and outcome began, in seconds since 1970.",
+    )
+    still = Family("holdfast_incidents_open", "gauge", "Open incidents.")
+    lost = Family("holdfast_lost_steps_total", "counter", "Steps that incidents rolled back, and that were computed again.")
+    down = Family("holdfast_recovery_seconds", "histogram", "Time from a fault to the first new step, of closed incidents.")
+    phases = Family("holdfast_downtime_seconds", "summary", "Time of recoveries by phase; rollback is what the lost steps had taken.")
+    for one in jobs:
+        name = one.job.name
+        wanted = columns(Incident, one, "kind", "rung", "outcome", "fault_at", "closed_at", "downtime_s", "steps_lost")
+        rows: Any = session.connection().execute(wanted).all()
+        over = [row for row in rows if row.closed_at is not None]
+        areas = {area: Counter(row.outcome or OTHER for row in over if area_of(row.kind) == area) for area in (*Area, OTHER)}
+        for area, outcomes in areas.items():
+            if area != OTHER or outcomes:
+                closed.count(outcomes, OUTCOMES, "outcome", job=name, area=area)
+        actions.count(Counter(row.rung or NO_ACTION for row in over), (*Rung, NO_ACTION), "action", job=name)
+        for kind, times in sorted(Counter(row.kind for row in over).items()):
+            by_kind.add(times, job=name, kind=kind)
+        last: dict[tuple[str, str, str], float] = defaultdict(float)
+        for row in over:
+            labels = (row.kind, row.rung or NO_ACTION, row.outcome or OTHER)
+            last[labels] = max(last[labels], row.fault_at)
+        for (kind, action, outcome), at in sorted(last.items()):
+            newest.add(at, job=name, kind=kind, action=action, outcome=outcome)
+        still.add(len(rows) - len(over), job=name)
+        lost.add(sum(row.steps_lost or 0 for row in rows), job=name)
+        down.observe([row.downtime_s for row in over if row.downtime_s is not None], BUCKETS, job=name)
+        for phase, seconds in _by_phase(session, one).items():
+            phases.summarize(seconds, job=name, phase=phase)
+    return [closed, actions, by_kind, newest, still, lost, down, phases]
+
+
+def faults(session: Session, jobs: Sequence[Shown]) -> list[Family]:
+    """Return how many faults were seen at each job, and when last."""
+    seen = Family("holdfast_faults_total", "counter", "Faults seen, by level, whether they opened an incident or not.")
+    by_kind = Family("holdfast_faults_by_kind", "gauge", "Faults seen so far, by kind.")
+    newest = Family("holdfast_last_fault_timestamp_seconds", "gauge", "When the newest fault of this kind was seen, in seconds since 1970.")
+    for one in jobs:
+        name = one.job.name
+        wanted = columns(Fault, one, "kind", "level").add_columns(func.count(), func.max(col(Fault.at)))
+        levels, kinds, last = Counter[str](), Counter[str](), defaultdict[str, float](float)
+        for kind, level, times, at in session.connection().execute(wanted.group_by(col(Fault.kind), col(Fault.level))):
+            levels[level] += times
+            kinds[kind] += times
+            last[kind] = max(last[kind], at)
+        seen.count(levels, Level, "level", job=name)
+        for kind in sorted(kinds):
+            by_kind.add(kinds[kind], job=name, kind=kind)
+            newest.add(last[kind], job=name, kind=kind)
+    return [seen, by_kind, newest]
+
+
+def area_of(kind: str) -> str:
+    """Return the area of a fault kind."""
+    entry = CATALOGUE.get(kind)
+    return OTHER if entry is None else entry.area
+
+
+def _by_phase(session: Session, one: Shown) -> dict[str, list[float]]:
+    """Return the seconds of each phase, the known ones first, those that no recovery had too."""
+    found: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
+    for name, seconds in session.connection().execute(columns(Phase, one, "name", "seconds")):
+        found.setdefault(name, []).append(seconds)
+    return found

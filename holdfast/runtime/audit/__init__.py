@@ -1,1 +1,0 @@
-"""Prove that a checkpoint, or the snapshots of one moment, belong to one step: `python -m holdfast.runtime.audit FOLDER`."""

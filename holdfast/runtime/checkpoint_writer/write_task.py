@@ -1,0 +1,117 @@
+"""Carry one order out: one rank's part of a checkpoint, and for rank 0 the whole of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from holdfast.memstore.shared_memory import Snapshot, Unusable
+from holdfast.memstore.write_requests import FlushOrder
+from holdfast.runtime.agent_client import Leave, Link
+from holdfast.runtime.checkpoint import manifest
+from holdfast.runtime.checkpoint.manifest import Manifest
+from holdfast.runtime.checkpoint.publish import clear, put_in_place, retire
+from holdfast.runtime.checkpoint.storage import Pace, StorageTrouble, write_alone, write_metadata
+from holdfast.runtime.checkpoint.storage_errors import Teller, Trouble
+from holdfast.runtime.checkpoint_writer.rank_shard import Portion
+from holdfast.runtime.checkpoint_writer.rendezvous import Meeting, Over, Stalled
+
+_log = logging.getLogger("holdfast.flusher")
+
+
+class Job:
+    """One order in work."""
+
+    def __init__(self, order: FlushOrder, vault: Path, link: Link, pace: Pace, teller: Teller) -> None:
+        self.order = order
+        self._vault, self._link, self._pace, self._teller = vault, link, pace, teller
+        self._meeting = Meeting(order, self._refused)
+        self._began = time.monotonic()
+
+    def run(self) -> None:
+        """Do it; whatever goes wrong is told and costs this checkpoint, nothing else. The snapshot is let go of in the end."""
+        place = manifest.folder_of(Path(self.order.directory), self.order.step)
+        trouble: Trouble | None
+        try:
+            self._carry_out(place)
+        except Over as over:
+            _log.info("the checkpoint of step %d is given up: %s", self.order.step, over.why)
+            self._meeting.give_up()
+            return
+        except (Unusable, Stalled) as error:
+            trouble = Trouble("snapshot-spoiled" if isinstance(error, Unusable) else "checkpoint-write-failed", error.why)
+        except StorageTrouble as error:
+            trouble = Trouble("checkpoint-write-failed", error.words) if error.cause is None else Trouble.of(error.cause)
+        except OSError as error:
+            trouble = Trouble.of(error)
+        except Exception as error:  # noqa: BLE001 (whatever it is, others must not wait for this rank)
+            _log.exception("the checkpoint of step %d is given up", self.order.step)
+            trouble = Trouble("checkpoint-write-failed", f"{type(error).__name__}: {error}")
+        else:
+            return
+        finally:
+            self.order.remove(self._vault)
+        self._meeting.give_up(trouble)
+        self._teller.tell(trouble, self.order.step, place, rank=self.order.rank)
+
+    def _carry_out(self, place: Path) -> None:
+        """Do what is left to be done: a flusher before may have been killed anywhere."""
+        leads = self._meeting.leads
+        if (whole := self._made(place)) is not None:
+            if leads:
+                self._tell(place, whole)
+        elif leads and (whole := self._made(self._meeting.folder)) is not None:
+            self._put(whole, place)
+        else:
+            self._write()
+            if leads:
+                self._finish(place)
+
+    def _made(self, folder: Path) -> Manifest | None:
+        """Return the manifest of this checkpoint if *folder* has it already."""
+        try:
+            whole = manifest.read(folder)
+        except manifest.Unusable:
+            return None
+        return whole if (whole.step, whole.generation) == (self.order.step, self.order.generation) else None
+
+    def _write(self) -> None:
+        """Write this rank's part; the snapshot is read for no longer than that takes."""
+        with Snapshot(self._vault / self.order.snapshot) as snapshot:
+            portion = Portion(snapshot, self.order)
+            if self._meeting.leads:
+                clear(Path(self.order.directory), self.order.generation)
+                clear(Path(self.order.directory), self.order.generation + 1, before=self.order.step)
+            self._meeting.claim(portion)
+            if self._meeting.is_done():  # by a flusher before; the leader may be about to make the whole of it
+                return
+            owners = self._meeting.owners()
+            files, chunks = write_alone(portion.items(owners), self._meeting.folder, self.order.rank, self._pace)
+            self._meeting.done(files, chunks)
+
+    def _finish(self, place: Path) -> None:
+        """Make the whole of all parts, and put it in place."""
+        files, chunks = self._meeting.parts()
+        files |= write_metadata(chunks, self._meeting.folder)
+        order = self.order
+        self._put(manifest.manifest(order.step, order.generation, order.world, files), place)
+
+    def _put(self, whole: Manifest, place: Path) -> None:
+        leave = put_in_place(whole, self._meeting.folder, place, self._leave)
+        if not leave.ok:
+            raise Over(leave.why)
+        self._teller.forget()
+        self._tell(place, whole)
+
+    def _tell(self, place: Path, whole: Manifest) -> None:
+        order = self.order
+        self._link.saved(order.step, place, order.stood, whole.size, beside=time.monotonic() - self._began, generation=order.generation)
+        retire(Path(order.directory), order.keep, order.generation)
+
+    def _leave(self) -> Leave:
+        return self._link.may_commit(self.order.step, generation=self.order.generation)
+
+    def _refused(self) -> str:
+        leave = self._leave()
+        return "" if leave.ok else leave.why

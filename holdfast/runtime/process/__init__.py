@@ -1,0 +1,1 @@
+"""How a training process begins and ends: fork server, standby, restart of the script, SIGTERM, exit."""

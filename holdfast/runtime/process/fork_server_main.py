@@ -1,0 +1,29 @@
+"""The warm starter as a program: run as a file, by whatever interpreter a job names, be Holdfast installed there or not."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def this_holdfast() -> None:
+    """Make importable the Holdfast that this file belongs to, and nothing else that lies beside it: that may be another interpreter's."""
+    folder = Path(__file__).resolve().parents[2]
+    spec = importlib.util.spec_from_file_location("holdfast", folder / "__init__.py", submodule_search_locations=[str(folder)])
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["holdfast"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # this file's folder; a worker gets its script's instead
+    this_holdfast()
+    from holdfast.runtime.process import fast_exit
+
+    fast_exit.prepare()
+    from holdfast.runtime.process import fork_server
+
+    fork_server.main()

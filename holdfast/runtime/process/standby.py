@@ -1,0 +1,197 @@
+"""A standby's way from the script's first line to a rank: warm up in every role, park with memory given back, be promoted."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from holdfast.protocol import Message
+from holdfast.runtime.agent_client import link
+from holdfast.runtime.groups.membership import assembly, install
+from holdfast.runtime.process import restart_script, successor
+from holdfast.runtime.process.restart_script import Again
+from holdfast.runtime.state.training import Training
+
+_WARMED: Final = "HOLDFAST_WARMED"
+_POPULATE_WRITE: Final = 23
+"""``MADV_POPULATE_WRITE`` of madvise(2), from Linux 5.14 on."""
+
+
+class Roles:
+    """Which roles a standby is to know, which it has warmed up in, and which it is in now."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        rank = int(environment["RANK"])
+        self.roles: list[list[int]] = json.loads(environment.get("HOLDFAST_ROLES") or "[]") or [[rank]]
+        self.park = int(environment.get("HOLDFAST_PARK") or 0) % len(self.roles)
+        self.now = next((number for number, ranks in enumerate(self.roles) if rank in ranks), self.park)
+        self.warmed: list[int] = json.loads(environment.get(_WARMED) or "[]")
+
+    def next(self) -> int | None:
+        """Return the role to warm up in next; none when this is the one to park in and all others are done."""
+        others = [number for number in range(len(self.roles)) if number not in (self.park, self.now) and number not in self.warmed]
+        if others:
+            return others[0]
+        return self.park if self.now != self.park else None
+
+    def leave_first(self) -> None:
+        """Before anything is built: begin with the roles that this standby will not park in."""
+        if self.now == self.park:
+            self.go_on(done=False)
+
+    def go_on(self, *, done: bool) -> None:
+        """Run the script again for the next role, if there is one to come."""
+        warmed = [*self.warmed, self.now] if done else self.warmed
+        following = self.next()
+        if following is not None:
+            raise Again({"RANK": str(min(self.roles[following])), _WARMED: json.dumps(warmed)})
+
+
+class Parked:
+    """Parameters and optimizer state whose memory has been given back; the objects stay, and with them all that was compiled for them."""
+
+    def __init__(self, training: Training) -> None:
+        self._storages: list[tuple[torch.UntypedStorage, int]] = []
+        seen: set[int] = set()
+        for parameter in training.model.parameters():
+            parameter.grad = None
+        for tensor in _tensors_of(training):
+            storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+            if storage._cdata not in seen and storage.resizable():  # noqa: SLF001 (torch's own identity of a storage)
+                seen.add(storage._cdata)  # noqa: SLF001
+                self._storages.append((storage, storage.nbytes()))
+        for storage, _ in self._storages:
+            storage.resize_(0)
+        give_back()
+
+    def unpark(self) -> None:
+        """Take the memory again; what is in it comes from another rank. Pages are made in the background, while the ranks meet."""
+        for storage, size in self._storages:
+            storage.resize_(size)
+        spans = [(storage.data_ptr(), size) for storage, size in self._storages if storage.device.type == "cpu"]
+        threading.Thread(target=_make_pages, args=(spans, self._storages), name="holdfast-pages", daemon=True).start()
+
+
+def _make_pages(spans: Iterable[tuple[int, int]], _alive: object) -> None:
+    """Have the system make the pages of *spans* (address and bytes) now, not at the first write; a kernel that cannot leaves them."""
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    page = os.sysconf("SC_PAGE_SIZE")
+    for begin, size in spans:
+        first, end = -(-begin // page) * page, (begin + size) // page * page
+        if end > first and madvise(first, end - first, _POPULATE_WRITE):
+            return
+
+
+def _tensors_of(training: Training) -> Iterable[Tensor]:
+    yield from training.model.parameters()
+    for optimizer in training.optimizers:
+        for state in optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor) and value.dim() > 0)
+
+
+def give_back() -> None:
+    """Give freed memory back to the system, and not only to the allocator."""
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    with suppress(OSError, AttributeError):  # glibc has it
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def promote(order: Message) -> None:
+    """Take on the environment and the log of the rank that *order* gives to this standby."""
+    environment = {str(name): str(value) for name, value in order.get("environment", {}).items()}
+    os.environ.update(environment)
+    for name in ("HOLDFAST_STANDBY", "HOLDFAST_ROLES", "HOLDFAST_PARK", _WARMED):
+        os.environ.pop(name, None)
+    path = order.get("log")
+    if path:
+        with suppress(OSError):  # training matters more than its log
+            log = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            for target in (1, 2):
+                os.dup2(log, target)
+            os.close(log)
+
+
+def leave_to_successor(environment: Mapping[str, str]) -> NoReturn:
+    """Have the successor run the script as the rank of *environment*: in this process libraries may know another one. End this process."""
+    present = assembly()
+    restart_script.begin()
+    if present is not None:
+        present.hand_over(restart_script.keep)
+    os.environ.update(environment)
+    pid = successor.ready()
+    leave = None if pid is None else link().succeeded_by(pid)
+    if leave is None or not leave.ok:
+        why = "it has no process to leave its place to" if leave is None else leave.why
+        raise SystemExit(f"this standby cannot become rank {environment['RANK']}: {why}")
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    successor.go(os.environ, restart_script.kept())
+    os._exit(0)
+
+
+def start_over(environment: Mapping[str, str]) -> None:
+    """Make the process as it was before its script ran, but for what has been imported, compiled and cached."""
+    present = assembly()
+    restart_script.begin()
+    if present is not None:
+        present.hand_over(restart_script.keep)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if present is not None:
+        present.close()
+    install(None)
+    os.environ.update(environment)
+    forget_meshes()
+    gc.collect()
+
+
+def forget_meshes() -> None:
+    """Have torch forget what it worked out for the meshes of the run that is over.
+
+    It keeps the results of DTensor operations by the ranks of a mesh and not by this process's place in it: the next run would be given
+    tensors of a mesh in which it is another rank, and load that one's shards.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415 (torch's own way, without a public name)
+
+    _clear_sharding_prop_cache()
+    modules = [module for name, module in sys.modules.items() if name.startswith("torch.distributed.")]
+    caches = [value for module in modules for value in vars(module).values()] + gc.get_objects()  # other threads have caches of their own
+    for one in caches:
+        if type(one) is functools._lru_cache_wrapper and str(one.__module__).startswith("torch.distributed."):  # noqa: SLF001
+            one.cache_clear()
+
+
+def coverage_of(sandbox: Any) -> dict[str, int]:  # noqa: ANN401 (a Sandbox)
+    """Return how much of the warm-up was answered from the tape."""
+    return {"calls": sandbox.calls, "played": sandbox.played}
+
+
+def since_start() -> float:
+    """Return the time since this process was started."""
+    return time.time() - float(os.environ.get("HOLDFAST_STARTED") or time.time())

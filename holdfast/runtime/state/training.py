@@ -1,0 +1,397 @@
+"""What a checkpoint holds of a training process, taken from the user's objects and put back into them.
+
+Tensors of the model, the optimizers, the schedulers and ``extra`` are stored once, under names that do not depend on how
+the model is wrapped: ``model.<name in the unwrapped module>``, ``optimizer.0.state.<parameter>.exp_avg``. Plain tensors
+are the same on every rank; sharded ones (DTensor, as FSDP2 makes) are stored in shards and may be loaded by any number
+of ranks. Everything that is not a tensor, and what each rank has of its own (random generators, position in the data),
+goes into one tree per rank.
+
+The optimizer's state is stored under parameter names by hand, not by ``checkpoint.state_dict.get_optimizer_state_dict``:
+that one runs an optimizer step with zero gradients to make the state that it wants to load into, which not every
+optimizer survives unchanged, and imports the whole of FSDP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from holdfast.runtime.checkpoint.storage import Reader
+from holdfast.runtime.state import rng, tree
+
+SAMPLE: Final = 4096
+"""Elements of each parameter that tell copies of one state from others."""
+ON_DEVICE: Final = "holdfast:on_device"
+"""Beside an optimizer's state: its tensors without dimensions that belong on the device of their parameter."""
+_WRAPPERS: Final = ("DistributedDataParallel", "DataParallel")
+
+
+class Misfit(RuntimeError):
+    """A whole checkpoint that belongs to another model, optimizer or job than the present one."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that gives its state and takes it back."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any:  # noqa: ANN401 (modules return something, others nothing)
+        """Take the state."""
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the user's own module below DDP and `torch.compile`."""
+    while True:
+        if type(model).__name__ in _WRAPPERS and isinstance(model.module, nn.Module):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The user's objects, whose state is kept."""
+
+    model: nn.Module
+    optimizers: Sequence[Optimizer] = ()
+    schedulers: Sequence[Stateful] = ()
+    data: Stateful | None = None
+    extra: MutableMapping[str, Any] = field(default_factory=dict)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all tensors that a process which takes a rank over is given."""
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+        for optimizer in self.optimizers:
+            yield from (one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor))
+        yield from (one for one in self.extra.values() if isinstance(one, Tensor))
+
+    def collect(self, progress: Mapping[str, Any], rank: int) -> dict[str, Any]:
+        """Return all that this rank saves, in DCP's form; *progress* is the session's own."""
+        tensors: dict[str, Tensor] = {}
+        model = self.model.state_dict()
+        shared = {
+            "model": {name: None if isinstance(value, Tensor) else value for name, value in model.items()},
+            "optimizers": tree.pack([self.named(one) for one in self.optimizers], "optimizer", tensors),
+            "schedulers": tree.pack([one.state_dict() for one in self.schedulers], "scheduler", tensors),
+            "extra": tree.pack({name: state_of(one) for name, one in self.extra.items()}, "extra", tensors),
+        }
+        own = {"rng": rng.capture(), "data": None if self.data is None else self.data.state_dict()}
+        whole = {"progress": dict(progress), **shared, **own}
+        nested = {
+            name: value.detach() for name, value in model.items() if isinstance(value, Tensor)
+        }  # as `dcp_to_torch_save` gives it back
+        return {"model": nested, **tensors, tree_of(rank): tree.to_bytes(whole)}
+
+    def light(self) -> bytes:
+        """Return what each rank has of its own: generators, and the position in the data."""
+        return tree.pickled({"rng": rng.capture(), "data": None if self.data is None else self.data.state_dict()})
+
+    def moving(self) -> tuple[dict[str, Tensor], bytes]:
+        """Return what a rank hands to one that takes its place: the tensors themselves by key, and all that is no tensor as bytes."""
+        tensors: dict[str, Tensor] = {}
+        model = self.model.state_dict()
+        whole = {
+            "model": {name: None if isinstance(value, Tensor) else value for name, value in model.items()},
+            "optimizers": tree.pack([_with_scalars_on_host(self.named(one)) for one in self.optimizers], "optimizer", tensors),
+            "schedulers": tree.pack([one.state_dict() for one in self.schedulers], "scheduler", tensors),
+            "extra": tree.pack({name: state_of(one) for name, one in self.extra.items()}, "extra", tensors),
+        }
+        own = {name: value for name, value in [*model.items(), *self.model.named_buffers()] if isinstance(value, Tensor)}
+        return {**{f"model.{name}": value.detach() for name, value in own.items()}, **tensors}, tree.pickled(whole)
+
+    def settle(self, whole: bytes, found: Mapping[str, Tensor]) -> None:
+        """Take what another rank handed over: *found* are the tensors of `moving`, this process's own where they could be filled."""
+        self.settle_tree(tree.unpickled(whole), found)
+
+    def settle_tree(self, told: Mapping[str, Any], found: Mapping[str, Tensor]) -> None:
+        """Take a state whose tree is *told*; see `settle`."""
+        with torch.no_grad():
+            for name, present in [*self.model.state_dict().items(), *self.model.named_buffers()]:
+                key = f"model.{name}"
+                if isinstance(present, Tensor) and key in found and not _same_memory(present, found[key]):
+                    put_values(present, found[key])
+        values = {name: value for name, value in told["model"].items() if value is not None}
+        if values:
+            self.model.load_state_dict(values, strict=False)
+        states = tree.unpack(told["optimizers"], found.__getitem__)
+        _same_number("optimizer", self.optimizers, states)
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            self._put(optimizer, state)
+        self._give_schedulers(tree.unpack(told["schedulers"], found.__getitem__))
+        self._give_extra(tree.unpack(told["extra"], found.__getitem__))
+
+    def _put(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Make *state* the state of *optimizer* without the copies that ``load_state_dict`` makes of every tensor."""
+        names, parameters = self._names(optimizer), _parameters(optimizer)
+        _same_names("the optimizer", names, dict.fromkeys(name for group in state["param_groups"] for name in group["params"]))
+        away = state.get(ON_DEVICE, {})
+        for name, parameter in zip(names, parameters, strict=True):
+            optimizer.state.pop(parameter, None)
+            if name in state["state"]:
+                held = {key: _sharded_as(parameter, value) for key, value in state["state"][name].items()}
+                optimizer.state[parameter] = held | {key: held[key].to(parameter.device) for key in away.get(name, ())}
+        for present, given in zip(optimizer.param_groups, state["param_groups"], strict=True):
+            present.update({key: _where(present.get(key), value) for key, value in given.items() if key != "params"})
+
+    def sample(self) -> str:
+        """Return a digest of names, shapes and some values of the model: ranks that hold copies of each other have the same."""
+        told = hashlib.sha256()
+        for name, value in self.model.named_parameters():
+            local = getattr(value, "_local_tensor", value).detach()
+            told.update(f"{name} {tuple(value.shape)} {tuple(local.shape)} {value.dtype}".encode())
+            told.update(local.reshape(-1)[:SAMPLE].contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        for optimizer in self.optimizers:  # one whose state is split over the ranks makes them differ, although their models do not
+            for name, parameter in zip(self._names(optimizer), _parameters(optimizer), strict=True):
+                shapes = {key: tuple(_shape_of(value)) for key, value in optimizer.state.get(parameter, {}).items()}
+                told.update(f"{name} {sorted(shapes.items())}".encode())
+        return told.hexdigest()[:16]
+
+    def shape(self) -> str:
+        """Return a digest of the model's names and shapes on this rank: ranks of one role have the same."""
+        told = hashlib.sha256()
+        for name, value in self.model.named_parameters():
+            told.update(f"{name} {tuple(value.shape)} {tuple(getattr(value, '_local_tensor', value).shape)} {value.dtype}".encode())
+        return told.hexdigest()[:16]
+
+    def check(self) -> None:
+        """Refuse state that could be saved but not loaded again, before hours of training depend on it."""
+        parts = {
+            "optimizer": [one.state_dict()["param_groups"] for one in self.optimizers],
+            "schedulers": [one.state_dict() for one in self.schedulers],
+            "extra": {name: state_of(one) for name, one in self.extra.items()},
+            "data": None if self.data is None else self.data.state_dict(),
+        }
+        for name, part in parts.items():
+            try:
+                tree.from_bytes(tree.to_bytes(tree.pack(part, name, {})))
+            except Exception as error:
+                raise TypeError(
+                    f"session({name}=...) has a state that cannot be loaded again without running code from it: {_what(error)}. "
+                    "Keep numbers, texts, lists, dicts and tensors in it, or allow its class with torch.serialization.add_safe_globals."
+                ) from error
+
+    def buffers(self) -> frozenset[str]:
+        """Return the keys of the model's buffers, which only rank 0 has right."""
+        return frozenset(f"model.{name}" for name, _ in self.model.named_buffers())
+
+    def copied_buffers(self) -> dict[str, Tensor]:
+        """Return copies of the model's buffers as they are now, by their keys."""
+        return {f"model.{name}": one.detach().clone() for name, one in self.model.named_buffers()}
+
+    def load(self, reader: Reader, rank: int) -> dict[str, Any]:
+        """Take everything from *reader*; return the session's own progress and this rank's generators.
+
+        A rank that did not exist when the checkpoint was written has no ``rng`` and, unless it is told otherwise by its
+        data, none of its position: both start fresh.
+        """
+        whole, own = self._trees(reader, rank)
+        found = self._model_tensors(reader, whole["model"])
+        for key, like in self._likes(whole).items():
+            found[key] = _template(key, like, reader)
+        reader.fill(found)
+        self._give_model(whole["model"], found)
+        self._give_optimizers(tree.unpack(whole["optimizers"], found.__getitem__))
+        self._give_schedulers(tree.unpack(whole["schedulers"], found.__getitem__))
+        self._give_extra(tree.unpack(whole["extra"], found.__getitem__))
+        if self.data is not None and whole["data"] is not None and (own or getattr(self.data, "follows_rank_0", False)):
+            self.data.load_state_dict(whole["data"])
+        return {**whole["progress"], "rng": whole["rng"] if own else None}
+
+    def _trees(self, reader: Reader, rank: int) -> tuple[dict[str, Any], bool]:
+        """Return this rank's tree, or that of rank 0 for a rank that is new; say which."""
+        own = reader.has(tree_of(rank))
+        key = tree_of(rank if own else 0)
+        stored = {key: reader.empty(key)}
+        reader.fill(stored)
+        return tree.from_bytes(stored[key]), own
+
+    def _model_tensors(self, reader: Reader, stored: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the model's own tensors by key, to be read in place; refuse a checkpoint of another model."""
+        present = self.model.state_dict()
+        _same_names("the model", present, stored)
+        found = {f"model.{name}": value.detach() for name, value in present.items() if isinstance(value, Tensor)}
+        for key, value in found.items():
+            shape = reader.stored(key).size
+            if shape != value.shape:
+                raise Misfit(f"'{key}' has the shape {tuple(value.shape)} here and {tuple(shape)} in the checkpoint")
+        return found
+
+    def _likes(self, whole: Mapping[str, Any]) -> dict[str, Tensor | None]:
+        """Return every stored tensor's key except the model's, with the tensor here that shows where it goes."""
+        parameters = dict(self.model.named_parameters())
+        likes: dict[str, Tensor | None] = dict.fromkeys(tree.keys([whole["optimizers"], whole["schedulers"], whole["extra"]]))
+        for optimizer in whole["optimizers"]:
+            for name, state in optimizer["state"].items():
+                likes |= dict.fromkeys(tree.keys(state), parameters.get(name))
+        present: dict[str, Tensor] = {}
+        tree.pack({name: state_of(one) for name, one in self.extra.items()}, "extra", present)
+        return likes | {key: value for key, value in present.items() if key in likes}
+
+    def _give_model(self, stored: Mapping[str, Any], found: Mapping[str, Tensor]) -> None:
+        """Let the model take what was read: its own tensors in place, the rest (``get_extra_state``) by value."""
+        self.model.load_state_dict({name: found.get(f"model.{name}", value) for name, value in stored.items()})
+
+    def named(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the state of *optimizer* with parameters' names in place of their numbers."""
+        state, names = optimizer.state_dict(), self._names(optimizer)
+        groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
+        return {**state, "state": {names[number]: value for number, value in state["state"].items()}, "param_groups": groups}
+
+    def _names(self, optimizer: Optimizer) -> list[str]:
+        """Return the name of each parameter of *optimizer*, in its own order; one that is not the model's gets a number."""
+        known = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return [known.get(id(parameter), f"#{number}") for number, parameter in enumerate(_parameters(optimizer))]
+
+    def _give_optimizers(self, states: Sequence[dict[str, Any]]) -> None:
+        """Let each optimizer take its state."""
+        _same_number("optimizer", self.optimizers, states)
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            numbers = {name: number for number, name in enumerate(self._names(optimizer))}
+            stored = [name for group in state["param_groups"] for name in group["params"]]
+            _same_names("the optimizer", numbers, dict.fromkeys(stored))
+            groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]]
+            numbered = {numbers[name]: value for name, value in state["state"].items()}
+            if len(groups) == len(optimizer.param_groups):  # else it says so itself
+                together = zip(optimizer.param_groups, groups, strict=True)
+                groups = [{key: _where(present.get(key), value) for key, value in group.items()} for present, group in together]
+            optimizer.load_state_dict({**state, "state": numbered, "param_groups": groups})
+            _keep_types(optimizer, numbered)
+
+    def _give_schedulers(self, states: Sequence[dict[str, Any]]) -> None:
+        """Let each scheduler take its state."""
+        _same_number("scheduler", self.schedulers, states)
+        for scheduler, state in zip(self.schedulers, states, strict=True):
+            scheduler.load_state_dict(state)
+
+    def _give_extra(self, states: Mapping[str, Any]) -> None:
+        """Let each extra take its state; plain values are put into the user's mapping."""
+        for name, state in states.items():
+            present = self.extra.get(name)
+            if isinstance(present, Stateful):
+                present.load_state_dict(state)
+            else:
+                self.extra[name] = state
+
+
+def tree_of(rank: int) -> str:
+    """Return the key of the tree of *rank*."""
+    return f"tree.{rank:05d}"
+
+
+def _what(error: Exception) -> str:
+    """Return the one sentence of torch's long advice that names what it refused."""
+    found = re.search(r"Unsupported [^.]*[\w.]*\w|Can't [^.]*", str(error))
+    return found[0] if found else str(error).partition("\n")[0]
+
+
+def state_of(value: object) -> Any:  # noqa: ANN401 (an extra may be anything that a tree may hold)
+    """Return the state of an extra: its own, or the plain value that it is."""
+    return value.state_dict() if isinstance(value, Stateful) else value
+
+
+def _template(key: str, like: Tensor | None, reader: Reader) -> Tensor:
+    """Return a tensor to read *key* into: where *like* is, and sharded as it is, when the shapes agree; else whole."""
+    if not reader.has(key):
+        raise Misfit(f"the checkpoint speaks of '{key}' and does not hold it")
+    stored = reader.stored(key)
+    if like is not None and like.shape == stored.size:
+        return torch.empty_like(like, dtype=stored.properties.dtype, requires_grad=False)
+    return reader.empty(key)
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters of *optimizer* in the order of the numbers that its state uses."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def on_device(state: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return which tensors without dimensions of an optimizer's *state* (by parameter) are not in host memory.
+
+    Fused and capturable optimizers count their steps on the device, and read the count there in a kernel; others count on the host.
+    """
+    found = {
+        name: [key for key, value in held.items() if isinstance(value, Tensor) and value.dim() == 0 and value.device.type != "cpu"]
+        for name, held in state.items()
+    }
+    return {name: keys for name, keys in found.items() if keys}
+
+
+def _with_scalars_on_host(named: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state (see `Training.named`) with its tensors without dimensions in host memory, and which were not."""
+    away = on_device(named["state"])
+    if not away:
+        return named
+    brought = {name: {**named["state"][name], **{key: named["state"][name][key].cpu() for key in keys}} for name, keys in away.items()}
+    return {**named, "state": {**named["state"], **brought}, ON_DEVICE: away}
+
+
+def _where(present: object, value: Any) -> Any:  # noqa: ANN401 (an optimizer's setting is anything)
+    """Return a setting that was read for an optimizer where the *present* one is: a learning rate that is a tensor stays on its device."""
+    return value.to(present.device) if isinstance(value, Tensor) and isinstance(present, Tensor) else value
+
+
+def _keep_types(optimizer: Optimizer, states: Mapping[int, Mapping[str, Any]]) -> None:
+    """Undo the cast to the parameter's type that ``load_state_dict`` does: float32 moments of bfloat16 weights stay what they were."""
+    parameters = _parameters(optimizer)
+    for number, state in states.items():
+        present = optimizer.state[parameters[number]]
+        for name, value in state.items():
+            if isinstance(value, Tensor) and present[name].dtype != value.dtype:
+                present[name] = value.to(present[name].device)
+
+
+def _shape_of(value: object) -> tuple[int, ...]:
+    """Return the shape of what this rank holds of a tensor; nothing for what is none."""
+    return tuple(getattr(value, "_local_tensor", value).shape) if isinstance(value, Tensor) else ()
+
+
+def _sharded_as(parameter: Tensor, value: Any) -> Any:  # noqa: ANN401 (an optimizer keeps anything)
+    """Return *value* sharded as *parameter* is, if it is a shard of that shape."""
+    shard: Any = parameter.data
+    local = getattr(shard, "_local_tensor", None)
+    if local is None or not isinstance(value, Tensor) or hasattr(value, "device_mesh") or value.dim() == 0 or value.shape != local.shape:
+        return value
+    whole = {"shape": shard.shape, "stride": shard.stride()}
+    return type(shard).from_local(value, shard.device_mesh, shard.placements, run_check=False, **whole)
+
+
+def put_values(into: Tensor, values: Tensor) -> None:
+    """Copy *values* into *into*; also where elements of it share memory (an expanded buffer), which torch's own copy refuses."""
+    if not hasattr(into, "device_mesh"):
+        for dimension, (size, stride) in enumerate(zip(into.shape, into.stride(), strict=True)):
+            if size > 1 and stride == 0:
+                into, values = into.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
+    into.copy_(values)
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors are the same memory, shards of it included."""
+    one, other = getattr(one, "_local_tensor", one), getattr(other, "_local_tensor", other)
+    return one.data_ptr() == other.data_ptr() and one.numel() == other.numel()
+
+
+def _same_number(what: str, here: Sequence[object], stored: Sequence[object]) -> None:
+    """Refuse a checkpoint with more or fewer *what* than there are here."""
+    if len(here) != len(stored):
+        raise Misfit(f"there are {len(here)} {what}(s) here and {len(stored)} in the checkpoint")
+
+
+def _same_names(what: str, here: Iterable[str], stored: Iterable[str]) -> None:
+    """Refuse a checkpoint in which *what* has other names than here."""
+    missing, strange = sorted(set(here) - set(stored)), sorted(set(stored) - set(here))
+    if missing:
+        raise Misfit(f"{what} has '{missing[0]}' and {len(missing) - 1} more names that the checkpoint has not")
+    if strange:
+        raise Misfit(f"the checkpoint has '{strange[0]}' and {len(strange) - 1} more names that {what} has not")

@@ -1,0 +1,85 @@
+"""Let DDP add gradients in one order from its first step on, so that losses after a restart are equal to the bit.
+
+DDP sums gradients in buckets. After its first step it sorts them anew, in the order in which gradients came, and a ring
+adds each value in an order that depends on its place in a bucket. A resumed run would reduce its first step in another
+layout than an undisturbed run does at that step: the loss differs by some 1e-7, and all that follow.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from holdfast.runtime.groups.first_exchanges import scratch
+
+M = TypeVar("M", bound=nn.Module)
+
+
+_made: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_settled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_watching = False
+
+
+def watch() -> None:
+    """Take note of every DDP module that is made from now on."""
+    global _watching  # noqa: PLW0603 (torch's hook is the process's, too)
+    if _watching:
+        return
+    _watching = True
+
+    def registered(module: nn.Module, name: str, _value: Any) -> None:  # noqa: ANN401 (torch's signature)
+        if name == "module" and isinstance(module, DistributedDataParallel):
+            _made.add(module)
+
+    torch.nn.modules.module.register_module_module_registration_hook(registered)
+
+
+def settle_all() -> bool:
+    """Settle every DDP module that was made since `watch`; tell whether all could be.
+
+    A rank that joins later cannot take part in what the others did at their first steps: none may be left to do there.
+    """
+    found = [model for model in _made if model not in _settled]
+    for model in found:
+        settled(model)
+    return all(model in _settled or getattr(model, "find_unused_parameters", False) for model in found)
+
+
+def sum_up(*, at_once: bool) -> None:
+    """Have every DDP module that was made since `watch` average gradients in its next backward pass, or leave that to a later one."""
+    for model in _made:
+        model.require_backward_grad_sync = at_once  # type: ignore[assignment]  # what `no_sync` does
+
+
+def settled(model: M) -> M:
+    """Have DDP sort its buckets now, before the first real step; what is not a fresh DDP module is left as it is.
+
+    One backward pass through a sum that uses every parameter, and not the model, shows DDP the order: the last parameter
+    comes first, much as it would with the model itself. It costs one reduction of the gradients, all zero.
+    """
+    if not isinstance(model, DistributedDataParallel) or model.find_unused_parameters or model in _settled:
+        return model  # this one never sorts anew
+    if model.static_graph or model.mixed_precision:
+        return model  # these learn from their first backward pass, which must be the model's own
+    parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
+    if not parameters or any(parameter.grad is not None for parameter in parameters):
+        return model
+    reducer = model.reducer
+    with torch.enable_grad():
+        total = torch.zeros((), device=parameters[0].device)
+        for parameter in parameters:
+            total = total + parameter.flatten()[:1].sum().to(total) * 0
+        reducer.prepare_for_forward()
+        reducer.prepare_for_backward([])
+        with scratch():
+            total.backward()
+    for parameter in parameters:
+        parameter.grad = None
+    if reducer._rebuild_buckets():  # noqa: SLF001 (what DDP does at its next forward pass)
+        model._has_rebuilt_buckets = True  # noqa: SLF001
+    _settled.add(model)
+    return model

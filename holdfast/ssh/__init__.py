@@ -1,8 +1,0 @@
-"""Nodes that one can log in to: strict host keys, jump hosts, deadlines that hold, and looks that cost a node little."""
-
-from __future__ import annotations
-
-from holdfast.ssh.posts import SshPosts
-from holdfast.ssh.sweeper import SshSweeper
-
-__all__ = ["SshPosts", "SshSweeper"]

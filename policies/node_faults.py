@@ -1,0 +1,74 @@
+"""What a node that is let go has to answer for: a fault of its own that takes it out of service, or one that leaves a doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from detectors.catalogue import Blame, Fault, Level, Levels
+from detectors.node import AGENT_LOST, NODE_APART, NODE_LEAVING, NODE_LOST
+from detectors.process import START_FAILED
+from policies.case import Case
+from policies.cordons import HeldFault
+
+ENDED: Final = frozenset({NODE_LOST.id, AGENT_LOST.id, START_FAILED.id, NODE_LEAVING.id})
+"""Kinds that say that something ended, and not why: power, maintenance, a command that is not there. They are held against no node."""
+UNSURE: Final = frozenset({NODE_APART.id})
+"""Kinds of which another node may be the reason just as well: they leave a doubt."""
+OUT: Final = frozenset({Level.RESET_DEVICE, Level.EVICT_WHEN_IDLE, Level.EVICT_NOW})
+_HARDWARE: Final = frozenset({Blame.GPU, Blame.NODE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offence:
+    """What speaks against one node."""
+
+    node: str
+    grave: bool
+    """It takes the node out of service; else it leaves a doubt."""
+    because: str
+    evidence: tuple[str, ...]
+    faults: tuple[HeldFault, ...] = ()
+    """The faults that the evidence is of."""
+    seen: float
+    """When the newest of the evidence was seen (seconds since 1970)."""
+
+
+def offences(case: Case, gone: Collection[str]) -> list[Offence]:
+    """Return what the nodes that were let *gone* have to answer for by *case*: not what others did to them or what came on many.
+
+    A node that had the same fault too often leaves, and is out of service, whatever that fault asks for by itself.
+    """
+    found = []
+    root = case.diagnosis.root
+    for node in gone:
+        own = [fault for fault in case.against_nodes() if fault.node == node]
+        grave = takes_out(own, case.levels)
+        if grave is not None:
+            found.append(grave)
+        elif own and node in case.worn:
+            words = tuple(note for note in case.notes if node in note)
+            found.append(_offence(node, own, grave=True, words=words))
+        elif root in own and root.entry.blame in _HARDWARE and root.kind not in ENDED:
+            found.append(_offence(node, [root], grave=False))
+    return found
+
+
+def takes_out(faults: Iterable[Fault], levels: Levels) -> Offence | None:
+    """Return what takes the node of these *faults* out of service, if anything does."""
+    grave = [fault for fault in faults if _is_grave(fault, levels.of(fault))]
+    return _offence(str(grave[0].node), grave, grave=True) if grave else None
+
+
+def _is_grave(fault: Fault, level: Level) -> bool:
+    if fault.node is None or fault.kind in ENDED | UNSURE or level not in OUT:
+        return False
+    return level is not Level.RESET_DEVICE or fault.entry.blame in _HARDWARE
+
+
+def _offence(node: str, faults: list[Fault], *, grave: bool, words: tuple[str, ...] = ()) -> Offence:
+    quotes = (f"{fault.kind}: {fault.quote}" if fault.quote else fault.kind for fault in faults)
+    words = tuple(dict.fromkeys((*words, *quotes)))
+    held = tuple(dict.fromkeys(HeldFault(kind=fault.kind, device=fault.device) for fault in faults))
+    return Offence(node=node, grave=grave, because=words[0], evidence=words, faults=held, seen=max(fault.at for fault in faults))

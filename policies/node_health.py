@@ -1,0 +1,223 @@
+"""What is to be thought of a node, from a look at it and from what was thought of it before. It worsens at once, and mends slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Final
+
+from detectors.all_kinds import CATALOGUE
+from detectors.catalogue import Fault, Level
+from detectors.evidence import NOT_ASKED, Blind
+from detectors.health import judge
+from detectors.probe_result import Missed, NodeLook
+from detectors.readings import NodeReading
+from detectors.thresholds import THRESHOLDS
+
+CLEAN: Final = 3
+"""Looks in a row that have to show a node without a fault before that is thought over: so no verdict flaps."""
+HELD: Final = THRESHOLDS.recent
+"""Seconds for which a fault that makes a node sick is held against it at least, after it was last seen. Many such faults are a line of a
+log and no state: their silence proves little. A single look judges the same time of the log, so both ways of looking agree."""
+FRESH: Final = 3600.0
+"""Seconds for which a verdict speaks of now, where nobody has looked since."""
+
+
+class Standing(StrEnum):
+    """What is thought of a node, best to worst; of the last two nobody can tell how it is."""
+
+    OK = "ok"
+    DEGRADED = "degraded"
+    """It works, and shows a fault that is to be watched."""
+    SICK = "sick"
+    """It shows a fault that asks for it, or one of its devices, to be taken out of service."""
+    UNREACHABLE = "unreachable"
+    """It did not answer, several times in a row."""
+    UNKNOWN = "unknown"
+    """It could not be looked at, for reasons that are not its own."""
+
+
+SICK: Final = frozenset({Level.RESET_DEVICE, Level.EVICT_WHEN_IDLE, Level.EVICT_NOW})
+HARMLESS: Final = frozenset({Level.RECORD, Level.USER_ERROR})
+OF_USE: Final = frozenset({"host-overloaded"})
+"""Kinds that say how busy a node is now, and not that anything is wrong with it: they are shown, and make no node degraded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A fault of a node, from the look that first showed it until it is over."""
+
+    kind: str
+    part: str
+    """What tells it from others of its kind: the fault's signature."""
+    quote: str
+    since: float
+    """When a look first showed it."""
+    seen: float
+    """When a look last showed it."""
+    clean: int = 0
+    """Looks in a row that did not show it."""
+
+    @property
+    def level(self) -> Level:
+        """Return how much it asks for. A kind that this version does not know is to be watched."""
+        return CATALOGUE[self.kind].level if self.kind in CATALOGUE else Level.WATCH
+
+    @property
+    def words(self) -> str:
+        """Return it in words."""
+        return f"{self.kind}: {self.quote}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is thought of a node."""
+
+    node: str
+    standing: str
+    """A `Standing`."""
+    since: float
+    """Since when it has that standing."""
+    at: float
+    """When it was last looked at."""
+    seen: float
+    """When a look last told anything of it; 0: never."""
+    findings: tuple[Finding, ...] = ()
+    lost: tuple[str, ...] = ()
+    """Parts that a look once saw and the last one did not."""
+    because: str = ""
+    """What kept the last look from telling how the node is; empty where it did tell."""
+
+    @property
+    def is_bad(self) -> bool:
+        """Tell whether a job should rather run elsewhere."""
+        return self.standing in {Standing.SICK, Standing.UNREACHABLE}
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """Return what speaks for it, the worst first."""
+        return (*((self.because,) if self.because else ()), *(one.words for one in worst_first(self.findings)))
+
+    def is_fresh(self, now: float) -> bool:
+        """Tell whether it speaks of *now*."""
+        return now - self.at <= FRESH
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Return *findings* by how much they ask for, the most first."""
+    return sorted(findings, key=lambda one: -LEVELS.index(one.level))
+
+
+LEVELS: Final = list(Level)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is new about a node."""
+
+    node: str
+    before: str
+    """The standing; empty for a node that was never looked at."""
+    after: str
+    new: tuple[Finding, ...] = ()
+    over: tuple[Finding, ...] = ()
+    because: str
+
+    @property
+    def words(self) -> str:
+        """Return it in words."""
+        moved = f"{self.before or 'new'} -> {self.after}" if self.before != self.after else self.after
+        return f"{self.node}: {moved}: {self.because}"
+
+
+def verdict_on(look: NodeLook, before: Verdict | None = None, earlier: NodeReading | None = None) -> Verdict:
+    """Return what is thought of a node after *look*.
+
+    Counters are compared with the look *earlier*. What could not be looked at keeps what was held against it: not seen is not mended.
+    """
+    findings = before.findings if before is not None else ()
+    if isinstance(look.found, Missed):
+        because = f"no answer, {look.found.times} in a row: {look.found.why}"
+        return _made(look, before, Standing.UNREACHABLE, findings, because)
+    if isinstance(look.found, Blind):
+        held = before is not None and before.standing in {Standing.DEGRADED, Standing.SICK, Standing.UNREACHABLE}
+        standing = before.standing if held and before is not None else Standing.UNKNOWN
+        return _made(look, before, standing, findings, f"could not be looked at: {look.found.why}")
+    lost = _lost(look.found, earlier, before.lost if before is not None else ())
+    found = _findings(look, judge(look.found, earlier), findings, blind=bool(lost))
+    standing, because = _standing(found), "; ".join(f"{name} is not seen any more: {why}" for name, why in lost.items())
+    told = _made(look, before, Standing.UNKNOWN if lost and standing is Standing.OK else standing, found, because)
+    return replace(told, seen=look.at, lost=tuple(lost))
+
+
+def change_of(before: Verdict | None, after: Verdict) -> Change | None:
+    """Return what is new about a node; nothing when all is as it was, or when it is new and well."""
+    old, new = _parts(before), _parts(after)
+    came = tuple(worst_first(one for key, one in new.items() if key not in old))
+    over = tuple(one for key, one in old.items() if key not in new)
+    known = before.standing if before is not None else ""
+    if not came and not over and known == after.standing:
+        return None
+    if not known and after.standing == Standing.OK and not came:
+        return None
+    if came or after.because:
+        because = "; ".join([*([after.because] if after.because else []), *(one.words for one in came)])
+    elif over:
+        because = f"over: {', '.join(dict.fromkeys(one.kind for one in over))}"
+    else:
+        held = ", ".join(dict.fromkeys(one.kind for one in worst_first(after.findings)))
+        because = f"it answers, and {held or 'nothing'} speaks against it"
+    return Change(node=after.node, before=known, after=after.standing, new=came, over=over, because=because)
+
+
+def _parts(verdict: Verdict | None) -> dict[str, Finding]:
+    return {one.part: one for one in verdict.findings} if verdict is not None else {}
+
+
+def _made(look: NodeLook, before: Verdict | None, standing: str, findings: tuple[Finding, ...], because: str) -> Verdict:
+    same = before is not None and before.standing == standing
+    return Verdict(
+        node=look.node,
+        standing=str(standing),
+        since=before.since if same and before is not None else look.at,
+        at=look.at,
+        seen=before.seen if before is not None else 0.0,
+        findings=findings,
+        lost=before.lost if before is not None else (),
+        because=because,
+    )
+
+
+def _findings(look: NodeLook, faults: list[Fault], before: tuple[Finding, ...], *, blind: bool) -> tuple[Finding, ...]:
+    """Return what the look shows, and what looks before showed and is not thought to be over yet."""
+    old = {one.part: one for one in before}
+    now = {
+        fault.signature: Finding(
+            kind=fault.kind,
+            part=fault.signature,
+            quote=fault.quote,
+            since=old[fault.signature].since if fault.signature in old else look.at,
+            seen=look.at,
+        )
+        for fault in faults
+    }
+    waning = (replace(one, clean=one.clean + (not blind)) for part, one in old.items() if part not in now)  # half blind, it proves nothing
+    return (*now.values(), *(one for one in waning if not _is_over(one, look.at)))
+
+
+def _is_over(one: Finding, now: float) -> bool:
+    return one.clean >= CLEAN and (one.level not in SICK or now - one.seen >= HELD)
+
+
+def _standing(findings: tuple[Finding, ...]) -> Standing:
+    levels = {one.level for one in findings if one.kind not in OF_USE}
+    if levels & SICK:
+        return Standing.SICK
+    return Standing.DEGRADED if levels - HARMLESS else Standing.OK
+
+
+def _lost(now: NodeReading, earlier: NodeReading | None, before: tuple[str, ...]) -> dict[str, str]:
+    """Return the parts that looks before saw and this one did not, with the reason."""
+    blind = {field.name: part.why for field in fields(now) if isinstance(part := getattr(now, field.name), Blind) and part != NOT_ASKED}
+    return {name: why for name, why in blind.items() if name in before or not isinstance(getattr(earlier, name, Blind("")), Blind)}
