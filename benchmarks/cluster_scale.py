@@ -31,7 +31,7 @@ from benchmarks.simulated.job import SimulatedJob
 from benchmarks.sweep import measured, simulated
 from holdfast.cluster.ssh import SshSweeper
 from holdfast.control.config.worker_env import rank_environments, told_of
-from holdfast.control.state.rank_table import Lineup
+from holdfast.control.state.rank_table import RankTable
 from holdfast.history import models, queries
 from holdfast.protocol import encode
 from holdfast.rlimits import make_room
@@ -163,7 +163,7 @@ def growth(place: Path, environment: dict[str, str], rounds: int) -> Iterator[Li
 def orders(_place: Path, _environment: dict[str, str], _rounds: int) -> Iterator[Line]:
     """Count the bytes that start a generation; nothing is run."""
     membership = {node: [rank] for rank, node in enumerate(names(LARGE))}
-    lineup = Lineup.fresh(1, membership, ("10.0.0.1", 29500))
+    lineup = RankTable.fresh(1, membership, ("10.0.0.1", 29500))
     workers, told = rank_environments(membership, generation=1, lineup=lineup, job="job"), told_of(membership)
     sent = sum(len(encode({"generation": 1, "workers": workers[node], **told[node]})) for node in membership)
     every = sum(len(encode({"generation": 1, "workers": workers[node]})) for node in membership)

@@ -19,9 +19,9 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from holdfast.runtime.groups.backends import Inner
+from holdfast.runtime.groups.backends import BackendGroup
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.step_transaction import Attempt
+from holdfast.runtime.groups.step_transaction import StepTransaction
 from holdfast.runtime.process.gloo_threads import let_go
 
 CALLS: Final = 1000
@@ -32,8 +32,8 @@ MINUTE: Final = timedelta(minutes=1)
 def _pair() -> tuple[Any, ManagedGroup]:
     """Return a gloo backend of one member, and a managed group over it."""
     backend = dist.ProcessGroupGloo(dist.PrefixStore("overhead", dist.HashStore()), 0, 1, MINUTE)
-    group = ManagedGroup("overhead", [0], 0, Attempt(), MINUTE)
-    group.give(Inner({"cpu": backend}), {})
+    group = ManagedGroup("overhead", [0], 0, StepTransaction(), MINUTE)
+    group.give(BackendGroup({"cpu": backend}), {})
     return backend, group
 
 

@@ -25,10 +25,10 @@ from torch import nn
 from benchmarks.measuring import figure
 from holdfast.protocol import listen
 from holdfast.runtime import agent_client
-from holdfast.runtime.groups.in_flight import Trail
+from holdfast.runtime.groups.in_flight import InFlightOperations
 from holdfast.runtime.telemetry import replica_checksums
-from holdfast.runtime.telemetry.replica_checksums import Checker, sums_of
-from holdfast.runtime.telemetry.step_timing import PaceMaker
+from holdfast.runtime.telemetry.replica_checksums import ReplicaChecksums, sums_of
+from holdfast.runtime.telemetry.step_timing import StepTimer
 
 CALLS: Final = 20_000
 TRAIL_GOAL_US: Final = 5.0
@@ -51,7 +51,7 @@ def an_agent() -> Iterator[None]:
                     pass
 
         threading.Thread(target=swallow, daemon=True).start()
-        ours = agent_client.Link.from_env({"HOLDFAST_SOCKET": str(Path(folder) / "s")})
+        ours = agent_client.AgentLink.from_env({"HOLDFAST_SOCKET": str(Path(folder) / "s")})
         before, replica_checksums.link = replica_checksums.link, lambda: ours  # type: ignore[attr-defined]
         try:
             yield
@@ -65,7 +65,7 @@ def an_agent() -> Iterator[None]:
 
 def trail(rounds: int) -> dict[str, Any]:
     """Return what it costs to note the begin and the end of an operation, in microseconds."""
-    one, tensors, found = Trail(), [torch.ones(8)], []
+    one, tensors, found = InFlightOperations(), [torch.ones(8)], []
     for _ in range(rounds):
         begin = time.perf_counter()
         for _ in range(CALLS):
@@ -76,7 +76,7 @@ def trail(rounds: int) -> dict[str, Any]:
 
 def pace(rounds: int) -> dict[str, Any]:
     """Return what it costs to measure a step, in microseconds."""
-    one, found = PaceMaker(), []
+    one, found = StepTimer(), []
     for _ in range(rounds):
         begin = time.perf_counter()
         for _ in range(CALLS):
@@ -106,7 +106,7 @@ def share(steps: int) -> dict[str, Any]:
     torch.manual_seed(1)
     model = nn.Sequential(*(layer for _ in range(9) for layer in (nn.Linear(1024, 1024), nn.GELU())), nn.Linear(1024, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    checker, inputs, step = Checker(model, {}), torch.randn(24, 1024), 0
+    checker, inputs, step = ReplicaChecksums(model, {}), torch.randn(24, 1024), 0
     spent, trained, blocks = 0.0, 0.0, {True: list[float](), False: list[float]()}
     for block in range(2 * (steps // 64)):
         begin, checked = time.perf_counter(), block % 2 == 0

@@ -16,7 +16,7 @@ from typing import Final
 
 from benchmarks.steered import Steered, kill_at_start, power_off_at_start
 from holdfast.history import approvals, models, queries
-from holdfast.history.approvals import KEEP, Reply
+from holdfast.history.approvals import KEEP, ApprovalAnswer
 
 NODES: Final = {"wanted": 3, "least": 2, "ranks": 1, "spare": 5, "standbys": 0}
 REPLACED: Final = 3
@@ -147,7 +147,7 @@ class Rungs:
     def reply(self) -> None:
         """Have a person keep the node that the job asks about."""
         (asked,) = self.job.until(lambda: approvals.still_open(self.job.history), "the question")
-        approvals.reply(self.job.history, asked.number, Reply(answer=KEEP, by="the benchmark"), now=time.time())
+        approvals.reply(self.job.history, asked.number, ApprovalAnswer(answer=KEEP, by="the benchmark"), now=time.time())
 
     def over(self) -> None:
         """Leave the job no rung but the last."""

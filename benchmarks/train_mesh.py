@@ -21,16 +21,16 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import holdfast
 from benchmarks.steps import StepNotes
-from holdfast.runtime.groups.membership import Assembly, Generation
+from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager
 
 WIDTH = 64
 
 
 def rebuild_more() -> None:
     """Have groups counted as used, and broken, as the file ``rebuild`` asks."""
-    status = Assembly.status
+    status = MembershipManager.status
 
-    def more(self: Assembly, generation: Generation) -> dict[str, list[int | bool]]:
+    def more(self: MembershipManager, generation: GroupGeneration) -> dict[str, list[int | bool]]:
         found = status(self, generation)
         with suppress(OSError):
             what = Path("rebuild").read_text()
@@ -39,7 +39,7 @@ def rebuild_more() -> None:
                 found[name] = [operations, broken or what == "all", used or what == "all" or (what == "world" and name == world)]
         return found
 
-    Assembly.status = more  # type: ignore[method-assign]
+    MembershipManager.status = more  # type: ignore[method-assign]
 
 
 def die_if_asked(rank: int) -> None:

@@ -28,7 +28,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn import functional
 
 import holdfast
-from holdfast.runtime.snapshots.snapshotter import Taker
+from holdfast.runtime.snapshots.snapshotter import Snapshotter
 
 
 class Slow(torch.autograd.Function):
@@ -188,7 +188,7 @@ def main() -> None:
 COUNTS: Final = ("copied", "hidden", "paused", "taken", "prepared")
 
 
-def _block(mode: str, count: int, train: Callable[[Callable[[], None]], None], taker: Taker, rivals: Rivals) -> dict[str, Any]:
+def _block(mode: str, count: int, train: Callable[[Callable[[], None]], None], taker: Snapshotter, rivals: Rivals) -> dict[str, Any]:
     """Train a block of steps in *mode*; return how long each took, and what snapshots have cost in them."""
     taker.enabled = mode == "ours"
     after = rivals.none if mode == "ours" else getattr(rivals, mode)
@@ -205,7 +205,7 @@ def _block(mode: str, count: int, train: Callable[[Callable[[], None]], None], t
     return {"steps": [end - begin for begin, end in pairwise(ends)], **{name: now[name] - before[name] for name in COUNTS}}
 
 
-def _told(taker: Taker) -> dict[str, Any]:
+def _told(taker: Snapshotter) -> dict[str, Any]:
     plan, profile = taker.planning.plan, taker.planning.profile
     because = None if plan is None else {"overhead": plan.overhead, "because": plan.because}
     return {"size": taker.counts.size, "step": profile.step, "idle": profile.idle, "plan": because}

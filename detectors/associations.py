@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from detectors.catalogue import AREAS, CATALOGUE, Area, Blame, Level
+from detectors.catalogue import AREAS, CATALOGUE, Area, Blame, RecommendedAction
 
 PLACE: Final = Path(__file__).with_name("associations.toml")
 _FIELDS: Final = frozenset({"kinds", "components", "areas", "levels", "blames", "groups", "but"})
@@ -226,7 +226,7 @@ class _Reader:
             )
         if not told.keys() - {"but"}:
             raise BadAssociation(f"{self._file}, {where}", "names no kind and no family", "give it one")
-        for name, known in (("components", AREAS), ("areas", list(Area)), ("levels", list(Level)), ("blames", list(Blame))):
+        for name, known in (("components", AREAS), ("areas", list(Area)), ("levels", list(RecommendedAction)), ("blames", list(Blame))):
             if wrong := sorted(set(told.get(name, ())) - set(map(str, known))):
                 raise BadAssociation(f"{self._file}, {where}", f"has unknown {name} {', '.join(wrong)}", "take words of the catalogue")
         groups = tuple(self.group(name, where) for name in told.pop("groups", ()))

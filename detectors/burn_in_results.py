@@ -10,7 +10,7 @@ from typing import Any
 from detectors.codec import Misshapen
 
 
-class Mark(str, Enum):  # noqa: UP042 (nodes have python 3.10, which knows no StrEnum)
+class CheckMark(str, Enum):  # noqa: UP042 (nodes have python 3.10, which knows no StrEnum)
     """How a trial ended."""
 
     PASSED = "passed"
@@ -30,7 +30,7 @@ class Check:
     """One thing that was tried on a node."""
 
     name: str
-    mark: Mark
+    mark: CheckMark
     words: str
     """What was seen, or why nothing was."""
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -49,7 +49,7 @@ def check_of(told: object) -> Check:
     try:
         return Check(
             name=_text(told["name"]),
-            mark=Mark(told["mark"]),
+            mark=CheckMark(told["mark"]),
             words=_text(told["words"]),
             figures={_text(name): _number(value) for name, value in told.get("figures", {}).items()},
             seconds=_number(told.get("seconds", 0.0)),

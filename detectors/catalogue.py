@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from detectors.evidence import LogLine, Sample
+from detectors.evidence import LogLine, LossSample
 
 
-class Level(StrEnum):
+class RecommendedAction(StrEnum):
     """How much a fault asks for, least to most."""
 
     RECORD = "record"
@@ -69,12 +69,12 @@ class FaultKind:
     title: str
     component: str
     source: str
-    level: Level
+    level: RecommendedAction
     blame: Blame
     action: str
     reference: str
-    sick: Sample
-    healthy: Sample
+    sick: LossSample
+    healthy: LossSample
     weight: int = 50
     """How near the root of an incident this kind usually is (100: always a root, 0: always an echo of another)."""
     confused_with: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ class Fault:
         return f"node {self.node}" if self.node else "job"
 
 
-ASKS_NOTHING: Final = frozenset({Level.RECORD, Level.WATCH})
+ASKS_NOTHING: Final = frozenset({RecommendedAction.RECORD, RecommendedAction.WATCH})
 """Levels of faults that need no answer."""
 
 
@@ -157,10 +157,10 @@ ASKS_NOTHING: Final = frozenset({Level.RECORD, Level.WATCH})
 class Levels:
     """How much faults ask for: what the catalogue says, but for the kinds of which a policy says otherwise."""
 
-    changed: Mapping[str, Level] = field(default_factory=dict)
+    changed: Mapping[str, RecommendedAction] = field(default_factory=dict)
     """Kind to its level."""
 
-    def of(self, fault: Fault) -> Level:
+    def of(self, fault: Fault) -> RecommendedAction:
         """Return how much *fault* asks for."""
         return self.changed.get(fault.kind, fault.entry.level)
 

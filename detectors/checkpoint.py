@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from detectors.catalogue import Fault, Level
+from detectors.catalogue import Fault, RecommendedAction
 from detectors.evidence import CheckpointTrouble, HangLimits
 from detectors.reported_kinds import Row, enter
 
@@ -12,55 +12,55 @@ _KINDS: Final[tuple[Row, ...]] = (
     (
         "checkpoint-corrupt",
         "A checkpoint's bytes are not those that were written",
-        Level.WATCH,
+        RecommendedAction.WATCH,
         "take the one before; check the storage: a flipped bit is found by checksum only",
     ),
     (
         "checkpoint-torn",
         "A checkpoint is incomplete",
-        Level.RECORD,
+        RecommendedAction.RECORD,
         "take the one before; something ended in the middle of a copy or a removal",
     ),
     (
         "checkpoint-disk-full",
         "A checkpoint could not be written: no space left",
-        Level.WATCH,
+        RecommendedAction.WATCH,
         "free space or lower `checkpoint.keep`; training goes on and the next save tries again",
     ),
     (
         "checkpoint-read-only",
         "A checkpoint could not be written: the place is read-only or forbidden",
-        Level.WATCH,
+        RecommendedAction.WATCH,
         "mend the mount or the permissions; training goes on and the next save tries again",
     ),
     (
         "checkpoint-write-failed",
         "A checkpoint could not be written",
-        Level.WATCH,
+        RecommendedAction.WATCH,
         "see the reason; training goes on and the next save tries again",
     ),
     (
         "checkpoint-late",
         "A checkpoint is left out: the one before is still being written",
-        Level.WATCH,
+        RecommendedAction.WATCH,
         "make checkpoints rarer (`checkpoint.every`), or the storage faster; training does not wait for it",
     ),
     (
         "replica-behind",
         "Snapshots are left out: replicas do not reach the other node as fast as snapshots are taken",
-        Level.WATCH,
+        RecommendedAction.WATCH,
         "give the node an idle core, or raise `checkpoint.memory.bandwidth` or `checkpoint.memory.every`; a lost node costs more steps",
     ),
     (
         "snapshot-no-memory",
         "A rank has no snapshots in memory: there is no room for them",
-        Level.WATCH,
+        RecommendedAction.WATCH,
         "raise `checkpoint.memory.limit` or free memory; training goes on, and it is tried again every 100 steps",
     ),
     (
         "snapshot-spoiled",
         "A snapshot in a node's memory was not as it was written, and was not used",
-        Level.WATCH,
+        RecommendedAction.WATCH,
         "the one before was used; look at the node's memory: a flipped bit is found by checksum only",
     ),
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
-from detectors.evidence import Copies, HangLimits, Sample
+from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.evidence import Copies, HangLimits, LossSample
 
 MAJORITY: Final = 3
 """Copies that it takes to say which one is wrong."""
@@ -61,9 +61,9 @@ def _before(seen: Copies) -> str:
     return f"; they were equal after step {seen.equal_at}" + (f", {seen.good}" if seen.good else "")
 
 
-def _sample(*digests: str) -> Sample:
+def _sample(*digests: str) -> LossSample:
     nodes = {rank: f"n{rank}" for rank in range(len(digests))}
-    return Sample(evidence=Copies(at=0.0, step=128, nodes=nodes, digests=dict(enumerate(digests))))
+    return LossSample(evidence=Copies(at=0.0, step=128, nodes=nodes, digests=dict(enumerate(digests))))
 
 
 CORRUPT: Final = kind(
@@ -72,7 +72,7 @@ CORRUPT: Final = kind(
         title="The same step gave another result on the same rank, or copies of a state differ",
         component="gpu",
         source="digests of parameters that ranks report",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         blame=Blame.GPU,
         action="take the GPU out; go back to a checkpoint before the difference",
         reference="docs/architecture.md",
@@ -88,7 +88,7 @@ DIFFER: Final = kind(
         title="Copies of a state differ, and no majority says which is right",
         component="job",
         source="digests of parameters that ranks report",
-        level=Level.WATCH,
+        level=RecommendedAction.WATCH,
         blame=Blame.GPU,
         action="stop the job, run it from the checkpoint before the difference with more copies or on other nodes, and compare",
         reference="docs/architecture.md",

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from detectors.associations import ASSOCIATIONS, Accused, Family, Repeats, Shared, traits_of
-from detectors.catalogue import CATALOGUE, Blame, Fault, FaultKind, Level, kind
-from detectors.evidence import LogLine, Sample
+from detectors.catalogue import CATALOGUE, Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.evidence import LogLine, LossSample
 from detectors.gpu_readings import Xid, XidEvent
 from detectors.locations import device_in, device_of, peers_in
 
@@ -43,12 +43,12 @@ SWITCH: Final = kind(
         title="The links of several nodes went down at once: what they hang on failed",
         component="network",
         source="diagnosis",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.NETWORK,
         action="look at the switch or router that these nodes share; the nodes themselves are well",
         reference="docs/architecture.md",
-        sick=Sample(evidence=_lines(_DOWN)),
-        healthy=Sample(evidence=_lines(_DOWN, nodes=1)),
+        sick=LossSample(evidence=_lines(_DOWN)),
+        healthy=LossSample(evidence=_lines(_DOWN, nodes=1)),
         weight=94,
     )
 )
@@ -58,12 +58,12 @@ STORAGE_SERVICE: Final = kind(
         title="Several nodes lost the same storage at once: the service failed, not the nodes",
         component="network file system",
         source="diagnosis",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.STORAGE,
         action="look at the storage service and the network to it; the nodes themselves are well",
         reference="docs/architecture.md",
-        sick=Sample(evidence=_lines(_STALE)),
-        healthy=Sample(evidence=_lines(_STALE, nodes=1)),
+        sick=LossSample(evidence=_lines(_STALE)),
+        healthy=LossSample(evidence=_lines(_STALE, nodes=1)),
         weight=90,
     )
 )
@@ -73,12 +73,12 @@ SUSPECT_GPU: Final = kind(
         title="Kernels fail again and again on one GPU, and on no other",
         component="gpu",
         source="diagnosis, history",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         blame=Blame.GPU,
         action="take the node out and test the GPU: the same code runs well on the others",
         reference="https://docs.nvidia.com/deploy/xid-errors/",
-        sick=Sample(evidence=_xids("n0", 13, 3)),
-        healthy=Sample(evidence=(*_xids("n0", 13, 2), *_xids("n1", 13, 1))),
+        sick=LossSample(evidence=_xids("n0", 13, 3)),
+        healthy=LossSample(evidence=(*_xids("n0", 13, 2), *_xids("n1", 13, 1))),
         weight=92,
         confused_with=("user-error",),
     )
@@ -89,17 +89,17 @@ BLAMED: Final = kind(
         title="Several ranks say that one peer does not answer them",
         component="communication",
         source="diagnosis",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.NODE,
         action="restart the workers; replace the node that they name if it comes again",
         reference="docs/architecture.md",
-        sick=Sample(
+        sick=LossSample(
             evidence=tuple(
                 LogLine(text="NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", at=n / 10, node=f"n{n}", rank=n)
                 for n in range(2)
             )
         ),
-        healthy=Sample(evidence=_lines("NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", nodes=1, rank=0)),
+        healthy=LossSample(evidence=_lines("NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12", nodes=1, rank=0)),
         weight=45,
     )
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from detectors.associations import ASSOCIATIONS, follows_step, script_rule, settle_rule
-from detectors.catalogue import CATALOGUE_LEVELS, Blame, Fault, FaultKind, Level, Levels, kind
+from detectors.catalogue import CATALOGUE_LEVELS, Blame, Fault, FaultKind, Levels, RecommendedAction, kind
 from detectors.causes import NEGLIGIBLE, Candidate, candidates, explained
 from detectors.checkpoint import see_trouble
 from detectors.copies import see_copies
@@ -27,20 +27,20 @@ from detectors.evidence import (
     GroupTrouble,
     HangLimits,
     LogLine,
-    Losses,
+    LossHistory,
+    LossSample,
     MemoryTrouble,
     NodeLeaving,
     Overrun,
-    Paces,
     Progress,
     Raised,
+    ReplaceRanksTrouble,
     SameState,
-    Sample,
     SchedulerWord,
     Severed,
     StartTrouble,
+    StepPaces,
     StepTimes,
-    TakeOverTrouble,
     WorkerExit,
     WorkerStop,
 )
@@ -53,7 +53,7 @@ from detectors.memory import see_memory
 from detectors.node import see_leaving, see_severed, see_silence
 from detectors.process import see_exit, see_start, see_stop
 from detectors.progress import see_cut_short, see_overrun, see_progress
-from detectors.readings import Growth, NodeReading, Reading
+from detectors.readings import CounterGrowth, NodeReading, Reading
 from detectors.scheduler import see_word
 from detectors.sources import source_of
 from detectors.stragglers import see_paces, see_step_times
@@ -67,17 +67,17 @@ USER_ERROR: Final = kind(
         title="The script fails the same way at the same step wherever it runs",
         component="user code",
         source="diagnosis",
-        level=Level.USER_ERROR,
+        level=RecommendedAction.USER_ERROR,
         blame=Blame.USER_CODE,
         action="mend the script: the traceback of the first failing rank is in the incident; running the job again will not help",
         reference="docs/architecture.md",
-        sick=Sample(
+        sick=LossSample(
             evidence=(
                 WorkerExit(node="n0", rank=0, at=0.0, code=1, step=7, raised=_BROKEN),
                 WorkerExit(node="n1", rank=1, at=0.1, code=1, step=7, raised=_BROKEN),
             )
         ),
-        healthy=Sample(
+        healthy=LossSample(
             evidence=(
                 WorkerExit(node="n0", rank=0, at=0.0, signal=9, step=7),
                 WorkerExit(node="n1", rank=1, at=0.1, signal=9, step=7),
@@ -118,14 +118,14 @@ LOOKS: Final[dict[type, Callable[[Any, HangLimits], Fault | list[Fault] | None]]
     SchedulerWord: see_word,
     Overrun: see_overrun,
     GroupTrouble: see_broken,
-    TakeOverTrouble: see_take_over,
+    ReplaceRanksTrouble: see_take_over,
     NodeReading: see_reading,
-    Growth: see_growth,
+    CounterGrowth: see_growth,
     XidEvent: see_xid,
     BadLoss: see_bad_loss,
-    Losses: see_losses,
+    LossHistory: see_losses,
     StepTimes: see_step_times,
-    Paces: see_paces,
+    StepPaces: see_paces,
     Copies: see_copies,
     SameState: see_same_state,
     LogLine: _see_line,

@@ -120,7 +120,7 @@ class InGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RankStatus:
     """Where a rank stands, as it told when it was asked."""
 
     waits: str = ""
@@ -149,7 +149,7 @@ class RankProgress:
     """The kernel function it sleeps in, if it could be read."""
     managed: bool = True
     """It has announced itself, so that steps are expected of it."""
-    standing: Standing | None = None
+    standing: RankStatus | None = None
     """Where it stands, if it was asked since its last sign of progress and has answered."""
     heard: bool = True
     """Its agent has told of it in this generation."""
@@ -198,7 +198,7 @@ class BadLoss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
+class LossHistory:
     """The newest losses that rank 0 told of, oldest first."""
 
     at: float
@@ -216,7 +216,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class StepPace:
     """How a rank's steps spent their time: medians of a block of steps, in seconds a step."""
 
     own: float
@@ -227,15 +227,15 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paces:
+class StepPaces:
     """How all ranks spent their time, block by block since the warm-up of the generation."""
 
     at: float
     step: int
     nodes: Mapping[int, str]
-    first: Mapping[int, tuple[Pace, ...]]
+    first: Mapping[int, tuple[StepPace, ...]]
     """By rank, the first blocks after the warm-up: what the newest are compared with."""
-    blocks: Mapping[int, tuple[Pace, ...]]
+    blocks: Mapping[int, tuple[StepPace, ...]]
     """By rank, the newest blocks, oldest first."""
     roles: tuple[tuple[int, ...], ...] = ()
     """Sets of ranks that do the same work; empty where that is not known."""
@@ -314,7 +314,7 @@ class GroupTrouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeOverTrouble:
+class ReplaceRanksTrouble:
     """A take-over that somebody who has a part in it cannot carry out: a worker, or the agent of *node*."""
 
     node: str
@@ -395,11 +395,11 @@ Evidence = (
     | MemoryTrouble
     | StartTrouble
     | GroupTrouble
-    | TakeOverTrouble
+    | ReplaceRanksTrouble
     | BadLoss
-    | Losses
+    | LossHistory
     | StepTimes
-    | Paces
+    | StepPaces
     | Copies
     | SameState
     | LogLine
@@ -421,7 +421,7 @@ class HangLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class LossSample:
     """An example of evidence for a kind: by what it is seen, or what looks alike and is none."""
 
     evidence: Any

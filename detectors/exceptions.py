@@ -5,18 +5,18 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
-from detectors.evidence import Raised, Sample, WorkerExit
+from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.evidence import LossSample, Raised, WorkerExit
 from detectors.sources import exception_report
 from detectors.tracebacks import places_in
 
 ERRNO_3: Final = "https://man7.org/linux/man-pages/man3/errno.3.html"
-FINISHED: Final = Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
+FINISHED: Final = LossSample(evidence=WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
 
 
-def an_exit(**facts: object) -> Sample:
+def an_exit(**facts: object) -> LossSample:
     """Return a sample of a worker's end."""
-    return Sample(evidence=WorkerExit(node="n0", rank=0, at=0.0, step=7, **facts))  # type: ignore[arg-type]
+    return LossSample(evidence=WorkerExit(node="n0", rank=0, at=0.0, step=7, **facts))  # type: ignore[arg-type]
 
 
 EXCEPTION: Final = kind(
@@ -25,7 +25,7 @@ EXCEPTION: Final = kind(
         title="A worker's script raised an exception",
         component="worker",
         source="exception report, worker output",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.PROCESS,
         action="restart once with the ranks on other nodes; the same exception at the same step there is the user's error",
         reference="https://docs.python.org/3/tutorial/errors.html",
@@ -40,7 +40,7 @@ PEER_LOST: Final = kind(
         title="A worker failed because another one went away",
         component="communication",
         source="exception report, worker output",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.NONE,
         action="look for the peer that failed first; restart the workers",
         reference="https://docs.pytorch.org/docs/stable/distributed.html",
@@ -55,7 +55,7 @@ GPU_MEMORY: Final = kind(
         title="A worker asked for more GPU memory than is free",
         component="gpu memory",
         source="exception report, worker output",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.USER_CODE,
         action="restart once: another process may have held the memory; then the user's to mend",
         reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
@@ -70,7 +70,7 @@ DISK_FULL: Final = kind(
         title="A worker failed because a disk has no space left",
         component="storage",
         source="exception report, worker output",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.STORAGE,
         action="free space, or move the job's output",
         reference=ERRNO_3,
@@ -85,7 +85,7 @@ STORAGE: Final = kind(
         title="A worker failed because storage did: an I/O error, a stale mount, a file system gone read-only",
         component="storage",
         source="exception report, worker output",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.STORAGE,
         action="restart; if it comes again look at the mount and at the kernel's log",
         reference=ERRNO_3,
@@ -100,7 +100,7 @@ NETWORK: Final = kind(
         title="A worker failed because something that its script uses over the network did not answer",
         component="network",
         source="exception report, worker output",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.NETWORK,
         action="restart; if it comes again look at the service that the script asks",
         reference=ERRNO_3,

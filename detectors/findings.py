@@ -18,7 +18,7 @@ HOUR: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class FaultFinding:
     """A kind of fault seen on a part of a node."""
 
     kind: str

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, FaultKind, Level, kind
-from detectors.evidence import Blind, Sample
+from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.evidence import Blind, LossSample
 from detectors.gpu_readings import Clocks, Ecc, Fabric, Gpu, GpuProcess, GpuReading, NvLink, Pcie, Power, RemappedRows, RetiredPages
-from detectors.readings import Growth, NodeReading
+from detectors.readings import CounterGrowth, NodeReading
 
 NVML: Final = "https://docs.nvidia.com/deploy/nvml-api/"
 _BUS: Final = "0000:18:00.0"
@@ -23,12 +23,12 @@ def _node(**facts: Any) -> NodeReading:  # noqa: ANN401 (fields of a GpuReading)
     return NodeReading(node="n0", at=0.0, gpus=GpuReading(**{"on_bus": (_BUS,), **facts}))
 
 
-def _after(before: NodeReading, now: NodeReading) -> Growth:
-    return Growth(before=before, now=NodeReading(node=now.node, at=before.at + 60.0, gpus=now.gpus))
+def _after(before: NodeReading, now: NodeReading) -> CounterGrowth:
+    return CounterGrowth(before=before, now=NodeReading(node=now.node, at=before.at + 60.0, gpus=now.gpus))
 
 
-def _seen(**facts: Any) -> Sample:  # noqa: ANN401
-    return Sample(evidence=_reading(**facts))
+def _seen(**facts: Any) -> LossSample:  # noqa: ANN401
+    return LossSample(evidence=_reading(**facts))
 
 
 def _clocks(reasons: int) -> Clocks:
@@ -68,7 +68,7 @@ OFF_BUS: Final = kind(
     _entry(
         id="gpu-off-bus",
         title="A GPU no longer answers on its bus",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         action="replace the node; a reboot or a power cycle may bring the GPU back, and it has to prove itself before it is used",
         reference="https://docs.nvidia.com/deploy/xid-errors/",
         sick=_seen(failed=15),
@@ -80,7 +80,7 @@ RESET_REQUIRED: Final = kind(
     _entry(
         id="gpu-reset-required",
         title="The driver asks for a reset of a GPU or its node",
-        level=Level.RESET_DEVICE,
+        level=RecommendedAction.RESET_DEVICE,
         action="move the ranks off, reset the GPU (or reboot, as it asks) and test it before it is used",
         sick=_seen(recovery_action=1),
         healthy=_seen(recovery_action=0),
@@ -91,10 +91,10 @@ UNUSABLE: Final = kind(
     _entry(
         id="gpu-unusable",
         title="NVML cannot be started or a GPU not be opened, for a reason of the node's own",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         action="replace the node and look at the kernel's log; a reboot often helps",
-        sick=Sample(evidence=_node(failed=999, gpus=Blind("nvmlInit: Unknown Error"))),
-        healthy=Sample(evidence=_node(gpus=Blind("nvmlInit: NVML Shared Library Not Found"))),
+        sick=LossSample(evidence=_node(failed=999, gpus=Blind("nvmlInit: Unknown Error"))),
+        healthy=LossSample(evidence=_node(gpus=Blind("nvmlInit: NVML Shared Library Not Found"))),
         weight=91,
     )
 )
@@ -102,11 +102,11 @@ DRIVER_MISSING: Final = kind(
     _entry(
         id="driver-not-loaded",
         title="A node has GPUs, and the NVIDIA driver is not loaded",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
         action="load the driver (`modprobe nvidia`) or reboot; see why it was not loaded",
-        sick=Sample(evidence=_node(failed=9, gpus=Blind("nvmlInit: Driver Not Loaded"))),
-        healthy=Sample(evidence=_node(failed=9, on_bus=(), gpus=Blind("nvmlInit: Driver Not Loaded"))),
+        sick=LossSample(evidence=_node(failed=9, gpus=Blind("nvmlInit: Driver Not Loaded"))),
+        healthy=LossSample(evidence=_node(failed=9, on_bus=(), gpus=Blind("nvmlInit: Driver Not Loaded"))),
         weight=91,
     )
 )
@@ -114,11 +114,11 @@ DRIVER_MISMATCH: Final = kind(
     _entry(
         id="driver-mismatch",
         title="The NVIDIA library and the loaded kernel module are of different versions",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
         action="reboot, or unload and load the module: an update was installed beside a running driver",
-        sick=Sample(evidence=_node(failed=18, gpus=Blind("nvmlInit: Driver/library version mismatch"))),
-        healthy=Sample(evidence=_node(module_version="550.54.15", driver_version="550.54.15", gpus=())),
+        sick=LossSample(evidence=_node(failed=18, gpus=Blind("nvmlInit: Driver/library version mismatch"))),
+        healthy=LossSample(evidence=_node(module_version="550.54.15", driver_version="550.54.15", gpus=())),
         weight=91,
     )
 )
@@ -126,7 +126,7 @@ ECC: Final = kind(
     _entry(
         id="gpu-ecc-uncorrectable",
         title="A GPU's memory lost data that its error correction could not restore",
-        level=Level.RESET_DEVICE,
+        level=RecommendedAction.RESET_DEVICE,
         action="restart the ranks on another GPU, reset this one, and replace it when it comes again",
         reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
         sick=_seen(ecc=_ecc(volatile=1, aggregate=1)),
@@ -138,7 +138,7 @@ REMAP_PENDING: Final = kind(
     _entry(
         id="gpu-row-remap-pending",
         title="A GPU has broken memory that is replaced at its next reset",
-        level=Level.EVICT_WHEN_IDLE,
+        level=RecommendedAction.EVICT_WHEN_IDLE,
         action="reset the GPU at the next pause",
         reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
         sick=_seen(rows=_rows(pending=True)),
@@ -149,7 +149,7 @@ REMAP_FAILED: Final = kind(
     _entry(
         id="gpu-row-remap-failed",
         title="A GPU has broken memory and nothing left to replace it",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         action="take the GPU out of service and have it replaced: this is a condition of its warranty",
         reference="https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",
         sick=_seen(rows=_rows(failed=True)),
@@ -161,7 +161,7 @@ PAGES: Final = kind(
     _entry(
         id="gpu-pages-retired",
         title="A GPU has retired as many memory pages as it can, or waits for a reset to retire more",
-        level=Level.EVICT_WHEN_IDLE,
+        level=RecommendedAction.EVICT_WHEN_IDLE,
         action="reset the GPU if pages are pending; have it replaced if its list is full",
         reference="https://docs.nvidia.com/deploy/dynamic-page-retirement/",
         sick=_seen(pages=_pages(63)),
@@ -172,7 +172,7 @@ THROTTLE: Final = kind(
     _entry(
         id="gpu-thermal-throttle",
         title="A GPU slows itself down for heat",
-        level=Level.WATCH,
+        level=RecommendedAction.WATCH,
         action="check cooling and the air around; its ranks hold all others up",
         sick=_seen(clocks=_clocks(0x40)),
         healthy=_seen(clocks=_clocks(0x04)),
@@ -182,7 +182,7 @@ POWER_BRAKE: Final = kind(
     _entry(
         id="gpu-power-brake",
         title="A GPU is slowed down from outside for want of power",
-        level=Level.WATCH,
+        level=RecommendedAction.WATCH,
         blame=Blame.NODE,
         action="check power supplies and the rack's power",
         sick=_seen(clocks=_clocks(0x88)),
@@ -193,7 +193,7 @@ SLOWDOWN: Final = kind(
     _entry(
         id="gpu-slowdown",
         title="A GPU's hardware holds its clocks down and does not say for what",
-        level=Level.WATCH,
+        level=RecommendedAction.WATCH,
         action="check cables, power and temperature; replace the node if it lasts",
         sick=_seen(clocks=_clocks(0x08)),
         healthy=_seen(clocks=_clocks(0x10)),
@@ -203,7 +203,7 @@ POWER_CAPPED: Final = kind(
     _entry(
         id="gpu-power-capped",
         title="A GPU may draw less power than its board was made for",
-        level=Level.WATCH,
+        level=RecommendedAction.WATCH,
         blame=Blame.NODE,
         action="restore the limit (`nvidia-smi -pl`), unless somebody set it on purpose on all nodes",
         sick=_seen(power=_power(450_000)),
@@ -214,7 +214,7 @@ NVLINK_DOWN: Final = kind(
     _entry(
         id="nvlink-down",
         title="An NVLink of a GPU in an NVSwitch fabric is down, or one that was up",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         action="replace the node; restart the fabric manager, reset all GPUs of the node",
         sick=_seen(links=_links(second=False), fabric=Fabric(state=3, status=0)),
         healthy=_seen(links=_links(second=False), fabric=Fabric(state=0, status=0)),  # a card with fewer bridges than sockets for them
@@ -225,17 +225,17 @@ NVLINK_ERRORS: Final = kind(
     _entry(
         id="nvlink-errors",
         title="An NVLink had to send again or to recover",
-        level=Level.WATCH,
+        level=RecommendedAction.WATCH,
         action="watch; replace the node when it goes on",
-        sick=Sample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=4)))),
-        healthy=Sample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=3)))),
+        sick=LossSample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=4)))),
+        healthy=LossSample(evidence=_after(_reading(links=_links(replays=3)), _reading(links=_links(replays=3)))),
     )
 )
 PCIE: Final = kind(
     _entry(
         id="pcie-degraded",
         title="A GPU's PCIe link runs with fewer lanes or slower than GPU and host can",
-        level=Level.WATCH,
+        level=RecommendedAction.WATCH,
         action="reseat the card or its cable; replace the node when it stays",
         sick=_seen(pcie=_pcie(width=8)),
         healthy=_seen(pcie=_pcie(width=16)),
@@ -245,17 +245,17 @@ REPLAYS: Final = kind(
     _entry(
         id="pcie-replays",
         title="A GPU's PCIe link sends packets again and again",
-        level=Level.WATCH,
+        level=RecommendedAction.WATCH,
         action="watch; reseat the card or its cable when it goes on",
-        sick=Sample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=120)))),
-        healthy=Sample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=102)))),
+        sick=LossSample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=120)))),
+        healthy=LossSample(evidence=_after(_reading(pcie=_pcie(16, replays=100)), _reading(pcie=_pcie(16, replays=102)))),
     )
 )
 FABRIC: Final = kind(
     _entry(
         id="fabric-not-ready",
         title="A GPU has not joined the NVSwitch fabric of its node",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
         action="start the fabric manager; reset the GPUs or reboot when that does not help",
         reference="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
@@ -268,7 +268,7 @@ STRANGER: Final = kind(
     _entry(
         id="gpu-stranger",
         title="A process that belongs to no job computes on a GPU of a job",
-        level=Level.WATCH,
+        level=RecommendedAction.WATCH,
         blame=Blame.PROCESS,
         action="find its owner and end it: it takes memory and time from the job",
         sick=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30))),

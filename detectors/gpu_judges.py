@@ -7,7 +7,7 @@ from typing import Final
 
 from detectors import gpu as kinds
 from detectors.evidence import Blind
-from detectors.findings import MINUTE, SECOND, Look, Sighting, above, grown
+from detectors.findings import MINUTE, SECOND, FaultFinding, Look, above, grown
 from detectors.gpu_readings import Gpu, GpuReading, NvLink
 
 LIB_MISMATCH: Final = 18
@@ -34,7 +34,7 @@ ASKED_FOR: Final = {
 """NVML_GPU_RECOVERY_ACTION_*."""
 
 
-def judge_gpus(look: Look[GpuReading]) -> Iterator[Sighting]:
+def judge_gpus(look: Look[GpuReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's driver and GPUs."""
     yield from _driver(look.now)
     before = {} if look.before is None or isinstance(look.before.gpus, Blind) else {_name(gpu): gpu for gpu in look.before.gpus}
@@ -45,43 +45,45 @@ def judge_gpus(look: Look[GpuReading]) -> Iterator[Sighting]:
             yield from judge(Look(now=gpu, before=before.get(_name(gpu)), seconds=look.seconds, limits=look.limits))
     if not any(isinstance(gpu.bus, Blind) for gpu in look.now.gpus):  # one without an address may be any of those before
         for name in sorted(set(before) - {_name(gpu) for gpu in look.now.gpus}):
-            yield Sighting(kind=kinds.OFF_BUS.id, part=name, quote=f"{name} is no longer among the GPUs of the node")
+            yield FaultFinding(kind=kinds.OFF_BUS.id, part=name, quote=f"{name} is no longer among the GPUs of the node")
 
 
 def _name(gpu: Gpu) -> str:
     return f"GPU {gpu.index}" if isinstance(gpu.bus, Blind) else f"GPU {gpu.bus}"
 
 
-def _driver(now: GpuReading) -> Iterator[Sighting]:
+def _driver(now: GpuReading) -> Iterator[FaultFinding]:
     why = now.gpus.why if isinstance(now.gpus, Blind) else ""
     versions = now.module_version, now.driver_version
     if now.failed == LIB_MISMATCH:
-        yield Sighting(kind=kinds.DRIVER_MISMATCH.id, part="driver", quote=f"{why}; the loaded module is {now.module_version}")
+        yield FaultFinding(kind=kinds.DRIVER_MISMATCH.id, part="driver", quote=f"{why}; the loaded module is {now.module_version}")
     elif now.failed == NOT_LOADED:
         if now.on_bus and not isinstance(now.on_bus, Blind):
-            yield Sighting(kind=kinds.DRIVER_MISSING.id, part="driver", quote=f"{why}; the bus has {', '.join(now.on_bus)}")
+            yield FaultFinding(kind=kinds.DRIVER_MISSING.id, part="driver", quote=f"{why}; the bus has {', '.join(now.on_bus)}")
     elif now.failed:
-        yield Sighting(kind=kinds.UNUSABLE.id, part="driver", quote=why)
+        yield FaultFinding(kind=kinds.UNUSABLE.id, part="driver", quote=why)
     elif not any(isinstance(version, Blind) for version in versions) and versions[0] != versions[1]:
-        yield Sighting(kind=kinds.DRIVER_MISMATCH.id, part="driver", quote=f"the loaded module is {versions[0]}, NVML says {versions[1]}")
+        yield FaultFinding(
+            kind=kinds.DRIVER_MISMATCH.id, part="driver", quote=f"the loaded module is {versions[0]}, NVML says {versions[1]}"
+        )
 
 
-def _whole(look: Look[Gpu]) -> Iterator[Sighting]:
+def _whole(look: Look[Gpu]) -> Iterator[FaultFinding]:
     """Judge whether a GPU can be used at all."""
     gpu, name = look.now, _name(look.now)
     if gpu.failed == IS_LOST:
-        yield Sighting(kind=kinds.OFF_BUS.id, part=name, quote=f"{name}: NVML says that it is lost")
+        yield FaultFinding(kind=kinds.OFF_BUS.id, part=name, quote=f"{name}: NVML says that it is lost")
     elif gpu.failed == RESET_REQUIRED:
-        yield Sighting(kind=kinds.RESET_REQUIRED.id, part=name, quote=f"{name}: NVML says that it needs a reset")
+        yield FaultFinding(kind=kinds.RESET_REQUIRED.id, part=name, quote=f"{name}: NVML says that it needs a reset")
     elif gpu.failed:
         why = gpu.bus.why if isinstance(gpu.bus, Blind) else f"NVML error {gpu.failed}"
-        yield Sighting(kind=kinds.UNUSABLE.id, part=name, quote=f"{name}: {why}")
+        yield FaultFinding(kind=kinds.UNUSABLE.id, part=name, quote=f"{name}: {why}")
     elif not isinstance(gpu.recovery_action, Blind) and gpu.recovery_action:
         wish = ASKED_FOR.get(gpu.recovery_action, f"for action {gpu.recovery_action}")
-        yield Sighting(kind=kinds.RESET_REQUIRED.id, part=name, quote=f"{name}: the driver asks {wish}")
+        yield FaultFinding(kind=kinds.RESET_REQUIRED.id, part=name, quote=f"{name}: the driver asks {wish}")
 
 
-def _ecc(look: Look[Gpu]) -> Iterator[Sighting]:
+def _ecc(look: Look[Gpu]) -> Iterator[FaultFinding]:
     """Judge errors since the driver was loaded, or since the look before."""
     ecc, name = look.now.ecc, _name(look.now)
     if isinstance(ecc, Blind):
@@ -90,30 +92,30 @@ def _ecc(look: Look[Gpu]) -> Iterator[Sighting]:
     old = known if isinstance(known, int) else 0
     if more := grown(old, ecc.volatile_uncorrected):
         lifelong = "" if isinstance(ecc.aggregate_uncorrected, Blind) else f", {ecc.aggregate_uncorrected} in its life"
-        yield Sighting(kind=kinds.ECC.id, part=name, quote=f"{name}: {more} uncorrectable memory error(s){lifelong}")
+        yield FaultFinding(kind=kinds.ECC.id, part=name, quote=f"{name}: {more} uncorrectable memory error(s){lifelong}")
 
 
-def _rows(look: Look[Gpu]) -> Iterator[Sighting]:
+def _rows(look: Look[Gpu]) -> Iterator[FaultFinding]:
     rows, name = look.now.rows, _name(look.now)
     if isinstance(rows, Blind):
         return
     if rows.failed:
-        yield Sighting(kind=kinds.REMAP_FAILED.id, part=name, quote=f"{name}: a memory row could not be replaced")
+        yield FaultFinding(kind=kinds.REMAP_FAILED.id, part=name, quote=f"{name}: a memory row could not be replaced")
     elif rows.pending:
-        yield Sighting(kind=kinds.REMAP_PENDING.id, part=name, quote=f"{name}: a memory row waits for a reset to be replaced")
+        yield FaultFinding(kind=kinds.REMAP_PENDING.id, part=name, quote=f"{name}: a memory row waits for a reset to be replaced")
 
 
-def _pages(look: Look[Gpu]) -> Iterator[Sighting]:
+def _pages(look: Look[Gpu]) -> Iterator[FaultFinding]:
     pages, name = look.now.pages, _name(look.now)
     if isinstance(pages, Blind):
         return
     count, most = pages.single_bit + pages.double_bit, look.limits.retired_pages
     if pages.pending or count >= most:
         pending = ", more are pending" if pages.pending else ""
-        yield Sighting(kind=kinds.PAGES.id, part=name, quote=f"{name}: {count} retired pages, and {most} are the limit{pending}")
+        yield FaultFinding(kind=kinds.PAGES.id, part=name, quote=f"{name}: {count} retired pages, and {most} are the limit{pending}")
 
 
-def _clocks(look: Look[Gpu]) -> Iterator[Sighting]:
+def _clocks(look: Look[Gpu]) -> Iterator[FaultFinding]:
     """Judge heat, and what holds the clocks down."""
     gpu, name = look.now, _name(look.now)
     reasons = 0 if isinstance(gpu.clocks, Blind) or isinstance(gpu.clocks.reasons, Blind) else gpu.clocks.reasons
@@ -121,11 +123,11 @@ def _clocks(look: Look[Gpu]) -> Iterator[Sighting]:
     if not isinstance(gpu.heat, Blind) and _reached(gpu.heat.gpu, gpu.heat.slowdown_at):
         hot.append(f"{gpu.heat.gpu} °C, and it slows down at {gpu.heat.slowdown_at} °C")
     if hot:
-        yield Sighting(kind=kinds.THROTTLE.id, part=name, quote=f"{name}: {', '.join(hot)}")
+        yield FaultFinding(kind=kinds.THROTTLE.id, part=name, quote=f"{name}: {', '.join(hot)}")
     if reasons & BRAKE:
-        yield Sighting(kind=kinds.POWER_BRAKE.id, part=name, quote=f"{name}: hardware power brake slowdown")
+        yield FaultFinding(kind=kinds.POWER_BRAKE.id, part=name, quote=f"{name}: hardware power brake slowdown")
     elif reasons & HW_SLOWDOWN and not hot:
-        yield Sighting(kind=kinds.SLOWDOWN.id, part=name, quote=f"{name}: hardware slowdown")
+        yield FaultFinding(kind=kinds.SLOWDOWN.id, part=name, quote=f"{name}: hardware slowdown")
 
 
 def _reached(value: int | Blind, limit: int | Blind) -> bool:
@@ -133,16 +135,16 @@ def _reached(value: int | Blind, limit: int | Blind) -> bool:
     return not isinstance(value, Blind) and not isinstance(limit, Blind) and 0 < limit <= value
 
 
-def _power(look: Look[Gpu]) -> Iterator[Sighting]:
+def _power(look: Look[Gpu]) -> Iterator[FaultFinding]:
     power, name = look.now.power, _name(look.now)
     if isinstance(power, Blind) or isinstance(power.limit, Blind) or isinstance(power.default_limit, Blind):
         return
     if power.limit < power.default_limit:
         quote = f"{name}: at most {power.limit / 1000:g} W, made for {power.default_limit / 1000:g} W"
-        yield Sighting(kind=kinds.POWER_CAPPED.id, part=name, quote=quote)
+        yield FaultFinding(kind=kinds.POWER_CAPPED.id, part=name, quote=quote)
 
 
-def _fabric(look: Look[Gpu]) -> Iterator[Sighting]:
+def _fabric(look: Look[Gpu]) -> Iterator[FaultFinding]:
     fabric, name = look.now.fabric, _name(look.now)
     if isinstance(fabric, Blind):
         return
@@ -150,10 +152,10 @@ def _fabric(look: Look[Gpu]) -> Iterator[Sighting]:
         f"ended with NVML error {fabric.status}" if fabric.state == COMPLETED and fabric.status else ""
     )
     if trouble:
-        yield Sighting(kind=kinds.FABRIC.id, part=name, quote=f"{name}: registration with the fabric: {trouble}")
+        yield FaultFinding(kind=kinds.FABRIC.id, part=name, quote=f"{name}: registration with the fabric: {trouble}")
 
 
-def _links_of(look: Look[Gpu]) -> Iterator[Sighting]:
+def _links_of(look: Look[Gpu]) -> Iterator[FaultFinding]:
     gpu, name = look.now, _name(look.now)
     if isinstance(gpu.links, Blind):
         return
@@ -162,9 +164,9 @@ def _links_of(look: Look[Gpu]) -> Iterator[Sighting]:
     for link in gpu.links:
         was = old.get(link.link)
         if link.active is False and (switched or (was is not None and was.active is True)):
-            yield Sighting(kind=kinds.NVLINK_DOWN.id, part=f"{name} link {link.link}", quote=f"{name}: NVLink {link.link} is inactive")
+            yield FaultFinding(kind=kinds.NVLINK_DOWN.id, part=f"{name} link {link.link}", quote=f"{name}: NVLink {link.link} is inactive")
         if was is not None and (errors := _link_errors(look, was, link)):
-            yield Sighting(kind=kinds.NVLINK_ERRORS.id, part=f"{name} link {link.link}", quote=f"{name}: NVLink {link.link}: {errors}")
+            yield FaultFinding(kind=kinds.NVLINK_ERRORS.id, part=f"{name} link {link.link}", quote=f"{name}: NVLink {link.link}: {errors}")
 
 
 def _link_errors(look: Look[Gpu], was: NvLink, link: NvLink) -> str:
@@ -175,7 +177,7 @@ def _link_errors(look: Look[Gpu], was: NvLink, link: NvLink) -> str:
     return f"{crc} CRC errors in {look.seconds:.0f} s" if look.rate(crc, SECOND) >= look.limits.nvlink_crc_per_second else ""
 
 
-def _bus(look: Look[Gpu]) -> Iterator[Sighting]:
+def _bus(look: Look[Gpu]) -> Iterator[FaultFinding]:
     """Judge the PCIe link. An idle GPU may slow it down to save power, but never gives lanes up."""
     gpu, name = look.now, _name(look.now)
     if isinstance(gpu.pcie, Blind):
@@ -187,14 +189,14 @@ def _bus(look: Look[Gpu]) -> Iterator[Sighting]:
     if busy and not isinstance(link.generation, Blind) and above(link.generation_most, link.generation):
         found.append(f"generation {link.generation} of {link.generation_most} while it computes")
     if found:
-        yield Sighting(kind=kinds.PCIE.id, part=name, quote=f"{name}: PCIe with {' and '.join(found)}")
+        yield FaultFinding(kind=kinds.PCIE.id, part=name, quote=f"{name}: PCIe with {' and '.join(found)}")
     old = look.before.pcie.replays if look.before and not isinstance(look.before.pcie, Blind) else None
     more = grown(old, link.replays) or 0
     if look.rate(more, MINUTE) > look.limits.pcie_replays_per_minute:
-        yield Sighting(kind=kinds.REPLAYS.id, part=name, quote=f"{name}: {more} PCIe replays in {look.seconds:.0f} s")
+        yield FaultFinding(kind=kinds.REPLAYS.id, part=name, quote=f"{name}: {more} PCIe replays in {look.seconds:.0f} s")
 
 
-def _strangers(look: Look[Gpu]) -> Iterator[Sighting]:
+def _strangers(look: Look[Gpu]) -> Iterator[FaultFinding]:
     gpu, name = look.now, _name(look.now)
     if isinstance(gpu.processes, Blind):
         return
@@ -202,7 +204,7 @@ def _strangers(look: Look[Gpu]) -> Iterator[Sighting]:
     strangers = [str(one.pid) for one in gpu.processes if one.job == ""]
     if jobs and strangers:
         quote = f"{name}: process {', '.join(strangers)} computes beside job {', '.join(sorted(map(str, jobs)))}"
-        yield Sighting(kind=kinds.STRANGER.id, part=name, quote=quote)
+        yield FaultFinding(kind=kinds.STRANGER.id, part=name, quote=quote)
 
 
 _JUDGES: Final = (_whole, _ecc, _rows, _pages, _clocks, _power, _fabric, _links_of, _bus, _strangers)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
-from detectors.evidence import GroupTrouble, HangLimits, Sample, TakeOverTrouble
+from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.evidence import GroupTrouble, HangLimits, LossSample, ReplaceRanksTrouble
 from detectors.exceptions import FINISHED
 
 GROUP_BROKEN: Final = kind(
@@ -14,11 +14,11 @@ GROUP_BROKEN: Final = kind(
         title="A process group broke while its ranks live, or before anything else was heard of the one that is lost",
         component="communication",
         source="worker's report",
-        level=Level.RETRY_STEP,
+        level=RecommendedAction.RETRY_STEP,
         blame=Blame.NETWORK,
         action="build the groups anew between the ranks that live and do the step again; replace ranks that do not live",
         reference="https://docs.pytorch.org/docs/stable/distributed.html",
-        sick=Sample(evidence=GroupTrouble(node="n0", rank=0, at=0.0, why="Connection closed by peer", group="0", step=7)),
+        sick=LossSample(evidence=GroupTrouble(node="n0", rank=0, at=0.0, why="Connection closed by peer", group="0", step=7)),
         healthy=FINISHED,
         weight=6,
     )
@@ -29,11 +29,11 @@ TAKE_OVER_FAILED: Final = kind(
         title="Somebody who has a part in a take-over cannot carry it out",
         component="job",
         source="worker's report, agent's answer",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.NONE,
         action="the next rung is tried at once",
         reference="docs/architecture.md",
-        sick=Sample(evidence=TakeOverTrouble(node="n0", rank=0, at=0.0, why="no rank holds a whole copy of the state")),
+        sick=LossSample(evidence=ReplaceRanksTrouble(node="n0", rank=0, at=0.0, why="no rank holds a whole copy of the state")),
         healthy=FINISHED,
         weight=15,
     )
@@ -46,7 +46,7 @@ def see_broken(seen: GroupTrouble, _limits: HangLimits) -> Fault:
     return Fault(kind=GROUP_BROKEN.id, at=seen.at, node=seen.node, rank=seen.rank, step=seen.step, quote=quote, signature=GROUP_BROKEN.id)
 
 
-def see_take_over(seen: TakeOverTrouble, _limits: HangLimits) -> Fault:
+def see_take_over(seen: ReplaceRanksTrouble, _limits: HangLimits) -> Fault:
     """Name a take-over that failed. Nobody is to blame for it: what it was to answer has been diagnosed before."""
     who = f"rank {seen.rank} on {seen.node}" if seen.rank is not None else f"the agent of {seen.node}"
     return Fault(kind=TAKE_OVER_FAILED.id, at=seen.at, quote=f"{who} cannot take part: {seen.why}"[:500], signature=TAKE_OVER_FAILED.id)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from detectors.catalogue import Blame, FaultKind, Level, kind
-from detectors.evidence import InGroup, InWork, Progress, RankProgress, Sample, Standing
+from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.evidence import InGroup, InWork, LossSample, Progress, RankProgress, RankStatus
 
 HELD: Final = 1.0
 """Seconds after which an operation that all have come to has not merely just begun (ours)."""
@@ -23,7 +23,7 @@ _LISTED: Final = 8
 """Ranks that are named one by one."""
 
 
-class Wait(NamedTuple):
+class RankWait(NamedTuple):
     """A rank waits for others."""
 
     rank: int
@@ -34,7 +34,7 @@ class Wait(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class HangFinding:
     """What the standings of all ranks come to."""
 
     kind: str
@@ -45,7 +45,7 @@ class Finding:
     """How long all those that it is about have been in their operations."""
 
 
-def explain(ranks: Mapping[int, RankProgress]) -> Finding | None:
+def explain(ranks: Mapping[int, RankProgress]) -> HangFinding | None:
     """Return who holds the others up, as far as the ranks have told where they stand; None where that says nothing."""
     told = {rank: held.standing for rank, held in ranks.items() if held.standing is not None}
     if not told:
@@ -54,7 +54,7 @@ def explain(ranks: Mapping[int, RankProgress]) -> Finding | None:
     return _differ(ranks, told) or _absent(ranks, told, waits) or _circle(waits) or _held(told) or _by_stack(ranks, told)
 
 
-def operations(ranks: Iterable[Standing]) -> tuple[tuple[str, str, int], ...]:
+def operations(ranks: Iterable[RankStatus]) -> tuple[tuple[str, str, int], ...]:
     """Return all that was begun, so that two looks can be compared."""
     return tuple((group.name, way, number) for one in ranks for group in one.groups for way, number in sorted(group.counts.items()))
 
@@ -62,18 +62,18 @@ def operations(ranks: Iterable[Standing]) -> tuple[tuple[str, str, int], ...]:
 # -- waits --------------------------------------------------------------------------------------------------------------
 
 
-def _waits(told: Mapping[int, Standing], everybody: frozenset[int]) -> Iterator[Wait]:
+def _waits(told: Mapping[int, RankStatus], everybody: frozenset[int]) -> Iterator[RankWait]:
     groups = {(rank, group.name): group for rank, one in told.items() for group in one.groups}
     for rank, one in told.items():
         if one.waits == "vote":
             missing = frozenset(other for other in everybody if other not in told or told[other].waits != "vote")
             if missing:
-                yield Wait(rank, "the vote on the step", one.seconds, missing)
+                yield RankWait(rank, "the vote on the step", one.seconds, missing)
         for group in one.groups:
             for work in group.pending:
                 missing = _missing(rank, group, work, groups) & everybody
                 if missing:
-                    yield Wait(rank, _words(group, work), work.seconds, missing)
+                    yield RankWait(rank, _words(group, work), work.seconds, missing)
 
 
 def _missing(rank: int, group: InGroup, work: InWork, groups: Mapping[tuple[int, str], InGroup]) -> frozenset[int]:
@@ -100,7 +100,7 @@ def _words(group: InGroup, work: InWork) -> str:
 # -- verdicts -----------------------------------------------------------------------------------------------------------
 
 
-def _absent(ranks: Mapping[int, RankProgress], told: Mapping[int, Standing], waits: list[Wait]) -> Finding | None:
+def _absent(ranks: Mapping[int, RankProgress], told: Mapping[int, RankStatus], waits: list[RankWait]) -> HangFinding | None:
     """Name those that are waited for and wait for nobody."""
     waiting = {wait.rank for wait in waits}
     behind = Counter(rank for wait in waits for rank in wait.missing if rank not in waiting)
@@ -115,10 +115,10 @@ def _absent(ranks: Mapping[int, RankProgress], told: Mapping[int, Standing], wai
     quote = f"rank {culprit} on {held.node} did not arrive at {first.words} ({numbered(same)} {_verb(same)} since {first.seconds:.1f} s)"
     if also:
         quote += f", neither did {numbered(also)}"
-    return Finding(kind="", rank=culprit, quote=f"{quote}; {_where(culprit, ranks)}")
+    return HangFinding(kind="", rank=culprit, quote=f"{quote}; {_where(culprit, ranks)}")
 
 
-def _differ(ranks: Mapping[int, RankProgress], told: Mapping[int, Standing]) -> Finding | None:
+def _differ(ranks: Mapping[int, RankProgress], told: Mapping[int, RankStatus]) -> HangFinding | None:
     """Name those that came to another operation than most, where all count the same number."""
     for name, number, here in _meetings(told):
         shapes = {rank: _shape(work) for rank, (_, work) in here.items()}
@@ -133,11 +133,11 @@ def _differ(ranks: Mapping[int, RankProgress], told: Mapping[int, Standing]) -> 
         quote = f"{numbered([one for one in rest if shapes[one] == shapes[rank]])} entered {_sized(odd)} as #{number} of group {name}"
         quote += f" where {numbered(agree)} entered {_sized(there)}; {_where(rank, ranks)}; {_where(agree[0], ranks)}"
         seconds = min(work.seconds for _, work in here.values())
-        return Finding(kind=MISMATCH.id, rank=rank if clear else None, quote=quote, seconds=seconds)
+        return HangFinding(kind=MISMATCH.id, rank=rank if clear else None, quote=quote, seconds=seconds)
     return None
 
 
-def _meetings(told: Mapping[int, Standing]) -> Iterator[tuple[str, int, dict[int, tuple[InGroup, InWork]]]]:
+def _meetings(told: Mapping[int, RankStatus]) -> Iterator[tuple[str, int, dict[int, tuple[InGroup, InWork]]]]:
     """Yield the collectives that several ranks are in: group, number, and what each has begun under it."""
     found: dict[tuple[str, int], dict[int, tuple[InGroup, InWork]]] = {}
     for rank, one in told.items():
@@ -154,7 +154,7 @@ def _shape(work: InWork) -> tuple[str, int, str]:
     return (work.name, work.size, work.kind) if work.name in _EVEN else (work.name, 0, "")
 
 
-def _circle(waits: list[Wait]) -> Finding | None:
+def _circle(waits: list[RankWait]) -> HangFinding | None:
     """Tell of ranks that wait for each other."""
     by_rank = {wait.rank: wait for wait in waits}
     if not by_rank:
@@ -165,21 +165,21 @@ def _circle(waits: list[Wait]) -> Finding | None:
         rank = min(by_rank[rank].missing)  # everybody who is waited for waits, or `_absent` would have named it
     ring = way[way.index(rank) :]
     steps = [f"rank {one} waits at {by_rank[one].words} for {numbered(sorted(by_rank[one].missing))}" for one in ring]
-    return Finding(kind=CIRCLE.id, rank=None, quote="; ".join(steps), seconds=min(by_rank[one].seconds for one in ring))
+    return HangFinding(kind=CIRCLE.id, rank=None, quote="; ".join(steps), seconds=min(by_rank[one].seconds for one in ring))
 
 
-def _held(told: Mapping[int, Standing]) -> Finding | None:
+def _held(told: Mapping[int, RankStatus]) -> HangFinding | None:
     """Tell of an operation that all members have come to and that does not end."""
     for name, number, here in _meetings(told):
         group, work = next(iter(here.values()))
         seconds = min(work.seconds for _, work in here.values())
         if len(here) == len(group.ranks) and seconds >= HELD:
             quote = f"all {len(here)} ranks of group {name} are at {_sized(work)}, #{number}, since {seconds:.1f} s, and it does not end"
-            return Finding(kind=STUCK.id, rank=None, quote=quote, seconds=seconds)
+            return HangFinding(kind=STUCK.id, rank=None, quote=quote, seconds=seconds)
     return None
 
 
-def _by_stack(ranks: Mapping[int, RankProgress], told: Mapping[int, Standing]) -> Finding | None:
+def _by_stack(ranks: Mapping[int, RankProgress], told: Mapping[int, RankStatus]) -> HangFinding | None:
     """Name, where nobody counts operations, the ranks that are not in a wait while all others are in one.
 
     Who is in backward may work or wait: when all others are in a collective it works, when all others are in it too it waits.
@@ -194,7 +194,7 @@ def _by_stack(ranks: Mapping[int, RankProgress], told: Mapping[int, Standing]) -
     quote = (
         f"rank {culprit} on {ranks[culprit].node} does not wait for anybody{also}, while {numbered(waiting)} {_verb(waiting)} for others"
     )
-    return Finding(kind="", rank=culprit, quote=f"{quote}; {_where(culprit, ranks)}")
+    return HangFinding(kind="", rank=culprit, quote=f"{quote}; {_where(culprit, ranks)}")
 
 
 # -- words --------------------------------------------------------------------------------------------------------------
@@ -232,16 +232,16 @@ def _rank(number: int, name: str, *, group: str = "0", count: int | None = None,
     work = InWork(number=number, name=name, size=size, kind="float32", seconds=8.0)
     mine = InGroup(name=group, ranks=(0, 1), counts={"": number}, pending=(work,))
     other = () if count is None else (InGroup(name="1" if group == "0" else "0", ranks=(0, 1), counts={"": count}),)
-    return RankProgress(node="n0", step=40, age=9.0, standing=Standing(waits="collective", seconds=8.0, groups=(mine, *other)))
+    return RankProgress(node="n0", step=40, age=9.0, standing=RankStatus(waits="collective", seconds=8.0, groups=(mine, *other)))
 
 
-def _sample(one: RankProgress, other: RankProgress) -> Sample:
-    return Sample(evidence=Progress(at=0.0, ranks={0: one, 1: other}, step_seconds=(0.3,) * 8, asked=True))
+def _sample(one: RankProgress, other: RankProgress) -> LossSample:
+    return LossSample(evidence=Progress(at=0.0, ranks={0: one, 1: other}, step_seconds=(0.3,) * 8, asked=True))
 
 
-def _well(one: RankProgress, other: RankProgress) -> Sample:
+def _well(one: RankProgress, other: RankProgress) -> LossSample:
     ranks = {rank: RankProgress(node="n0", step=40, age=0.6, standing=held.standing) for rank, held in enumerate((one, other))}
-    return Sample(evidence=Progress(at=0.0, ranks=ranks, step_seconds=(0.3,) * 8, asked=True))
+    return LossSample(evidence=Progress(at=0.0, ranks=ranks, step_seconds=(0.3,) * 8, asked=True))
 
 
 MISMATCH: Final = kind(
@@ -250,7 +250,7 @@ MISMATCH: Final = kind(
         title="Ranks entered different collectives, or one with tensors of different sizes",
         component="job",
         source="roll call of the ranks",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.USER_CODE,
         action="mend the script: all ranks of a group must enter the same operations in the same order, with tensors of the same size",
         reference="docs/architecture.md",
@@ -266,7 +266,7 @@ CIRCLE: Final = kind(
         title="Ranks wait for each other in different groups",
         component="job",
         source="roll call of the ranks",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.USER_CODE,
         action="mend the script: ranks that share several groups must use them in the same order",
         reference="docs/architecture.md",
@@ -282,7 +282,7 @@ STUCK: Final = kind(
         title="All ranks have come to a collective and it does not end",
         component="job",
         source="roll call of the ranks",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.NETWORK,
         action="restart the workers; look at the network between the nodes when it comes again",
         reference="docs/architecture.md",

@@ -8,15 +8,15 @@ from typing import Any, Final
 
 from detectors.catalogue import Fault
 from detectors.evidence import NOT_ASKED, Blind, HangLimits
-from detectors.findings import Look, Sighting
+from detectors.findings import FaultFinding, Look
 from detectors.gpu_judges import judge_gpus
 from detectors.host import REBOOTED, judge_clock, judge_host, judge_processes, judge_services
 from detectors.network import judge_network
-from detectors.readings import Growth, KernelLine, KernelReading, NodeReading
+from detectors.readings import CounterGrowth, KernelLine, KernelReading, NodeReading
 from detectors.storage import judge_storage
 from detectors.thresholds import THRESHOLDS, Thresholds
 
-JUDGES: Final[Mapping[str, Callable[[Look[Any]], Iterator[Sighting]]]] = {
+JUDGES: Final[Mapping[str, Callable[[Look[Any]], Iterator[FaultFinding]]]] = {
     "gpus": judge_gpus,
     "network": judge_network,
     "storage": judge_storage,
@@ -35,14 +35,14 @@ def judge(now: NodeReading, before: NodeReading | None = None, limits: Threshold
     return [_fault(sighting, now, source) for source, sighting in sightings(now, before, limits)]
 
 
-def sightings(now: NodeReading, before: NodeReading | None = None, limits: Thresholds = THRESHOLDS) -> list[tuple[str, Sighting]]:
+def sightings(now: NodeReading, before: NodeReading | None = None, limits: Thresholds = THRESHOLDS) -> list[tuple[str, FaultFinding]]:
     """Return what `judge` makes faults of: one sighting of each kind and part, with what it was read by."""
     again = before is not None and _boot(before) == _boot(now)
     rebooted = before is not None and None not in {_boot(before), _boot(now)} and not again
     earlier = before if again or not rebooted else None  # counters of another boot tell nothing of this one
-    seen: list[tuple[str, Sighting]] = []
+    seen: list[tuple[str, FaultFinding]] = []
     if rebooted:
-        seen.append(("host check", Sighting(kind=REBOOTED.id, part="node", quote="its kernel has another boot id than before")))
+        seen.append(("host check", FaultFinding(kind=REBOOTED.id, part="node", quote="its kernel has another boot id than before")))
     for name, judged in JUDGES.items():
         part, old = getattr(now, name), getattr(earlier, name, None)
         if not isinstance(part, Blind):
@@ -50,13 +50,13 @@ def sightings(now: NodeReading, before: NodeReading | None = None, limits: Thres
             look = Look(now=part, before=None if isinstance(old, Blind) else old, seconds=seconds, limits=limits)
             seen += [(_INSTRUMENTS.get(name, f"{name} check"), sighting) for sighting in judged(look)]
     seen += [("kernel log", sighting) for sighting in _told(now, earlier, limits)]
-    first: dict[tuple[str, str], tuple[str, Sighting]] = {}
+    first: dict[tuple[str, str], tuple[str, FaultFinding]] = {}
     for source, sighting in seen:  # NVML and the kernel's log tell of one fault each in its own words
         first.setdefault((sighting.kind, sighting.part), (source, sighting))
     return list(first.values())
 
 
-def _fault(seen: Sighting, now: NodeReading, source: str) -> Fault:
+def _fault(seen: FaultFinding, now: NodeReading, source: str) -> Fault:
     source = f"{source} on {now.node}"
     return Fault(
         kind=seen.kind, at=now.at, node=now.node, quote=seen.quote, signature=f"{seen.kind} {seen.part}", source=source, device=seen.part
@@ -67,7 +67,7 @@ def _boot(reading: NodeReading) -> str | None:
     return None if isinstance(reading.host, Blind) or isinstance(reading.host.boot, Blind) else reading.host.boot
 
 
-def _told(now: NodeReading, before: NodeReading | None, limits: Thresholds) -> Iterator[Sighting]:
+def _told(now: NodeReading, before: NodeReading | None, limits: Thresholds) -> Iterator[FaultFinding]:
     """Judge the lines of the kernel's log that are new."""
     lines = list(_new_lines(now, before, limits))
     if not lines:
@@ -94,7 +94,7 @@ def see_reading(seen: NodeReading, _limits: HangLimits) -> list[Fault]:
     return judge(seen)
 
 
-def see_growth(seen: Growth, _limits: HangLimits) -> list[Fault]:
+def see_growth(seen: CounterGrowth, _limits: HangLimits) -> list[Fault]:
     """Name what two looks at a node show."""
     return judge(seen.now, seen.before)
 

@@ -7,10 +7,20 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, FaultKind, Level, kind
-from detectors.evidence import Blind, Sample
-from detectors.findings import HOUR, MINUTE, Look, Sighting, above, grown
-from detectors.readings import ClockReading, Growth, HostReading, NodeReading, Pressure, ProcessReading, Service, ServiceReading, Stuck
+from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.evidence import Blind, LossSample
+from detectors.findings import HOUR, MINUTE, FaultFinding, Look, above, grown
+from detectors.readings import (
+    ClockReading,
+    CounterGrowth,
+    HostReading,
+    NodeReading,
+    Pressure,
+    ProcessReading,
+    ServiceReading,
+    ServiceState,
+    Stuck,
+)
 
 _GB: Final = 10**9
 _HOST: Final = HostReading(
@@ -36,17 +46,17 @@ def _look(at: float = 0.0, **facts: Any) -> NodeReading:  # noqa: ANN401 (fields
     return NodeReading(node="n0", at=at, host=dataclasses.replace(_HOST, **facts))
 
 
-def _now(**facts: Any) -> Sample:  # noqa: ANN401
-    return Sample(evidence=_look(**facts))
+def _now(**facts: Any) -> LossSample:  # noqa: ANN401
+    return LossSample(evidence=_look(**facts))
 
 
-def _hour_later(**facts: Any) -> Sample:  # noqa: ANN401
-    return Sample(evidence=Growth(before=_look(), now=_look(3600.0, **facts)))
+def _hour_later(**facts: Any) -> LossSample:  # noqa: ANN401
+    return LossSample(evidence=CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
 
 
-def _clock(*, synchronized: bool, offset: float) -> Sample:
+def _clock(*, synchronized: bool, offset: float) -> LossSample:
     clock = ClockReading(synchronized=synchronized, offset=offset, worst=0.1)
-    return Sample(evidence=NodeReading(node="n0", at=0.0, clock=clock))
+    return LossSample(evidence=NodeReading(node="n0", at=0.0, clock=clock))
 
 
 def _process(state: str, *, at: float, pid: int = 10, switches: int = 500) -> NodeReading:
@@ -54,16 +64,16 @@ def _process(state: str, *, at: float, pid: int = 10, switches: int = 500) -> No
     return NodeReading(node="n0", at=at, processes=ProcessReading(count=300, stuck=(stuck,)))
 
 
-def _minute_later(state: str, **facts: int) -> Sample:
-    return Sample(evidence=Growth(before=_process(state, at=0.0), now=_process(state, at=60.0, **facts)))
+def _minute_later(state: str, **facts: int) -> LossSample:
+    return LossSample(evidence=CounterGrowth(before=_process(state, at=0.0), now=_process(state, at=60.0, **facts)))
 
 
-def _service(*, needed: bool) -> Sample:
-    service = Service(name="fabric manager", present=True, running=False, needed=needed)
-    return Sample(evidence=NodeReading(node="n0", at=0.0, services=ServiceReading(services=(service,))))
+def _service(*, needed: bool) -> LossSample:
+    service = ServiceState(name="fabric manager", present=True, running=False, needed=needed)
+    return LossSample(evidence=NodeReading(node="n0", at=0.0, services=ServiceReading(services=(service,))))
 
 
-_entry = partial(FaultKind, component="host", source="/proc and /sys", blame=Blame.NODE, level=Level.WATCH, weight=56)
+_entry = partial(FaultKind, component="host", source="/proc and /sys", blame=Blame.NODE, level=RecommendedAction.WATCH, weight=56)
 _PROC: Final = "https://docs.kernel.org/filesystems/proc.html"
 _EDAC: Final = "https://docs.kernel.org/driver-api/edac.html"
 
@@ -102,7 +112,7 @@ MEMORY_LOST: Final = kind(
     _entry(
         id="memory-ecc-uncorrectable",
         title="A node's memory lost data that its error correction could not restore",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         action="replace the node, and the memory module that the log names",
         reference=_EDAC,
         sick=_now(memory_errors_uncorrected=1),
@@ -176,7 +186,7 @@ CLOCK_ALONE: Final = kind(
         id="clock-unsynchronized",
         title="Nobody keeps a node's clock",
         source="adjtimex",
-        level=Level.RECORD,
+        level=RecommendedAction.RECORD,
         action="run a time service (chronyd); on a virtual machine its host may keep it unseen",
         reference="https://man7.org/linux/man-pages/man2/adjtimex.2.html",
         sick=_clock(synchronized=False, offset=0.0),
@@ -197,7 +207,7 @@ ZOMBIE: Final = kind(
     _entry(
         id="process-zombie",
         title="A process has ended and its parent did not take note from one look to the next",
-        level=Level.RECORD,
+        level=RecommendedAction.RECORD,
         blame=Blame.PROCESS,
         action="end its parent; where that is process 1, what runs there reaps nobody: start the container with an init (`--init`)",
         reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
@@ -220,58 +230,58 @@ SERVICE: Final = kind(
 SLOW_CLOCKS: Final = frozenset({"hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit"})
 
 
-def judge_host(look: Look[HostReading]) -> Iterator[Sighting]:
+def judge_host(look: Look[HostReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's processors, memory and life."""
     now, limits = look.now, look.limits
     yield from _memory(now, look)
     if not isinstance(now.load_5m, Blind) and not isinstance(now.processors, Blind) and now.load_5m > limits.load * max(now.processors, 1):
-        yield Sighting(kind=LOAD.id, part="processors", quote=f"load {now.load_5m:g} on {now.processors} processors")
+        yield FaultFinding(kind=LOAD.id, part="processors", quote=f"load {now.load_5m:g} on {now.processors} processors")
     if (
         not isinstance(now.files_open, Blind)
         and not isinstance(now.files_most, Blind)
         and now.files_open > limits.files_open * now.files_most
     ):
-        yield Sighting(kind=FILES.id, part="files", quote=f"{now.files_open} of {now.files_most} files are open")
+        yield FaultFinding(kind=FILES.id, part="files", quote=f"{now.files_open} of {now.files_most} files are open")
     if now.clock_source in SLOW_CLOCKS:
-        yield Sighting(kind=CLOCK_SOURCE.id, part="clock", quote=f"clock source {now.clock_source}")
+        yield FaultFinding(kind=CLOCK_SOURCE.id, part="clock", quote=f"clock source {now.clock_source}")
     if look.before is not None:
         yield from _grown(look, look.before)
 
 
-def _memory(now: HostReading, look: Look[HostReading]) -> Iterator[Sighting]:
+def _memory(now: HostReading, look: Look[HostReading]) -> Iterator[FaultFinding]:
     pressure, total, free = now.memory_pressure, now.memory_total, now.memory_available
     if not isinstance(total, Blind) and not isinstance(free, Blind) and free < total * look.limits.memory_available:
-        yield Sighting(kind=MEMORY.id, part="memory", quote=f"{free / total:.1%} of memory available")
+        yield FaultFinding(kind=MEMORY.id, part="memory", quote=f"{free / total:.1%} of memory available")
     elif not isinstance(pressure, Blind) and pressure.full_60s >= look.limits.memory_stalled:
-        yield Sighting(
+        yield FaultFinding(
             kind=MEMORY.id, part="memory", quote=f"all work stood still for memory in {pressure.full_60s:g} % of the last minute"
         )
     known = look.before.memory_errors_uncorrected if look.before is not None else 0
     if more := grown(0 if isinstance(known, Blind) else known, now.memory_errors_uncorrected):
-        yield Sighting(kind=MEMORY_LOST.id, part="memory", quote=f"{more} uncorrectable memory error(s)")
+        yield FaultFinding(kind=MEMORY_LOST.id, part="memory", quote=f"{more} uncorrectable memory error(s)")
 
 
-def _grown(look: Look[HostReading], before: HostReading) -> Iterator[Sighting]:
+def _grown(look: Look[HostReading], before: HostReading) -> Iterator[FaultFinding]:
     now, limits = look.now, look.limits
     if kills := grown(before.oom_kills, now.oom_kills):
-        yield Sighting(kind=OOM.id, part="memory", quote=f"{kills} process(es) killed for memory in {look.seconds:.0f} s")
+        yield FaultFinding(kind=OOM.id, part="memory", quote=f"{kills} process(es) killed for memory in {look.seconds:.0f} s")
     corrected = grown(before.memory_errors_corrected, now.memory_errors_corrected) or 0
     if look.rate(corrected, HOUR) > limits.memory_errors_per_hour:
-        yield Sighting(kind=MEMORY_WORN.id, part="memory", quote=f"{corrected} corrected memory errors in {look.seconds:.0f} s")
+        yield FaultFinding(kind=MEMORY_WORN.id, part="memory", quote=f"{corrected} corrected memory errors in {look.seconds:.0f} s")
     throttled = grown(before.throttled, now.throttled) or 0
     if look.rate(throttled, MINUTE) > limits.throttles_per_minute:
-        yield Sighting(kind=THROTTLED.id, part="processors", quote=f"{throttled} slow-downs for heat in {look.seconds:.0f} s")
+        yield FaultFinding(kind=THROTTLED.id, part="processors", quote=f"{throttled} slow-downs for heat in {look.seconds:.0f} s")
 
 
-def judge_clock(look: Look[ClockReading]) -> Iterator[Sighting]:
+def judge_clock(look: Look[ClockReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's clock."""
     if not look.now.synchronized:
-        yield Sighting(kind=CLOCK_ALONE.id, part="clock", quote="the kernel says that its clock is not synchronized")
+        yield FaultFinding(kind=CLOCK_ALONE.id, part="clock", quote="the kernel says that its clock is not synchronized")
     elif above(abs(look.now.offset), look.limits.clock_offset):
-        yield Sighting(kind=CLOCK.id, part="clock", quote=f"{look.now.offset:+.3f} s are still to be made up for")
+        yield FaultFinding(kind=CLOCK.id, part="clock", quote=f"{look.now.offset:+.3f} s are still to be made up for")
 
 
-def judge_processes(look: Look[ProcessReading]) -> Iterator[Sighting]:
+def judge_processes(look: Look[ProcessReading]) -> Iterator[FaultFinding]:
     """Yield processes that have ended, or waited for one and the same thing, since the look before."""
     old = {one.pid: one for one in look.before.stuck} if look.before is not None else {}
     for one in look.now.stuck:
@@ -280,15 +290,15 @@ def judge_processes(look: Look[ProcessReading]) -> Iterator[Sighting]:
             continue
         part, quote = f"process {one.pid}", f"{one.name} ({one.pid}) in state {one.state}"
         if one.state == "Z":
-            yield Sighting(kind=ZOMBIE.id, part=part, quote=f"{quote}, child of {one.parent}")
+            yield FaultFinding(kind=ZOMBIE.id, part=part, quote=f"{quote}, child of {one.parent}")
         elif not isinstance(one.switches, Blind) and one.switches == was.switches:
             where = "" if isinstance(one.wait, Blind) else f", in {one.wait}"
-            yield Sighting(kind=STUCK.id, part=part, quote=f"{quote}{where}, for {look.seconds:.0f} s at least")
+            yield FaultFinding(kind=STUCK.id, part=part, quote=f"{quote}{where}, for {look.seconds:.0f} s at least")
 
 
-def judge_services(look: Look[ServiceReading]) -> Iterator[Sighting]:
+def judge_services(look: Look[ServiceReading]) -> Iterator[FaultFinding]:
     """Yield services that should run and do not."""
     for service in look.now.services:
         if service.needed and service.running is False:
             why = "" if service.present else ", and is not installed"
-            yield Sighting(kind=SERVICE.id, part=service.name, quote=f"{service.name} does not run{why}")
+            yield FaultFinding(kind=SERVICE.id, part=service.name, quote=f"{service.name} does not run{why}")

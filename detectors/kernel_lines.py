@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from detectors import logs, storage, xids
-from detectors.findings import Sighting
+from detectors.findings import FaultFinding
 from detectors.readings import KernelLine
 
 WARNING: Final = 4
@@ -19,15 +19,15 @@ _PART: Final = re.compile(
 """How the kernel names a device: by its PCI address, or as a disk, a link, an adapter, a processor."""
 
 
-def sighting_of(line: KernelLine) -> Sighting | None:
+def sighting_of(line: KernelLine) -> FaultFinding | None:
     """Return the fault that *line* tells of; None: of none."""
     xid = xids.xid_of(line.text)
     if xid is not None:
         return xids.sighting(xid)
     if found := storage.KERNEL_LINE.search(line.text):
-        return Sighting(kind=storage.IO_ERRORS.id, part=next(filter(None, found.groups())), quote=line.text)
+        return FaultFinding(kind=storage.IO_ERRORS.id, part=next(filter(None, found.groups())), quote=line.text)
     name = logs.judge(line.text, words=line.level <= WARNING)
     if name is None:
         return None
     part = _PART.search(line.text)
-    return Sighting(kind=name, part=part[0] if part else "node", quote=line.text)
+    return FaultFinding(kind=name, part=part[0] if part else "node", quote=line.text)

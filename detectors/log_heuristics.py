@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from detectors.catalogue import Blame, FaultKind, Level, kind
-from detectors.evidence import LogLine, Sample
+from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.evidence import LogLine, LossSample
 
 
 def _any_of(words: str) -> str:
@@ -119,7 +119,7 @@ _ZERO: Final = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 
-_WELL: Final = Sample(evidence=LogLine(text="step 100 | loss 2.31 | grad_norm 0.9 | lr 3.0e-4"))
+_WELL: Final = LossSample(evidence=LogLine(text="step 100 | loss 2.31 | grad_norm 0.9 | lr 3.0e-4"))
 _Row = tuple[str, str, str, Blame, str]
 
 
@@ -132,11 +132,11 @@ def _enter(row: _Row) -> str:
             title=title,
             component=component,
             source="any log, by its words",
-            level=Level.WATCH,
+            level=RecommendedAction.WATCH,
             blame=blame,
             action="read the lines around it; when it comes often, write a signature for it (`holdfast faults unknown --draft`)",
             reference="docs/architecture.md",
-            sick=Sample(evidence=LogLine(text=sick)),
+            sick=LossSample(evidence=LogLine(text=sick)),
             healthy=_WELL,
             weight=30,
         )

@@ -7,8 +7,8 @@ from math import isfinite
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
-from detectors.evidence import BadLoss, HangLimits, Losses, SameState, Sample
+from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.evidence import BadLoss, HangLimits, LossHistory, LossSample, SameState
 from detectors.robust_stats import jitter
 
 WINDOW: Final = 64
@@ -48,12 +48,12 @@ def see_bad_loss(seen: BadLoss, _limits: HangLimits) -> Fault:
     )
 
 
-def see_losses(seen: Losses, _limits: HangLimits) -> list[Fault]:
+def see_losses(seen: LossHistory, _limits: HangLimits) -> list[Fault]:
     """Return what the newest losses tell of."""
     return [fault for fault in (_lost(seen), _spike(seen), _frozen(seen)) if fault is not None]
 
 
-def _lost(seen: Losses) -> Fault | None:
+def _lost(seen: LossHistory) -> Fault | None:
     """Look at whether the newest losses are no numbers, after some that were: then the parameters are none either."""
     bad = len(seen.losses) - max((place + 1 for place, (_, loss) in enumerate(seen.losses) if isfinite(loss)), default=len(seen.losses))
     if bad < GONE:
@@ -63,7 +63,7 @@ def _lost(seen: Losses) -> Fault | None:
     return Fault(kind=LOST.id, at=seen.at, step=first, quote=quote, signature=f"{LOST.id} since step {first}")
 
 
-def _spike(seen: Losses) -> Fault | None:
+def _spike(seen: LossHistory) -> Fault | None:
     """Look at whether the newest losses all lie far above what the ones before were like."""
     finite = [(step, loss) for step, loss in seen.losses if isfinite(loss)]
     high, usual = finite[-PERSIST:], [loss for _, loss in finite[-PERSIST - WINDOW : -PERSIST]]
@@ -78,7 +78,7 @@ def _spike(seen: Losses) -> Fault | None:
     return Fault(kind=SPIKE.id, at=seen.at, step=since, quote=quote, signature=f"{SPIKE.id} since step {since}")
 
 
-def _frozen(seen: Losses) -> Fault | None:
+def _frozen(seen: LossHistory) -> Fault | None:
     """Look at whether the newest losses are one value to the bit, and never were for nearly as long before."""
     runs = [(value, [step for step, _ in some]) for value, some in groupby(seen.losses, key=lambda one: one[1])]
     if len(runs) < 2 or not isfinite(runs[-1][0]):  # noqa: PLR2004 (a loss that never changed was never one)
@@ -115,12 +115,12 @@ NOT_FINITE: Final = kind(
         title="The loss or its gradient is no number any more",
         component="user code",
         source="losses that ranks report",
-        level=Level.WATCH,
+        level=RecommendedAction.WATCH,
         blame=Blame.USER_CODE,
         action="go back to the checkpoint that is named; look at the data and the learning rate; suspect a GPU when one rank alone has it",
         reference="docs/architecture.md",
-        sick=Sample(evidence=BadLoss(node="n1", rank=1, at=0.0, step=4102, loss=float("nan"))),
-        healthy=Sample(evidence=Losses(at=0.0, losses=_FALLING)),
+        sick=LossSample(evidence=BadLoss(node="n1", rank=1, at=0.0, step=4102, loss=float("nan"))),
+        healthy=LossSample(evidence=LossHistory(at=0.0, losses=_FALLING)),
         weight=30,
         confused_with=("loss-spike", "gradient-nan-one-rank"),
     )
@@ -131,13 +131,13 @@ LOST: Final = kind(
         title="The loss is no number any more, and does not become one again: the parameters are spoiled",
         component="user code",
         source="losses that rank 0 reports",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.USER_CODE,
         action="look at the batch and the gradient of the step that is named, and at the learning rate; the job goes back by itself, and "
         "stops when that brings nothing",
         reference="docs/architecture.md",
-        sick=Sample(evidence=Losses(at=0.0, losses=(*_FALLING, *((step, float("nan")) for step in range(91, 95))))),
-        healthy=Sample(evidence=Losses(at=0.0, losses=(*_FALLING, (91, float("nan")), (92, 2.1)))),
+        sick=LossSample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, float("nan")) for step in range(91, 95))))),
+        healthy=LossSample(evidence=LossHistory(at=0.0, losses=(*_FALLING, (91, float("nan")), (92, 2.1)))),
         weight=45,
         confused_with=("loss-not-finite", "silent-corruption"),
     )
@@ -148,12 +148,12 @@ SPIKE: Final = kind(
         title="The loss jumped",
         component="performance",
         source="losses that rank 0 reports",
-        level=Level.WATCH,
+        level=RecommendedAction.WATCH,
         blame=Blame.USER_CODE,
         action="watch; go back to an earlier checkpoint when it does not come down",
         reference="docs/architecture.md",
-        sick=Sample(evidence=Losses(at=0.0, losses=(*_FALLING, *((step, 6.9) for step in range(91, 94))))),
-        healthy=Sample(evidence=Losses(at=0.0, losses=_FALLING)),
+        sick=LossSample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, 6.9) for step in range(91, 94))))),
+        healthy=LossSample(evidence=LossHistory(at=0.0, losses=_FALLING)),
         weight=25,
         confused_with=("loss-not-finite",),
     )
@@ -164,12 +164,12 @@ ZOMBIE: Final = kind(
         title="Steps go on and nothing is learnt: the loss, or every parameter, stays the same to the bit",
         component="job",
         source="losses and digests of parameters that ranks report",
-        level=Level.WATCH,
+        level=RecommendedAction.WATCH,
         blame=Blame.USER_CODE,
         action="look at what the optimizer was given, at the learning rate, and at whether the data still changes",
         reference="docs/architecture.md",
-        sick=Sample(evidence=Losses(at=0.0, losses=(*_FALLING, *((step, 2.1) for step in range(91, 160))))),
-        healthy=Sample(evidence=Losses(at=0.0, losses=_FALLING)),
+        sick=LossSample(evidence=LossHistory(at=0.0, losses=(*_FALLING, *((step, 2.1) for step in range(91, 160))))),
+        healthy=LossSample(evidence=LossHistory(at=0.0, losses=_FALLING)),
         weight=28,
         confused_with=("job-hang",),
     )

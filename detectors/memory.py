@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from detectors.catalogue import Fault, Level
+from detectors.catalogue import Fault, RecommendedAction
 from detectors.evidence import HangLimits, MemoryTrouble
 from detectors.reported_kinds import Row, enter
 
@@ -12,19 +12,19 @@ _KINDS: Final[tuple[Row, ...]] = (
     (
         "memory-none",
         "A node keeps no state in memory",
-        Level.RECORD,
+        RecommendedAction.RECORD,
         "give it a memory file system at /dev/shm (in a container: `--shm-size`), or set `checkpoint.memory.every: 0` to do without",
     ),
     (
         "memory-limit",
         "A node has no memory left for the replicas of another one",
-        Level.WATCH,
+        RecommendedAction.WATCH,
         "raise `checkpoint.memory.limit`, spread the ranks over more nodes, or set `checkpoint.memory.replicas: 0`",
     ),
     (
         "replica-lost",
         "A node's snapshots have no replica on another node",
-        Level.WATCH,
+        RecommendedAction.WATCH,
         "see the reason; replicas are sent again as soon as the other node can be reached",
     ),
 )

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, FaultKind, Level, kind
-from detectors.evidence import Blind, Sample
-from detectors.findings import HOUR, MINUTE, Look, Sighting, growths, listed
-from detectors.readings import Growth, IbPort, NetworkReading, Nic, NodeReading
+from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.evidence import Blind, LossSample
+from detectors.findings import HOUR, MINUTE, FaultFinding, Look, growths, listed
+from detectors.readings import CounterGrowth, IbPort, NetworkReading, Nic, NodeReading
 
 _NIC: Final = Nic(
     name="eth0",
@@ -37,11 +37,11 @@ def _look(at: float = 0.0, nic: dict[str, Any] | None = None, port: dict[str, An
     return NodeReading(node="n0", at=at, network=NetworkReading(nics=nics, ib_ports=ports))
 
 
-def _hour_later(**facts: Any) -> Sample:  # noqa: ANN401 (of a port, or of an interface)
-    return Sample(evidence=Growth(before=_look(), now=_look(3600.0, **facts)))
+def _hour_later(**facts: Any) -> LossSample:  # noqa: ANN401 (of a port, or of an interface)
+    return LossSample(evidence=CounterGrowth(before=_look(), now=_look(3600.0, **facts)))
 
 
-_entry = partial(FaultKind, component="network", source="sysfs", blame=Blame.NETWORK, level=Level.WATCH, weight=58)
+_entry = partial(FaultKind, component="network", source="sysfs", blame=Blame.NETWORK, level=RecommendedAction.WATCH, weight=58)
 _COUNTERS: Final = "https://docs.kernel.org/admin-guide/abi-stable-files.html#abi-file-stable-sysfs-class-infiniband"
 _STATISTICS: Final = "https://docs.kernel.org/networking/statistics.html"
 
@@ -51,8 +51,8 @@ NIC_DOWN: Final = kind(
         title="A network interface is switched on and has no link",
         action="check cable, module and switch port; switch the interface off if it is not used",
         reference="https://docs.kernel.org/networking/operstates.html",
-        sick=Sample(evidence=_look(nic={"state": "down", "carrier": False})),
-        healthy=Sample(evidence=_look(nic={"wanted_up": False, "state": "down", "carrier": Blind("Invalid argument")})),
+        sick=LossSample(evidence=_look(nic={"state": "down", "carrier": False})),
+        healthy=LossSample(evidence=_look(nic={"wanted_up": False, "state": "down", "carrier": Blind("Invalid argument")})),
     )
 )
 NIC_FLAPPED: Final = kind(
@@ -81,8 +81,8 @@ IB_DOWN: Final = kind(
         title="An InfiniBand or RoCE port is not active",
         action="check cable, switch port and subnet manager; disable the port if it is not used",
         reference=_COUNTERS,
-        sick=Sample(evidence=_look(port={"state": "DOWN", "physical_state": "Polling"})),
-        healthy=Sample(evidence=_look(port={"state": "DOWN", "physical_state": "Disabled"})),
+        sick=LossSample(evidence=_look(port={"state": "DOWN", "physical_state": "Polling"})),
+        healthy=LossSample(evidence=_look(port={"state": "DOWN", "physical_state": "Disabled"})),
     )
 )
 IB_SLOW: Final = kind(
@@ -133,7 +133,7 @@ _IB_FLAPS: Final = ("link_downed", "link_error_recovery")
 _IB_BROKEN: Final = ("port_rcv_errors", "local_link_integrity_errors", "excessive_buffer_overrun_errors", "rx_icrc_encapsulated")
 
 
-def judge_network(look: Look[NetworkReading]) -> Iterator[Sighting]:
+def judge_network(look: Look[NetworkReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's network."""
     before = look.before
     if not isinstance(look.now.nics, Blind):
@@ -150,10 +150,10 @@ def _name(port: IbPort) -> str:
     return f"{port.device}/{port.port}"
 
 
-def _nic(look: Look[Nic]) -> Iterator[Sighting]:
+def _nic(look: Look[Nic]) -> Iterator[FaultFinding]:
     nic, old = look.now, look.before
     if nic.wanted_up is True and (nic.carrier is False or nic.state in DOWN_STATES):
-        yield Sighting(kind=NIC_DOWN.id, part=nic.name, quote=f"{nic.name}: no link, state {nic.state}")
+        yield FaultFinding(kind=NIC_DOWN.id, part=nic.name, quote=f"{nic.name}: no link, state {nic.state}")
     if old is None:
         return
     flaps = {
@@ -161,30 +161,30 @@ def _nic(look: Look[Nic]) -> Iterator[Sighting]:
         **growths(old.driver_counters, nic.driver_counters, ["link_down_events_phy"]),
     }
     if flaps:
-        yield Sighting(kind=NIC_FLAPPED.id, part=nic.name, quote=f"{nic.name}: {listed(flaps)}")
+        yield FaultFinding(kind=NIC_FLAPPED.id, part=nic.name, quote=f"{nic.name}: {listed(flaps)}")
     broken = {**growths(old.counters, nic.counters, _NIC_BROKEN), **growths(old.driver_counters, nic.driver_counters, _PHY_BROKEN)}
     if broken and look.rate(max(broken.values()), MINUTE) > look.limits.nic_errors_per_minute:
-        yield Sighting(kind=NIC_ERRORS.id, part=nic.name, quote=f"{nic.name}: {listed(broken)} in {look.seconds:.0f} s")
+        yield FaultFinding(kind=NIC_ERRORS.id, part=nic.name, quote=f"{nic.name}: {listed(broken)} in {look.seconds:.0f} s")
 
 
-def _port(look: Look[IbPort]) -> Iterator[Sighting]:
+def _port(look: Look[IbPort]) -> Iterator[FaultFinding]:
     port, old, name = look.now, look.before, _name(look.now)
     if not isinstance(port.state, Blind) and port.state != "ACTIVE" and port.physical_state != "Disabled":
-        yield Sighting(kind=IB_DOWN.id, part=name, quote=f"{name}: {port.state}, {port.physical_state}")
+        yield FaultFinding(kind=IB_DOWN.id, part=name, quote=f"{name}: {port.state}, {port.physical_state}")
     if old is None:
         return
     if not isinstance(port.rate, Blind) and not isinstance(old.rate, Blind) and port.rate < old.rate:
-        yield Sighting(kind=IB_SLOW.id, part=name, quote=f"{name}: {port.rate:g} Gbit/s, {old.rate:g} before")
+        yield FaultFinding(kind=IB_SLOW.id, part=name, quote=f"{name}: {port.rate:g} Gbit/s, {old.rate:g} before")
     if flaps := growths(old.counters, port.counters, _IB_FLAPS):
-        yield Sighting(kind=IB_FLAPPED.id, part=name, quote=f"{name}: {listed(flaps)}")
+        yield FaultFinding(kind=IB_FLAPPED.id, part=name, quote=f"{name}: {listed(flaps)}")
     yield from _rates(look, name, old)
 
 
-def _rates(look: Look[IbPort], name: str, old: IbPort) -> Iterator[Sighting]:
+def _rates(look: Look[IbPort], name: str, old: IbPort) -> Iterator[FaultFinding]:
     """Judge errors of which a good link has some."""
     symbols = growths(old.counters, look.now.counters, ["symbol_error"])
     if look.rate(sum(symbols.values()), HOUR) > look.limits.ib_symbol_errors_per_hour:
-        yield Sighting(kind=IB_SYMBOLS.id, part=name, quote=f"{name}: {listed(symbols)} in {look.seconds:.0f} s")
+        yield FaultFinding(kind=IB_SYMBOLS.id, part=name, quote=f"{name}: {listed(symbols)} in {look.seconds:.0f} s")
     broken = growths(old.counters, look.now.counters, _IB_BROKEN)
     if broken and look.rate(max(broken.values()), HOUR) > look.limits.ib_port_errors_per_hour:
-        yield Sighting(kind=IB_ERRORS.id, part=name, quote=f"{name}: {listed(broken)} in {look.seconds:.0f} s")
+        yield FaultFinding(kind=IB_ERRORS.id, part=name, quote=f"{name}: {listed(broken)} in {look.seconds:.0f} s")

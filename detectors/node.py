@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
-from detectors.evidence import AgentSilence, Blind, HangLimits, NodeLeaving, Sample, Severed
+from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.evidence import AgentSilence, Blind, HangLimits, LossSample, NodeLeaving, Severed
 
 _GONE: Final = "its connection ended"
 
@@ -15,12 +15,12 @@ AGENT_LOST: Final = kind(
         title="An agent died, but its node still answers",
         component="agent",
         source="agent connection, second look at the node",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.PROCESS,
         action="start a new agent on the node and restart the workers, which died with the old one",
         reference="docs/architecture.md",
-        sick=Sample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=True)),
-        healthy=Sample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=True)),
+        sick=LossSample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=True)),
+        healthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=True)),
         weight=95,
     )
 )
@@ -30,12 +30,12 @@ NODE_LOST: Final = kind(
         title="A whole node is gone: neither its agent nor the node answers",
         component="node",
         source="agent connection, second look at the node",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
         action="replace the node by a spare and restart the workers",
         reference="docs/architecture.md",
-        sick=Sample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=False)),
-        healthy=Sample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=False)),
+        sick=LossSample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=False)),
+        healthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=False)),
         weight=100,
     )
 )
@@ -45,12 +45,12 @@ NODE_UNKNOWN: Final = kind(
         title="An agent is gone and nobody could look whether its node lives",
         component="node",
         source="agent connection",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
         action="treat the node as lost: its workers cannot be reached",
         reference="docs/architecture.md",
-        sick=Sample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=Blind("the probe could not run"))),
-        healthy=Sample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=Blind("the probe could not run"))),
+        sick=LossSample(evidence=AgentSilence(node="n0", at=0.0, why=_GONE, node_answers=Blind("the probe could not run"))),
+        healthy=LossSample(evidence=AgentSilence(node="n0", at=0.0, why="", node_answers=Blind("the probe could not run"))),
         weight=97,
     )
 )
@@ -60,12 +60,12 @@ NODE_LEAVING: Final = kind(
         title="A node is about to be taken away, and ranks are still on it",
         component="node",
         source="drains, maintenance windows and notices",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
         action="save what the ranks have and go on without the node: nothing is held against it",
         reference="docs/architecture.md",
-        sick=Sample(evidence=NodeLeaving(node="n0", at=0.0, why="drained by ann@desk until 18:00: new fan; no other node is free")),
-        healthy=Sample(evidence=NodeLeaving(node="n0", at=0.0, why="")),
+        sick=LossSample(evidence=NodeLeaving(node="n0", at=0.0, why="drained by ann@desk until 18:00: new fan; no other node is free")),
+        healthy=LossSample(evidence=NodeLeaving(node="n0", at=0.0, why="")),
         weight=90,
     )
 )
@@ -75,12 +75,12 @@ NODE_SEVERED: Final = kind(
         title="A node answers, and other nodes do not reach it while they reach each other",
         component="node",
         source="connections tried between nodes",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
         action="replace the node by a spare; look at its interface for training traffic, its cable and the rules of its firewall",
         reference="docs/architecture.md",
-        sick=Sample(evidence=Severed(node="n0", at=0.0, peers=("n1", "n2"), why="timed out after 1 s")),
-        healthy=Sample(evidence=Severed(node="n0", at=0.0, peers=(), why="")),
+        sick=LossSample(evidence=Severed(node="n0", at=0.0, peers=("n1", "n2"), why="timed out after 1 s")),
+        healthy=LossSample(evidence=Severed(node="n0", at=0.0, peers=(), why="")),
         weight=98,
     )
 )
@@ -90,12 +90,12 @@ NODE_APART: Final = kind(
         title="Two nodes answer and do not reach each other: they cannot train together",
         component="node",
         source="connections tried between nodes",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
         action="look at what is between the two, routes, switch and firewalls; the job goes on without one of them until they meet",
         reference="docs/architecture.md",
-        sick=Sample(evidence=Severed(node="n0", at=0.0, peers=("n1",), why="timed out after 1 s", alone=False)),
-        healthy=Sample(evidence=Severed(node="n0", at=0.0, peers=(), why="", alone=False)),
+        sick=LossSample(evidence=Severed(node="n0", at=0.0, peers=("n1",), why="timed out after 1 s", alone=False)),
+        healthy=LossSample(evidence=Severed(node="n0", at=0.0, peers=(), why="", alone=False)),
         weight=97,
         confused_with=("node-severed",),
     )

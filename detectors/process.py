@@ -7,8 +7,8 @@ import re
 import signal
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
-from detectors.evidence import Blind, HangLimits, Sample, StartTrouble, WorkerExit, WorkerStop
+from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.evidence import Blind, HangLimits, LossSample, StartTrouble, WorkerExit, WorkerStop
 from detectors.exceptions import FINISHED, PEER_LOST, an_exit, see_exception
 from detectors.log_heuristics import TROUBLE
 from detectors.sources import worker_output
@@ -45,7 +45,7 @@ for _name, _cause, _blame, _weight in _SIGNALS:
             title=f"A worker was ended by {_name}: it {_cause}",
             component="worker",
             source="process exit",
-            level=Level.RESTART_PROCESS,
+            level=RecommendedAction.RESTART_PROCESS,
             blame=_blame,
             action="restart the workers from the newest whole checkpoint",
             reference=SIGNAL_7,
@@ -61,7 +61,7 @@ OTHER_SIGNAL: Final = kind(
         title="A worker was ended by a signal without an entry of its own",
         component="worker",
         source="process exit",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.PROCESS,
         action="restart the workers from the newest whole checkpoint",
         reference=SIGNAL_7,
@@ -76,7 +76,7 @@ OOM_KILLED: Final = kind(
         title="The kernel killed a worker because memory ran out",
         component="host memory",
         source="process exit, kernel log, cgroup counters",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.NODE,
         action="restart; if it comes again move off the node or lower the job's memory",
         reference="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
@@ -91,7 +91,7 @@ EXIT_CODE: Final = kind(
         title="A worker ended with a status that is not 0 and said no reason",
         component="worker",
         source="process exit",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.PROCESS,
         action="restart once with the ranks on other nodes; the same status at the same step there is the user's error",
         reference="https://man7.org/linux/man-pages/man3/exit.3.html",
@@ -106,7 +106,7 @@ EXIT_EARLY: Final = kind(
         title="A worker ended with status 0 before its steps were done",
         component="worker",
         source="process exit",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.USER_CODE,
         action="restart once; a script that leaves its loop early is the user's to mend",
         reference="docs/words.md",
@@ -121,12 +121,12 @@ STOPPED: Final = kind(
         title="A signal stopped a worker, and nobody lets it go on",
         component="worker",
         source="process state",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.PROCESS,
         action="kill it and restart the workers",
         reference=SIGNAL_7,
-        sick=Sample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=1.5)),
-        healthy=Sample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=0.2)),
+        sick=LossSample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=1.5)),
+        healthy=LossSample(evidence=WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=0.2)),
         weight=92,
     )
 )
@@ -136,11 +136,11 @@ START_FAILED: Final = kind(
         title="A node could not start its workers",
         component="node",
         source="agent",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
         action="try the next rung: this node cannot run the job as it is",
         reference="https://man7.org/linux/man-pages/man2/execve.2.html",
-        sick=Sample(evidence=StartTrouble(node="n0", at=0.0, why="[Errno 11] Resource temporarily unavailable", errno=11)),
+        sick=LossSample(evidence=StartTrouble(node="n0", at=0.0, why="[Errno 11] Resource temporarily unavailable", errno=11)),
         healthy=FINISHED,
         weight=88,
     )
@@ -151,11 +151,11 @@ NOT_RUNNABLE: Final = kind(
         title="A node cannot run the workers' command: it is missing there, or no program",
         component="node",
         source="agent",
-        level=Level.EVICT_NOW,
+        level=RecommendedAction.EVICT_NOW,
         blame=Blame.NODE,
         action="on one node: mount or install what is missing; on every node: mend `command`, `python` or `directory` of the job",
         reference="https://man7.org/linux/man-pages/man2/execve.2.html",
-        sick=Sample(evidence=StartTrouble(node="n0", at=0.0, why="[Errno 2] No such file or directory: 'trian'", errno=2)),
+        sick=LossSample(evidence=StartTrouble(node="n0", at=0.0, why="[Errno 2] No such file or directory: 'trian'", errno=2)),
         healthy=FINISHED,
         weight=89,
     )

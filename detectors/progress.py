@@ -8,9 +8,9 @@ from math import isfinite
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
-from detectors.evidence import CutShort, HangLimits, Overrun, Progress, RankProgress, Sample
-from detectors.hang_analysis import CIRCLE, MISMATCH, STUCK, Finding, explain, numbered
+from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.evidence import CutShort, HangLimits, LossSample, Overrun, Progress, RankProgress
+from detectors.hang_analysis import CIRCLE, MISMATCH, STUCK, HangFinding, explain, numbered
 
 WINDOW: Final = 64
 """Newest steps that the adaptive limit is taken from."""
@@ -43,12 +43,12 @@ HANG: Final = kind(
         title="No rank makes progress although all processes live",
         component="job",
         source="heartbeats",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.PROCESS,
         action="restart the workers; the rank that is furthest behind is the first suspect",
         reference="docs/architecture.md",
-        sick=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY)),
-        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
+        sick=LossSample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY)),
+        healthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
         weight=40,
     )
 )
@@ -58,12 +58,12 @@ SECTION: Final = kind(
         title="A declared long section takes longer than its own limit",
         component="job",
         source="heartbeats",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.PROCESS,
         action="restart the workers; raise the section's limit if it may take this long",
         reference="docs/architecture.md",
-        sick=Sample(evidence=Progress(at=0.0, ranks=_ranks(2000.0, section="evaluation"), step_seconds=_STEADY)),
-        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0, section="evaluation"), step_seconds=_STEADY)),
+        sick=LossSample(evidence=Progress(at=0.0, ranks=_ranks(2000.0, section="evaluation"), step_seconds=_STEADY)),
+        healthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(900.0, section="evaluation"), step_seconds=_STEADY)),
         weight=40,
     )
 )
@@ -73,12 +73,12 @@ NEVER_STEPPED: Final = kind(
         title="A job never reaches its first step",
         component="job",
         source="heartbeats",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.PROCESS,
         action="restart the workers; then try other nodes",
         reference="docs/architecture.md",
-        sick=Sample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=1900.0)}, since_start=1900.0)),
-        healthy=Sample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=90.0)}, since_start=90.0)),
+        sick=LossSample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=1900.0)}, since_start=1900.0)),
+        healthy=LossSample(evidence=Progress(at=0.0, ranks={0: RankProgress(node="n0", step=0, age=90.0)}, since_start=90.0)),
         weight=40,
     )
 )
@@ -88,15 +88,15 @@ SILENT: Final = kind(
         title="A script without heartbeats has printed nothing for longer than it may",
         component="job",
         source="worker output",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.PROCESS,
         action="restart the workers; raise `limits.output_silence` if it may be quiet for this long",
         reference="docs/architecture.md",
-        sick=Sample(
+        sick=LossSample(
             evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=90.0),
             limits=HangLimits(output_silence=60.0),
         ),
-        healthy=Sample(
+        healthy=LossSample(
             evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=20.0),
             limits=HangLimits(output_silence=60.0),
         ),
@@ -109,12 +109,12 @@ NOT_ENDING: Final = kind(
         title="Some ranks have ended with status 0, and the others neither end nor show a sign of life",
         component="job",
         source="process exits, heartbeats, worker output",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.PROCESS,
         action="have all ranks end together (a barrier, then `destroy_process_group`); raise `limits.end_grace` if the last need longer",
         reference="docs/architecture.md",
-        sick=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=900.0)),
-        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=30.0)),
+        sick=LossSample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=900.0)),
+        healthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=30.0)),
         weight=40,
     )
 )
@@ -124,12 +124,12 @@ OVERRUN: Final = kind(
         title="A recovery does not bring the job to a step within its rung's deadline",
         component="job",
         source="heartbeats",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.PROCESS,
         action="the next rung is tried at once; raise `deadlines` if the job needs longer to start",
         reference="docs/architecture.md",
-        sick=Sample(evidence=Overrun(at=0.0, rung="restart-in-place", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})),
-        healthy=Sample(evidence=Overrun(at=0.0, rung="restart-in-place", seconds=20.0, limit=120.0, reached={0: ("n0", 1, "started")})),
+        sick=LossSample(evidence=Overrun(at=0.0, rung="restart-in-place", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})),
+        healthy=LossSample(evidence=Overrun(at=0.0, rung="restart-in-place", seconds=20.0, limit=120.0, reached={0: ("n0", 1, "started")})),
         weight=45,
     )
 )
@@ -184,7 +184,7 @@ def pause_in_words(seen: Progress, limits: HangLimits) -> str:
     )
 
 
-def _proves(found: Finding | None, seen: Progress, limits: HangLimits) -> bool:
+def _proves(found: HangFinding | None, seen: Progress, limits: HangLimits) -> bool:
     """Tell whether where the ranks stand proves that nothing will come of waiting.
 
     A rank that does not come may be at an evaluation, a save or a compilation of its own, so that proves nothing, unless its process is
@@ -352,12 +352,12 @@ CUT_SHORT: Final = kind(
         title="A flow died in the middle of a recovery, with the ranks stopped",
         component="job",
         source="agents' journals",
-        level=Level.RESTART_PROCESS,
+        level=RecommendedAction.RESTART_PROCESS,
         blame=Blame.NONE,
         action="restart the workers: what the recovery answered is in the history if the flow had come to write it",
         reference="docs/architecture.md",
-        sick=Sample(evidence=CutShort(at=0.0, state="RUNNING")),
-        healthy=Sample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
+        sick=LossSample(evidence=CutShort(at=0.0, state="RUNNING")),
+        healthy=LossSample(evidence=Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),
         weight=20,
     )
 )

@@ -171,7 +171,7 @@ class ClockReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class ServiceState:
     """A service that a GPU node may need."""
 
     name: str
@@ -186,7 +186,7 @@ class Service:
 class ServiceReading:
     """The services of a node."""
 
-    services: tuple[Service, ...]
+    services: tuple[ServiceState, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,12 +232,12 @@ class NodeReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class CounterGrowth:
     """Two looks at one node: what counters did between them can be told."""
 
     before: NodeReading
     now: NodeReading
 
 
-Reading = NodeReading | Growth | XidEvent
+Reading = NodeReading | CounterGrowth | XidEvent
 """Evidence about a node as a whole, beside that of jobs (`evidence.Evidence`)."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, Level, kind
-from detectors.evidence import HangLimits, Sample, SchedulerWord
+from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, kind
+from detectors.evidence import HangLimits, LossSample, SchedulerWord
 
 DEAD: Final = frozenset({"DOWN", "NOT_RESPONDING", "ERROR", "FAIL", "INVALID", "INVALID_REG", "POWERED_DOWN", "POWERING_DOWN"})
 """States in which the scheduler does not count on a node."""
@@ -18,12 +18,12 @@ NODE_DOWN: Final = kind(
         title="The scheduler does not count on a node any more",
         component="scheduler",
         source="states of nodes, as Slurm has them",
-        level=Level.WATCH,
+        level=RecommendedAction.WATCH,
         blame=Blame.NODE,
         action="look at the node and at slurmd on it: its part of the allocation is gone, or will be in a moment",
         reference="https://slurm.schedmd.com/scontrol.html",
-        sick=Sample(evidence=SchedulerWord(node="n0", at=0.0, states=("DOWN", "NOT_RESPONDING"), reason="Not responding")),
-        healthy=Sample(evidence=SchedulerWord(node="n0", at=0.0, states=("ALLOCATED",))),
+        sick=LossSample(evidence=SchedulerWord(node="n0", at=0.0, states=("DOWN", "NOT_RESPONDING"), reason="Not responding")),
+        healthy=LossSample(evidence=SchedulerWord(node="n0", at=0.0, states=("ALLOCATED",))),
         weight=60,
     )
 )
@@ -33,12 +33,14 @@ NODE_DRAINED: Final = kind(
         title="Somebody has the scheduler give a node to no further job",
         component="scheduler",
         source="states of nodes, as Slurm has them",
-        level=Level.RECORD,
+        level=RecommendedAction.RECORD,
         blame=Blame.NODE,
         action="leave the node when that interrupts nobody: who drained it wants to have it",
         reference="https://slurm.schedmd.com/scontrol.html",
-        sick=Sample(evidence=SchedulerWord(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud")),
-        healthy=Sample(evidence=SchedulerWord(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="holdfast: gpu-off-bus", ours=True)),
+        sick=LossSample(evidence=SchedulerWord(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud")),
+        healthy=LossSample(
+            evidence=SchedulerWord(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="holdfast: gpu-off-bus", ours=True)
+        ),
         weight=40,
     )
 )

@@ -13,23 +13,23 @@ from detectors.evidence import (
     CutShort,
     GroupTrouble,
     LogLine,
-    Losses,
+    LossHistory,
     MemoryTrouble,
     NodeLeaving,
     Overrun,
-    Paces,
     Progress,
+    ReplaceRanksTrouble,
     SameState,
     SchedulerWord,
     Severed,
     StartTrouble,
+    StepPaces,
     StepTimes,
-    TakeOverTrouble,
     WorkerExit,
     WorkerStop,
 )
 from detectors.gpu_readings import XidEvent
-from detectors.readings import Growth, NodeReading
+from detectors.readings import CounterGrowth, NodeReading
 
 
 def exception_report(rank: int) -> str:
@@ -48,7 +48,7 @@ def _log_line(seen: LogLine) -> str:
     return f"{seen.log} on {seen.node}" if seen.node else seen.log
 
 
-def _take_over(seen: TakeOverTrouble) -> str:
+def _take_over(seen: ReplaceRanksTrouble) -> str:
     return f"report of rank {seen.rank}" if seen.rank is not None else f"agent of {seen.node}"
 
 
@@ -66,15 +66,15 @@ SOURCES: Final[dict[type, Callable[[Any], str]]] = {
     NodeLeaving: lambda _seen: "persons' words, the cluster's file and notices",
     Overrun: lambda _seen: "clock of the recovery",
     GroupTrouble: lambda seen: f"report of rank {seen.rank}",
-    TakeOverTrouble: _take_over,
+    ReplaceRanksTrouble: _take_over,
     NodeReading: lambda seen: f"look at {seen.node}",
-    Growth: lambda seen: f"two looks at {seen.now.node}",
+    CounterGrowth: lambda seen: f"two looks at {seen.now.node}",
     XidEvent: lambda seen: f"GPU driver events on {seen.node}",
     LogLine: _log_line,
     BadLoss: lambda seen: f"loss of rank {seen.rank}",
-    Losses: lambda _seen: "losses of rank 0",
+    LossHistory: lambda _seen: "losses of rank 0",
     StepTimes: lambda _seen: "times of steps",
-    Paces: lambda _seen: "times of own work and of waiting",
+    StepPaces: lambda _seen: "times of own work and of waiting",
     Copies: lambda _seen: "digests of parameters",
     SameState: lambda seen: f"digests of parameters of rank {seen.rank}",
 }

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, FaultKind, Level, kind
-from detectors.evidence import Blind, Sample
-from detectors.findings import Look, Sighting, grown, growths
-from detectors.readings import Disk, Growth, Mount, NodeReading, StorageReading
+from detectors.catalogue import Blame, FaultKind, RecommendedAction, kind
+from detectors.evidence import Blind, LossSample
+from detectors.findings import FaultFinding, Look, grown, growths
+from detectors.readings import CounterGrowth, Disk, Mount, NodeReading, StorageReading
 
 _GB: Final = 10**9
 _MOUNT: Final = Mount(
@@ -35,12 +35,12 @@ def _look(at: float = 0.0, disk: Disk = _DISK, **facts: Any) -> NodeReading:  # 
     return NodeReading(node="n0", at=at, storage=reading)
 
 
-def _minute_later(writes: int, write_ms: int) -> Sample:
+def _minute_later(writes: int, write_ms: int) -> LossSample:
     disk = dataclasses.replace(_DISK, counters={"reads": 1000, "read_ms": 2000, "writes": writes, "write_ms": write_ms})
-    return Sample(evidence=Growth(before=_look(), now=_look(60.0, disk)))
+    return LossSample(evidence=CounterGrowth(before=_look(), now=_look(60.0, disk)))
 
 
-_entry = partial(FaultKind, component="storage", source="mounts and disks", blame=Blame.STORAGE, level=Level.WATCH, weight=57)
+_entry = partial(FaultKind, component="storage", source="mounts and disks", blame=Blame.STORAGE, level=RecommendedAction.WATCH, weight=57)
 
 FULL: Final = kind(
     _entry(
@@ -48,19 +48,19 @@ FULL: Final = kind(
         title="A file system has next to no space, or no inodes, left",
         action="free space; lower `checkpoint.keep` where it holds checkpoints",
         reference="https://man7.org/linux/man-pages/man3/statvfs.3.html",
-        sick=Sample(evidence=_look(free=100 * _GB)),
-        healthy=Sample(evidence=_look(free=0, inodes=0, inodes_free=0, options=("ro",), own_options=("ro",))),
+        sick=LossSample(evidence=_look(free=100 * _GB)),
+        healthy=LossSample(evidence=_look(free=0, inodes=0, inodes_free=0, options=("ro",), own_options=("ro",))),
     )
 )
 READ_ONLY: Final = kind(
     _entry(
         id="filesystem-read-only",
         title="A file system that was to be written to takes no writes",
-        level=Level.EVICT_WHEN_IDLE,
+        level=RecommendedAction.EVICT_WHEN_IDLE,
         action="see the kernel's log for the damage that it met; check the file system, then mount it anew",
         reference="https://man7.org/linux/man-pages/man5/ext4.5.html",
-        sick=Sample(evidence=_look(own_options=("ro", "errors=remount-ro"))),
-        healthy=Sample(evidence=_look(options=("ro",), own_options=("ro",))),
+        sick=LossSample(evidence=_look(own_options=("ro", "errors=remount-ro"))),
+        healthy=LossSample(evidence=_look(options=("ro",), own_options=("ro",))),
     )
 )
 BROKEN: Final = kind(
@@ -69,8 +69,8 @@ BROKEN: Final = kind(
         title="A mounted file system says that nothing on it can be reached",
         action="mount it anew; look at its server or its disk",
         reference="https://man7.org/linux/man-pages/man3/errno.3.html",
-        sick=Sample(evidence=_look(failed=116, size=Blind("Stale file handle"), free=Blind("Stale file handle"))),
-        healthy=Sample(evidence=_look(size=Blind("no answer within 10 s"), free=Blind("no answer within 10 s"))),
+        sick=LossSample(evidence=_look(failed=116, size=Blind("Stale file handle"), free=Blind("Stale file handle"))),
+        healthy=LossSample(evidence=_look(size=Blind("no answer within 10 s"), free=Blind("no answer within 10 s"))),
     )
 )
 IO_ERRORS: Final = kind(
@@ -80,8 +80,8 @@ IO_ERRORS: Final = kind(
         source="kernel log, ext4's count",
         action="save what is on it, check the disk (`smartctl -a`) and replace it",
         reference="https://docs.kernel.org/admin-guide/ext4.html",
-        sick=Sample(evidence=_look(errors=2)),
-        healthy=Sample(evidence=_look(errors=0)),
+        sick=LossSample(evidence=_look(errors=2)),
+        healthy=LossSample(evidence=_look(errors=0)),
     )
 )
 SLOW: Final = kind(
@@ -105,7 +105,7 @@ KERNEL_LINE: Final = re.compile(
 """What the kernel's block layer and file systems write about errors that reach whoever reads or writes."""
 
 
-def judge_storage(look: Look[StorageReading]) -> Iterator[Sighting]:
+def judge_storage(look: Look[StorageReading]) -> Iterator[FaultFinding]:
     """Yield what is wrong with a node's file systems and disks."""
     before = look.before
     if not isinstance(look.now.mounts, Blind):
@@ -118,28 +118,28 @@ def judge_storage(look: Look[StorageReading]) -> Iterator[Sighting]:
             yield from _disk(Look(now=disk, before=old_disks.get(disk.name), seconds=look.seconds, limits=look.limits))
 
 
-def _mount(look: Look[Mount]) -> Iterator[Sighting]:
+def _mount(look: Look[Mount]) -> Iterator[FaultFinding]:
     mount, old = look.now, look.before
     if mount.failed:
-        yield Sighting(kind=BROKEN.id, part=mount.path, quote=f"{mount.path}: {os.strerror(mount.failed)}")
+        yield FaultFinding(kind=BROKEN.id, part=mount.path, quote=f"{mount.path}: {os.strerror(mount.failed)}")
     writable = "ro" not in mount.options
     shut = NO_WRITES & set(mount.own_options)
     if shut and (writable or (old is not None and not NO_WRITES & set(old.own_options))):
-        yield Sighting(kind=READ_ONLY.id, part=mount.path, quote=f"{mount.path} ({mount.source}): read-only, and was not to be")
+        yield FaultFinding(kind=READ_ONLY.id, part=mount.path, quote=f"{mount.path} ({mount.source}): read-only, and was not to be")
     elif writable:
         yield from _space(mount, look.limits.disk_free)
     known = old.errors if old is not None and not isinstance(old.errors, Blind) else 0
     if more := grown(known, mount.errors):
-        yield Sighting(kind=IO_ERRORS.id, part=mount.path, quote=f"{mount.path} ({mount.source}): {more} error(s) of the file system")
+        yield FaultFinding(kind=IO_ERRORS.id, part=mount.path, quote=f"{mount.path} ({mount.source}): {more} error(s) of the file system")
 
 
-def _space(mount: Mount, least: float) -> Iterator[Sighting]:
+def _space(mount: Mount, least: float) -> Iterator[FaultFinding]:
     for free, whole, words in ((mount.free, mount.size, "space"), (mount.inodes_free, mount.inodes, "inodes")):
         if not isinstance(free, Blind) and not isinstance(whole, Blind) and whole and free < whole * least:
-            yield Sighting(kind=FULL.id, part=mount.path, quote=f"{mount.path}: {free / whole:.1%} of its {words} left")
+            yield FaultFinding(kind=FULL.id, part=mount.path, quote=f"{mount.path}: {free / whole:.1%} of its {words} left")
 
 
-def _disk(look: Look[Disk]) -> Iterator[Sighting]:
+def _disk(look: Look[Disk]) -> Iterator[FaultFinding]:
     if look.before is None:
         return
     more = growths(look.before.counters, look.now.counters, ("reads", "writes", "read_ms", "write_ms"))
@@ -147,4 +147,4 @@ def _disk(look: Look[Disk]) -> Iterator[Sighting]:
     mean = (more.get("read_ms", 0) + more.get("write_ms", 0)) / 1000 / max(requests, 1)
     if requests >= look.limits.disk_requests and mean > look.limits.disk_seconds:
         quote = f"{look.now.name}: {mean:.2f} s for each of {requests} requests"
-        yield Sighting(kind=SLOW.id, part=look.now.name, quote=quote)
+        yield FaultFinding(kind=SLOW.id, part=look.now.name, quote=quote)

@@ -8,7 +8,7 @@ from typing import Final
 
 from detectors.catalogue import Fault
 from detectors.evidence import HangLimits
-from detectors.findings import Sighting
+from detectors.findings import FaultFinding
 from detectors.gpu_readings import Xid, XidEvent
 
 _LINE: Final = re.compile(r"NVRM: (?:GPU at )?Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?P<text>.*)")
@@ -23,13 +23,13 @@ def xid_of(text: str) -> Xid | None:
     return Xid(code=int(found["code"]), bus=bus if "." in bus else f"{bus}.0", text=found["text"].strip(" ,"))
 
 
-def sighting(xid: Xid) -> Sighting | None:
+def sighting(xid: Xid) -> FaultFinding | None:
     """Return what an Xid is, or None for one that tells of no fault; of one kind they are told apart by their number."""
     name = _kind(xid.code, xid.text)
     if name is None:
         return None
     quote = f"GPU {xid.bus}: Xid {xid.code}" + (f", {xid.text}" if xid.text else "")
-    return Sighting(kind=name, part=f"GPU {xid.bus}" + (f" Xid {xid.code}" if name == OTHER else ""), quote=quote)
+    return FaultFinding(kind=name, part=f"GPU {xid.bus}" + (f" Xid {xid.code}" if name == OTHER else ""), quote=quote)
 
 
 UNUSABLE: Final = frozenset({

@@ -17,17 +17,17 @@ from prefect.exceptions import Pause
 from prefect.states import Cancelled, Completed, Failed
 
 from flows.ending import ended_in_words
-from holdfast.control.supervisor.controller import Run
-from holdfast.control.supervisor.leadership import Aside, Ended
+from holdfast.control.supervisor.controller import JobController
+from holdfast.control.supervisor.leadership import Deposed, JobEnded
 from holdfast.control.supervisor.supervise import steering
-from holdfast.prefect_client.approvals import Asker
+from holdfast.prefect_client.approvals import ApprovalRuns
 from holdfast.prefect_client.crashed_run import explain_crash
 from holdfast.prefect_client.named_clusters import Choice, chosen
 from holdfast.prefect_client.own_flow_run import OwnFlowRun
 from holdfast.prefect_client.publisher import Publisher
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.training_result import TrainingResult
-from policies.case import Rung
+from policies.case import RecoveryAction
 from policies.states import Event, State
 from tasks.decide import decide
 from tasks.detect import detect
@@ -38,7 +38,7 @@ from tasks.migrate import migrate
 from tasks.monitor import monitor
 from tasks.reschedule import reschedule
 from tasks.resume import resume
-from tasks.turn import Step, Turn
+from tasks.turn import Step, Transition
 from tasks.wait import wait
 
 STEPS: Final[Mapping[State, Step]] = {
@@ -74,17 +74,17 @@ def _train(job: TrainingJob, cluster: Cluster, *, standby: bool) -> FlowState:
     publisher = Publisher(job.name)
     tell = FlowLog(job.name, publisher.tell).tell
     try:
-        with OwnFlowRun() as own, Asker() as asker:
+        with OwnFlowRun() as own, ApprovalRuns() as asker:
             while True:
                 with steering(job, cluster, tell, standby=standby, flow_run=own.flow_run) as run:
-                    if not isinstance(run, Aside):
+                    if not isinstance(run, Deposed):
                         asker.follow(run.job.id)
-                    if isinstance(run, Run):
+                    if isinstance(run, JobController):
                         own.control(run)
                         drive(run)
-                if isinstance(run, Run) and run.suspended:
+                if isinstance(run, JobController) and run.suspended:
                     own.leave_suspended(run.saved)
-                elif isinstance(run, Aside) and own.flow_run.suspended:
+                elif isinstance(run, Deposed) and own.flow_run.suspended:
                     own.leave_suspended("")
                 else:
                     return verdict(run)
@@ -92,7 +92,7 @@ def _train(job: TrainingJob, cluster: Cluster, *, standby: bool) -> FlowState:
         publisher.close()
 
 
-def drive(run: Run) -> None:
+def drive(run: JobController) -> None:
     """Take the job from state to state, each by its task, until it ends, is suspended, or another controller is to have it."""
     if run.suspended:
         run.move(*_taken_up(run))
@@ -103,45 +103,45 @@ def drive(run: Run) -> None:
             run.move(*turn)
 
 
-def take(run: Run, previous: FlowState[Any] | None) -> tuple[Turn | None, FlowState[Any] | None]:
+def take(run: JobController, previous: FlowState[Any] | None) -> tuple[Transition | None, FlowState[Any] | None]:
     """Run the task of the job's state after the *previous* one; return its answer, and its state for the next one to follow."""
     step = STEPS[run.state]
     if not _takes_place(run):
-        return cast("Turn | None", step.fn(run.job.name).data), previous
+        return cast("Transition | None", step.fn(run.job.name).data), previous
     try:
         state = step(run.job.name, wait_for=None if previous is None else [previous], return_state=True)
     except Pause:  # Prefect raises it instead of starting a task in a flow run that was suspended
         run.flow_run.suspended = run.flow_run.suspended or "suspended in Prefect"
-        return Turn(Event.SUSPEND_ASKED, run.flow_run.suspended), previous
-    return cast("Turn | None", state.result()), cast("FlowState[Any]", state)
+        return Transition(Event.SUSPEND_ASKED, run.flow_run.suspended), previous
+    return cast("Transition | None", state.result()), cast("FlowState[Any]", state)
 
 
-def _takes_place(run: Run) -> bool:
+def _takes_place(run: JobController) -> bool:
     """Tell whether the step of the job's state does something that a person would look for in the graph.
 
     Where a step is only to be tried again, nobody is isolated and no rank gets another place.
     """
     decision = run.incident.decision if run.incident is not None else None
-    retried = decision is not None and decision.rung is Rung.RETRY_STEP
+    retried = decision is not None and decision.rung is RecoveryAction.RETRY_STEP
     return not (retried and run.state in {State.ISOLATING, State.RESCHEDULING})
 
 
-def _taken_up(run: Run) -> Turn:
+def _taken_up(run: JobController) -> Transition:
     """Return how a suspended job goes on: it is launched, unless it is to stop."""
     if run.requests.stop_reason:
-        return Turn(Event.STOP_ASKED, run.requests.stop_reason)
-    return Turn(Event.RESUME_ASKED, f"resumed; it was suspended after step {run.best}" if run.best else "resumed")
+        return Transition(Event.STOP_ASKED, run.requests.stop_reason)
+    return Transition(Event.RESUME_ASKED, f"resumed; it was suspended after step {run.best}" if run.best else "resumed")
 
 
-def verdict(run: Run | Ended | Aside) -> FlowState:
+def verdict(run: JobController | JobEnded | Deposed) -> FlowState:
     """Return the job's end as Prefect's, with the words that moved it there; a flow that let go of its job was cancelled."""
-    if isinstance(run, Aside):
+    if isinstance(run, Deposed):
         return Cancelled(message=run.moved)
-    if isinstance(run, Run) and run.handed_over:
+    if isinstance(run, JobController) and run.handed_over:
         return Cancelled(message=f"handed over, the job trains on: {run.handover.why}")
     if run.state is State.COMPLETED:  # the data is what a flow that calls this one gets back
         return Completed(message=run.moved, data=TrainingResult.of(run.job, str(run.state), run.moved))
-    words = f"{run.moved}; {run.saved}" if isinstance(run, Run) and run.saved else run.moved
+    words = f"{run.moved}; {run.saved}" if isinstance(run, JobController) and run.saved else run.moved
     return Cancelled(message=words) if run.state is State.CANCELLED else Failed(message=words)
 
 

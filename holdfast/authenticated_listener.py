@@ -20,14 +20,14 @@ BURST: Final = 256
 """Strangers that are borne with for a moment: with one more the oldest is hung up on."""
 
 
-class Nobody(TimeoutError):
+class NoCaller(TimeoutError):
     """Nobody who knows the token came in time; whether the way there is sound nobody knows either."""
 
 
 Stranger = TypeVar("Stranger")
 
 
-class Strangers(Generic[Stranger]):
+class PendingCallers(Generic[Stranger]):
     """Who has not proved yet that it may come in, the oldest first, and which of them have had their time."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def admitted(server: socket.socket, token: str, until: float) -> socket.socket:
     """Return the connection of who shows the token until then (monotonic), and its time limit is then too.
 
     All callers are heard at once: one that says nothing, or a byte now and then, keeps nobody else waiting, and not us beyond *until*.
-    Raise `Nobody` when none of them knows the token.
+    Raise `NoCaller` when none of them knows the token.
     """
     found = _Hall(server, token.encode()).wait(until)
     found.settimeout(max(0.01, until - time.monotonic()))
@@ -95,7 +95,7 @@ class _Hall:
 
     def __init__(self, server: socket.socket, token: bytes) -> None:
         self._server, self._token = server, token
-        self._callers = Strangers[_Caller]()
+        self._callers = PendingCallers[_Caller]()
         self._selector = selectors.DefaultSelector()
 
     def wait(self, until: float) -> socket.socket:
@@ -114,7 +114,7 @@ class _Hall:
                         return key.data.socket  # type: ignore[no-any-return]
                 for late in self._callers.late(MOST, KNOCK):
                     self._send_away(late)
-            raise Nobody("nobody who knows the token came in time")
+            raise NoCaller("nobody who knows the token came in time")
         finally:
             for caller in self._callers:
                 self._send_away(caller)

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.cli.flow_process import FlowProcess, Turn, write_spec
+from holdfast.cli.flow_process import FlowProcess, FlowProcessStep, write_spec
 from holdfast.cli.job_view import look
 from holdfast.cli.output import say
 from holdfast.cli.screens import screen_for
-from holdfast.cli.watch import Watch, counted_taps
+from holdfast.cli.watch import JobWatcher, counted_taps
 from holdfast.cluster.local import LocalNodes
 from holdfast.errors import HoldfastError, NotWritable, OperatorError
 from holdfast.gpu_assignment import VISIBLE
@@ -181,12 +181,12 @@ def _run(history: History, name: str, stage: Path, acts: list[Act] | None = None
     """Run one job to its end with its progress shown; break it on the way if *acts* is there to note how."""
     job = _job(name, stage)
     spec = write_spec(name, {"job": job.model_dump(mode="json"), "cluster": _cluster().model_dump(mode="json")})
-    with Turn(name) as turn, counted_taps() as taps:
+    with FlowProcessStep(name) as turn, counted_taps() as taps:
         flow = FlowProcess(name, spec, turn, frozenset())
         if acts is not None:
             threading.Thread(target=_break, args=(name, acts), name="chaos", daemon=True).start()
         screen = screen_for(as_json=False, hint="Ctrl-C ends the demo")
-        status = Watch(history, screen, flow=flow, from_now=False).until_the_end(taps)
+        status = JobWatcher(history, screen, flow=flow, from_now=False).until_the_end(taps)
     if status == 130:  # noqa: PLR2004 (Ctrl-C, as shells count it)
         raise KeyboardInterrupt
     if status:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.case import Case, Decision, Pass, Rung
+from policies.case import Case, Decision, Pass, RecoveryAction
 from policies.node_faults import UNSURE
 
 
@@ -27,4 +27,4 @@ class AskAPerson:
         if not case.askable:
             return Pass("the cluster's settings ask nobody")
         because = f"{case.because}; without {', '.join(asked)} {left} node(s) are left and the job needs {case.least}, so a person is asked"
-        return Decision(rung=Rung.ASK_A_PERSON, because=because, drop=asked, need=case.least)
+        return Decision(rung=RecoveryAction.ASK_A_PERSON, because=because, drop=asked, need=case.least)

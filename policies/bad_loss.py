@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from detectors.losses import LOST
-from policies.case import Case, Decision, Pass, Recovery, Rung
+from policies.case import Case, Decision, Pass, PastRecovery, RecoveryAction
 
 BATCHES: Final = 2
 """Of the step whose loss was the first that is no number, and of the one before: its update may have spoiled the parameters."""
@@ -35,15 +35,15 @@ class GoBack:
         count = sum(self._is_same(one, step) for one in case.past)
         if count >= self.same_data + self.without_batch:
             because = f"{case.because}; it came again after {count} time(s) of going back, {self.without_batch} of them without its batches"
-            return Decision(rung=Rung.GIVE_UP, because=because)
+            return Decision(rung=RecoveryAction.GIVE_UP, because=because)
         if count < self.same_data:
             because = f"{case.because}; back to a state from before step {before}, with the same data"
-            return Decision(rung=Rung.GO_BACK, because=because, before=before)
+            return Decision(rung=RecoveryAction.GO_BACK, because=because, before=before)
         skip = tuple(range(max(1, step - BATCHES + 1), step + 1))
         words = " and ".join(map(str, skip))
         again = "it came again with the same data" if self.same_data else "the data may have done it"
         because = f"{case.because}; {again}: back to a state from before step {before}, without the batches of {words}"
-        return Decision(rung=Rung.GO_BACK, because=because, before=before, skip=skip)
+        return Decision(rung=RecoveryAction.GO_BACK, because=because, before=before, skip=skip)
 
-    def _is_same(self, one: Recovery, step: int) -> bool:
-        return one.rung is Rung.GO_BACK and one.step is not None and abs(one.step - step) <= self.near
+    def _is_same(self, one: PastRecovery, step: int) -> bool:
+        return one.rung is RecoveryAction.GO_BACK and one.step is not None and abs(one.step - step) <= self.near

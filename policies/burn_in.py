@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from detectors.burn_in_results import Check, Mark
+from detectors.burn_in_results import Check, CheckMark
 from policies.required_checks import Need, unproven
 
 WRITTEN: Final = "written MB/s"
@@ -19,7 +19,7 @@ UNCERTAIN: Final = "uncertain s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class BurnInThresholds:
     """What a node has to reach. 0: no limit."""
 
     disk: float = 20.0
@@ -33,11 +33,11 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class BurnInOutcome:
     """What a node was found to be."""
 
     node: str
-    mark: Mark
+    mark: CheckMark
     because: str
     checks: tuple[Check, ...]
     cure: str = ""
@@ -49,38 +49,40 @@ class Outcome:
         return tuple(in_words(check) for check in self.checks)
 
 
-def held_against(check: Check, limits: Limits) -> Check:
+def held_against(check: Check, limits: BurnInThresholds) -> Check:
     """Return *check*, failed where it passed and a figure of it is beyond its limit."""
-    if check.mark is not Mark.PASSED:
+    if check.mark is not CheckMark.PASSED:
         return check
     wrong = list(_beyond(check.figures, limits))
-    return replace(check, mark=Mark.FAILED, words="; ".join(wrong)) if wrong else check
+    return replace(check, mark=CheckMark.FAILED, words="; ".join(wrong)) if wrong else check
 
 
-def outcome(node: str, checks: Iterable[Check], wanted: Iterable[Need] = ()) -> Outcome:
+def outcome(node: str, checks: Iterable[Check], wanted: Iterable[Need] = ()) -> BurnInOutcome:
     """Return the verdict: one failed check fails the node, and it passes only if the checks exercised every part that is *wanted*."""
     checks = tuple(checks)
-    failed = [check for check in checks if check.mark is Mark.FAILED]
-    skipped = [check for check in checks if check.mark is Mark.SKIPPED and check.needed]
+    failed = [check for check in checks if check.mark is CheckMark.FAILED]
+    skipped = [check for check in checks if check.mark is CheckMark.SKIPPED and check.needed]
     missing = unproven(wanted, checks)
     if failed:
-        return Outcome(node=node, mark=Mark.FAILED, because="; ".join(f"{one.name}: {one.words}" for one in failed), checks=checks)
+        return BurnInOutcome(
+            node=node, mark=CheckMark.FAILED, because="; ".join(f"{one.name}: {one.words}" for one in failed), checks=checks
+        )
     if missing:
         cure = " ".join(f"{one}." for one in dict.fromkeys(one.cure for one in missing))
-        return Outcome(node=node, mark=Mark.SKIPPED, because="; ".join(map(str, missing)), checks=checks, cure=cure)
-    if skipped or not any(check.mark is Mark.PASSED for check in checks):
+        return BurnInOutcome(node=node, mark=CheckMark.SKIPPED, because="; ".join(map(str, missing)), checks=checks, cure=cure)
+    if skipped or not any(check.mark is CheckMark.PASSED for check in checks):
         why = "; ".join(f"{one.name}: {one.words}" for one in skipped) or "no check ran"
-        return Outcome(node=node, mark=Mark.SKIPPED, because=f"not all checks could run: {why}", checks=checks)
-    passed = ", ".join(one.name for one in checks if one.mark is Mark.PASSED)
-    return Outcome(node=node, mark=Mark.PASSED, because=f"passed {passed}", checks=checks)
+        return BurnInOutcome(node=node, mark=CheckMark.SKIPPED, because=f"not all checks could run: {why}", checks=checks)
+    passed = ", ".join(one.name for one in checks if one.mark is CheckMark.PASSED)
+    return BurnInOutcome(node=node, mark=CheckMark.PASSED, because=f"passed {passed}", checks=checks)
 
 
-def in_a_word(mark: Mark) -> str:
+def in_a_word(mark: CheckMark) -> str:
     """Return how a node's burn-in ended: a check is skipped, and a node is then not proven healthy."""
-    return "not proven" if mark is Mark.SKIPPED else str(mark)
+    return "not proven" if mark is CheckMark.SKIPPED else str(mark)
 
 
-def stays_out(found: Outcome, state: str) -> str:
+def stays_out(found: BurnInOutcome, state: str) -> str:
     """Say why a node stays out of service after a burn-in that did not prove it healthy, and what to do."""
     by_hand = f"return it by hand with `holdfast nodes readmit {found.node} --because ...`"
     cure = f"{found.cure.rstrip('.')}, or {by_hand}." if found.cure else f"{by_hand.capitalize()} if it is healthy."
@@ -107,7 +109,7 @@ def _rounded(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"  # noqa: PLR2004 (more figures than that are not measured)
 
 
-def _beyond(figures: Mapping[str, float], limits: Limits) -> Iterable[str]:
+def _beyond(figures: Mapping[str, float], limits: BurnInThresholds) -> Iterable[str]:
     slow = ((WRITTEN, limits.disk, "its disk wrote"), (SENT, limits.network, "it sent"), (RECEIVED, limits.network, "it received"))
     for name, least, what in slow:
         if name in figures and figures[name] < least:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from detectors.catalogue import CATALOGUE_LEVELS, Blame, Fault, Level, Levels
+from detectors.catalogue import CATALOGUE_LEVELS, Blame, Fault, Levels, RecommendedAction
 from detectors.diagnosis import Diagnosis
 from detectors.node import NODE_LEAVING
 
 _HARDWARE: Final = frozenset({Blame.GPU, Blame.NODE})
 
 
-class Rung(StrEnum):
+class RecoveryAction(StrEnum):
     """What can be done about an incident, finest first."""
 
     RETRY_STEP = "retry-step"
@@ -33,7 +33,7 @@ class Rung(StrEnum):
     GIVE_UP = "give-up"
 
 
-IN_PROCESS: Final = frozenset({Rung.RETRY_STEP, Rung.TAKE_OVER, Rung.NARROW})
+IN_PROCESS: Final = frozenset({RecoveryAction.RETRY_STEP, RecoveryAction.TAKE_OVER, RecoveryAction.NARROW})
 """Rungs at which the ranks that live stay in their processes."""
 
 
@@ -42,11 +42,11 @@ Copies = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
+class PastRecovery:
     """One earlier recovery of this job."""
 
     at: float
-    rung: Rung
+    rung: RecoveryAction
     node: str | None
     """The node the root fault spoke against."""
     gained: bool
@@ -75,7 +75,7 @@ class Earlier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class RecoveryBudget:
     """How often recovery may be tried."""
 
     in_place: int = 3
@@ -89,7 +89,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standby:
+class HotSpare:
     """A process that has warmed up and waits for a rank."""
 
     id: int
@@ -99,7 +99,7 @@ class Standby:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Placement:
     """Where a rank whose process is lost goes on: in a standby, or in a fresh process."""
 
     rank: int
@@ -120,17 +120,17 @@ class Case:
     spares: tuple[str, ...] = ()
     """Healthy nodes with an agent and no ranks."""
     least: int = 1
-    past: tuple[Recovery, ...] = ()
-    tried: tuple[Rung, ...] = ()
+    past: tuple[PastRecovery, ...] = ()
+    tried: tuple[RecoveryAction, ...] = ()
     """Rungs that failed already in this incident."""
-    budget: Budget = Budget()
+    budget: RecoveryBudget = RecoveryBudget()
     barred: str = "the job's process groups are not Holdfast's own"
     """Why the ranks that live cannot be kept in their processes; empty when they can."""
     ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Which node holds which ranks now; after a take-over a node may hold fewer than the others."""
     dead: frozenset[int] = frozenset()
     """Ranks without a process that runs."""
-    standbys: tuple[Standby, ...] = ()
+    standbys: tuple[HotSpare, ...] = ()
     """Those that are ready."""
     roles: tuple[tuple[int, ...], ...] = ()
     copies: Copies = ()
@@ -195,9 +195,9 @@ class Case:
         that should be evicted once they are idle (they are, if that fault is the root), and those that had the same fault too often.
         """
         against, root = self.against_nodes(), self.diagnosis.root
-        evicted = {fault.node for fault in against if self.levels.of(fault) is Level.EVICT_NOW}
+        evicted = {fault.node for fault in against if self.levels.of(fault) is RecommendedAction.EVICT_NOW}
         surely = self.lost | {node for node in evicted | {fault.node for fault in self._needs_reset()} if node}
-        idle = {fault.node for fault in against if self.levels.of(fault) is Level.EVICT_WHEN_IDLE and fault is root}
+        idle = {fault.node for fault in against if self.levels.of(fault) is RecommendedAction.EVICT_WHEN_IDLE and fault is root}
         reset = {fault.node for fault in against if self._is_reset(fault)}
         while_spares = surely | self.worn | {node for node in reset | idle if node}
         return while_spares if len(while_spares & set(self.members)) <= len(self.spares) else surely
@@ -207,7 +207,7 @@ class Case:
         return [one for one in self.against_nodes() if self._is_reset(one) and (one is self.diagnosis.root or one.rank is not None)]
 
     def _is_reset(self, fault: Fault) -> bool:
-        return self.levels.of(fault) is Level.RESET_DEVICE and fault.entry.blame in _HARDWARE
+        return self.levels.of(fault) is RecommendedAction.RESET_DEVICE and fault.entry.blame in _HARDWARE
 
     @property
     def unfit(self) -> tuple[str, ...]:
@@ -221,11 +221,11 @@ class Case:
         own = None if self.is_common else self.diagnosis.root.node
         return self.unfit or tuple(node for node in self.members if node == own)
 
-    def failed(self, rung: Rung) -> bool:
+    def failed(self, rung: RecoveryAction) -> bool:
         """Tell whether *rung* failed already in this incident; nodes lost since then are a new question."""
         return rung in self.tried and not self.lost
 
-    def recent(self) -> list[Recovery]:
+    def recent(self) -> list[PastRecovery]:
         """Return the recoveries within the budget's window."""
         return [one for one in self.past if self.now - one.at < self.budget.window]
 
@@ -234,7 +234,7 @@ class Case:
 class Decision:
     """What to do, and why, in words that go unchanged into log, history, UI and CLI."""
 
-    rung: Rung
+    rung: RecoveryAction
     because: str
     drop: tuple[str, ...] = ()
     """Members that leave."""
@@ -242,7 +242,7 @@ class Decision:
     """Spares that take their places."""
     need: int = 0
     """Nodes to wait for."""
-    seats: tuple[Seat, ...] = ()
+    seats: tuple[Placement, ...] = ()
     """Who goes on with the ranks that a take-over replaces; all others stay in their processes."""
     vacate: tuple[int, ...] = ()
     """Ranks that nobody goes on with."""

@@ -32,7 +32,7 @@ _PLAIN: Final = (str, int, float, bool)
 _PLAIN_TYPES: Final = frozenset({*_PLAIN, type(None)})
 
 
-class Unreadable(Exception):
+class UnreadableCase(Exception):
     """A record that gives no case, and why."""
 
 
@@ -68,24 +68,24 @@ def bounded(case: Case, most: int = MOST_BYTES) -> dict[str, Any]:
 
 
 def from_record(record: Any) -> Case:  # noqa: ANN401 (whatever JSON the history holds)
-    """Return the case that *record* holds; raise `Unreadable` with the reason where it holds none."""
+    """Return the case that *record* holds; raise `UnreadableCase` with the reason where it holds none."""
     match record:
         case {"version": int(version)} if version > VERSION:
-            raise Unreadable(f"a newer Holdfast kept it, in form {version}; this one reads up to {VERSION}")
+            raise UnreadableCase(f"a newer Holdfast kept it, in form {version}; this one reads up to {VERSION}")
         case {"left_out": str(why)}:
-            raise Unreadable(f"it was too large to be kept: {why}")
+            raise UnreadableCase(f"it was too large to be kept: {why}")
         case {"version": int(), "case": dict(packed), "faults": list(faults)}:
             pass
         case _:
-            raise Unreadable("what was kept is no case")
+            raise UnreadableCase("what was kept is no case")
     try:
         pool = [_unpack_fields(Fault, fault, []) for fault in faults]
         unknown = sorted({fault.kind for fault in pool} - CATALOGUE.keys())
         if unknown:
-            raise Unreadable(f"this version knows no fault kind {', '.join(unknown)}")
+            raise UnreadableCase(f"this version knows no fault kind {', '.join(unknown)}")
         case_: Case = _unpack_fields(Case, packed, pool)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise Unreadable(f"what was kept cannot be read: {error}") from error
+        raise UnreadableCase(f"what was kept cannot be read: {error}") from error
     return case_
 
 

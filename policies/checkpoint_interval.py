@@ -100,7 +100,7 @@ def daly(save_s: float, between_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class IntervalCase:
     """What is known of a job, for one answer."""
 
     save_s: float
@@ -128,7 +128,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class IntervalLimits:
     """The fewest and the most steps that may lie between two saves."""
 
     least: int
@@ -149,7 +149,7 @@ class Advice:
     because: str
 
 
-def advise(case: Case, limits: Limits) -> Advice:
+def advise(case: IntervalCase, limits: IntervalLimits) -> Advice:
     """Return the interval of *case* that loses least, in whole steps within *limits*."""
     best = daly(case.save_s, case.back_s)
     below = max(1, math.floor(best / case.step_s))
@@ -186,7 +186,7 @@ class Waste:
         return self.save + self.rollback + self.recovery
 
 
-def waste(case: Case, steps: int) -> Waste:
+def waste(case: IntervalCase, steps: int) -> Waste:
     """Return what saving every *steps* steps costs; no saves at all (0) are not asked about.
 
     Exact for faults that come at a constant rate, also in the middle of saves and recoveries. To get through a length a of training and
@@ -209,14 +209,14 @@ def waste(case: Case, steps: int) -> Waste:
     return Waste(steps=steps, **shares, because=because)
 
 
-def table(case: Case, advice: Advice, limits: Limits, *, also: Iterable[int] = ()) -> tuple[Waste, ...]:
+def table(case: IntervalCase, advice: Advice, limits: IntervalLimits, *, also: Iterable[int] = ()) -> tuple[Waste, ...]:
     """Return what the advised cadence costs and others around it, a quarter to four times as long, and those in *also*."""
     around = {limits.within(max(1, round(advice.steps * factor))) for factor in (0.25, 0.5, 1, 2, 4)}
     return tuple(waste(case, steps) for steps in sorted(around | {steps for steps in also if steps > 0}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class ExpectedLoss:
     """What one fault is expected to cost, in seconds; a part that was never measured is empty."""
 
     detection: float | None
@@ -241,7 +241,7 @@ class Loss:
         return self.rollback + self.downtime
 
 
-def lost_work(case: Case, steps: int) -> float:
+def lost_work(case: IntervalCase, steps: int) -> float:
     """Return the training that a fault which sends the job back throws away: half an interval, a little less where faults come often.
 
     The mean of an exponential time that is known to end within the interval and its save: M - a / (exp(a/M) - 1).
@@ -253,15 +253,15 @@ def lost_work(case: Case, steps: int) -> float:
     return case.back_s - span / math.expm1(min(ratio, MOST))
 
 
-def loss(case: Case, steps: int, parts: dict[str, float]) -> Loss:
-    """Return what one fault costs when saves are *steps* apart and the parts of a recovery take what *parts* says, by name of `Loss`."""
+def loss(case: IntervalCase, steps: int, parts: dict[str, float]) -> ExpectedLoss:
+    """Return what one fault costs when saves are *steps* apart and a recovery takes *parts*, named as in `ExpectedLoss`."""
     again = lost_work(case, steps)
     measured = [parts.get(name) for name in ("detection", "reschedule", "communication", "load", "compilation")]
     because = f"T0: a fault that goes back to a checkpoint loses {_time(again)} of steps on average"
     if case.rollback < 1:
         because += f", and {_share(case.rollback)} of the faults are expected to go back"
     detection, reschedule, communication, load, compilation = measured
-    return Loss(
+    return ExpectedLoss(
         detection=detection,
         rollback=case.rollback * again,
         reschedule=reschedule,

@@ -11,7 +11,7 @@ from typing import Final
 from policies.node_states import IN_SERVICE, NodeEvent, NodeState
 
 
-class HoldKind(StrEnum):
+class CordonKind(StrEnum):
     """What a hold is."""
 
     DOUBT = "doubt"
@@ -23,8 +23,8 @@ class HoldKind(StrEnum):
     RETIREMENT = "retirement"
 
 
-TESTABLE: Final = frozenset({HoldKind.QUARANTINE, HoldKind.UNTESTED})
-PROGRAMS: Final = frozenset({HoldKind.DOUBT, HoldKind.QUARANTINE, HoldKind.UNTESTED, HoldKind.RETIREMENT})
+TESTABLE: Final = frozenset({CordonKind.QUARANTINE, CordonKind.UNTESTED})
+PROGRAMS: Final = frozenset({CordonKind.DOUBT, CordonKind.QUARANTINE, CordonKind.UNTESTED, CordonKind.RETIREMENT})
 """Kinds that a person's word to take the node back answers; that of another person is not among them."""
 
 
@@ -37,7 +37,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldFault:
+class CordonedFault:
     """A fault that a node is held for."""
 
     kind: str
@@ -47,16 +47,16 @@ class HeldFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class Cordon:
     """One reason why a node is not, or not gladly, given to jobs."""
 
     number: int
     """Of this node: holds and burn-ins are counted together, and no number is given twice."""
-    kind: HoldKind
+    kind: CordonKind
     owner: Owner
     because: str
     evidence: tuple[str, ...] = ()
-    faults: tuple[HeldFault, ...] = ()
+    faults: tuple[CordonedFault, ...] = ()
     """What a burn-in has to exercise before it lifts this hold (`policies.required_checks`)."""
     at: float
     until: float | None = None
@@ -84,7 +84,7 @@ class Node:
     """Moves that it ever made."""
     number: int = 0
     """The greatest number given to a hold or a burn-in."""
-    holds: tuple[Hold, ...] = ()
+    holds: tuple[Cordon, ...] = ()
     """Those that are open."""
     doubts: tuple[float, ...] = ()
     """When it was doubted."""
@@ -95,12 +95,12 @@ class Node:
     pardoned: float = 0.0
     """When it was last taken back from retirement: what came before is not counted any more."""
 
-    def of_kind(self, *kinds: HoldKind) -> tuple[Hold, ...]:
+    def of_kind(self, *kinds: CordonKind) -> tuple[Cordon, ...]:
         """Return its open holds of these *kinds*."""
         return tuple(one for one in self.holds if one.kind in kinds)
 
     @property
-    def drain(self) -> Hold | None:
+    def drain(self) -> Cordon | None:
         """Return the hold by which jobs are to leave it: of several the one that asks for it first; none where they may stay."""
         asked = [one for one in self.holds if one.drains]
         return min(asked, key=lambda one: math.inf if one.leave_by is None else one.leave_by, default=None)
@@ -137,7 +137,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ward:
+class QuarantineLimits:
     """The cluster around a node."""
 
     size: int
@@ -152,7 +152,7 @@ class Ward:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeMove:
+class NodeTransition:
     """One move of a node, with who made it and why."""
 
     at: float
@@ -178,7 +178,7 @@ class Changed:
     """It was done."""
 
     node: Node
-    moves: tuple[NodeMove, ...] = ()
+    moves: tuple[NodeTransition, ...] = ()
     """At most one: a hold beside another one moves nothing."""
     owner: Owner
     because: str
@@ -195,14 +195,14 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class Stale:
+class OutOfDate:
     """It is out of date and changed nothing."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class TransitionRefused:
     """It cannot be done as the node is; with the cure."""
 
     why: str
@@ -215,11 +215,11 @@ class NeedsPerson:
     why: str
 
 
-Answer = Changed | Stale | Refused | NeedsPerson
+Answer = Changed | OutOfDate | TransitionRefused | NeedsPerson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
+class OperatorRequest:
     """What somebody says of a node: who, why, when, and by what evidence."""
 
     owner: Owner
@@ -229,7 +229,7 @@ class Word:
     seen: float | None = None
     """When its evidence was seen; empty: when it is said."""
     evidence: tuple[str, ...] = field(default=())
-    faults: tuple[HeldFault, ...] = field(default=())
+    faults: tuple[CordonedFault, ...] = field(default=())
     """The faults that the evidence is of."""
     approved: str = ""
     """The person who said that a program may isolate the node, though more of the cluster is out than programs may take out."""
@@ -240,13 +240,13 @@ class Word:
         return self.at if self.seen is None else self.seen
 
 
-def state_of(holds: Iterable[Hold]) -> NodeState:
+def state_of(holds: Iterable[Cordon]) -> NodeState:
     """Return the state that *holds* put a node in: the strongest decides."""
     holds = tuple(holds)
     kinds = {one.kind for one in holds}
-    if HoldKind.RETIREMENT in kinds:
+    if CordonKind.RETIREMENT in kinds:
         return NodeState.RETIRED
-    if HoldKind.PERSON in kinds:
+    if CordonKind.PERSON in kinds:
         return NodeState.HELD
     if kinds & TESTABLE:
         return NodeState.IN_BURN_IN if any(one.test for one in holds) else NodeState.QUARANTINED
@@ -257,7 +257,7 @@ def in_words(node: Node) -> str:
     """Say why no job may be given *node*, and what brings it back; empty when jobs may."""
     if not node.is_isolated:
         return ""
-    kinds = {NodeState.RETIRED: (HoldKind.RETIREMENT,), NodeState.HELD: (HoldKind.PERSON,)}.get(node.state, tuple(TESTABLE))
+    kinds = {NodeState.RETIRED: (CordonKind.RETIREMENT,), NodeState.HELD: (CordonKind.PERSON,)}.get(node.state, tuple(TESTABLE))
     one = node.of_kind(*kinds)[-1]
     verb = "release" if node.state is NodeState.HELD else "readmit"
     cure = f"`holdfast nodes {verb} {node.name} --because ...`"

@@ -13,7 +13,7 @@ STOP: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Departure:
+class Drain:
     """A node that is to be left, and why."""
 
     node: str
@@ -41,7 +41,7 @@ def ends_at(*, submitted: float, walltime: float, save: float) -> float:
     return submitted + walltime - min(save + STOP, walltime / 10)
 
 
-class Act(StrEnum):
+class DrainAction(StrEnum):
     """What to do about a node that is to be left."""
 
     MOVE = "move"
@@ -53,7 +53,7 @@ class Act(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class DrainView:
     """How a job stands to a node that holds ranks of it."""
 
     now: float
@@ -70,30 +70,31 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Next:
+class NextDrainStep:
     """What to do, and why."""
 
-    act: Act
+    act: DrainAction
     because: str
 
 
-def next_act(departure: Departure, seen: Seen) -> Next:
+def next_act(departure: Drain, seen: DrainView) -> NextDrainStep:
     """Return what to do about a node that is to be left. A last save begins while there is time for it, whatever was hoped for."""
     if seen.now >= departure.latest(seen.save):
-        return Next(act=Act.LEAVE, because=f"{departure.because}; {_why_there(seen)}")
+        return NextDrainStep(act=DrainAction.LEAVE, because=f"{departure.because}; {_why_there(seen)}")
     due = seen.tried is None or seen.now - seen.tried >= AGAIN
     if not seen.barred and seen.room and due:
-        return Next(act=Act.MOVE, because=departure.because)
+        return NextDrainStep(act=DrainAction.MOVE, because=departure.because)
     if departure.by is None:
         rest = "training goes on there until they can, as no time is set"
     else:
         rest = "training goes on there; shortly before that time it is saved and goes on without the node, or ends"
-    return Next(
-        act=Act.STAY, because=f"{departure.node} is to be left: {departure.because}. Its ranks are there still: {_why_there(seen)}; {rest}"
+    return NextDrainStep(
+        act=DrainAction.STAY,
+        because=f"{departure.node} is to be left: {departure.because}. Its ranks are there still: {_why_there(seen)}; {rest}",
     )
 
 
-def _why_there(seen: Seen) -> str:
+def _why_there(seen: DrainView) -> str:
     if seen.barred:
         return f"they cannot move while training goes on, as {seen.barred}"
     if seen.outcome:

@@ -6,31 +6,31 @@ from dataclasses import dataclass
 from typing import Final
 
 from detectors.associations import follows_step, is_echo
-from detectors.catalogue import Blame, Level
+from detectors.catalogue import Blame, RecommendedAction
 from detectors.correlation import BLAMED
 from detectors.progress import NOT_ENDING
 from policies.approval import AskAPerson
 from policies.bad_loss import GoBack
-from policies.case import Budget, Case, Decision, Noted, Pass, Recovery, Rule, Rung, Seat, Standby
-from policies.recurrence import ExcuseWhenCommon, LeaveWhenFlapping, LeaveWhenFrequent
-from policies.replace_ranks import TakeOver
+from policies.case import Case, Decision, HotSpare, Noted, Pass, PastRecovery, Placement, RecoveryAction, RecoveryBudget, Rule
+from policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
+from policies.replace_ranks import ReplaceRanks
 from policies.retry import RetryStep
-from policies.shrink_live import Narrow
+from policies.shrink_live import ShrinkLive
 
 __all__ = [
     "POLICIES",
     "Answer",
-    "Budget",
     "Case",
     "Decision",
+    "HotSpare",
     "Noted",
     "Pass",
-    "Recovery",
+    "PastRecovery",
+    "Placement",
+    "RecoveryAction",
+    "RecoveryBudget",
     "Rule",
     "Rules",
-    "Rung",
-    "Seat",
-    "Standby",
     "decide",
     "rules_of",
 ]
@@ -42,13 +42,13 @@ class StopForUserError:
 
     def __call__(self, case: Case) -> Decision | Pass:
         """Answer a user's error."""
-        if case.levels.of(case.diagnosis.root) is not Level.USER_ERROR:
+        if case.levels.of(case.diagnosis.root) is not RecommendedAction.USER_ERROR:
             return Pass("no user error")
-        return Decision(rung=Rung.GIVE_UP, because=case.because)
+        return Decision(rung=RecoveryAction.GIVE_UP, because=case.because)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopWhenFruitless:
+class StopWithoutProgress:
     """Stop when recoveries bring the job nowhere; before that its node is given up, if another can take its place."""
 
     replace: bool = True
@@ -58,10 +58,10 @@ class StopWhenFruitless:
         """Answer when the newest *fruitless* recoveries all ended without progress, and no lost node is the reason."""
         if case.diagnosis.root.kind == NOT_ENDING.id and any(one.kind == NOT_ENDING.id for one in case.past):
             because = f"{case.because}; that came before: all ranks were started again for it, and to do so once more would not end them"
-            return Decision(rung=Rung.GIVE_UP, because=because)
+            return Decision(rung=RecoveryAction.GIVE_UP, because=because)
         if case.lost:
             return Pass(f"{', '.join(sorted(case.lost))} is lost: that is no script's doing")
-        run = list[Recovery]()
+        run = list[PastRecovery]()
         for one in reversed(case.past):
             if one.gained:
                 break
@@ -69,17 +69,17 @@ class StopWhenFruitless:
         if len(run) < case.budget.fruitless:
             return Pass(f"{len(run)} of {case.budget.fruitless} recoveries in a row without a new step")
         said = f"{len(run)} recoveries in a row brought no new step"
-        return self._replace(case, run, said) or Decision(rung=Rung.GIVE_UP, because=f"{said}; last: {case.because}")
+        return self._replace(case, run, said) or Decision(rung=RecoveryAction.GIVE_UP, because=f"{said}; last: {case.because}")
 
-    def _replace(self, case: Case, run: list[Recovery], said: str) -> Decision | None:
+    def _replace(self, case: Case, run: list[PastRecovery], said: str) -> Decision | None:
         """Give the places of the nodes that the fault speaks against to spares, once: a node's doing may look like the script's."""
         root, bad, add = case.diagnosis.root, case.bad, case.spares[: len(case.bad)]
-        tried = Rung.REPLACE_NODE in case.tried or any(one.rung is Rung.REPLACE_NODE for one in run)
+        tried = RecoveryAction.REPLACE_NODE in case.tried or any(one.rung is RecoveryAction.REPLACE_NODE for one in run)
         spent = len(case.recent()) >= case.budget.recoveries
         if not self.replace or tried or spent or not bad or len(add) < len(bad) or root.entry.blame is Blame.USER_CODE:
             return None
         because = f"{case.because}; {said}: before the job is given up, {', '.join(add)} takes the place of {', '.join(bad)}"
-        return Decision(rung=Rung.REPLACE_NODE, because=because, drop=bad, add=add)
+        return Decision(rung=RecoveryAction.REPLACE_NODE, because=because, drop=bad, add=add)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +92,13 @@ class StopWhenSpent:
         if used < most:
             return Pass(f"{used} of {most} recoveries used")
         return Decision(
-            rung=Rung.GIVE_UP,
+            rung=RecoveryAction.GIVE_UP,
             because=f"{used} recoveries within {case.budget.window:.0f} s are as many as the budget allows; last: {case.because}",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestartInPlace:
+class RestartWorkers:
     """Restart the workers on the nodes they have, until the node's budget is spent."""
 
     gpu: int = 1
@@ -109,11 +109,11 @@ class RestartInPlace:
         root = case.diagnosis.root
         if case.unfit:
             return Pass(f"{', '.join(case.unfit)} cannot hold ranks")
-        if Rung.RESTART_IN_PLACE in case.tried:
+        if RecoveryAction.RESTART_IN_PLACE in case.tried:
             return Pass("tried already in this incident")
-        if root.kind == BLAMED.id and case.past and case.past[-1].rung is Rung.RESTART_IN_PLACE and not case.past[-1].gained:
+        if root.kind == BLAMED.id and case.past and case.past[-1].rung is RecoveryAction.RESTART_IN_PLACE and not case.past[-1].gained:
             return Pass(f"a restart has not brought its peers to {root.subject}: it is cut off from them")
-        counted = [one for one in case.recent() if one.rung is Rung.RESTART_IN_PLACE and one.kind not in case.common]
+        counted = [one for one in case.recent() if one.rung is RecoveryAction.RESTART_IN_PLACE and one.kind not in case.common]
         used = sum(one.node == root.node for one in counted)
         if used >= case.budget.in_place:
             return Pass(f"{used} restarts of {root.node or 'the job'} within {case.budget.window:.0f} s are as many as the budget allows")
@@ -124,7 +124,7 @@ class RestartInPlace:
         because = f"{case.because}; restart {used + 1} of {case.budget.in_place} within {case.budget.window:.0f} s"
         if rotate:
             because += ", with the ranks on other nodes to see whether the failure follows the step"
-        return Decision(rung=Rung.RESTART_IN_PLACE, because=because, rotate=rotate)
+        return Decision(rung=RecoveryAction.RESTART_IN_PLACE, because=because, rotate=rotate)
 
     def _has_alternative(self, case: Case) -> bool:
         """Tell whether the job could go on without the node of the root fault."""
@@ -137,17 +137,17 @@ class RestartAgain:
 
     def __call__(self, case: Case) -> Decision | Pass:
         """Answer when a restart brought no step in time, all nodes can hold ranks, and nothing else is left to do."""
-        if Rung.RESTART_IN_PLACE not in case.tried:
+        if RecoveryAction.RESTART_IN_PLACE not in case.tried:
             return Pass("no restart has failed in this incident")
         if case.unfit:
             return Pass(f"{', '.join(case.unfit)} cannot hold ranks")
         because = f"{case.because}; nothing else is left, and all {len(case.members)} node(s) can hold ranks, so they are started once more"
         rotate = len(case.members) > 1
-        return Decision(rung=Rung.RESTART_IN_PLACE, because=because + (", each on another node" if rotate else ""), rotate=rotate)
+        return Decision(rung=RecoveryAction.RESTART_IN_PLACE, because=because + (", each on another node" if rotate else ""), rotate=rotate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaceBySpare:
+class ReplaceNode:
     """Give the places of bad nodes to spares."""
 
     on_echo: bool = True
@@ -158,18 +158,18 @@ class ReplaceBySpare:
         bad, add = case.bad, case.spares[: len(case.bad)]
         if not bad:
             return Pass("no node is to blame")
-        if case.failed(Rung.REPLACE_NODE):
+        if case.failed(RecoveryAction.REPLACE_NODE):
             return Pass("tried already in this incident")
         if not self.on_echo and is_echo(case.diagnosis.root.kind):
             return Pass("an error that only tells of a lost peer blames nobody yet")
         if len(add) < len(bad):
             return Pass(f"{len(add)} spare(s) for {len(bad)} node(s)")
         because = f"{case.because}; {', '.join(add)} takes the place of {', '.join(bad)}"
-        return Decision(rung=Rung.REPLACE_NODE, because=because, drop=bad, add=add)
+        return Decision(rung=RecoveryAction.REPLACE_NODE, because=because, drop=bad, add=add)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shrink:
+class ShrinkRestart:
     """Go on with what is left, down to the least width the job allows."""
 
     def __call__(self, case: Case) -> Decision | Pass:
@@ -178,12 +178,12 @@ class Shrink:
         left = len(case.members) - len(bad) + len(add)
         if not bad:
             return Pass("no node is to blame")
-        if case.failed(Rung.SHRINK):
+        if case.failed(RecoveryAction.SHRINK):
             return Pass("tried already in this incident")
         if left < max(1, case.least):
             return Pass(f"{left} node(s) left, the job needs {case.least}")
         because = f"{case.because}; on without {', '.join(bad)} with {left} node(s), at least {case.least} are needed"
-        return Decision(rung=Rung.SHRINK, because=because, drop=bad, add=add)
+        return Decision(rung=RecoveryAction.SHRINK, because=because, drop=bad, add=add)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,95 +198,97 @@ class WaitForCapacity:
         left, need = len(case.members) - len(bad) + len(add), len(case.members) if self.full else case.least
         if not bad:
             return Pass("no node is to blame")
-        if Rung.WAIT_FOR_CAPACITY in case.tried:
+        if RecoveryAction.WAIT_FOR_CAPACITY in case.tried:
             return Pass("waited already in this incident")
         if left >= need:
             return Pass(f"{left} node(s) are there, waiting brings no more than the {need} needed")
         because = f"{case.because}; {left} node(s) are left, so the job waits until it has {need}"
-        return Decision(rung=Rung.WAIT_FOR_CAPACITY, because=because, drop=bad, add=add, need=need)
+        return Decision(rung=RecoveryAction.WAIT_FOR_CAPACITY, because=because, drop=bad, add=add, need=need)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
+class FailTheJob:
     """Always answer: nothing else is left."""
 
     def __call__(self, case: Case) -> Decision | Pass:
         """End the job with a verdict."""
         tried = f" (tried: {', '.join(case.tried)})" if case.tried else ""
-        return Decision(rung=Rung.GIVE_UP, because=f"{case.because}; no rung of the ladder is left{tried}")
+        return Decision(rung=RecoveryAction.GIVE_UP, because=f"{case.because}; no rung of the ladder is left{tried}")
 
 
 Rules = tuple[Rule, ...]
 """Ordered rules, of which the last always answers."""
 
-Noting = tuple[ExcuseWhenCommon, LeaveWhenFrequent, LeaveWhenFlapping]
+Noting = tuple[ExcuseWhenCorrelated, LeaveWhenRecurring, LeaveWhenFlapping]
 """Rules that count what the past holds; in this order, as what is common is held against no node."""
 
-ORDERS: Final[dict[str, tuple[Rung, ...]]] = {
+ORDERS: Final[dict[str, tuple[RecoveryAction, ...]]] = {
     # Waits for its full width rather than train on fewer nodes.
     "patient": (
-        Rung.RETRY_STEP,
-        Rung.TAKE_OVER,
-        Rung.RESTART_IN_PLACE,
-        Rung.REPLACE_NODE,
-        Rung.WAIT_FOR_CAPACITY,
-        Rung.SHRINK,
+        RecoveryAction.RETRY_STEP,
+        RecoveryAction.TAKE_OVER,
+        RecoveryAction.RESTART_IN_PLACE,
+        RecoveryAction.REPLACE_NODE,
+        RecoveryAction.WAIT_FOR_CAPACITY,
+        RecoveryAction.SHRINK,
     ),
     "balanced": (
-        Rung.RETRY_STEP,
-        Rung.TAKE_OVER,
-        Rung.NARROW,
-        Rung.RESTART_IN_PLACE,
-        Rung.REPLACE_NODE,
-        Rung.SHRINK,
-        Rung.WAIT_FOR_CAPACITY,
+        RecoveryAction.RETRY_STEP,
+        RecoveryAction.TAKE_OVER,
+        RecoveryAction.NARROW,
+        RecoveryAction.RESTART_IN_PLACE,
+        RecoveryAction.REPLACE_NODE,
+        RecoveryAction.SHRINK,
+        RecoveryAction.WAIT_FOR_CAPACITY,
     ),
     # Leaves a node at its first fault while there are spares.
     "aggressive": (
-        Rung.RETRY_STEP,
-        Rung.TAKE_OVER,
-        Rung.NARROW,
-        Rung.REPLACE_NODE,
-        Rung.RESTART_IN_PLACE,
-        Rung.SHRINK,
-        Rung.WAIT_FOR_CAPACITY,
+        RecoveryAction.RETRY_STEP,
+        RecoveryAction.TAKE_OVER,
+        RecoveryAction.NARROW,
+        RecoveryAction.REPLACE_NODE,
+        RecoveryAction.RESTART_IN_PLACE,
+        RecoveryAction.SHRINK,
+        RecoveryAction.WAIT_FOR_CAPACITY,
     ),
 }
 """The rungs of each policy that has a name, in the order in which they are tried; giving up comes last by itself."""
 
 NOTING: Final[dict[str, Noting]] = {
-    "patient": (ExcuseWhenCommon(), LeaveWhenFrequent(times=6), LeaveWhenFlapping(times=8)),
-    "balanced": (ExcuseWhenCommon(), LeaveWhenFrequent(), LeaveWhenFlapping()),
-    "aggressive": (ExcuseWhenCommon(), LeaveWhenFrequent(times=3), LeaveWhenFlapping(times=3)),
+    "patient": (ExcuseWhenCorrelated(), LeaveWhenRecurring(times=6), LeaveWhenFlapping(times=8)),
+    "balanced": (ExcuseWhenCorrelated(), LeaveWhenRecurring(), LeaveWhenFlapping()),
+    "aggressive": (ExcuseWhenCorrelated(), LeaveWhenRecurring(times=3), LeaveWhenFlapping(times=3)),
 }
 
 
-def rules_of(order: tuple[Rung, ...], noting: Noting, bad_loss: GoBack = GoBack()) -> Rules:  # noqa: B008 (a value that nothing changes)
+def rules_of(order: tuple[RecoveryAction, ...], noting: Noting, bad_loss: GoBack = GoBack()) -> Rules:  # noqa: B008 (a value that nothing changes)
     """Return the rules that try the rungs of *order*, each at most once named there.
 
     A node is replaced before anything is restarted only for what is surely its own; what may be the echo of another fault gets its restart
     first. A job that may shrink only after it has waited, or not at all, waits for its full width. A person is asked before sick nodes that
     still work are given up for a wait, or for good.
     """
-    fruitless = StopWhenFruitless(replace=Rung.REPLACE_NODE in order)
+    fruitless = StopWithoutProgress(replace=RecoveryAction.REPLACE_NODE in order)
     rules: list[Rule] = [StopForUserError(), fruitless, StopWhenSpent(), *noting, bad_loss]
-    early = Rung.RESTART_IN_PLACE in order and Rung.REPLACE_NODE in order[: order.index(Rung.RESTART_IN_PLACE)]
-    full = Rung.SHRINK not in order or Rung.WAIT_FOR_CAPACITY in order[: order.index(Rung.SHRINK)]
-    made: dict[Rung, Rule] = {
-        Rung.RETRY_STEP: RetryStep(),
-        Rung.TAKE_OVER: TakeOver(),
-        Rung.NARROW: Narrow(),
-        Rung.RESTART_IN_PLACE: RestartInPlace(),
-        Rung.REPLACE_NODE: ReplaceBySpare(on_echo=not early),
-        Rung.SHRINK: Shrink(),
-        Rung.WAIT_FOR_CAPACITY: WaitForCapacity(full=full),
+    early = (
+        RecoveryAction.RESTART_IN_PLACE in order and RecoveryAction.REPLACE_NODE in order[: order.index(RecoveryAction.RESTART_IN_PLACE)]
+    )
+    full = RecoveryAction.SHRINK not in order or RecoveryAction.WAIT_FOR_CAPACITY in order[: order.index(RecoveryAction.SHRINK)]
+    made: dict[RecoveryAction, Rule] = {
+        RecoveryAction.RETRY_STEP: RetryStep(),
+        RecoveryAction.TAKE_OVER: ReplaceRanks(),
+        RecoveryAction.NARROW: ShrinkLive(),
+        RecoveryAction.RESTART_IN_PLACE: RestartWorkers(),
+        RecoveryAction.REPLACE_NODE: ReplaceNode(on_echo=not early),
+        RecoveryAction.SHRINK: ShrinkRestart(),
+        RecoveryAction.WAIT_FOR_CAPACITY: WaitForCapacity(full=full),
     }
     for rung in order:
-        rules += [made[rung], ReplaceBySpare()] if early and rung is Rung.RESTART_IN_PLACE else [made[rung]]
+        rules += [made[rung], ReplaceNode()] if early and rung is RecoveryAction.RESTART_IN_PLACE else [made[rung]]
     waiting = (place for place, rule in enumerate(rules) if isinstance(rule, WaitForCapacity))
     rules.insert(next(waiting, len(rules)), AskAPerson())
-    again = (RestartAgain(),) if Rung.RESTART_IN_PLACE in order else ()
-    return (*rules, *again, GiveUp())
+    again = (RestartAgain(),) if RecoveryAction.RESTART_IN_PLACE in order else ()
+    return (*rules, *again, FailTheJob())
 
 
 POLICIES: Final[dict[str, Rules]] = {name: rules_of(order, NOTING[name]) for name, order in ORDERS.items()}

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class MaintenanceWindow:
     """One entry of the cluster's plan."""
 
     nodes: frozenset[str]
@@ -47,13 +47,13 @@ class Closing:
     because: str
 
 
-def begins_within(windows: Iterable[Window], node: str, now: float, until: float) -> Closing | None:
+def begins_within(windows: Iterable[MaintenanceWindow], node: str, now: float, until: float) -> Closing | None:
     """Return the window that takes *node* away at *now* or begins before *until*: of several the one that begins first."""
     found = closing(windows, node, now, ahead=until - now)
     return found if found is not None and found.begins < until else None
 
 
-def closing(windows: Iterable[Window], node: str, now: float, *, soon: bool = True, ahead: float = 0.0) -> Closing | None:
+def closing(windows: Iterable[MaintenanceWindow], node: str, now: float, *, soon: bool = True, ahead: float = 0.0) -> Closing | None:
     """Return the window that takes *node* away at *now*, or (if *soon*) before long: of several the one that begins first.
 
     *ahead*: what counts as long before, in seconds, where that is more than the window says itself.

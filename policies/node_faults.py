@@ -6,22 +6,22 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, Level, Levels
+from detectors.catalogue import Blame, Fault, Levels, RecommendedAction
 from detectors.node import AGENT_LOST, NODE_APART, NODE_LEAVING, NODE_LOST
 from detectors.process import START_FAILED
 from policies.case import Case
-from policies.cordons import HeldFault
+from policies.cordons import CordonedFault
 
 ENDED: Final = frozenset({NODE_LOST.id, AGENT_LOST.id, START_FAILED.id, NODE_LEAVING.id})
 """Kinds that say that something ended, and not why: power, maintenance, a command that is not there. They are held against no node."""
 UNSURE: Final = frozenset({NODE_APART.id})
 """Kinds of which another node may be the reason just as well: they leave a doubt."""
-OUT: Final = frozenset({Level.RESET_DEVICE, Level.EVICT_WHEN_IDLE, Level.EVICT_NOW})
+OUT: Final = frozenset({RecommendedAction.RESET_DEVICE, RecommendedAction.EVICT_WHEN_IDLE, RecommendedAction.EVICT_NOW})
 _HARDWARE: Final = frozenset({Blame.GPU, Blame.NODE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offence:
+class NodeFault:
     """What speaks against one node."""
 
     node: str
@@ -29,13 +29,13 @@ class Offence:
     """It takes the node out of service; else it leaves a doubt."""
     because: str
     evidence: tuple[str, ...]
-    faults: tuple[HeldFault, ...] = ()
+    faults: tuple[CordonedFault, ...] = ()
     """The faults that the evidence is of."""
     seen: float
     """When the newest of the evidence was seen (seconds since 1970)."""
 
 
-def offences(case: Case, gone: Collection[str]) -> list[Offence]:
+def offences(case: Case, gone: Collection[str]) -> list[NodeFault]:
     """Return what the nodes that were let *gone* have to answer for by *case*: not what others did to them or what came on many.
 
     A node that had the same fault too often leaves, and is out of service, whatever that fault asks for by itself.
@@ -55,20 +55,20 @@ def offences(case: Case, gone: Collection[str]) -> list[Offence]:
     return found
 
 
-def takes_out(faults: Iterable[Fault], levels: Levels) -> Offence | None:
+def takes_out(faults: Iterable[Fault], levels: Levels) -> NodeFault | None:
     """Return what takes the node of these *faults* out of service, if anything does."""
     grave = [fault for fault in faults if _is_grave(fault, levels.of(fault))]
     return _offence(str(grave[0].node), grave, grave=True) if grave else None
 
 
-def _is_grave(fault: Fault, level: Level) -> bool:
+def _is_grave(fault: Fault, level: RecommendedAction) -> bool:
     if fault.node is None or fault.kind in ENDED | UNSURE or level not in OUT:
         return False
-    return level is not Level.RESET_DEVICE or fault.entry.blame in _HARDWARE
+    return level is not RecommendedAction.RESET_DEVICE or fault.entry.blame in _HARDWARE
 
 
-def _offence(node: str, faults: list[Fault], *, grave: bool, words: tuple[str, ...] = ()) -> Offence:
+def _offence(node: str, faults: list[Fault], *, grave: bool, words: tuple[str, ...] = ()) -> NodeFault:
     quotes = (f"{fault.kind}: {fault.quote}" if fault.quote else fault.kind for fault in faults)
     words = tuple(dict.fromkeys((*words, *quotes)))
-    held = tuple(dict.fromkeys(HeldFault(kind=fault.kind, device=fault.device) for fault in faults))
-    return Offence(node=node, grave=grave, because=words[0], evidence=words, faults=held, seen=max(fault.at for fault in faults))
+    held = tuple(dict.fromkeys(CordonedFault(kind=fault.kind, device=fault.device) for fault in faults))
+    return NodeFault(node=node, grave=grave, because=words[0], evidence=words, faults=held, seen=max(fault.at for fault in faults))

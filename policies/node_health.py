@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from detectors.all_kinds import CATALOGUE
-from detectors.catalogue import Fault, Level
+from detectors.catalogue import Fault, RecommendedAction
 from detectors.evidence import NOT_ASKED, Blind
 from detectors.health import judge
 from detectors.probe_result import Missed, NodeLook
@@ -24,7 +24,7 @@ FRESH: Final = 3600.0
 """Seconds for which a verdict speaks of now, where nobody has looked since."""
 
 
-class Standing(StrEnum):
+class NodeHealthState(StrEnum):
     """What is thought of a node, best to worst; of the last two nobody can tell how it is."""
 
     OK = "ok"
@@ -38,14 +38,14 @@ class Standing(StrEnum):
     """It could not be looked at, for reasons that are not its own."""
 
 
-SICK: Final = frozenset({Level.RESET_DEVICE, Level.EVICT_WHEN_IDLE, Level.EVICT_NOW})
-HARMLESS: Final = frozenset({Level.RECORD, Level.USER_ERROR})
+SICK: Final = frozenset({RecommendedAction.RESET_DEVICE, RecommendedAction.EVICT_WHEN_IDLE, RecommendedAction.EVICT_NOW})
+HARMLESS: Final = frozenset({RecommendedAction.RECORD, RecommendedAction.USER_ERROR})
 OF_USE: Final = frozenset({"host-overloaded"})
 """Kinds that say how busy a node is now, and not that anything is wrong with it: they are shown, and make no node degraded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class HealthFinding:
     """A fault of a node, from the look that first showed it until it is over."""
 
     kind: str
@@ -60,9 +60,9 @@ class Finding:
     """Looks in a row that did not show it."""
 
     @property
-    def level(self) -> Level:
+    def level(self) -> RecommendedAction:
         """Return how much it asks for. A kind that this version does not know is to be watched."""
-        return CATALOGUE[self.kind].level if self.kind in CATALOGUE else Level.WATCH
+        return CATALOGUE[self.kind].level if self.kind in CATALOGUE else RecommendedAction.WATCH
 
     @property
     def words(self) -> str:
@@ -71,19 +71,19 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class HealthVerdict:
     """What is thought of a node."""
 
     node: str
     standing: str
-    """A `Standing`."""
+    """A `NodeHealthState`."""
     since: float
     """Since when it has that standing."""
     at: float
     """When it was last looked at."""
     seen: float
     """When a look last told anything of it; 0: never."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[HealthFinding, ...] = ()
     lost: tuple[str, ...] = ()
     """Parts that a look once saw and the last one did not."""
     because: str = ""
@@ -92,7 +92,7 @@ class Verdict:
     @property
     def is_bad(self) -> bool:
         """Tell whether a job should rather run elsewhere."""
-        return self.standing in {Standing.SICK, Standing.UNREACHABLE}
+        return self.standing in {NodeHealthState.SICK, NodeHealthState.UNREACHABLE}
 
     @property
     def evidence(self) -> tuple[str, ...]:
@@ -104,24 +104,24 @@ class Verdict:
         return now - self.at <= FRESH
 
 
-def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+def worst_first(findings: Iterable[HealthFinding]) -> list[HealthFinding]:
     """Return *findings* by how much they ask for, the most first."""
     return sorted(findings, key=lambda one: -LEVELS.index(one.level))
 
 
-LEVELS: Final = list(Level)
+LEVELS: Final = list(RecommendedAction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class HealthChange:
     """What is new about a node."""
 
     node: str
     before: str
     """The standing; empty for a node that was never looked at."""
     after: str
-    new: tuple[Finding, ...] = ()
-    over: tuple[Finding, ...] = ()
+    new: tuple[HealthFinding, ...] = ()
+    over: tuple[HealthFinding, ...] = ()
     because: str
 
     @property
@@ -131,7 +131,7 @@ class Change:
         return f"{self.node}: {moved}: {self.because}"
 
 
-def verdict_on(look: NodeLook, before: Verdict | None = None, earlier: NodeReading | None = None) -> Verdict:
+def verdict_on(look: NodeLook, before: HealthVerdict | None = None, earlier: NodeReading | None = None) -> HealthVerdict:
     """Return what is thought of a node after *look*.
 
     Counters are compared with the look *earlier*. What could not be looked at keeps what was held against it: not seen is not mended.
@@ -139,19 +139,19 @@ def verdict_on(look: NodeLook, before: Verdict | None = None, earlier: NodeReadi
     findings = before.findings if before is not None else ()
     if isinstance(look.found, Missed):
         because = f"no answer, {look.found.times} in a row: {look.found.why}"
-        return _made(look, before, Standing.UNREACHABLE, findings, because)
+        return _made(look, before, NodeHealthState.UNREACHABLE, findings, because)
     if isinstance(look.found, Blind):
-        held = before is not None and before.standing in {Standing.DEGRADED, Standing.SICK, Standing.UNREACHABLE}
-        standing = before.standing if held and before is not None else Standing.UNKNOWN
+        held = before is not None and before.standing in {NodeHealthState.DEGRADED, NodeHealthState.SICK, NodeHealthState.UNREACHABLE}
+        standing = before.standing if held and before is not None else NodeHealthState.UNKNOWN
         return _made(look, before, standing, findings, f"could not be looked at: {look.found.why}")
     lost = _lost(look.found, earlier, before.lost if before is not None else ())
     found = _findings(look, judge(look.found, earlier), findings, blind=bool(lost))
     standing, because = _standing(found), "; ".join(f"{name} is not seen any more: {why}" for name, why in lost.items())
-    told = _made(look, before, Standing.UNKNOWN if lost and standing is Standing.OK else standing, found, because)
+    told = _made(look, before, NodeHealthState.UNKNOWN if lost and standing is NodeHealthState.OK else standing, found, because)
     return replace(told, seen=look.at, lost=tuple(lost))
 
 
-def change_of(before: Verdict | None, after: Verdict) -> Change | None:
+def change_of(before: HealthVerdict | None, after: HealthVerdict) -> HealthChange | None:
     """Return what is new about a node; nothing when all is as it was, or when it is new and well."""
     old, new = _parts(before), _parts(after)
     came = tuple(worst_first(one for key, one in new.items() if key not in old))
@@ -159,7 +159,7 @@ def change_of(before: Verdict | None, after: Verdict) -> Change | None:
     known = before.standing if before is not None else ""
     if not came and not over and known == after.standing:
         return None
-    if not known and after.standing == Standing.OK and not came:
+    if not known and after.standing == NodeHealthState.OK and not came:
         return None
     if came or after.because:
         because = "; ".join([*([after.because] if after.because else []), *(one.words for one in came)])
@@ -168,16 +168,16 @@ def change_of(before: Verdict | None, after: Verdict) -> Change | None:
     else:
         held = ", ".join(dict.fromkeys(one.kind for one in worst_first(after.findings)))
         because = f"it answers, and {held or 'nothing'} speaks against it"
-    return Change(node=after.node, before=known, after=after.standing, new=came, over=over, because=because)
+    return HealthChange(node=after.node, before=known, after=after.standing, new=came, over=over, because=because)
 
 
-def _parts(verdict: Verdict | None) -> dict[str, Finding]:
+def _parts(verdict: HealthVerdict | None) -> dict[str, HealthFinding]:
     return {one.part: one for one in verdict.findings} if verdict is not None else {}
 
 
-def _made(look: NodeLook, before: Verdict | None, standing: str, findings: tuple[Finding, ...], because: str) -> Verdict:
+def _made(look: NodeLook, before: HealthVerdict | None, standing: str, findings: tuple[HealthFinding, ...], because: str) -> HealthVerdict:
     same = before is not None and before.standing == standing
-    return Verdict(
+    return HealthVerdict(
         node=look.node,
         standing=str(standing),
         since=before.since if same and before is not None else look.at,
@@ -189,11 +189,11 @@ def _made(look: NodeLook, before: Verdict | None, standing: str, findings: tuple
     )
 
 
-def _findings(look: NodeLook, faults: list[Fault], before: tuple[Finding, ...], *, blind: bool) -> tuple[Finding, ...]:
+def _findings(look: NodeLook, faults: list[Fault], before: tuple[HealthFinding, ...], *, blind: bool) -> tuple[HealthFinding, ...]:
     """Return what the look shows, and what looks before showed and is not thought to be over yet."""
     old = {one.part: one for one in before}
     now = {
-        fault.signature: Finding(
+        fault.signature: HealthFinding(
             kind=fault.kind,
             part=fault.signature,
             quote=fault.quote,
@@ -206,15 +206,15 @@ def _findings(look: NodeLook, faults: list[Fault], before: tuple[Finding, ...], 
     return (*now.values(), *(one for one in waning if not _is_over(one, look.at)))
 
 
-def _is_over(one: Finding, now: float) -> bool:
+def _is_over(one: HealthFinding, now: float) -> bool:
     return one.clean >= CLEAN and (one.level not in SICK or now - one.seen >= HELD)
 
 
-def _standing(findings: tuple[Finding, ...]) -> Standing:
+def _standing(findings: tuple[HealthFinding, ...]) -> NodeHealthState:
     levels = {one.level for one in findings if one.kind not in OF_USE}
     if levels & SICK:
-        return Standing.SICK
-    return Standing.DEGRADED if levels - HARMLESS else Standing.OK
+        return NodeHealthState.SICK
+    return NodeHealthState.DEGRADED if levels - HARMLESS else NodeHealthState.OK
 
 
 def _lost(now: NodeReading, earlier: NodeReading | None, before: tuple[str, ...]) -> dict[str, str]:

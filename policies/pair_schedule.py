@@ -11,19 +11,19 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.burn_in_results import Mark
+from detectors.burn_in_results import CheckMark
 
 ROUNDS: Final = 3
 """One in which everybody under test meets somebody, and two of re-pairing for those of bad pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class PairTest:
     """Two nodes that tried the network between them."""
 
     a: str
     b: str
-    mark: Mark
+    mark: CheckMark
     words: str = ""
 
     @property
@@ -37,21 +37,21 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class PairFinding:
     """What all meetings together say of one node's end."""
 
-    mark: Mark
+    mark: CheckMark
     words: str
 
 
-def next_round(tested: Sequence[str], partners: Sequence[str], met: Collection[Meeting]) -> list[tuple[str, str]]:
+def next_round(tested: Sequence[str], partners: Sequence[str], met: Collection[PairTest]) -> list[tuple[str, str]]:
     """Return who meets next: nobody twice in a round, no two that have met, and nobody whose end is known to be well or bad.
 
     *tested* are paired among themselves first: *partners*, which may be at work, are asked only where one is needed. A partner that was in
     a bad pair is in doubt like any other node, and has to be cleared for its word to count.
     """
     well, before = cleared(met), {one.ends for one in met}
-    failed = [one for one in met if one.mark is Mark.FAILED]
+    failed = [one for one in met if one.mark is CheckMark.FAILED]
     doubted = list(dict.fromkeys(end for one in failed for end in (one.a, one.b) if end not in tested))
     known = well | bad_ends(met)
     times = Counter(end for one in met for end in one.ends)
@@ -72,39 +72,41 @@ def next_round(tested: Sequence[str], partners: Sequence[str], met: Collection[M
     return pairs
 
 
-def cleared(met: Iterable[Meeting]) -> set[str]:
+def cleared(met: Iterable[PairTest]) -> set[str]:
     """Return the nodes of pairs that passed."""
-    return {end for one in met if one.mark is Mark.PASSED for end in one.ends}
+    return {end for one in met if one.mark is CheckMark.PASSED for end in one.ends}
 
 
-def bad_ends(met: Collection[Meeting]) -> set[str]:
+def bad_ends(met: Collection[PairTest]) -> set[str]:
     """Return the nodes that failed with one that is cleared, and passed with nobody."""
     well = cleared(met)
-    return {end for one in met if one.mark is Mark.FAILED for end in one.ends if end not in well and one.other(end) in well}
+    return {end for one in met if one.mark is CheckMark.FAILED for end in one.ends if end not in well and one.other(end) in well}
 
 
-def findings(tested: Sequence[str], met: Collection[Meeting]) -> dict[str, Found]:
+def findings(tested: Sequence[str], met: Collection[PairTest]) -> dict[str, PairFinding]:
     """Return what is known of each node's end after all meetings."""
     well, bad = cleared(met), bad_ends(met)
     return {node: _found(node, [one for one in met if node in one.ends], well, bad) for node in tested}
 
 
-def _found(node: str, mine: Sequence[Meeting], well: set[str], bad: set[str]) -> Found:
-    failed = [one for one in mine if one.mark is Mark.FAILED]
+def _found(node: str, mine: Sequence[PairTest], well: set[str], bad: set[str]) -> PairFinding:
+    failed = [one for one in mine if one.mark is CheckMark.FAILED]
     if node in bad:
         proof = next(one for one in failed if one.other(node) in well)
-        return Found(mark=Mark.FAILED, words=f"the bad end is its own: {_told(proof, node)}, and {proof.other(node)} is well with others")
+        return PairFinding(
+            mark=CheckMark.FAILED, words=f"the bad end is its own: {_told(proof, node)}, and {proof.other(node)} is well with others"
+        )
     if node in well:
-        partner = next(one.other(node) for one in mine if one.mark is Mark.PASSED)
+        partner = next(one.other(node) for one in mine if one.mark is CheckMark.PASSED)
         strange = [_told(one, node) for one in failed if one.other(node) in well]
         way = f"; the way between, and neither end, is bad: {'; '.join(strange)}" if strange else ""
-        return Found(mark=Mark.PASSED, words=f"well with {partner}{way}")
+        return PairFinding(mark=CheckMark.PASSED, words=f"well with {partner}{way}")
     if failed:
         which = " and ".join(_told(one, node) for one in failed)
-        return Found(mark=Mark.FAILED, words=f"one of both ends is bad, not known which: {which}")
+        return PairFinding(mark=CheckMark.FAILED, words=f"one of both ends is bad, not known which: {which}")
     blind = "; ".join(_told(one, node) for one in mine)
-    return Found(mark=Mark.SKIPPED, words=blind or "there was no other node to try it with")
+    return PairFinding(mark=CheckMark.SKIPPED, words=blind or "there was no other node to try it with")
 
 
-def _told(one: Meeting, node: str) -> str:
+def _told(one: PairTest, node: str) -> str:
     return f"with {one.other(node)}: {one.words or one.mark}"

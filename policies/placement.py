@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from policies.case import Decision, Seat
+from policies.case import Decision, Placement
 
 Membership = dict[str, list[int]]
 """Node to its global ranks in order of local rank."""
@@ -56,7 +56,7 @@ def regular(membership: Membership, ranks_per_node: int, lost: frozenset[str] = 
     return tuple(node for node in membership if node in chosen)
 
 
-def membership_after(membership: Membership, seats: tuple[Seat, ...], vacate: Collection[int] = ()) -> Membership:
+def membership_after(membership: Membership, seats: tuple[Placement, ...], vacate: Collection[int] = ()) -> Membership:
     """Return who holds which ranks once the *seats* are taken and what is to *vacate* is; one that stays on its node stays in its place."""
     after = {node: [rank for rank in ranks if rank not in vacate] for node, ranks in membership.items()}
     for seat in seats:

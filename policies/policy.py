@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from detectors.catalogue import Level, Levels
+from detectors.catalogue import Levels, RecommendedAction
 from policies.bad_loss import GoBack
-from policies.case import Budget, Case, Rung
+from policies.case import Case, RecoveryAction, RecoveryBudget
 from policies.escalation import NOTING, ORDERS, Answer, Noting, Rules, decide, rules_of
 from policies.slowness import MoveWhenItPays
 
@@ -18,7 +18,7 @@ BASE: Final = "balanced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deadlines:
+class PolicyTimeouts:
     """How many seconds each rung may take, from its orders to the first new step."""
 
     retry_step: float = 20.0
@@ -31,17 +31,17 @@ class Deadlines:
     wait_for_capacity: float = 86_400.0
     """For nodes to be there; once they are, the job has `replace_node`."""
 
-    def of(self, rung: Rung) -> float:
+    def of(self, rung: RecoveryAction) -> float:
         """Return the seconds that *rung* may take once its nodes are there; KeyError for giving up, which takes none."""
         return {
-            Rung.RETRY_STEP: self.retry_step,
-            Rung.TAKE_OVER: self.take_over,
-            Rung.NARROW: self.narrow,
-            Rung.RESTART_IN_PLACE: self.restart_in_place,
-            Rung.GO_BACK: self.restart_in_place,
-            Rung.REPLACE_NODE: self.replace_node,
-            Rung.SHRINK: self.shrink,
-            Rung.WAIT_FOR_CAPACITY: self.replace_node,
+            RecoveryAction.RETRY_STEP: self.retry_step,
+            RecoveryAction.TAKE_OVER: self.take_over,
+            RecoveryAction.NARROW: self.narrow,
+            RecoveryAction.RESTART_IN_PLACE: self.restart_in_place,
+            RecoveryAction.GO_BACK: self.restart_in_place,
+            RecoveryAction.REPLACE_NODE: self.replace_node,
+            RecoveryAction.SHRINK: self.shrink,
+            RecoveryAction.WAIT_FOR_CAPACITY: self.replace_node,
         }[rung]
 
 
@@ -53,13 +53,13 @@ class Policy:
     """One of the names, or the file that it came from."""
     based_on: str = BASE
     """The named policy that speaks where this one says nothing."""
-    order: tuple[Rung, ...] = ORDERS[BASE]
+    order: tuple[RecoveryAction, ...] = ORDERS[BASE]
     noting: Noting = NOTING[BASE]
     bad_loss: GoBack = field(default_factory=GoBack)
-    levels: Mapping[str, Level] = field(default_factory=lambda: MappingProxyType({}))
+    levels: Mapping[str, RecommendedAction] = field(default_factory=lambda: MappingProxyType({}))
     """Fault kind to the level that goes before the catalogue's."""
-    budget: Budget = field(default_factory=Budget)
-    deadlines: Deadlines = field(default_factory=Deadlines)
+    budget: RecoveryBudget = field(default_factory=RecoveryBudget)
+    deadlines: PolicyTimeouts = field(default_factory=PolicyTimeouts)
     slowness: MoveWhenItPays = field(default_factory=MoveWhenItPays)
     """What is done about ranks that hold the others up."""
 

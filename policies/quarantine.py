@@ -15,19 +15,19 @@ from policies.cordons import (
     TESTABLE,
     Answer,
     Changed,
-    HeldFault,
-    Hold,
-    HoldKind,
+    Cordon,
+    CordonedFault,
+    CordonKind,
     NeedsPerson,
     Node,
-    NodeMove,
+    NodeTransition,
+    OperatorRequest,
+    OutOfDate,
     Owner,
-    Refused,
+    QuarantineLimits,
     Rules,
-    Stale,
+    TransitionRefused,
     Trial,
-    Ward,
-    Word,
     state_of,
 )
 from policies.node_states import NODE_MOVES, NodeEvent, NodeState, move_node
@@ -36,19 +36,19 @@ from policies.states import UnlistedMove
 # -- what programs say --------------------------------------------------------------------------------------------------
 
 
-def doubt(node: Node, word: Word, ward: Ward) -> Answer:
+def doubt(node: Node, word: OperatorRequest, ward: QuarantineLimits) -> Answer:
     """Take note of a fault that asks for a look; as many as the rules say within the window quarantine the node."""
     if word.evident <= node.back:
-        return Stale(f"{node.name} came back after that was seen")
+        return OutOfDate(f"{node.name} came back after that was seen")
     if node.is_isolated:
-        return Stale(f"{node.name} is {node.state} already")
+        return OutOfDate(f"{node.name} is {node.state} already")
     if node.doubts and word.evident <= node.doubts[-1]:
-        return Stale(f"{node.name} was doubted after that was seen")
+        return OutOfDate(f"{node.name} was doubted after that was seen")
     rules = ward.rules
     recent = [at for at in node.doubts if at > node.back and word.at - at < rules.doubt_window]
     node = replace(node, doubts=(*node.doubts, word.at))
-    before = [fault for one in node.of_kind(HoldKind.DOUBT) for fault in one.faults]
-    opened = _hold(node, HoldKind.DOUBT, replace(word, faults=_merged(before, word.faults)), until=word.at + rules.doubt_window)
+    before = [fault for one in node.of_kind(CordonKind.DOUBT) for fault in one.faults]
+    opened = _hold(node, CordonKind.DOUBT, replace(word, faults=_merged(before, word.faults)), until=word.at + rules.doubt_window)
     suspected = _after(node, (opened,), word, opened.number)
     if not rules.doubts or len(recent) + 1 < rules.doubts:
         return suspected
@@ -61,16 +61,16 @@ def doubt(node: Node, word: Word, ward: Ward) -> Answer:
     return answer if isinstance(answer, Changed) else suspected
 
 
-def quarantine(node: Node, word: Word, ward: Ward) -> Answer:
+def quarantine(node: Node, word: OperatorRequest, ward: QuarantineLimits) -> Answer:
     """Take a node out for a fault of its own; a repeated offender stays out longer each time, and at last for good."""
     if word.evident <= node.back:
-        return Stale(f"{node.name} came back after that was seen")
-    present = node.of_kind(HoldKind.QUARANTINE, HoldKind.RETIREMENT)
+        return OutOfDate(f"{node.name} came back after that was seen")
+    present = node.of_kind(CordonKind.QUARANTINE, CordonKind.RETIREMENT)
     if present and not present[0].test:
         if any(fault not in present[0].faults for fault in word.faults):
             return _after(node, _with(node, _with_faults(present[0], word)), word, present[0].number)
-        how = "retired" if node.of_kind(HoldKind.RETIREMENT) else "quarantined"
-        return Stale(f"{node.name} is {how} already, by hold {present[0].number}")
+        how = "retired" if node.of_kind(CordonKind.RETIREMENT) else "quarantined"
+        return OutOfDate(f"{node.name} is {how} already, by hold {present[0].number}")
     if present:
         return _failed(node, _with_faults(present[0], word), word, f"a fault came in between: {word.because}", ward.rules)
     if not node.is_isolated and ward.isolated + 1 > ward.most and not word.approved:
@@ -80,37 +80,37 @@ def quarantine(node: Node, word: Word, ward: Ward) -> Answer:
     rules = ward.rules
     count = sum(at > node.pardoned and word.at - at < rules.window for at in node.quarantines) + 1
     node = replace(node, quarantines=(*node.quarantines, word.at))
-    kept = tuple(one for one in node.holds if one.kind not in {HoldKind.DOUBT, HoldKind.UNTESTED})
+    kept = tuple(one for one in node.holds if one.kind not in {CordonKind.DOUBT, CordonKind.UNTESTED})
     if rules.retire and count >= rules.retire:
         told = replace(word, because=f"quarantine {count} within {rules.window / 86400:g} d: {word.because}")
-        opened = _hold(node, HoldKind.RETIREMENT, told)
+        opened = _hold(node, CordonKind.RETIREMENT, told)
     else:
-        opened = _hold(node, HoldKind.QUARANTINE, word, until=word.at + rules.cool * 2 ** (count - 1))
+        opened = _hold(node, CordonKind.QUARANTINE, word, until=word.at + rules.cool * 2 ** (count - 1))
     return _after(node, (*kept, opened), word, opened.number)
 
 
-def begin_burn_in(node: Node, word: Word, number: int, *, seconds: float) -> Answer:
+def begin_burn_in(node: Node, word: OperatorRequest, number: int, *, seconds: float) -> Answer:
     """Begin the burn-in that may lift hold *number*; what it tells counts for so many *seconds*."""
     hold = _open(node, number, TESTABLE)
     if hold is None:
-        return Stale(f"{node.name} has no open hold {number} that a burn-in could lift")
+        return OutOfDate(f"{node.name} has no open hold {number} that a burn-in could lift")
     if hold.test:
-        return Refused(f"burn-in {hold.test} runs on {node.name} already. Wait for its end")
+        return TransitionRefused(f"burn-in {hold.test} runs on {node.name} already. Wait for its end")
     if node.state is NodeState.RETIRED:
-        return Refused(f"{node.name} is retired. `holdfast nodes readmit {node.name} --because ...` takes it back")
+        return TransitionRefused(f"{node.name} is retired. `holdfast nodes readmit {node.name} --because ...` takes it back")
     tested = replace(hold, test=node.number + 1, test_until=word.at + seconds)
     done = _after(replace(node, number=tested.test), _with(node, tested), word, number)
     return replace(done, test=tested.test)
 
 
-def end_burn_in(node: Node, word: Word, ran: Trial, *, passed: bool | None, rules: Rules) -> Answer:
+def end_burn_in(node: Node, word: OperatorRequest, ran: Trial, *, passed: bool | None, rules: Rules) -> Answer:
     """Take the outcome of a burn-in: passed, it lifts the hold that it was begun for, and no other one.
 
     Not *passed* counts against the node; where it could not be made (None), nothing does.
     """
     hold = _open(node, ran.hold, TESTABLE)
     if hold is None or not ran.number or hold.test != ran.number:
-        return Stale(f"burn-in {ran.number} for hold {ran.hold} of {node.name} is not the one that runs")
+        return OutOfDate(f"burn-in {ran.number} for hold {ran.hold} of {node.name} is not the one that runs")
     if passed is None:
         return _untried(node, hold, word, word.because, rules)
     if not passed:
@@ -125,41 +125,41 @@ def settle(node: Node, now: float, rules: Rules) -> Changed | None:
         ends = hold.test_until if hold.test else hold.until
         if ends is None or ends > now:
             continue
-        word = Word(owner=clock, because=f"hold {hold.number} of {hold.owner.name} ran out", at=max(ends, node.since))
+        word = OperatorRequest(owner=clock, because=f"hold {hold.number} of {hold.owner.name} ran out", at=max(ends, node.since))
         if hold.test:
             return _untried(node, hold, word, f"burn-in {hold.test} did not end in time", rules)
-        if hold.kind is HoldKind.DOUBT:
+        if hold.kind is CordonKind.DOUBT:
             return _after(node, _without(node, hold), word, hold.number, NodeEvent.CLEARED)
-        if hold.kind is HoldKind.PERSON:
+        if hold.kind is CordonKind.PERSON:
             return _run_out(node, hold, word)
     return None
 
 
-def _run_out(node: Node, hold: Hold, word: Word) -> Changed:
+def _run_out(node: Node, hold: Cordon, word: OperatorRequest) -> Changed:
     """End a person's hold when that person said, and leave the node to a burn-in."""
     rest = _without(node, hold)
     if any(one.kind in TESTABLE for one in rest):
         return _after(node, rest, word, hold.number, NodeEvent.RETURNED)
     told = replace(word, because=f"held by {hold.owner.name} until then ({hold.because}); a burn-in has to be passed")
-    opened = _hold(node, HoldKind.UNTESTED, told, until=word.at)
+    opened = _hold(node, CordonKind.UNTESTED, told, until=word.at)
     return _after(node, (*rest, opened), told, hold.number, NodeEvent.RETURNED)
 
 
-def _failed(node: Node, hold: Hold, word: Word, because: str, rules: Rules) -> Changed:
+def _failed(node: Node, hold: Cordon, word: OperatorRequest, because: str, rules: Rules) -> Changed:
     """End the burn-in of *hold* without having passed; the next one is due after twice as long each time, and none after the last."""
     told = replace(word, because=because)
     count = sum(at > node.pardoned and word.at - at < rules.window for at in node.failures) + 1
     failed = replace(hold, test=0, test_until=None, until=word.at + rules.cool * 2 ** (count - 1))
     if rules.failures and count >= rules.failures:
         often = replace(word, because=f"failed burn-in {count} within {rules.window / 86400:g} d: {because}")
-        opened = _hold(node, HoldKind.RETIREMENT, often)
+        opened = _hold(node, CordonKind.RETIREMENT, often)
         return _after(node, (*_with(node, failed), opened), often, opened.number)
     if node.state is NodeState.IN_BURN_IN:  # while a person holds it nothing moves, and nothing is counted: that person decides
         node = replace(node, failures=(*node.failures, word.at))
     return _after(node, _with(node, failed), told, hold.number, NodeEvent.FAILED)
 
 
-def _untried(node: Node, hold: Hold, word: Word, because: str, rules: Rules) -> Changed:
+def _untried(node: Node, hold: Cordon, word: OperatorRequest, because: str, rules: Rules) -> Changed:
     """End the burn-in of *hold* that could not be made; the next one is due after the time that a first quarantine takes."""
     told = replace(word, because=because)
     ended = replace(hold, test=0, test_until=None, until=word.at + rules.cool)
@@ -169,16 +169,16 @@ def _untried(node: Node, hold: Hold, word: Word, because: str, rules: Rules) -> 
 # -- what persons say ---------------------------------------------------------------------------------------------------
 
 
-def hold(node: Node, word: Word, *, until: float | None = None) -> Answer:
+def hold(node: Node, word: OperatorRequest, *, until: float | None = None) -> Answer:
     """Take a node out by a person's word, perhaps *until* a time; beside whatever is held against it already."""
     if refused := _not_a_person(word, "hold"):
         return refused
-    opened = _hold(node, HoldKind.PERSON, word, until=until)
-    kept = tuple(one for one in node.holds if one.kind is not HoldKind.DOUBT)
+    opened = _hold(node, CordonKind.PERSON, word, until=until)
+    kept = tuple(one for one in node.holds if one.kind is not CordonKind.DOUBT)
     return _after(node, (*kept, opened), word, opened.number)
 
 
-def drain(node: Node, word: Word, *, leave_by: float | None = None) -> Answer:
+def drain(node: Node, word: OperatorRequest, *, leave_by: float | None = None) -> Answer:
     """Take a node out by a person's word, and have the jobs on it leave, by a time if there is one. A person releases it afterwards."""
     if refused := _not_a_person(word, "drain"):
         return refused
@@ -186,78 +186,78 @@ def drain(node: Node, word: Word, *, leave_by: float | None = None) -> Answer:
     if mine is not None:  # said again, it is another time or another reason, and no second wish
         changed = replace(mine, because=word.because, leave_by=leave_by)
         return _after(node, _with(node, changed), word, mine.number)
-    opened = replace(_hold(node, HoldKind.PERSON, word), drains=True, leave_by=leave_by)
-    kept = tuple(one for one in node.holds if one.kind is not HoldKind.DOUBT)
+    opened = replace(_hold(node, CordonKind.PERSON, word), drains=True, leave_by=leave_by)
+    kept = tuple(one for one in node.holds if one.kind is not CordonKind.DOUBT)
     return _after(node, (*kept, opened), word, opened.number)
 
 
-def cancel_drain(node: Node, word: Word) -> Answer:
+def cancel_drain(node: Node, word: OperatorRequest) -> Answer:
     """Lift the holds by which jobs were to leave a node, whoever asked for them; what else is held against it stays."""
     if refused := _not_a_person(word, "cancel the drain of"):
         return refused
     asked = [one for one in node.holds if one.drains]
     if not asked:
-        return Refused(f"nobody drains {node.name}, which is {node.state}")
+        return TransitionRefused(f"nobody drains {node.name}, which is {node.state}")
     return _after(node, tuple(one for one in node.holds if not one.drains), word, asked[-1].number)
 
 
-def release(node: Node, word: Word, number: int | None = None) -> Answer:
+def release(node: Node, word: OperatorRequest, number: int | None = None) -> Answer:
     """Lift a person's hold: the only one, or that of this *number*. What programs hold against the node stays."""
     if refused := _not_a_person(word, "release"):
         return refused
-    held = node.of_kind(HoldKind.PERSON)
+    held = node.of_kind(CordonKind.PERSON)
     if number is not None:
         held = tuple(one for one in held if one.number == number)
         if not held:
-            return Stale(f"{node.name} has no open hold {number} of a person")
+            return OutOfDate(f"{node.name} has no open hold {number} of a person")
     if not held:
         cure = "" if node.state is NodeState.HEALTHY else f". `holdfast nodes readmit {node.name} --because ...` takes it back"
-        return Refused(f"{node.name} is {node.state}: no person holds it{cure}")
+        return TransitionRefused(f"{node.name} is {node.state}: no person holds it{cure}")
     if len(held) > 1:
         which = ", ".join(f"{one.number} ({one.owner.name}: {one.because})" for one in held)
-        return Refused(f"{node.name} is held {len(held)} times: {which}. Name one by `--number`")
+        return TransitionRefused(f"{node.name} is held {len(held)} times: {which}. Name one by `--number`")
     return _after(node, _without(node, held[0]), word, held[0].number)
 
 
-def readmit(node: Node, word: Word, number: int | None = None) -> Answer:
+def readmit(node: Node, word: OperatorRequest, number: int | None = None) -> Answer:
     """Take a node back without a burn-in: lifts what programs hold against it, and a retirement; a person's hold stays."""
     if refused := _not_a_person(word, "readmit"):
         return refused
     mine = node.of_kind(*PROGRAMS)
     if number is not None and all(one.number != number for one in mine):
-        return Stale(f"{node.name} has no open hold {number} of a program")
+        return OutOfDate(f"{node.name} has no open hold {number} of a program")
     if not mine:
         cure = f". `holdfast nodes release {node.name} --because ...` lifts it" if node.state is NodeState.HELD else ""
-        return Refused(f"{node.name} is {node.state}: no program holds it{cure}")
-    if node.of_kind(HoldKind.RETIREMENT):
+        return TransitionRefused(f"{node.name} is {node.state}: no program holds it{cure}")
+    if node.of_kind(CordonKind.RETIREMENT):
         node = replace(node, pardoned=word.at)
-    kept = node.of_kind(HoldKind.PERSON)
+    kept = node.of_kind(CordonKind.PERSON)
     event = NodeEvent.CLEARED if node.state is NodeState.SUSPECT else NodeEvent.READMITTED
     return _after(node, kept, word, mine[-1].number, event)
 
 
-def retire(node: Node, word: Word) -> Answer:
+def retire(node: Node, word: OperatorRequest) -> Answer:
     """Give a node up by a person's word."""
     if refused := _not_a_person(word, "retire"):
         return refused
     if node.state is NodeState.RETIRED:
-        return Refused(f"{node.name} is retired already, by hold {node.of_kind(HoldKind.RETIREMENT)[0].number}")
-    opened = _hold(node, HoldKind.RETIREMENT, word)
-    kept = tuple(replace(one, test=0, test_until=None) for one in node.holds if one.kind is not HoldKind.DOUBT)
+        return TransitionRefused(f"{node.name} is retired already, by hold {node.of_kind(CordonKind.RETIREMENT)[0].number}")
+    opened = _hold(node, CordonKind.RETIREMENT, word)
+    kept = tuple(replace(one, test=0, test_until=None) for one in node.holds if one.kind is not CordonKind.DOUBT)
     return _after(node, (*kept, opened), word, opened.number)
 
 
-def _not_a_person(word: Word, verb: str) -> Refused | None:
+def _not_a_person(word: OperatorRequest, verb: str) -> TransitionRefused | None:
     if not word.owner.person:
-        return Refused(f"{word.owner.name} is a program, and to {verb} a node is a person's word")
-    return None if word.because.strip() else Refused(f"to {verb} a node needs a reason. Say it by `--because`")
+        return TransitionRefused(f"{word.owner.name} is a program, and to {verb} a node is a person's word")
+    return None if word.because.strip() else TransitionRefused(f"to {verb} a node needs a reason. Say it by `--because`")
 
 
 # -- holds and moves ----------------------------------------------------------------------------------------------------
 
 
-def _hold(node: Node, kind: HoldKind, word: Word, *, until: float | None = None) -> Hold:
-    return Hold(
+def _hold(node: Node, kind: CordonKind, word: OperatorRequest, *, until: float | None = None) -> Cordon:
+    return Cordon(
         number=node.number + 1,
         kind=kind,
         owner=word.owner,
@@ -269,29 +269,29 @@ def _hold(node: Node, kind: HoldKind, word: Word, *, until: float | None = None)
     )
 
 
-def _with_faults(hold: Hold, word: Word) -> Hold:
+def _with_faults(hold: Cordon, word: OperatorRequest) -> Cordon:
     """Return *hold* with the faults of *word* too: a burn-in has to exercise the parts of all of them."""
     evidence = (*hold.evidence, *(one for one in word.evidence if one not in hold.evidence))
     return replace(hold, evidence=evidence, faults=_merged(hold.faults, word.faults))
 
 
-def _merged(first: Iterable[HeldFault], second: Iterable[HeldFault]) -> tuple[HeldFault, ...]:
+def _merged(first: Iterable[CordonedFault], second: Iterable[CordonedFault]) -> tuple[CordonedFault, ...]:
     return tuple(dict.fromkeys((*first, *second)))
 
 
-def _open(node: Node, number: int, kinds: frozenset[HoldKind]) -> Hold | None:
+def _open(node: Node, number: int, kinds: frozenset[CordonKind]) -> Cordon | None:
     return next((one for one in node.holds if one.number == number and one.kind in kinds), None)
 
 
-def _with(node: Node, changed: Hold) -> tuple[Hold, ...]:
+def _with(node: Node, changed: Cordon) -> tuple[Cordon, ...]:
     return tuple(changed if one.number == changed.number else one for one in node.holds)
 
 
-def _without(node: Node, gone: Hold) -> tuple[Hold, ...]:
+def _without(node: Node, gone: Cordon) -> tuple[Cordon, ...]:
     return tuple(one for one in node.holds if one.number != gone.number)
 
 
-def _after(node: Node, holds: tuple[Hold, ...], word: Word, number: int, event: NodeEvent | None = None) -> Changed:
+def _after(node: Node, holds: tuple[Cordon, ...], word: OperatorRequest, number: int, event: NodeEvent | None = None) -> Changed:
     """Return the node with these *holds*, and the move that they ask for, if any."""
     state = state_of(holds)
     newest = max([node.number, *(one.number for one in holds)])
@@ -305,7 +305,7 @@ def _after(node: Node, holds: tuple[Hold, ...], word: Word, number: int, event: 
             moves=node.moves + 1,
             back=word.at if state is NodeState.HEALTHY else node.back,
         )
-        move = NodeMove(at=word.at, before=node.state, event=named, after=state, owner=word.owner, because=word.because, hold=number)
+        move = NodeTransition(at=word.at, before=node.state, event=named, after=state, owner=word.owner, because=word.because, hold=number)
         return Changed(node=after, moves=(move,), owner=word.owner, because=word.because, at=word.at, hold=number)
     return Changed(node=after, owner=word.owner, because=word.because, at=word.at, hold=number)
 

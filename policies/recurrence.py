@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from detectors.associations import belongs, is_echo
-from detectors.catalogue import Blame, Fault, Level
+from detectors.catalogue import Blame, Fault, RecommendedAction
 from policies.case import Case, Earlier, Noted, Pass
 
 OFF: Final = "switched off"
@@ -16,7 +16,7 @@ PARTS: Final = frozenset({Blame.GPU, Blame.NODE, Blame.NETWORK, Blame.STORAGE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExcuseWhenCommon:
+class ExcuseWhenCorrelated:
     """Hold a fault against no node when the same kind came on many within a short time: it is the software's, or something's they share.
 
     Nodes fail each by itself. At one fault in 6,300 node-hours (`policies.checkpoint_interval.PUBLISHED`) three of 1,000 nodes have
@@ -60,7 +60,7 @@ class ExcuseWhenCommon:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveWhenFrequent:
+class LeaveWhenRecurring:
     """Have a node leave, while there are spares, that had the same fault too often, though it might be restarted in place.
 
     What ends processes has the budget of restarts in place against it already, and tells of the script as well as of the node: it is
@@ -104,7 +104,7 @@ class LeaveWhenFlapping:
             return Pass(OFF)
         most, why = 0, "nothing speaks against the parts of a node"
         for fault in case.against_nodes():
-            if _not_its_own(case, fault) or fault.entry.blame not in PARTS or case.levels.of(fault) is Level.RECORD:
+            if _not_its_own(case, fault) or fault.entry.blame not in PARTS or case.levels.of(fault) is RecommendedAction.RECORD:
                 continue
             comings = self._comings([one.at for one in _alike(case, fault) if 0 <= case.now - one.at < self.window], fault.at)
             said = f"{fault.kind} came {comings} time(s) within {self.window:.0f} s on {_place(fault)}"
@@ -131,7 +131,7 @@ def _not_its_own(case: Case, fault: Fault) -> str:
         return "it came on many nodes"
     if is_echo(fault.kind):
         return "an error that only tells of a lost peer blames nobody"
-    return "the script is at fault" if case.levels.of(fault) is Level.USER_ERROR else ""
+    return "the script is at fault" if case.levels.of(fault) is RecommendedAction.USER_ERROR else ""
 
 
 def _alike(case: Case, fault: Fault) -> list[Earlier]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from detectors.associations import belongs, follows_step, is_echo
-from detectors.catalogue import ASKS_NOTHING, Fault, Level
+from detectors.catalogue import ASKS_NOTHING, Fault, RecommendedAction
 from detectors.causes import explained
 from detectors.correlation import BLAMED
 from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
 from detectors.node import AGENT_LOST
 from detectors.process import STOPPED
-from policies.case import IN_PROCESS, Case, Decision, Pass, Rung, Seat, Standby
+from policies.case import IN_PROCESS, Case, Decision, HotSpare, Pass, Placement, RecoveryAction
 
 OUTSIDE: Final = frozenset({GROUP_BROKEN.id, TAKE_OVER_FAILED.id, STOPPED.id})
 """What is said of a process and is not its own doing."""
@@ -27,7 +27,7 @@ def unfit_nodes(case: Case) -> frozenset[str]:
 
 def sick_ranks(case: Case) -> frozenset[int]:
     """Return the ranks whose processes are lost, or are to be: what ended, stood still, raised, or ran on a node that went away."""
-    spared = ASKS_NOTHING if Rung.RETRY_STEP in case.tried else ASKS_NOTHING | {Level.RETRY_STEP}
+    spared = ASKS_NOTHING if RecoveryAction.RETRY_STEP in case.tried else ASKS_NOTHING | {RecommendedAction.RETRY_STEP}
     faults = [fault for fault in (case.diagnosis.root, *case.diagnosis.echoes) if case.levels.of(fault) not in spared]
     hearsay = {GROUP_BROKEN.id, TAKE_OVER_FAILED.id} | ({BLAMED.id} - {case.diagnosis.root.kind})
     named = {fault.rank for fault in faults if fault.rank is not None and fault.kind not in hearsay and not _follows(fault, case)}
@@ -62,7 +62,7 @@ def _follows(fault: Fault, case: Case) -> bool:
     return fault is not root and belongs(fault.kind, "stall") and explained(root, fault) > 0
 
 
-def places(case: Case, sick: frozenset[int]) -> tuple[tuple[Seat, ...], frozenset[int]]:
+def places(case: Case, sick: frozenset[int]) -> tuple[tuple[Placement, ...], frozenset[int]]:
     """Find a place for every sick rank: a standby, in its role if there is one, else a fresh process on its own node.
 
     Ranks whose nodes are gone have the first choice: for them there is nothing but standbys, and spare nodes. Return the places, and the
@@ -72,37 +72,37 @@ def places(case: Case, sick: frozenset[int]) -> tuple[tuple[Seat, ...], frozense
     ready = [one for one in case.standbys if one.node not in gone]
     spares = [node for node in case.spares if node not in gone]
     width = max((len(ranks) for ranks in case.ranks.values()), default=1)
-    found, homeless = list[Seat](), set[int]()
+    found, homeless = list[Placement](), set[int]()
     placed = Counter(node for rank, node in home.items() if rank not in sick)
     for rank in sorted(sick, key=lambda rank: (home[rank] not in gone, rank)):
         best = min(ready, key=lambda one: _distance(case, rank, home[rank], one), default=None)
         if best is not None:
             ready.remove(best)
-            found.append(Seat(rank=rank, node=best.node, standby=best.id))
+            found.append(Placement(rank=rank, node=best.node, standby=best.id))
             continue
         node = home[rank] if home[rank] not in gone else min((n for n in spares if placed[n] < width), key=placed.__getitem__, default=None)
         if node is None:
             homeless.add(rank)
             continue
         placed[node] += 1
-        found.append(Seat(rank=rank, node=node))
+        found.append(Placement(rank=rank, node=node))
     return tuple(sorted(found, key=lambda seat: seat.rank)), frozenset(homeless)
 
 
-def _distance(case: Case, rank: int, home: str, standby: Standby) -> tuple[bool, bool, int]:
+def _distance(case: Case, rank: int, home: str, standby: HotSpare) -> tuple[bool, bool, int]:
     """Return how badly *standby* suits *rank*: another role costs a warm-up; what may follow the step has to move."""
     role = next((number for number, ranks in enumerate(case.roles) if rank in ranks), None)
     follows = follows_step(case.diagnosis.root.kind)
     return role is not None and standby.role is not None and standby.role != role, (standby.node == home) is follows, standby.id
 
 
-def _told(found: tuple[Seat, ...]) -> str:
+def _told(found: tuple[Placement, ...]) -> str:
     if not found:
         return "no rank is lost: the groups are built anew"
     return "; ".join(f"rank {seat.rank} goes on in {in_words(seat)}" for seat in found)
 
 
-def follows_last(case: Case, rung: Rung) -> bool:
+def follows_last(case: Case, rung: RecoveryAction) -> bool:
     """Tell whether the last recovery was by *rung*, brought no new step, and this failure may be the script's own."""
     return follows_step(case.diagnosis.root.kind) and bool(case.past) and case.past[-1].rung is rung and not case.past[-1].gained
 
@@ -112,13 +112,13 @@ def first_true(reasons: Mapping[str, bool]) -> str:
     return next((why for why, true in reasons.items() if true), "")
 
 
-def in_words(seat: Seat) -> str:
+def in_words(seat: Placement) -> str:
     """Say what process a rank goes on in."""
     return f"standby {seat.standby} on {seat.node}" if seat.standby is not None else f"a fresh process on {seat.node}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeOver:
+class ReplaceRanks:
     """Let the ranks that live stay in their processes, and give the lost ones to standbys or fresh processes."""
 
     most: int = 5
@@ -137,7 +137,9 @@ class TakeOver:
         others = sum(map(len, case.ranks.values())) - len(sick)
         stay = "the other one stays in its process" if others == 1 else f"the other {others} stay in their processes"
         because = f"{case.because}; {_told(found)}, {stay}"
-        return Decision(rung=Rung.TAKE_OVER, because=because, drop=tuple(node for node in case.ranks if node in gone), seats=found)
+        return Decision(
+            rung=RecoveryAction.TAKE_OVER, because=because, drop=tuple(node for node in case.ranks if node in gone), seats=found
+        )
 
     def _why_not(self, case: Case, sick: frozenset[int]) -> str:
         root, ranks, own = case.diagnosis.root, sum(map(len, case.ranks.values())), by_itself(case)
@@ -148,6 +150,8 @@ class TakeOver:
             "tried already in this incident": not sick and not IN_PROCESS.isdisjoint(case.tried),
             "the faults do not name a rank that is sick": not sick and root.kind != GROUP_BROKEN.id,
             "no rank is left whose state could be gone on with": len(sick) >= ranks,
-            "the last take-over brought no new step before this failure: it may follow the step": follows_last(case, Rung.TAKE_OVER),
+            "the last take-over brought no new step before this failure: it may follow the step": follows_last(
+                case, RecoveryAction.TAKE_OVER
+            ),
         }
         return first_true(reasons)

@@ -13,12 +13,12 @@ from enum import StrEnum
 from typing import Final
 
 from detectors.all_kinds import CATALOGUE
-from detectors.burn_in_results import Check, Mark
+from detectors.burn_in_results import Check, CheckMark
 from detectors.catalogue import Blame, FaultKind
-from policies.cordons import HeldFault
+from policies.cordons import CordonedFault
 
 
-class Part(StrEnum):
+class NodePart(StrEnum):
     """A part of a node that a check can exercise."""
 
     HOST = "operating system"
@@ -30,58 +30,58 @@ class Part(StrEnum):
     CLOCK = "clock"
 
 
-EXERCISES: Final[Mapping[str, frozenset[Part]]] = {
-    "compute": frozenset({Part.PROCESSOR, Part.HOST}),
-    "matrix": frozenset({Part.PROCESSOR}),
-    "memory": frozenset({Part.MEMORY}),
-    "gpu": frozenset({Part.GPU}),
-    "disk": frozenset({Part.DISK}),
-    "clock": frozenset({Part.CLOCK}),
-    "network": frozenset({Part.NETWORK}),
+EXERCISES: Final[Mapping[str, frozenset[NodePart]]] = {
+    "compute": frozenset({NodePart.PROCESSOR, NodePart.HOST}),
+    "matrix": frozenset({NodePart.PROCESSOR}),
+    "memory": frozenset({NodePart.MEMORY}),
+    "gpu": frozenset({NodePart.GPU}),
+    "disk": frozenset({NodePart.DISK}),
+    "clock": frozenset({NodePart.CLOCK}),
+    "network": frozenset({NodePart.NETWORK}),
 }
 """What each check exercises. `gpu 3` is a `gpu` check."""
 
-OF_COMPONENT: Final[Mapping[str, Part]] = {
-    "gpu": Part.GPU,
-    "gpu memory": Part.GPU,
-    "cpu": Part.PROCESSOR,
-    "memory module": Part.MEMORY,
-    "host memory": Part.MEMORY,
-    "memory": Part.MEMORY,
-    "network": Part.NETWORK,
-    "ethernet": Part.NETWORK,
-    "storage": Part.DISK,
-    "disk": Part.DISK,
-    "raid": Part.DISK,
-    "file system": Part.DISK,
-    "clock": Part.CLOCK,
-    "node": Part.HOST,
-    "host": Part.HOST,
-    "agent": Part.HOST,
-    "kernel": Part.HOST,
-    "service": Part.HOST,
-    "limits": Part.HOST,
+OF_COMPONENT: Final[Mapping[str, NodePart]] = {
+    "gpu": NodePart.GPU,
+    "gpu memory": NodePart.GPU,
+    "cpu": NodePart.PROCESSOR,
+    "memory module": NodePart.MEMORY,
+    "host memory": NodePart.MEMORY,
+    "memory": NodePart.MEMORY,
+    "network": NodePart.NETWORK,
+    "ethernet": NodePart.NETWORK,
+    "storage": NodePart.DISK,
+    "disk": NodePart.DISK,
+    "raid": NodePart.DISK,
+    "file system": NodePart.DISK,
+    "clock": NodePart.CLOCK,
+    "node": NodePart.HOST,
+    "host": NodePart.HOST,
+    "agent": NodePart.HOST,
+    "kernel": NodePart.HOST,
+    "service": NodePart.HOST,
+    "limits": NodePart.HOST,
 }
 """What exercises a component of the catalogue, whatever the fault is attributed to."""
 
 _SOFTWARE: Final = {
-    Blame.GPU: Part.GPU,
-    Blame.NETWORK: Part.NETWORK,
-    Blame.STORAGE: Part.DISK,
-    Blame.NODE: Part.HOST,
-    Blame.PROCESS: Part.HOST,
-    Blame.USER_CODE: Part.HOST,
-    Blame.NONE: Part.HOST,
+    Blame.GPU: NodePart.GPU,
+    Blame.NETWORK: NodePart.NETWORK,
+    Blame.STORAGE: NodePart.DISK,
+    Blame.NODE: NodePart.HOST,
+    Blame.PROCESS: NodePart.HOST,
+    Blame.USER_CODE: NodePart.HOST,
+    Blame.NONE: NodePart.HOST,
 }
-_GPU_SOFTWARE: Final = _SOFTWARE | {Blame.NODE: Part.GPU}
-BY_BLAME: Final[Mapping[str, Mapping[Blame, Part]]] = {
+_GPU_SOFTWARE: Final = _SOFTWARE | {Blame.NODE: NodePart.GPU}
+BY_BLAME: Final[Mapping[str, Mapping[Blame, NodePart]]] = {
     "cuda": _GPU_SOFTWARE,
     "driver": _GPU_SOFTWARE,
     "nccl": _GPU_SOFTWARE,
     "collectives": _GPU_SOFTWARE,
     **dict.fromkeys(("worker", "communication", "user code", "pytorch", "data loader", "job"), _SOFTWARE),
-    "performance": {Blame.GPU: Part.GPU, Blame.NETWORK: Part.NETWORK},
-    "pcie": {Blame.GPU: Part.GPU},
+    "performance": {Blame.GPU: NodePart.GPU, Blame.NETWORK: NodePart.NETWORK},
+    "pcie": {Blame.GPU: NodePart.GPU},
 }
 """Components that say what reported the fault, and not which part has it: what the fault is attributed to decides."""
 
@@ -103,20 +103,20 @@ UNTESTED: Final[Mapping[str, str]] = {
 }
 """Components that no check exercises, and why: a person returns the node, or `burn_in.accept_untested` names the component."""
 
-OF_KIND: Final[Mapping[str, Part]] = {
-    "memory-ecc-uncorrectable": Part.MEMORY,
-    "node-severed": Part.NETWORK,
-    "node-apart": Part.NETWORK,
+OF_KIND: Final[Mapping[str, NodePart]] = {
+    "memory-ecc-uncorrectable": NodePart.MEMORY,
+    "node-severed": NodePart.NETWORK,
+    "node-apart": NodePart.NETWORK,
 }
 """Kinds whose component is the whole node, though one part of it has the fault."""
 
-CURES: Final[Mapping[Part, str]] = {
-    Part.GPU: "Repair the driver or the card",
-    Part.NETWORK: "Test it beside another node that is in service, over the link that had the fault",
-    Part.DISK: "Set `burn_in.folder` to a folder on the disk that had the fault",
-    Part.MEMORY: "Free some of its memory",
+CURES: Final[Mapping[NodePart, str]] = {
+    NodePart.GPU: "Repair the driver or the card",
+    NodePart.NETWORK: "Test it beside another node that is in service, over the link that had the fault",
+    NodePart.DISK: "Set `burn_in.folder` to a folder on the disk that had the fault",
+    NodePart.MEMORY: "Free some of its memory",
 }
-OFF: Final[Mapping[Part, str]] = {Part.GPU: "`burn_in.torch` is off"}
+OFF: Final[Mapping[NodePart, str]] = {NodePart.GPU: "`burn_in.torch` is off"}
 """Why a check did not run at all."""
 _BUS: Final = re.compile(r"\b(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-7])?\b", re.IGNORECASE)
 _VAGUE: Final = frozenset({"", "node", "driver"})
@@ -130,7 +130,7 @@ class Need:
     kind: str
     """The fault kind that the node is held for."""
     component: str
-    part: Part | None
+    part: NodePart | None
     """None: no check exercises it."""
     device: str = ""
     """The device that had the fault, as far as that is known."""
@@ -147,13 +147,13 @@ class Unproven:
         return self.words
 
 
-def part_of(kind: FaultKind) -> Part | None:
+def part_of(kind: FaultKind) -> NodePart | None:
     """Return the part of a node that has faults of *kind*; None where no check exercises it."""
     by_blame = BY_BLAME.get(kind.component, {}).get(kind.blame)
     return OF_KIND.get(kind.id) or OF_COMPONENT.get(kind.component) or by_blame
 
 
-def needs(faults: Iterable[HeldFault], accepted: Collection[str] = ()) -> tuple[Need, ...]:
+def needs(faults: Iterable[CordonedFault], accepted: Collection[str] = ()) -> tuple[Need, ...]:
     """Return what a burn-in has to exercise to lift a hold for *faults*; faults of components that are *accepted* untested ask for nothing.
 
     A kind that the catalogue does not know any more cannot be tested.
@@ -182,7 +182,7 @@ def _unproven(need: Need, checks: tuple[Check, ...]) -> Unproven | None:
         words = f"no check exercises {need.component or 'what'} ({need.kind}): {why}"
         return Unproven(words=words, cure="Test the part by other means")
     mine = [check for check in checks if need.part in EXERCISES.get(check.name.partition(" ")[0], ())]
-    passed = [check for check in mine if check.mark is Mark.PASSED]
+    passed = [check for check in mine if check.mark is CheckMark.PASSED]
     cure = CURES.get(need.part, "Run the burn-in again")
     if not passed:
         unreached = [check.words for check in checks if check.name == "reach"]
@@ -197,7 +197,7 @@ def _unproven(need: Need, checks: tuple[Check, ...]) -> Unproven | None:
 
 def _unproven_on_bus(need: Need, checks: tuple[Check, ...]) -> Unproven | None:
     """Find out whether a check used the device that a PCIe fault names by its address."""
-    used = [device for check in checks if check.mark is Mark.PASSED for device in check.devices if _BUS.search(device)]
+    used = [device for check in checks if check.mark is CheckMark.PASSED for device in check.devices if _BUS.search(device)]
     if any(_is_same(need.device, device) for device in used):
         return None
     words = f"no check used the PCIe device {need.device} ({need.kind}); the checks used {', '.join(used) or 'none that has an address'}"
@@ -208,7 +208,7 @@ def _is_a_name(need: Need) -> bool:
     """Tell whether a fault names one of several devices that a check might have used."""
     if need.device in _VAGUE:
         return False
-    return need.part in {Part.NETWORK, Part.DISK} or (need.part is Part.GPU and _BUS.search(need.device) is not None)
+    return need.part in {NodePart.NETWORK, NodePart.DISK} or (need.part is NodePart.GPU and _BUS.search(need.device) is not None)
 
 
 def _is_same(wanted: str, used: str) -> bool:

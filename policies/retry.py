@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.catalogue import ASKS_NOTHING, Level
-from policies.case import Case, Decision, Pass, Rung
+from detectors.catalogue import ASKS_NOTHING, RecommendedAction
+from policies.case import Case, Decision, Pass, RecoveryAction
 from policies.replace_ranks import first_true, sick_ranks
 
-LEVELS: Final = tuple(Level)
+LEVELS: Final = tuple(RecommendedAction)
 """By how much they ask for, the least first."""
 
 
@@ -24,9 +24,9 @@ class RetryStep:
             return Pass(why)
         ranks = sum(map(len, case.ranks.values()))
         because = f"{case.because}; no rank is lost: all {ranks} stay in their processes, build their groups anew and do the step again"
-        return Decision(rung=Rung.RETRY_STEP, because=because)
+        return Decision(rung=RecoveryAction.RETRY_STEP, because=because)
 
-    def _asked_for(self, case: Case) -> Level:
+    def _asked_for(self, case: Case) -> RecommendedAction:
         """Return how much is asked for: by the root, or where that only explains what happened, by what it explains."""
         root = case.levels.of(case.diagnosis.root)
         asked = [case.levels.of(fault) for fault in case.diagnosis.echoes if case.levels.acts(fault)]
@@ -37,10 +37,12 @@ class RetryStep:
         level = self._asked_for(case)
         reasons = {
             case.barred: bool(case.barred),
-            f"the fault asks for {level}": level is not Level.RETRY_STEP,
-            "tried already in this incident": Rung.RETRY_STEP in case.tried,
+            f"the fault asks for {level}": level is not RecommendedAction.RETRY_STEP,
+            "tried already in this incident": RecoveryAction.RETRY_STEP in case.tried,
             f"{', '.join(case.unfit)} cannot hold ranks": bool(case.unfit),
             f"rank(s) {', '.join(map(str, sorted(sick)))} must be replaced": bool(sick),
-            "the last retry brought no new step": bool(case.past) and case.past[-1].rung is Rung.RETRY_STEP and not case.past[-1].gained,
+            "the last retry brought no new step": bool(case.past)
+            and case.past[-1].rung is RecoveryAction.RETRY_STEP
+            and not case.past[-1].gained,
         }
         return first_true(reasons)

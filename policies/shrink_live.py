@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from policies.case import Case, Copies, Decision, Pass, Rung, Seat
+from policies.case import Case, Copies, Decision, Pass, Placement, RecoveryAction
 from policies.replace_ranks import by_itself, first_true, follows_last, in_words, places, sick_ranks, unfit_nodes
 
 WORTH: Final = 2.0
@@ -48,7 +48,7 @@ def wins_by_a_start(*, left: float | None, cost: float, held: int, coming: int) 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Narrow:
+class ShrinkLive:
     """Let the ranks that live stay in their processes, and go on without the copies of the model that are not whole any more."""
 
     most: int = 5
@@ -72,14 +72,14 @@ class Narrow:
         if len(nodes) < max(1, case.least):
             return Pass(f"{len(nodes)} node(s) left, the job needs {case.least}")
         return Decision(
-            rung=Rung.NARROW,
+            rung=RecoveryAction.NARROW,
             because=self._because(case, frozenset(homeless), left, seats),
             drop=tuple(node for node in case.ranks if node in unfit_nodes(case)),
             seats=seats,
             vacate=tuple(sorted({rank for ranks in case.ranks.values() for rank in ranks} - staying)),
         )
 
-    def _because(self, case: Case, homeless: frozenset[int], left: Copies, seats: tuple[Seat, ...]) -> str:
+    def _because(self, case: Case, homeless: frozenset[int], left: Copies, seats: tuple[Placement, ...]) -> str:
         said = [
             f"no place for rank(s) {_named(homeless)}",
             *(f"rank {seat.rank} goes on in {in_words(seat)}" for seat in seats),
@@ -94,14 +94,14 @@ class Narrow:
             own: bool(own),
             "the script does not share each step's batch out (`session.shares`): fewer ranks would see fewer samples": not case.copies,
             f"{case.takeovers} recoveries in living processes were begun in this incident already": case.takeovers >= self.most,
-            "tried already in this incident": case.failed(Rung.NARROW),
+            "tried already in this incident": case.failed(RecoveryAction.NARROW),
             "the faults do not name a rank that is sick": not sick,
-            "the last one brought no new step before this failure: it may follow the step": follows_last(case, Rung.NARROW),
+            "the last one brought no new step before this failure: it may follow the step": follows_last(case, RecoveryAction.NARROW),
         }
         return first_true(reasons)
 
 
-def _nodes(case: Case, staying: AbstractSet[int], seats: tuple[Seat, ...]) -> set[str]:
+def _nodes(case: Case, staying: AbstractSet[int], seats: tuple[Placement, ...]) -> set[str]:
     """Return the nodes that hold ranks then."""
     seated = {seat.rank for seat in seats}
     return {node for node, ranks in case.ranks.items() if any(rank in staying and rank not in seated for rank in ranks)} | {

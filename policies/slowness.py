@@ -18,7 +18,7 @@ TRUST: Final = 50
 """Moves that are taken to have gone well before any was counted: so that one in 51 is expected to stop halfway at first (ours)."""
 
 
-class Wanted(StrEnum):
+class StragglerAction(StrEnum):
     """What a job's file says is to follow."""
 
     TELL = "tell"
@@ -62,7 +62,7 @@ class SlowRank:
     """What is known against its node, where that is why it is weighed."""
     remaining: int | None = None
     """Steps that are still to be done; empty where nobody knows."""
-    wanted: Wanted = Wanted.AUTO
+    wanted: StragglerAction = StragglerAction.AUTO
     barred: str = ""
     """Why ranks of this job cannot move while training goes on; empty where they can."""
     spares: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class SlowRank:
             name: tuple(value) if isinstance(value, list) else value for name, value in record.items() if name in known
         }
         moved = tuple(MovedBefore(**one) for one in facts.pop("moved", ()))
-        wanted = Wanted(facts.pop("wanted", Wanted.AUTO))
+        wanted = StragglerAction(facts.pop("wanted", StragglerAction.AUTO))
         return cls(**facts, moved=moved, wanted=wanted)
 
 
@@ -129,11 +129,11 @@ class MoveWhenItPays:
             where = f"{slow.node} ({slow.degraded})" if slow.degraded else slow.node
             return Weighed(act=act, because=f"rank {slow.rank} on {where}: {why}", staying=staying, moving=moving)
 
-        if slow.wanted is Wanted.TELL:
+        if slow.wanted is StragglerAction.TELL:
             return answer(SlowAct.WATCH, f"watched, as the job says (`checks.straggler: tell`); {cost}")
         if why := self._hopeless(slow):
             return answer(SlowAct.WATCH, f"watched, as {why}; {cost}")
-        if slow.wanted is Wanted.MIGRATE:
+        if slow.wanted is StragglerAction.MIGRATE:
             return answer(SlowAct.MOVE, f"moved, as the job says (`checks.straggler: migrate`); {cost}")
         needed = max(self.factor * moving, self.least)
         if staying < needed:

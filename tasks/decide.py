@@ -6,20 +6,20 @@ import time
 
 from detectors.diagnosis import Before
 from holdfast.control.nodes.approvals import LEAST
-from holdfast.control.supervisor.controller import GOT_ON, Attempt, Run
+from holdfast.control.supervisor.controller import GOT_ON, JobController, RecoveryAttempt
 from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.history import models
-from policies.case import Case, Rung
+from policies.case import Case, RecoveryAction
 from policies.case_codec import act_of, bounded
 from policies.escalation import Answer
 from policies.states import Event
 from tasks import titles
 from tasks.detect import a_case
-from tasks.turn import Turn, step
+from tasks.turn import Transition, step
 
 
 @step("decide", titles.decide)
-def decide(run: Run) -> Turn:
+def decide(run: JobController) -> Transition:
     """Have the job's policy decide what to do about the incident, and record the decision with its reasons."""
     incident = run.incident
     assert incident is not None
@@ -30,17 +30,17 @@ def decide(run: Run) -> Turn:
     record(run, incident, case, answer)
     incident.lap("diagnose", time.time())
     run.tell("decided", {"incident": incident})
-    if answer.decision.rung is Rung.GIVE_UP:
-        return Turn(Event.GAVE_UP, answer.decision.because)
-    if answer.decision.rung is Rung.ASK_A_PERSON:
-        return Turn(Event.ASKED, answer.decision.because)
+    if answer.decision.rung is RecoveryAction.GIVE_UP:
+        return Transition(Event.GAVE_UP, answer.decision.because)
+    if answer.decision.rung is RecoveryAction.ASK_A_PERSON:
+        return Transition(Event.ASKED, answer.decision.because)
     run.consent.withdraw(LEAST)
     root, got_on = incident.diagnosis.root, run.got_on(case.now)
     if got_on:
         incident.row.facts = {**(incident.row.facts or {}), GOT_ON: True}
         run.recorder.amend(models.Incident, incident.row.id, facts=incident.row.facts)
     run.attempts.append(
-        Attempt(
+        RecoveryAttempt(
             at=case.now,
             rung=answer.decision.rung,
             node=root.node,
@@ -55,10 +55,10 @@ def decide(run: Run) -> Turn:
     run.failures_before.append(
         Before(node=root.node, step=root.step, signature=root.signature, kind=root.kind, at=root.at, device=root.device)
     )
-    return Turn(Event.DECIDED, answer.decision.because)
+    return Transition(Event.DECIDED, answer.decision.because)
 
 
-def record(run: Run, incident: IncidentInWork, case: Case, answer: Answer) -> None:
+def record(run: JobController, incident: IncidentInWork, case: Case, answer: Answer) -> None:
     """Write down what was decided, by which rule, which rules passed, and what it was made from."""
     decision = answer.decision
     incident.decision, incident.case, incident.rung_at = decision, answer.case, case.now

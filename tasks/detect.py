@@ -9,7 +9,7 @@ from typing import Final
 from detectors.associations import follows_step, is_echo
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import Diagnosis, diagnose, seconds_to_settle, see
-from detectors.evidence import AgentSilence, Blind, TakeOverTrouble
+from detectors.evidence import AgentSilence, Blind, ReplaceRanksTrouble
 from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
 from detectors.hang_analysis import STUCK
 from detectors.process import START_FAILED
@@ -17,16 +17,16 @@ from detectors.progress import OVERRUN, STANDSTILLS
 from holdfast.control.faults import reachability
 from holdfast.control.faults.diagnosis_inputs import belong, beside, heard_once, last_words, places, row_of
 from holdfast.control.state.generation import limits_of
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.errors import WorldError
 from holdfast.history import models
-from policies.case import IN_PROCESS, Case, Rung
+from policies.case import IN_PROCESS, Case, RecoveryAction
 from policies.placement import regular
 from policies.shrink_live import whole_copies
 from policies.states import Event
 from tasks import titles
-from tasks.turn import Turn, step
+from tasks.turn import Transition, step
 
 MOST_ALIKE: Final = 256
 """Faults of one kind that an incident has rows of: when thousands of ranks see one node go, the verdict says how many did."""
@@ -43,7 +43,7 @@ SLOW_STARTERS: Final = 3.0
 
 
 @step("detect", titles.detect)
-def detect(run: Run) -> Turn:
+def detect(run: JobController) -> Transition:
     """Explain what was seen, and open the incident, or add to it."""
     detected = time.time()
     if run.incident is not None:
@@ -59,7 +59,7 @@ def detect(run: Run) -> Turn:
         if run.incident is not None:
             moved_on = run.generation > run.incident.row.generation_before  # by a flow that died before it could say so
             run.close_incident("recovered" if moved_on else "passed")
-        return Turn(Event.DISMISSED, "it passed by itself before it had to be acted on")
+        return Transition(Event.DISMISSED, "it passed by itself before it had to be acted on")
     if run.incident is not None:
         faults = faults or run.incident.faults
         _bar(run.incident, run, faults)
@@ -67,10 +67,10 @@ def detect(run: Run) -> Turn:
     incident = open_incident(run, diagnosis, detected, faults)
     incident.lost |= _lost(faults, silences)
     incident.silent_since |= {silence.node: silence.at for silence in silences}
-    return Turn(Event.DIAGNOSED, diagnosis.because)
+    return Transition(Event.DIAGNOSED, diagnosis.because)
 
 
-def look_twice(run: Run) -> list[AgentSilence]:
+def look_twice(run: JobController) -> list[AgentSilence]:
     """Look at the nodes whose agents do not speak, by a second way that does not need the agent."""
     missing = run.missing()
     at = {node: run.fleet.gone_at(node) for node in missing}
@@ -91,7 +91,7 @@ def look_twice(run: Run) -> list[AgentSilence]:
     ]
 
 
-def settled(run: Run, silences: list[AgentSilence]) -> tuple[list[Fault], list[AgentSilence]]:
+def settled(run: JobController, silences: list[AgentSilence]) -> tuple[list[Fault], list[AgentSilence]]:
     """Return the faults and silences once enough is known.
 
     An echo alone waits for its cause, a shared failure for its twins, a standstill for an agent that may have gone with its node.
@@ -117,7 +117,7 @@ def settled(run: Run, silences: list[AgentSilence]) -> tuple[list[Fault], list[A
             silences = silences + look_twice(run)
 
 
-def cut_from_peers(run: Run, faults: list[Fault]) -> tuple[list[Fault], bool]:
+def cut_from_peers(run: JobController, faults: list[Fault]) -> tuple[list[Fault], bool]:
     """Return who is cut off from the other nodes, where ranks wait for each other and nobody is known to be gone; and if two others are.
 
     gloo itself finds that out after half a minute at best. A group that broke is mended first: that is faster than to look.
@@ -131,7 +131,7 @@ def cut_from_peers(run: Run, faults: list[Fault]) -> tuple[list[Fault], bool]:
     return see(found, limits_of(run.spec.limits)), bool(pairs)
 
 
-def kept_apart(run: Run, faults: list[Fault]) -> list[Fault]:
+def kept_apart(run: JobController, faults: list[Fault]) -> list[Fault]:
     """Return which node is to leave when two of the job still do not reach each other, and standing still is all that is wrong."""
     if not {fault.kind for fault in faults} <= UNEXPLAINED:
         return []
@@ -139,7 +139,7 @@ def kept_apart(run: Run, faults: list[Fault]) -> list[Fault]:
     return see(reachability.apart(pairs, run.members, time.time()), limits_of(run.spec.limits))
 
 
-def given_time(run: Run, faults: list[Fault]) -> tuple[list[Fault], list[AgentSilence]]:
+def given_time(run: JobController, faults: list[Fault]) -> tuple[list[Fault], list[AgentSilence]]:
     """Wait for as long as a hang takes at least, where all ranks have come to a collective, it does not end and nobody is cut off.
 
     Lost packets are sent again after longer and longer pauses (RFC 6298), and a busy machine comes to it late.
@@ -161,19 +161,19 @@ def few(faults: list[Fault]) -> list[Fault]:
     return [fault for fault in faults if id(fault) not in left]
 
 
-def _members(run: Run, faults: list[Fault]) -> int:
+def _members(run: JobController, faults: list[Fault]) -> int:
     """Return on how many nodes faults are to be expected before all have told: of `few` not more than those have."""
     told = {fault.node for fault in faults if fault.node}
     return len({fault.node for fault in few(faults) if fault.node}) if len(told) >= len(run.members) else len(run.members)
 
 
-def can_be_taken_over(run: Run, faults: list[Fault], silences: list[AgentSilence]) -> bool:
+def can_be_taken_over(run: JobController, faults: list[Fault], silences: list[AgentSilence]) -> bool:
     """Tell whether a take-over answers what is known already: then nothing is gained by waiting, as what comes next is decided anew."""
     diagnosis = weighed(run, [*faults, *beside(run)])
     if is_echo(diagnosis.root.kind):
         return False
     case = a_case(run, run.incident, diagnosis, lost=frozenset(_lost(faults, silences)))
-    return run.policy.decide(case).decision.rung is Rung.TAKE_OVER
+    return run.policy.decide(case).decision.rung is RecoveryAction.TAKE_OVER
 
 
 def only_groups(faults: list[Fault]) -> bool:
@@ -181,7 +181,7 @@ def only_groups(faults: list[Fault]) -> bool:
     return bool(faults) and all(fault.kind == GROUP_BROKEN.id for fault in faults)
 
 
-def all_live(run: Run) -> bool:
+def all_live(run: JobController) -> bool:
     """Tell whether every rank lives, as its agent says that has been asked: then no end is on its way that broke a group."""
     answers = run.fleet.order(run.members, "living", seconds=ANSWER_SECONDS)
     run.pump(0.0)  # what agents had told before
@@ -189,7 +189,7 @@ def all_live(run: Run) -> bool:
     return {rank for one in told if one["generation"] == run.generation for rank in one["ranks"]} >= run.board.ranks.keys()
 
 
-def weighed(run: Run, faults: list[Fault]) -> Diagnosis:
+def weighed(run: JobController, faults: list[Fault]) -> Diagnosis:
     """Return the verdict on *faults*, by all that the job's past and its places tell."""
     return diagnose(faults, tuple(run.failures_before), len(run.members), places(run), run.levels)
 
@@ -200,16 +200,16 @@ def _lost(faults: list[Fault], silences: list[AgentSilence]) -> set[str]:
     return lost | {fault.node for fault in faults if fault.kind == START_FAILED.id and fault.node}
 
 
-def _bar(incident: IncidentInWork, run: Run, faults: list[Fault]) -> None:
+def _bar(incident: IncidentInWork, run: JobController, faults: list[Fault]) -> None:
     """Try no other take-over in this incident once a worker could not carry one out, or an agent would not without a rank being lost."""
-    told = [one for one in run.board.evidence if isinstance(one, TakeOverTrouble)]
+    told = [one for one in run.board.evidence if isinstance(one, ReplaceRanksTrouble)]
     if any(one.rank is not None for one in told) or (told and all(fault.kind == TAKE_OVER_FAILED.id for fault in faults)):
         incident.barred = f"it failed in this incident: {told[0].why}"
-        if Rung.TAKE_OVER not in incident.tried:
-            incident.tried.append(Rung.TAKE_OVER)
+        if RecoveryAction.TAKE_OVER not in incident.tried:
+            incident.tried.append(RecoveryAction.TAKE_OVER)
 
 
-def _seconds_for_twins(run: Run, faults: list[Fault]) -> float:
+def _seconds_for_twins(run: JobController, faults: list[Fault]) -> float:
     """Return how long to wait for the other nodes when a script fails before its first step: they may be about to fail the same way."""
     told = {fault.node for fault in faults}
     if not faults or run.board.any_stepped() or told >= set(run.members) or not all(follows_step(fault.kind) for fault in faults):
@@ -217,12 +217,12 @@ def _seconds_for_twins(run: Run, faults: list[Fault]) -> float:
     return SLOW_STARTERS if run.board.all_started() else STRAGGLERS
 
 
-def _seconds_for_notice(run: Run) -> float:
+def _seconds_for_notice(run: JobController) -> float:
     """Return how long to wait for the agents of ranks that SIGTERM ended: they got it as well where a batch system takes the nodes away."""
     return ANSWER_SECONDS if any(not run.wards.is_told_to_go(node) for node in run.board.terminated) else 0.0
 
 
-def open_incident(run: Run, diagnosis: Diagnosis, detected: float, acting: list[Fault]) -> IncidentInWork:
+def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, acting: list[Fault]) -> IncidentInWork:
     """Open the incident that the *acting* faults ask for, or add what is new to the one in work, and record it with what was weighed."""
     root = diagnosis.root
     incident = run.incident
@@ -260,7 +260,7 @@ def open_incident(run: Run, diagnosis: Diagnosis, detected: float, acting: list[
     return incident
 
 
-def _seated(run: Run, incident: IncidentInWork | None) -> frozenset[int]:
+def _seated(run: JobController, incident: IncidentInWork | None) -> frozenset[int]:
     """Return the ranks that the last decision of the *incident* gave new processes, if the generation that runs is the one it led to."""
     decision = incident.decision if incident is not None else None
     if decision is None or decision.rung not in IN_PROCESS or not run.attempts or run.generation <= run.attempts[-1].generation:
@@ -268,7 +268,7 @@ def _seated(run: Run, incident: IncidentInWork | None) -> frozenset[int]:
     return frozenset(seat.rank for seat in decision.seats if run.board.ranks[seat.rank].first_step is None)
 
 
-def a_case(run: Run, incident: IncidentInWork | None, diagnosis: Diagnosis, lost: frozenset[str] = frozenset()) -> Case:
+def a_case(run: JobController, incident: IncidentInWork | None, diagnosis: Diagnosis, lost: frozenset[str] = frozenset()) -> Case:
     """Return all that the policy may know."""
     now = time.time()
     lost |= frozenset(incident.lost if incident is not None else ()) & set(run.members)

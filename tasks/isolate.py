@@ -9,21 +9,21 @@ from typing import Final
 from detectors.node import NODE_LEAVING
 from holdfast.control.agents.pool import failures
 from holdfast.control.checkpoints.final_checkpoint import save_what_lives
-from holdfast.control.supervisor.controller import Run
-from policies.case import IN_PROCESS, Rung
+from holdfast.control.supervisor.controller import JobController
+from policies.case import IN_PROCESS, RecoveryAction
 from policies.states import Event
 from tasks import takeover, titles
-from tasks.turn import Turn, step
+from tasks.turn import Transition, step
 
 STOP_SECONDS: Final = 10.0
 """How long killed workers may take to be gone; one that hangs in the kernel for longer makes its node unfit."""
 
-WIDTH_MAY_CHANGE: Final = (Rung.SHRINK, Rung.WAIT_FOR_CAPACITY)
+WIDTH_MAY_CHANGE: Final = (RecoveryAction.SHRINK, RecoveryAction.WAIT_FOR_CAPACITY)
 """Rungs after which there may be fewer ranks: what lies in memory is each rank's for one width, a checkpoint is read at any."""
 
 
 @step("isolate", titles.isolate)
-def isolate(run: Run) -> Turn:
+def isolate(run: JobController) -> Transition:
     """Stop all ranks in one go, fence lost nodes, and let go of those that the decision drops."""
     incident = run.incident
     assert incident is not None
@@ -35,20 +35,20 @@ def isolate(run: Run) -> Turn:
     answers = run.fleet.order(staying, "stop", generation=run.generation, signal=int(signal.SIGKILL), grace=0.0)
     incident.note_order(run.recorder)
     if failures(answers):
-        return Turn(Event.FAULTED, "; ".join(str(error) for error in failures(answers).values()))
+        return Transition(Event.FAULTED, "; ".join(str(error) for error in failures(answers).values()))
     stuck = wait_until_gone(run, set(staying))
     if stuck:
         incident.lost |= stuck
-        return Turn(Event.FAULTED, f"workers on {', '.join(sorted(stuck))} cannot be ended")
+        return Transition(Event.FAULTED, f"workers on {', '.join(sorted(stuck))} cannot be ended")
     if incident.row.kind == NODE_LEAVING.id or incident.decision.rung in WIDTH_MAY_CHANGE:
         save_what_lives(run)  # a node that is still there takes nothing along that could have been saved
     gone = [node for node in run.members if node in incident.lost and node not in incident.decision.drop]  # held less than others
     takeover.let_go(run, (*incident.decision.drop, *gone), lost=incident.lost, because=incident.decision.because)
     incident.lap("isolate", time.time())
-    return Turn(Event.ISOLATED, f"all ranks of generation {run.generation} have stopped")
+    return Transition(Event.ISOLATED, f"all ranks of generation {run.generation} have stopped")
 
 
-def wait_until_gone(run: Run, nodes: set[str]) -> set[str]:
+def wait_until_gone(run: JobController, nodes: set[str]) -> set[str]:
     """Wait until no worker is left on *nodes*; return those that still have one, or lost their agent meanwhile."""
     until = time.monotonic() + STOP_SECONDS
     while not run.board.all_ended(nodes) and time.monotonic() < until:

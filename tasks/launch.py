@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from holdfast.control.faults.diagnosis_inputs import make_ready
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.controller import JobController
 from holdfast.errors import NodeTrouble, NotEnoughNodes, OperatorError, WorldError
 from holdfast.report.wording import plural, some
 from holdfast.spec.check import gpu_problems, short_of_gpus
@@ -18,21 +18,21 @@ from tasks import titles
 from tasks.monitor import SLICE, ending, watch
 from tasks.reschedule import agree
 from tasks.resume import start_workers
-from tasks.turn import Turn, step
+from tasks.turn import Transition, step
 
 REASONS: Final = 4
 """Most reasons that are told when there are too few nodes: hundreds may show as many fingerprints."""
 
 
 @step("launch", titles.launch)
-def launch(run: Run) -> Turn:
+def launch(run: JobController) -> Transition:
     """Start the job on fresh nodes, or go on watching a start that another controller began."""
     while (turn := begin(run) or ending(run)) is None:
         run.pump(0.0)  # other nodes are tried, or more are waited for, unless this controller is to detach
     return turn
 
 
-def begin(run: Run) -> Turn | None:
+def begin(run: JobController) -> Transition | None:
     """Try once to bring the job to work; None where that is to be tried again, or took longer than a slice."""
     if not run.board.all_started() or not run.members:
         try:
@@ -41,11 +41,11 @@ def begin(run: Run) -> Turn | None:
             members = gather(run)
         except NotEnoughNodes as error:
             if not run.borrowing.may_try_again():
-                return Turn(Event.GAVE_UP, str(error))
+                return Transition(Event.GAVE_UP, str(error))
             run.remark(f"the launch waits for other nodes: {error}")
             return None
         except OperatorError as error:
-            return Turn(Event.GAVE_UP, str(error))
+            return Transition(Event.GAVE_UP, str(error))
         try:
             agree(run, place(members, run.spec.nodes.ranks), because="launch")
         except NodeTrouble as error:  # before any rank ran it is no incident: the node is let go, and the next turn gathers anew
@@ -57,7 +57,7 @@ def begin(run: Run) -> Turn | None:
     return watch(run, seconds=SLICE, until=run.begun)
 
 
-def borrow(run: Run) -> Turn | None:
+def borrow(run: JobController) -> Transition | None:
     """Wait for nodes that are lent until there are enough to start on, or a slice is over; raise `OperatorError` when none ever come."""
     until, told = time.monotonic() + SLICE, ""
     while not run.borrowing.are_enough() and time.monotonic() < until:
@@ -72,7 +72,7 @@ def borrow(run: Run) -> Turn | None:
     return None
 
 
-def gather(run: Run) -> tuple[str, ...]:
+def gather(run: JobController) -> tuple[str, ...]:
     """Bring up agents on as many nodes as the job wants, spares included; return those that will hold ranks.
 
     Nodes that something speaks against are used only where there are no others.
@@ -107,7 +107,7 @@ def gather(run: Run) -> tuple[str, ...]:
     return tuple(ready[: nodes.wanted])
 
 
-def without_gpus(run: Run) -> list[str]:
+def without_gpus(run: JobController) -> list[str]:
     """Say which local nodes have too few GPUs of their own, and what to do when that leaves the job too few nodes."""
     short = short_of_gpus(run.spec, run.cluster)
     words = [f"{some(sorted(short))} with fewer GPUs of its own than {run.spec.nodes.ranks} rank(s)"] if short else []
@@ -124,7 +124,7 @@ def reasons(nodes: Mapping[str, str]) -> Iterator[str]:
         yield f"and so on, {len(nodes)} nodes in all"
 
 
-def _missing(run: Run, every: int, candidates: list[str]) -> int:
+def _missing(run: JobController, every: int, candidates: list[str]) -> int:
     """Return how many more nodes to bring up: as many as there are too few, and for sick ones as long as there are better ones."""
     alive = run.fleet.alive()
     better = sum(not run.preflight.against(node) for node in candidates)
@@ -132,7 +132,7 @@ def _missing(run: Run, every: int, candidates: list[str]) -> int:
     return max(0, min(len(candidates), max(every - len(alive), min(better, every - len(alive) + sick))))
 
 
-def _tell_of_sick(run: Run, ready: list[str], order: list[str]) -> None:
+def _tell_of_sick(run: JobController, ready: list[str], order: list[str]) -> None:
     """Record how the nodes of the launch stand, which were passed over for others, and which are used for want of others."""
     for node in ready:
         why = run.preflight.against(node)

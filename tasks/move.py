@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from holdfast.control.supervisor.controller import Run
-from holdfast.control.supervisor.requests import MoveAsked
+from holdfast.control.supervisor.controller import JobController
+from holdfast.control.supervisor.requests import MigrationRequest
 from holdfast.errors import WorldError
-from policies.node_faults import Offence
-from tasks.planned import CannotMove, Change
+from policies.node_faults import NodeFault
+from tasks.planned import CannotMove, MigrationPlan
 
 
-class Move(Change):
+class RankMove(MigrationPlan):
     """One planned move."""
 
-    def __init__(self, run: Run, asked: MoveAsked) -> None:
+    def __init__(self, run: JobController, asked: MigrationRequest) -> None:
         super().__init__(run)
         self.asked = asked
 
@@ -37,7 +37,7 @@ class Move(Change):
         self.record(seats, lineup, because=self.asked.in_words(), source=source)
         if self.asked.kind:  # a detector's wish: the node held the others up
             grave, words = source not in run.members, f"{self.asked.kind}: {self.asked.quote}"
-            run.wards.accuse([Offence(node=source, grave=grave, because=words, evidence=(words,), seen=time.time())])
+            run.wards.accuse([NodeFault(node=source, grave=grave, because=words, evidence=(words,), seen=time.time())])
         ranks = ", ".join(map(str, sorted(leavers)))
         if self.asked.rank is None and source not in run.members:
             run.stand(source, "excluded", f"rank(s) {ranks} were moved to {target}")

@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from detectors.evidence import TakeOverTrouble
+from detectors.evidence import ReplaceRanksTrouble
 from holdfast.control.agents.pool import failures
 from holdfast.control.config.worker_env import told_of
-from holdfast.control.state.migration import MoveInWork
-from holdfast.control.state.rank_table import Lineup
-from holdfast.control.supervisor.controller import TICK, Run
-from policies.escalation import Seat
+from holdfast.control.state.migration import MigrationState
+from holdfast.control.state.rank_table import RankTable
+from holdfast.control.supervisor.controller import TICK, JobController
+from policies.escalation import Placement
 from policies.placement import Membership, membership_after
 from policies.states import Event
 from tasks.monitor import look
 from tasks.takeover import facts_of, store_without, worker_of
-from tasks.turn import Turn
+from tasks.turn import Transition
 
 
 class CannotMove(Exception):
@@ -28,15 +28,15 @@ class CannotMove(Exception):
 class Interrupted(Exception):
     """Something came in between that the flow has to turn for."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Transition) -> None:
         super().__init__(turn.because)
         self.turn = turn
 
 
-class Change:
+class MigrationPlan:
     """One planned change of who holds which ranks."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobController) -> None:
         self.run = run
         self.until = time.monotonic() + run.spec.deadlines.migrate.total_seconds()
         self.joiners: list[int] = []
@@ -49,7 +49,7 @@ class Change:
 
     # -- plan ---------------------------------------------------------------------------------------------------------
 
-    def seats(self, places: Mapping[int, str]) -> tuple[Seat, ...]:
+    def seats(self, places: Mapping[int, str]) -> tuple[Placement, ...]:
         """Have a standby for each rank of *places*, on its node there, warmed up and parked."""
         run, world = self.run, self.run.lineup.width
         role_of = {rank: number for number, ranks in enumerate(run.roles) for rank in ranks}
@@ -66,16 +66,16 @@ class Change:
             taken |= dict(zip(ranks, run.pool.start(node, [role_of.get(rank, 0) for rank in ranks], run.wanted()), strict=True))
         self.joiners = list(taken.values())
         self.wait(lambda: run.pool.are_ready(self.joiners), lambda: f"the standbys on {', '.join(set(places.values()))} have not parked")
-        return tuple(Seat(rank=rank, node=places[rank], standby=number) for rank, number in sorted(taken.items()))
+        return tuple(Placement(rank=rank, node=places[rank], standby=number) for rank, number in sorted(taken.items()))
 
-    def plan(self, seats: tuple[Seat, ...], leavers: frozenset[int]) -> Lineup:
+    def plan(self, seats: tuple[Placement, ...], leavers: frozenset[int]) -> RankTable:
         """Agree on the coming generation."""
         run = self.run
         membership = membership_after(run.board.membership, seats)
         store, serve = store_without(run, leavers, membership)
         run.newest += 1  # whatever comes of this, no other generation has this number
         joiners = {seat.rank: seat.standby for seat in seats if seat.standby is not None}
-        run.moving = MoveInWork(
+        run.moving = MigrationState(
             generation=run.newest, leavers=leavers, joiners=joiners, ranks=frozenset(run.board.ranks), membership=membership
         )
         lineup = run.lineup.after(run.newest, membership, frozenset(joiners))
@@ -84,11 +84,11 @@ class Change:
     # -- prepare and change over --------------------------------------------------------------------------------------
 
     @property
-    def _moving(self) -> MoveInWork:
+    def _moving(self) -> MigrationState:
         assert self.run.moving is not None
         return self.run.moving
 
-    def prepare(self, lineup: Lineup, seats: tuple[Seat, ...]) -> None:
+    def prepare(self, lineup: RankTable, seats: tuple[Placement, ...]) -> None:
         """Have everybody build what the coming generation needs, beside training; wait until all have."""
         run, moving = self.run, self._moving
         shared = {
@@ -123,8 +123,10 @@ class Change:
         except CannotMove as error:
             if not (moving.switched or moving.left):
                 raise
-            run.board.evidence.append(TakeOverTrouble(node=run.members[0], at=time.time(), why=f"a planned move stopped halfway: {error}"))
-            raise Interrupted(Turn(Event.FAULTED, f"a planned move stopped halfway: {error}")) from error
+            run.board.evidence.append(
+                ReplaceRanksTrouble(node=run.members[0], at=time.time(), why=f"a planned move stopped halfway: {error}")
+            )
+            raise Interrupted(Transition(Event.FAULTED, f"a planned move stopped halfway: {error}")) from error
 
     def _tell_all(self, message: dict[str, Any]) -> dict[str, Any]:
         """Tell something to all ranks that live, and to those that are to come."""
@@ -142,7 +144,7 @@ class Change:
         self.run.pool.drop(self.joiners)
         self.run.moving = None
 
-    def record(self, seats: tuple[Seat, ...], lineup: Lineup, *, because: str, source: str | None = None) -> None:
+    def record(self, seats: tuple[Placement, ...], lineup: RankTable, *, because: str, source: str | None = None) -> None:
         """Put on record what the ranks have done: in the history, and at every agent."""
         run, moving = self.run, self._moving
         by_rank, run.moving, self.pause = {seat.rank: seat for seat in seats}, None, moving.pause
@@ -159,8 +161,8 @@ class Change:
         wrong = {node: error for node, error in failures(answers).items() if node in moving.membership}
         if wrong:
             now, why = time.time(), "; ".join(str(error) for error in wrong.values())
-            run.board.evidence.extend(TakeOverTrouble(node=node, at=now, why=str(error)) for node, error in wrong.items())
-            raise Interrupted(Turn(Event.FAULTED, why))
+            run.board.evidence.extend(ReplaceRanksTrouble(node=node, at=now, why=str(error)) for node, error in wrong.items())
+            raise Interrupted(Transition(Event.FAULTED, why))
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from detectors.readings import NodeReading
 from holdfast.prefect_client.events import emit_nodes
 from holdfast.probe.health import Checkup
 from holdfast.report.wording import plural, some
-from policies.node_health import Change, Verdict, worst_first
+from policies.node_health import HealthChange, HealthVerdict, worst_first
 from tasks import checkups
 
 HEALTH: Final = {"ok": "healthy", "sick": "unhealthy"}
@@ -80,7 +80,7 @@ def summary(checkup: Checkup) -> str:
     return f"{plural(len(checkup.verdicts), 'node')} in {checkup.seconds:.1f} s: {counted}"
 
 
-def rows(verdict: Verdict) -> list[dict[str, str]]:
+def rows(verdict: HealthVerdict) -> list[dict[str, str]]:
     """Return a node's rows: one a finding, the worst first; what is longer than a cell goes on in the row below."""
     told = {"node": verdict.node, "health": HEALTH.get(verdict.standing, verdict.standing)}
     since = datetime.fromtimestamp(verdict.since, tz=UTC).strftime("%m-%d %H:%M")
@@ -94,7 +94,7 @@ def rows(verdict: Verdict) -> list[dict[str, str]]:
     return made
 
 
-def _in_short(change: Change) -> str:
+def _in_short(change: HealthChange) -> str:
     """Say what changed about a node without the evidence, which stands in the table."""
     before, after = (HEALTH.get(name, name) for name in (change.before or "new", change.after))
     kinds = ", ".join(dict.fromkeys(one.kind for one in change.new))

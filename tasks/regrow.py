@@ -8,21 +8,21 @@ import time
 from detectors.evidence import Overrun
 from holdfast.control.agents.pool import failures
 from holdfast.control.checkpoints.final_checkpoint import save_what_lives
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.controller import JobController
 from holdfast.errors import NodeTrouble, WorldError
-from policies.case import Rung
+from policies.case import RecoveryAction
 from policies.placement import place
 from policies.states import Event
 from tasks.isolate import wait_until_gone
 from tasks.monitor import look, see_begun
 from tasks.reschedule import agree
 from tasks.resume import start_workers
-from tasks.turn import Turn
+from tasks.turn import Transition
 
 
-def regrow(run: Run) -> Turn:
+def regrow(run: JobController) -> Transition:
     """Take in the nodes that are free again; until the ranks are stopped whatever is in the way leaves training as it is."""
-    begin, limit = time.monotonic(), run.policy.deadlines.of(Rung.SHRINK)
+    begin, limit = time.monotonic(), run.policy.deadlines.of(RecoveryAction.SHRINK)
     nodes = run.growth.nodes()
     come = _brought_up(run, nodes)
     turn = look(run)
@@ -30,20 +30,22 @@ def regrow(run: Run) -> Turn:
         return turn
     if not come:
         run.growth.failed()
-        return Turn(Event.MOVE_FAILED, f"no agent could be brought up on {', '.join(nodes)}" if nodes else "there is no room any more")
+        return Transition(
+            Event.MOVE_FAILED, f"no agent could be brought up on {', '.join(nodes)}" if nodes else "there is no room any more"
+        )
     run.growth.succeeded()
     because = f"there was room on {', '.join(come)} again"
     if stuck := _placed_anew(run, come, because):
-        return Turn(Event.FAULTED, stuck)
+        return Transition(Event.FAULTED, stuck)
     start_workers(run)
     turn = see_begun(run, seconds=begin + limit - time.monotonic()) or _overrun(run, time.monotonic() - begin, limit)
     if turn.event is Event.STARTED:
         said = f"{because}: {len(run.board.ranks)} ranks on {', '.join(run.members)}, in {time.monotonic() - begin:.1f} s"
-        turn = Turn(Event.MOVED, said)
+        turn = Transition(Event.MOVED, said)
     return turn
 
 
-def _placed_anew(run: Run, come: tuple[str, ...], because: str) -> str:
+def _placed_anew(run: JobController, come: tuple[str, ...], because: str) -> str:
     """End the present generation and agree on one with the nodes that have *come* too; return what is in the way."""
     try:
         stuck = _stopped(run)
@@ -54,14 +56,14 @@ def _placed_anew(run: Run, come: tuple[str, ...], because: str) -> str:
     return stuck
 
 
-def _overrun(run: Run, seconds: float, limit: float) -> Turn:
+def _overrun(run: JobController, seconds: float, limit: float) -> Transition:
     """Take note that no step has come: the ladder answers that."""
     reached = {view.rank: view.reached() for view in run.board.ranks.values()}
-    run.board.overrun = Overrun(at=time.time(), rung=Rung.SHRINK, seconds=seconds, limit=limit, reached=reached)
-    return Turn(Event.FAULTED, f"a start on more nodes brought no step within {limit:.0f} s")
+    run.board.overrun = Overrun(at=time.time(), rung=RecoveryAction.SHRINK, seconds=seconds, limit=limit, reached=reached)
+    return Transition(Event.FAULTED, f"a start on more nodes brought no step within {limit:.0f} s")
 
 
-def _brought_up(run: Run, nodes: tuple[str, ...]) -> tuple[str, ...]:
+def _brought_up(run: JobController, nodes: tuple[str, ...]) -> tuple[str, ...]:
     """Have agents on *nodes*; return those that have one."""
     alive = set(run.fleet.alive())
     missing = [node for node in nodes if node not in alive]
@@ -72,7 +74,7 @@ def _brought_up(run: Run, nodes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(node for node in nodes if node in alive)
 
 
-def _stopped(run: Run) -> str:
+def _stopped(run: JobController) -> str:
     """End all ranks, and put what they hold in memory on disk, where it can be read at any width; return what is in the way."""
     answers = run.fleet.order(run.members, "stop", generation=run.generation, signal=int(signal.SIGKILL), grace=0.0)
     if failures(answers):

@@ -8,7 +8,7 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from detectors.burn_in_results import Mark
+from detectors.burn_in_results import CheckMark
 from holdfast.log import note
 from holdfast.prefect_client.events import emit_nodes
 from holdfast.report.burn_ins import burn_ins_markdown, in_a_sentence
@@ -64,7 +64,7 @@ def publish(cluster: str) -> str:
     text = burn_ins_markdown(repair.outcomes, left, states)
     _sent(create_markdown_artifact(markdown=text, key=artifact_key(cluster), description=f"Burn-ins on cluster {cluster}: {words}"))
     for node, found in repair.outcomes.items():
-        if found.mark is Mark.SKIPPED and states[node] is NodeState.QUARANTINED:
+        if found.mark is CheckMark.SKIPPED and states[node] is NodeState.QUARANTINED:
             note(log, "node.stays-out", level=logging.WARNING, node=node, why=stays_out(found, str(states[node])))
     emit_nodes(cluster, [(node, move, {"hold": move.hold}) for node, move in repair.moves])
     return words

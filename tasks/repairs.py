@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from holdfast.history import History
-from holdfast.probe.burn_in.plan import Plan
+from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.repair import Repair
 from holdfast.spec import Cluster
 from policies.cordons import Owner
@@ -19,7 +19,7 @@ def repairing(cluster: Cluster, seconds: float | None = None, nodes: Sequence[st
     """Have *nodes* of *cluster* repaired while the block runs; raise `OperatorError` when that cannot be."""
     history = History.open()
     try:
-        owner, plan = Owner(name="node-repair"), Plan.of(cluster.burn_in, seconds=seconds)
+        owner, plan = Owner(name="node-repair"), BurnInPlan.of(cluster.burn_in, seconds=seconds)
         with Repair(cluster, history, owner, plan) as repair:
             repair.refuse_strangers(nodes)
             _REPAIRS[cluster.name] = repair

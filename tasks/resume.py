@@ -8,23 +8,23 @@ from typing import Final
 from detectors.evidence import Overrun, StartTrouble
 from holdfast.control.agents.pool import failures
 from holdfast.control.config.worker_env import rank_environments, told_of
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.controller import JobController
 from policies.case import IN_PROCESS
 from policies.states import Event
 from tasks import takeover, titles
 from tasks.monitor import see_begun
-from tasks.turn import Turn, step
+from tasks.turn import Transition, step
 
 START_SECONDS: Final = 30.0
 """How long an agent may take to answer the order to start workers, where the deadline of the rung leaves it so long."""
 
 
 @step("resume", titles.resume)
-def resume(run: Run) -> Turn:
+def resume(run: JobController) -> Transition:
     """Start the workers and wait for the first new step, within the deadline of the rung."""
     incident = run.incident
     if incident is None:
-        return Turn(Event.STARTED, "the flow before had seen the ranks at work, and died before it could say so")
+        return Transition(Event.STARTED, "the flow before had seen the ranks at work, and died before it could say so")
     assert incident.decision is not None
     rung = incident.decision.rung
     limit = run.policy.deadlines.of(rung)
@@ -40,13 +40,13 @@ def resume(run: Run) -> Turn:
         now = time.time()
         run.board.overrun = Overrun(at=now, rung=rung, seconds=now - begin + 1e-6, limit=limit, reached=reached)
         incident.tried.append(rung)
-        return Turn(Event.FAULTED, f"{rung} brought no step within {limit:.0f} s")
+        return Transition(Event.FAULTED, f"{rung} brought no step within {limit:.0f} s")
     if turn.event in (Event.STARTED, Event.FINISHED):
         run.close_incident("recovered")
     return turn
 
 
-def start_workers(run: Run, *, seconds: float = START_SECONDS) -> None:
+def start_workers(run: JobController, *, seconds: float = START_SECONDS) -> None:
     """Order every node to start its workers, all at once; a node that does not say within *seconds* that it has is evidence."""
     environments = rank_environments(run.board.membership, generation=run.generation, lineup=run.lineup, job=run.job.name)
     memory = run.replicas.environments(environments, environments)

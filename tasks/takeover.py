@@ -6,23 +6,23 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from detectors.evidence import TakeOverTrouble
+from detectors.evidence import ReplaceRanksTrouble
 from holdfast.control.agents.pool import failures
 from holdfast.control.config.worker_env import roles_environment, told_of
-from holdfast.control.state.rank_table import Lineup
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.state.rank_table import RankTable
+from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.errors import NodeTrouble, OrderRefused
 from holdfast.report.wording import ranks as in_ranges
 from holdfast.report.wording import some
-from policies.escalation import Decision, Seat
+from policies.escalation import Decision, Placement
 from policies.node_faults import offences
 from policies.placement import Membership, membership_after
 from policies.states import Event
-from tasks.turn import Turn
+from tasks.turn import Transition
 
 
-def isolate(run: Run, incident: IncidentInWork) -> Turn:
+def isolate(run: JobController, incident: IncidentInWork) -> Transition:
     """Wake the ranks that live from whatever they wait for, and kill those that are sick; wait for neither."""
     decision = incident.decision
     assert decision is not None
@@ -43,24 +43,24 @@ def isolate(run: Run, incident: IncidentInWork) -> Turn:
         return _failed(run, {node: str(error) for node, error in wrong.items() if isinstance(error, OrderRefused)}, wrong)
     out = f"{'rank' if len(sick) == 1 else 'ranks'} {in_ranges(sick)} of generation {run.generation} stopped" if sick else "no rank stopped"
     world = len(run.board.ranks)
-    return Turn(Event.ISOLATED, f"{out}; {world - len(sick)} of {world} ranks keep their processes and wait")
+    return Transition(Event.ISOLATED, f"{out}; {world - len(sick)} of {world} ranks keep their processes and wait")
 
 
-def _failed(run: Run, refused: dict[str, str], all_wrong: dict[str, Any]) -> Turn:
+def _failed(run: JobController, refused: dict[str, str], all_wrong: dict[str, Any]) -> Transition:
     """Turn what agents refused into evidence; one that is gone is noticed as that."""
     _note(run, refused)
-    return Turn(Event.FAULTED, "; ".join(str(error) for error in all_wrong.values()))
+    return Transition(Event.FAULTED, "; ".join(str(error) for error in all_wrong.values()))
 
 
-def _note(run: Run, refused: dict[str, str]) -> None:
+def _note(run: JobController, refused: dict[str, str]) -> None:
     """Take note of what agents refused, after all that they had told before: mostly that a rank has ended which was to be kept."""
     if refused:
         run.pump(0.0)
     now = time.time()
-    run.board.evidence.extend(TakeOverTrouble(node=node, at=now, why=why) for node, why in refused.items())
+    run.board.evidence.extend(ReplaceRanksTrouble(node=node, at=now, why=why) for node, why in refused.items())
 
 
-def let_go(run: Run, nodes: tuple[str, ...], *, lost: set[str], because: str) -> None:
+def let_go(run: JobController, nodes: tuple[str, ...], *, lost: set[str], because: str) -> None:
     """Let go of *nodes*: nothing of the job may run there any more, nor of any other job where they have to answer for it."""
     if run.incident is not None and run.incident.case is not None:
         run.wards.accuse(offences(run.incident.case, nodes))
@@ -70,7 +70,7 @@ def let_go(run: Run, nodes: tuple[str, ...], *, lost: set[str], because: str) ->
         run.stand(node, "lost" if node in lost else "excluded", because)
 
 
-def give_up(run: Run, incident: IncidentInWork, node: str) -> None:
+def give_up(run: JobController, incident: IncidentInWork, node: str) -> None:
     """Let go of a node whose ranks all leave it and whose agent could not be told to end them: that is done once it can be reached."""
     incident.lost.add(node)
     run.held.pop(node, None)
@@ -78,7 +78,7 @@ def give_up(run: Run, incident: IncidentInWork, node: str) -> None:
     run.fleet.drop_later(node)
 
 
-def reschedule(run: Run, decision: Decision) -> Turn:
+def reschedule(run: JobController, decision: Decision) -> Transition:
     """Begin the next generation: who lives stays, the sick ranks go where the decision says."""
     sick = frozenset(seat.rank for seat in decision.seats)
     membership = membership_after(run.board.membership, decision.seats, decision.vacate)
@@ -91,10 +91,10 @@ def reschedule(run: Run, decision: Decision) -> Turn:
     lineup = replace(run.lineup.after(number, membership, sick), store=store, serve=serve, since=run.generation, every=every)
     run.enter_generation(number, membership, lineup=lineup, because=decision.because)
     kept = f"{len(lineup.kept)} of {len(run.board.ranks)} ranks keep their processes"
-    return Turn(Event.PLACED, f"generation {number} on {some(membership)}; {kept}")
+    return Transition(Event.PLACED, f"generation {number} on {some(membership)}; {kept}")
 
 
-def store_without(run: Run, leaving: frozenset[int], membership: Membership) -> tuple[tuple[str, int], int]:
+def store_without(run: JobController, leaving: frozenset[int], membership: Membership) -> tuple[tuple[str, int], int]:
     """Return the place of the store and the rank that hosts it: the present ones, or those of the lowest rank that stays."""
     if run.lineup.serve not in leaving:
         return run.lineup.store, run.lineup.serve
@@ -104,7 +104,7 @@ def store_without(run: Run, leaving: frozenset[int], membership: Membership) -> 
     return (run.fleet.source.address(ranks[serve]), port), serve
 
 
-def regroup(run: Run, decision: Decision) -> None:
+def regroup(run: JobController, decision: Decision) -> None:
     """Give every node the next generation at once; one that refuses is evidence."""
     by_rank = {seat.rank: seat for seat in decision.seats}
     facts = facts_of(run, run.lineup)
@@ -128,7 +128,7 @@ def regroup(run: Run, decision: Decision) -> None:
     _note(run, {node: str(error) for node, error in wrong.items()})
 
 
-def facts_of(run: Run, lineup: Lineup) -> dict[str, Any]:
+def facts_of(run: JobController, lineup: RankTable) -> dict[str, Any]:
     """Return what every process must know of the generation of *lineup*, those that live on included, whatever their node."""
     return {
         "world": len(lineup.incarnations),
@@ -142,7 +142,7 @@ def facts_of(run: Run, lineup: Lineup) -> dict[str, Any]:
     }
 
 
-def worker_of(run: Run, node: str, rank: int, seat: Seat | None) -> dict[str, Any]:
+def worker_of(run: JobController, node: str, rank: int, seat: Placement | None) -> dict[str, Any]:
     """Return what the agent of *node*, where *rank* is to live, is told of it."""
     if seat is None:
         return {"rank": rank, "from": "kept", "standby": None, "environment": {}}

@@ -6,23 +6,23 @@ import re
 from typing import Final
 
 from detectors.catalogue import Fault
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.controller import JobController
 from holdfast.report.wording import duration, plural, ranks, some
-from policies.case import Decision, Rung
+from policies.case import Decision, RecoveryAction
 from policies.states import Event
-from tasks.turn import Turn
+from tasks.turn import Transition
 
 ACTIONS: Final = {
-    Rung.RETRY_STEP: "retry the step",
-    Rung.TAKE_OVER: "replace ranks",
-    Rung.NARROW: "continue with fewer ranks",
-    Rung.RESTART_IN_PLACE: "restart the workers",
-    Rung.GO_BACK: "restart from an older checkpoint",
-    Rung.REPLACE_NODE: "replace the node",
-    Rung.SHRINK: "restart on fewer nodes",
-    Rung.ASK_A_PERSON: "ask for approval",
-    Rung.WAIT_FOR_CAPACITY: "wait for nodes",
-    Rung.GIVE_UP: "fail the job",
+    RecoveryAction.RETRY_STEP: "retry the step",
+    RecoveryAction.TAKE_OVER: "replace ranks",
+    RecoveryAction.NARROW: "continue with fewer ranks",
+    RecoveryAction.RESTART_IN_PLACE: "restart the workers",
+    RecoveryAction.GO_BACK: "restart from an older checkpoint",
+    RecoveryAction.REPLACE_NODE: "replace the node",
+    RecoveryAction.SHRINK: "restart on fewer nodes",
+    RecoveryAction.ASK_A_PERSON: "ask for approval",
+    RecoveryAction.WAIT_FOR_CAPACITY: "wait for nodes",
+    RecoveryAction.GIVE_UP: "fail the job",
 }
 """Recovery actions, as titles and log lines name them."""
 MOST_NODES: Final = 4
@@ -38,42 +38,42 @@ def of_fault(fault: Fault) -> str:
 def of_action(decision: Decision) -> str:
     """Name what a decision does, and to whom."""
     action = ACTIONS[decision.rung]
-    if decision.rung is Rung.TAKE_OVER:
+    if decision.rung is RecoveryAction.TAKE_OVER:
         lost = ranks(seat.rank for seat in decision.seats)
         return f"replace {'rank' if len(decision.seats) == 1 else 'ranks'} {lost}"
-    if decision.drop and decision.rung is Rung.REPLACE_NODE:
+    if decision.drop and decision.rung is RecoveryAction.REPLACE_NODE:
         return f"replace {some(decision.drop, MOST_NODES)}" + (f" by {some(decision.add, MOST_NODES)}" if decision.add else "")
     return action
 
 
-def launch(run: Run, turn: Turn, seconds: float) -> str:
+def launch(run: JobController, turn: Transition, seconds: float) -> str:
     """Say what was started, and where."""
     if turn.event is not Event.STARTED:
         return f"launch: {_outcome(run, turn)}"
     return f"launch: {plural(len(run.board.ranks), 'rank')} on {some(run.members, MOST_NODES)}, {duration(seconds)}"
 
 
-def monitor(run: Run, turn: Turn, seconds: float) -> str:
+def monitor(run: JobController, turn: Transition, seconds: float) -> str:
     """Say how far the job came."""
     step = f", step {run.best:,}" if run.managed else ""
     seen = "fault seen" if turn.event is Event.FAULTED else _outcome(run, turn)
     return f"monitor: {duration(seconds)}{step}, {seen}"
 
 
-def detect(run: Run, turn: Turn, seconds: float) -> str:  # noqa: ARG001 (the title of a diagnosis says what, not how long)
+def detect(run: JobController, turn: Transition, seconds: float) -> str:  # noqa: ARG001 (the title of a diagnosis says what, not how long)
     """Name the root cause."""
     if turn.event is Event.DISMISSED or run.incident is None or run.incident.diagnosis is None:
         return "detect: nothing to act on"
     return f"detect: {of_fault(run.incident.diagnosis.root)}"
 
 
-def decide(run: Run, turn: Turn, seconds: float) -> str:  # noqa: ARG001 (a decision takes no time)
+def decide(run: JobController, turn: Transition, seconds: float) -> str:  # noqa: ARG001 (a decision takes no time)
     """Name the recovery action."""
     decision = run.incident.decision if run.incident is not None else None
     return f"decide: {of_action(decision) if decision is not None else _outcome(run, turn)}"
 
 
-def isolate(run: Run, turn: Turn, seconds: float) -> str:
+def isolate(run: JobController, turn: Transition, seconds: float) -> str:
     """Say who was stopped, and which nodes were taken out."""
     decision = _decision(run)
     if turn.event is not Event.ISOLATED or decision is None:
@@ -84,7 +84,7 @@ def isolate(run: Run, turn: Turn, seconds: float) -> str:
     return f"isolate: {stopped}{nodes}, {duration(seconds)}"
 
 
-def reschedule(run: Run, turn: Turn, seconds: float) -> str:  # noqa: ARG001 (agreeing on a membership takes milliseconds)
+def reschedule(run: JobController, turn: Transition, seconds: float) -> str:  # noqa: ARG001 (agreeing on a membership takes milliseconds)
     """Say where the ranks go."""
     decision = _decision(run)
     if turn.event is not Event.PLACED or decision is None:
@@ -95,13 +95,13 @@ def reschedule(run: Run, turn: Turn, seconds: float) -> str:  # noqa: ARG001 (ag
     return f"reschedule: {plural(len(run.board.ranks), 'rank')} on {some(run.members, MOST_NODES)}"
 
 
-def resume(run: Run, turn: Turn, seconds: float) -> str:
+def resume(run: JobController, turn: Transition, seconds: float) -> str:
     """Say how the job got back to work, and how long it was down."""
     if turn.event not in {Event.STARTED, Event.FINISHED} or run.closed is None:
         return f"resume: {_outcome(run, turn)}"
     down = duration(run.closed.downtime_s if run.closed.downtime_s is not None else seconds)
     decision = run.recovered
-    if decision is not None and decision.rung is Rung.TAKE_OVER and decision.seats:
+    if decision is not None and decision.rung is RecoveryAction.TAKE_OVER and decision.seats:
         seat, more = decision.seats[0], len(decision.seats) - 1
         others = f" and {plural(more, 'more')}" if more else ""
         return f"resume: rank {seat.rank}{others} replaced by {_host(seat.node, standby=seat.standby is not None)}, {down}"
@@ -110,19 +110,19 @@ def resume(run: Run, turn: Turn, seconds: float) -> str:
     return f"resume: {again}, {down}" + ("" if lost is None else f", {plural(lost, 'step')} lost")
 
 
-def wait(run: Run, turn: Turn, seconds: float) -> str:
+def wait(run: JobController, turn: Transition, seconds: float) -> str:
     """Say what was waited for."""
     decision = _decision(run)
-    what = "approval" if decision is not None and decision.rung is Rung.ASK_A_PERSON else "nodes"
+    what = "approval" if decision is not None and decision.rung is RecoveryAction.ASK_A_PERSON else "nodes"
     return f"wait for {what}: {duration(seconds)}, {_outcome(run, turn)}"
 
 
-def migrate(run: Run, turn: Turn, seconds: float) -> str:
+def migrate(run: JobController, turn: Transition, seconds: float) -> str:
     """Say what came of a planned move."""
     return f"migrate: {_outcome(run, turn)}, {duration(seconds)}"
 
 
-def _decision(run: Run) -> Decision | None:
+def _decision(run: JobController) -> Decision | None:
     return run.incident.decision if run.incident is not None else None
 
 
@@ -130,7 +130,7 @@ def _host(node: str, *, standby: bool) -> str:
     return f"{'hot spare' if standby else 'new process'} on {node}"
 
 
-def _outcome(run: Run, turn: Turn) -> str:
+def _outcome(run: JobController, turn: Transition) -> str:
     """Say how a step ended that did not do what it is named for."""
     if turn.event is Event.FAULTED:
         found = run.faults()

@@ -13,22 +13,22 @@ from prefect.context import TaskRunContext
 from prefect.states import Completed
 
 from holdfast.control.supervisor import registry
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.controller import JobController
 from holdfast.errors import HandedOver
 from policies.states import Event
 
 
-class Turn(NamedTuple):
+class Transition(NamedTuple):
     """What a step answers: the event that moves the job on, and why."""
 
     event: Event
     because: str
 
 
-Work: TypeAlias = Callable[[Run], Turn]
-Title: TypeAlias = Callable[[Run, Turn, float], str]
+Work: TypeAlias = Callable[[JobController], Transition]
+Title: TypeAlias = Callable[[JobController, Transition, float], str]
 """Names a step once it is over, from the run, its answer, and the seconds that it took."""
-Step: TypeAlias = Task[[str], "TaskState[Turn | None]"]
+Step: TypeAlias = Task[[str], "TaskState[Transition | None]"]
 
 STATE_NAMES: Final[Mapping[Event, str]] = {
     Event.FAULTED: "Fault seen",
@@ -52,13 +52,13 @@ task that found it, and a task after a failed one would never start."""
 def step(name: str, title: Title) -> Callable[[Work], Step]:
     """Make a Prefect task called *name* of a function that takes the run, and have *title* name each of its runs at its end.
 
-    The task takes the job's name, since Prefect searches parameters for futures, and a run is large. Its result is the `Turn`; there is
-    none where the controller was told to detach from its job meanwhile.
+    The task takes the job's name, since Prefect searches parameters for futures, and a run is large. Its result is the
+    `Transition`; none where the controller was told to detach from its job meanwhile.
     """
 
     def decorate(work: Work) -> Step:
         @task(name=name, task_run_name=name, cache_policy=NO_CACHE, retries=0, persist_result=False, description=work.__doc__)
-        def run_step(job: str) -> TaskState[Turn | None]:
+        def run_step(job: str) -> TaskState[Transition | None]:
             run, begin = registry.of(job), time.monotonic()
             try:
                 turn = work(run)

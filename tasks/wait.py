@@ -9,33 +9,33 @@ from typing import Final
 from detectors.node import NODE_APART
 from holdfast.control.faults import reachability
 from holdfast.control.nodes.approvals import LEAST
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.errors import WorldError
 from holdfast.history import approvals
 from holdfast.history.approvals import ISOLATE
 from holdfast.history.models import Question
-from policies.case import Rung
-from policies.node_faults import Offence, takes_out
+from policies.case import RecoveryAction
+from policies.node_faults import NodeFault, takes_out
 from policies.placement import members_after
 from policies.states import Event
 from tasks import titles
 from tasks.monitor import ending
-from tasks.turn import Turn, step
+from tasks.turn import Transition, step
 
 KNOCK: Final = 1.0
 """Seconds between two looks for nodes that are back."""
 
 
 @step("wait", titles.wait)
-def wait(run: Run) -> Turn:
+def wait(run: JobController) -> Transition:
     """Wait for what the decision is about: a person's approval, or nodes."""
     assert run.incident is not None
     assert run.incident.decision is not None
-    return wait_for_approval(run) if run.incident.decision.rung is Rung.ASK_A_PERSON else wait_for_capacity(run)
+    return wait_for_approval(run) if run.incident.decision.rung is RecoveryAction.ASK_A_PERSON else wait_for_capacity(run)
 
 
-def wait_for_approval(run: Run) -> Turn:
+def wait_for_approval(run: JobController) -> Transition:
     """Ask a person whether nodes may be isolated, until one answers or what was asked has changed; what trains goes on training."""
     incident = run.incident
     assert incident is not None
@@ -48,35 +48,35 @@ def wait_for_approval(run: Run) -> Turn:
             if answer.nodes.keys() == set(decision.drop):  # else of a question that was given up just when it was answered
                 return _answered(run, incident, answer)
         if run.board.ranks and run.board.all_well():
-            return Turn(Event.FINISHED, f"all {len(run.board.ranks)} rank(s) ended with status 0")
+            return Transition(Event.FINISHED, f"all {len(run.board.ranks)} rank(s) ended with status 0")
         if (turn := ending(run)) is not None:
             return turn
         if lost := run.missing().keys() - missing:
-            return Turn(Event.FAULTED, f"{', '.join(sorted(lost))} is gone while a person is asked")
+            return Transition(Event.FAULTED, f"{', '.join(sorted(lost))} is gone while a person is asked")
         if came := set(run.spares()) - spares:
-            return Turn(Event.ANSWERED, f"nobody need be asked any more: {', '.join(sorted(came))} is there")
+            return Transition(Event.ANSWERED, f"nobody need be asked any more: {', '.join(sorted(came))} is there")
         knock(run, missing=len(decision.drop))
 
 
-def _against(run: Run, incident: IncidentInWork, node: str) -> Offence:
+def _against(run: JobController, incident: IncidentInWork, node: str) -> NodeFault:
     """Return what speaks against *node*."""
     found = takes_out([fault for fault in incident.faults if fault.node == node], run.levels)
     assert incident.decision is not None
     because = incident.decision.because
-    return found or Offence(node=node, grave=True, because=because, evidence=(because,), seen=incident.row.detected_at)
+    return found or NodeFault(node=node, grave=True, because=because, evidence=(because,), seen=incident.row.detected_at)
 
 
-def _answered(run: Run, incident: IncidentInWork, answer: Question) -> Turn:
+def _answered(run: JobController, incident: IncidentInWork, answer: Question) -> Transition:
     """Take a person's word, or that there was none: what was said not to be isolated stays, and is what it was before."""
     incident.approved |= set(answer.picked)
     if answer.by:
         run.wards.approve(answer.picked, answer.by)
         run.wards.keep({node: told for node, told in answer.nodes.items() if node not in answer.picked}, answer.answered_at or time.time())
     incident.lap("wait", time.time())
-    return Turn(Event.ANSWERED, f"question {answer.number}: {approvals.in_words(answer)}")
+    return Transition(Event.ANSWERED, f"question {answer.number}: {approvals.in_words(answer)}")
 
 
-def wait_for_capacity(run: Run) -> Turn:
+def wait_for_capacity(run: JobController) -> Transition:
     """Wait until the nodes that the decision needs are there: lost ones that came back, or any free one."""
     incident = run.incident
     assert incident is not None
@@ -96,18 +96,18 @@ def wait_for_capacity(run: Run) -> Turn:
             gone = tuple(node for node in held if node not in ready)
             incident.decision = replace(incident.decision, drop=gone, add=tuple(n for n in ready if n not in held) + tuple(more))
             incident.lap("wait", time.time())
-            return Turn(Event.GAINED, f"{', '.join(found) or 'enough nodes'} came back")
+            return Transition(Event.GAINED, f"{', '.join(found) or 'enough nodes'} came back")
         if (turn := ending(run)) is not None:
             return turn
         if time.time() - incident.rung_at > limit:
-            incident.tried.append(Rung.WAIT_FOR_CAPACITY)
+            incident.tried.append(RecoveryAction.WAIT_FOR_CAPACITY)
             incident.lap("wait", time.time())
-            return Turn(Event.FAULTED, "; ".join([f"no capacity came within {limit:.0f} s", *run.wards.left_out()]))
+            return Transition(Event.FAULTED, "; ".join([f"no capacity came within {limit:.0f} s", *run.wards.left_out()]))
         look_after(run, incident)
         knock(run, missing=incident.decision.need - len(ready))
 
 
-def can_meet(run: Run, incident: IncidentInWork, nodes: list[str]) -> bool:
+def can_meet(run: JobController, incident: IncidentInWork, nodes: list[str]) -> bool:
     """Tell whether *nodes* all reach each other; asked only after two that did not have brought the job to a halt."""
     if NODE_APART.id not in {incident.row.kind, *(fault.kind for fault in incident.faults)}:
         return True
@@ -115,7 +115,7 @@ def can_meet(run: Run, incident: IncidentInWork, nodes: list[str]) -> bool:
     return not (cut_off or pairs)
 
 
-def look_after(run: Run, incident: IncidentInWork) -> None:
+def look_after(run: JobController, incident: IncidentInWork) -> None:
     """See what became of nodes that the job holds and whose agents ended while it waits: one that answers gets another, else it is lost."""
     gone = {node: why for node, why in run.missing().items() if node in run.fleet.channels}
     for node, answer in run.fleet.each(gone, run.fleet.second_look).items():
@@ -127,7 +127,7 @@ def look_after(run: Run, incident: IncidentInWork) -> None:
             run.remark(f"{node} is gone while the job waits: {gone[node]}")
 
 
-def knock(run: Run, *, missing: int) -> None:
+def knock(run: JobController, *, missing: int) -> None:
     """Try to bring up free nodes that jobs may be given, then go on listening for a second."""
     alive = set(run.fleet.alive())
     free = run.preflight.by_worth(node for node in run.free() if node not in alive)[:missing]

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import time
 
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.controller import JobController
 from holdfast.errors import WorldError
 from holdfast.report.wording import ranks as in_ranges
 from policies.states import Event
-from tasks.planned import CannotMove, Change, Interrupted
-from tasks.turn import Turn
+from tasks.planned import CannotMove, Interrupted, MigrationPlan
+from tasks.turn import Transition
 
 
-def widen(run: Run) -> Turn:
+def widen(run: JobController) -> Transition:
     """Have missing ranks come back; whatever keeps them from it leaves training as it is, and is tried again later."""
     begin = time.monotonic()
     try:
-        words = Widening(run).carry_out()
+        words = GrowLive(run).carry_out()
     except (CannotMove, WorldError) as error:
         run.growth.failed()
-        return Turn(Event.MOVE_FAILED, str(error))
+        return Transition(Event.MOVE_FAILED, str(error))
     except Interrupted as error:
         run.growth.failed()
         return error.turn
     run.growth.succeeded()
-    return Turn(Event.MOVED, f"{words} in {time.monotonic() - begin:.1f} s, while training went on")
+    return Transition(Event.MOVED, f"{words} in {time.monotonic() - begin:.1f} s, while training went on")
 
 
-class Widening(Change):
+class GrowLive(MigrationPlan):
     """One growth of the job, back to its full width or a part of the way."""
 
     def carry_out(self) -> str:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
-from holdfast.runtime.checkpoint.storage import METADATA, Reader
+from holdfast.runtime.checkpoint.storage import METADATA, CheckpointReader
 from holdfast.runtime.state import tree
 from tests.test_arrows import TOPS
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_that_would_run_a_command_runs_none(tmp_path: Path) -> None
     mark = tmp_path / "ran"
     (tmp_path / METADATA).write_bytes(pickle.dumps(Metadata({}, planner_data=Evil(mark))))
     with pytest.raises(pickle.UnpicklingError, match="does not belong into"):
-        Reader(tmp_path)
+        CheckpointReader(tmp_path)
     whole = io.BytesIO()
     torch.save({"rng": Evil(mark)}, whole)
     with pytest.raises(pickle.UnpicklingError):

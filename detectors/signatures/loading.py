@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from detectors.associations import usual_weight
-from detectors.catalogue import AREAS, Blame, FaultKind, Level, kind
-from detectors.evidence import LogLine, Sample
+from detectors.catalogue import AREAS, Blame, FaultKind, RecommendedAction, kind
+from detectors.evidence import LogLine, LossSample
 
 HERE: Final = Path(__file__).parent
 FILES: Final = (
@@ -130,7 +130,7 @@ def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place
     if all_of_it["component"] not in AREAS:
         raise BadSignature(place, f"is of an unknown component {all_of_it['component']!r}", "take one of `detectors.catalogue.COMPONENTS`")
     try:
-        level, blame = Level(all_of_it["level"]), Blame(all_of_it["blame"])
+        level, blame = RecommendedAction(all_of_it["level"]), Blame(all_of_it["blame"])
     except ValueError as error:
         raise BadSignature(place, str(error), "take a word of `detectors.catalogue`") from error
     return FaultKind(
@@ -142,8 +142,8 @@ def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place
         blame=blame,
         action=all_of_it["action"],
         reference=all_of_it["reference"],
-        sick=Sample(evidence=LogLine(text=all_of_it["sick"])),
-        healthy=Sample(evidence=LogLine(text=all_of_it["healthy"])),
+        sick=LossSample(evidence=LogLine(text=all_of_it["sick"])),
+        healthy=LossSample(evidence=LogLine(text=all_of_it["healthy"])),
         weight=all_of_it.get("weight", usual_weight(name, all_of_it["component"], level, blame)),
         confused_with=tuple(all_of_it.get("confused_with", ())),
     )

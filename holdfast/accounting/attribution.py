@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from holdfast.accounting.ledger import NOT_TOLD, ROLLBACK, UNFINISHED, Account, Ledger, Use
-from holdfast.accounting.steps import Steps
-from holdfast.accounting.timeline import Era, Life, PhaseTime, Trouble
+from holdfast.accounting.ledger import NOT_TOLD, ROLLBACK, UNFINISHED, Ledger, LedgerAccount, Use
+from holdfast.accounting.steps import StepSpans
+from holdfast.accounting.timeline import GenerationSpan, IncidentSpan, JobTimeline, PhaseTime
 
 _LAUNCHING: Final = -1
 """The place of the generation before the first."""
 WARM_UP: Final = "warm-up"
 
 
-def settle(life: Life, *, since: int | None = None) -> Ledger:
+def settle(life: JobTimeline, *, since: int | None = None) -> Ledger:
     """Return the ledger of *life*, of what came after *since* (microseconds since 1970) where that is given."""
-    settling = _Settling(life, since=life.begin if since is None else max(since, life.begin))
+    settling = _Attribution(life, since=life.begin if since is None else max(since, life.begin))
     settling.book_all()
     return settling.ledger
 
@@ -34,14 +34,14 @@ class _Stay(NamedTuple):
     begin: int
     end: int
     place: int
-    trouble: Trouble | None
+    trouble: IncidentSpan | None
 
 
 @dataclass(slots=True, kw_only=True)
 class _Filling:
     """The phases of an incident that are still to be laid out."""
 
-    trouble: Trouble
+    trouble: IncidentSpan
     left: list[PhaseTime]
 
     def lay(self, length: int) -> Iterator[tuple[str, int]]:
@@ -60,16 +60,16 @@ class _Filling:
 
 
 @dataclass(slots=True)
-class _Settling:
-    life: Life
+class _Attribution:
+    life: JobTimeline
     since: int
     ledger: Ledger = field(default_factory=Ledger)
     filling: _Filling | None = None
     bounds: list[int] = field(init=False)
     """Where each generation begins, and where the last one ends."""
-    downs: list[tuple[int, int, Trouble]] = field(init=False)
+    downs: list[tuple[int, int, IncidentSpan]] = field(init=False)
     """Incidents as intervals that do not overlap."""
-    back_by: dict[int, Trouble] = field(init=False)
+    back_by: dict[int, IncidentSpan] = field(init=False)
     """The incident that each generation answered."""
 
     def __post_init__(self) -> None:
@@ -116,68 +116,68 @@ class _Settling:
             if counts:
                 self.ledger.book(account, length, devices)
 
-    def _of_steps(self, lost_to: int | None, place: int) -> Account:
+    def _of_steps(self, lost_to: int | None, place: int) -> LedgerAccount:
         """Return the account of steps that were lost to a generation, or kept: these by generation, until `_price_snapshots`."""
         if lost_to is not None:
             blamed = self.back_by.get(lost_to)
-            return Account(Use.LOST, ROLLBACK, blamed.id if blamed else "")
-        return Account(Use.PRODUCTIVE, str(place))
+            return LedgerAccount(Use.LOST, ROLLBACK, blamed.id if blamed else "")
+        return LedgerAccount(Use.PRODUCTIVE, str(place))
 
     def _price_snapshots(self) -> None:
         """Take out of each generation's kept steps what snapshots took of them."""
         for place, era in enumerate(self.life.eras):
-            of_era, kept = Account(Use.PRODUCTIVE, str(place)), Account(Use.PRODUCTIVE)
-            self.ledger.move(of_era, Account(Use.SNAPSHOTS), round(era.snapshots * 1_000_000))
+            of_era, kept = LedgerAccount(Use.PRODUCTIVE, str(place)), LedgerAccount(Use.PRODUCTIVE)
+            self.ledger.move(of_era, LedgerAccount(Use.SNAPSHOTS), round(era.snapshots * 1_000_000))
             self.ledger.move(of_era, kept)
             self.ledger.booked.pop(of_era, None)
 
-    def _beside(self, stay: _Stay, era: Era | None, steps: Steps | None, free: int) -> Iterator[tuple[Account, int]]:
+    def _beside(self, stay: _Stay, era: GenerationSpan | None, steps: StepSpans | None, free: int) -> Iterator[tuple[LedgerAccount, int]]:
         """Yield what the *free* microseconds of *stay* were, in which no step was computed."""
         if stay.trouble is not None:
             if self.filling is None or self.filling.trouble is not stay.trouble:
                 self.filling = _Filling(trouble=stay.trouble, left=list(stay.trouble.phases))
-            yield from ((Account(Use.LOST, name, stay.trouble.id), length) for name, length in self.filling.lay(free))
+            yield from ((LedgerAccount(Use.LOST, name, stay.trouble.id), length) for name, length in self.filling.lay(free))
         elif era is None:
-            yield Account(Use.LAUNCH), free
+            yield LedgerAccount(Use.LAUNCH), free
         elif steps is None:
             yield from self._without_steps(stay, era, free)
         else:
             yield from self._around_steps(stay, era, steps, free)
 
-    def _without_steps(self, stay: _Stay, era: Era, free: int) -> Iterator[tuple[Account, int]]:
+    def _without_steps(self, stay: _Stay, era: GenerationSpan, free: int) -> Iterator[tuple[LedgerAccount, int]]:
         """Yield the time of a generation of which no step is known: the way to its first one, then what nobody told of."""
         at_work = stay.end if era.first_step_at is None else min(max(era.first_step_at, stay.begin), stay.end)
         before = min(free, at_work - stay.begin)
         yield self._way_in(stay.place, era), before
-        yield Account(Use.BESIDE if self.life.tells_steps else Use.UNSEEN), free - before
+        yield LedgerAccount(Use.BESIDE if self.life.tells_steps else Use.UNSEEN), free - before
 
-    def _around_steps(self, stay: _Stay, era: Era, steps: Steps, free: int) -> Iterator[tuple[Account, int]]:
+    def _around_steps(self, stay: _Stay, era: GenerationSpan, steps: StepSpans, free: int) -> Iterator[tuple[LedgerAccount, int]]:
         """Yield what lies before the first, between, and after the last of a generation's steps."""
         first, last = int(steps.begin[0]), int(steps.end[-1])
         head, tail = max(0, min(stay.end, first) - stay.begin), max(0, stay.end - max(stay.begin, last))
         between = free - head - tail
         yield self._way_in(stay.place, era), head
         saves = min(between, self._saved(stay, era.number))
-        yield Account(Use.CHECKPOINTS), saves
-        yield Account(Use.BESIDE), between - saves
+        yield LedgerAccount(Use.CHECKPOINTS), saves
+        yield LedgerAccount(Use.BESIDE), between - saves
         yield self._way_out(stay), tail
 
-    def _way_in(self, place: int, era: Era) -> Account:
+    def _way_in(self, place: int, era: GenerationSpan) -> LedgerAccount:
         """Return the account of the time before a generation's first step."""
         answered = self.back_by.get(era.number)
         if answered is not None:
-            return Account(Use.LOST, WARM_UP, answered.id)
-        return Account(Use.LAUNCH if place == 0 else Use.MOVES)
+            return LedgerAccount(Use.LOST, WARM_UP, answered.id)
+        return LedgerAccount(Use.LAUNCH if place == 0 else Use.MOVES)
 
-    def _way_out(self, stay: _Stay) -> Account:
+    def _way_out(self, stay: _Stay) -> LedgerAccount:
         """Return the account of the time after a generation's last step: what came next says what it was."""
         leaves = self.bounds[stay.place + 1]
         coming = bisect_left(self.downs, stay.end, key=lambda down: down[0])
         if coming < len(self.downs) and self.downs[coming][0] <= leaves and self.downs[coming][2].stalled:
-            return Account(Use.LOST, UNFINISHED, self.downs[coming][2].id)
+            return LedgerAccount(Use.LOST, UNFINISHED, self.downs[coming][2].id)
         if stay.place + 1 < len(self.life.eras):
-            return Account(Use.MOVES)
-        return Account(Use.ENDING if self.life.ended else Use.BESIDE)
+            return LedgerAccount(Use.MOVES)
+        return LedgerAccount(Use.ENDING if self.life.ended else Use.BESIDE)
 
     def _saved(self, stay: _Stay, number: int) -> int:
         """Return the microseconds of saves within *stay*."""
@@ -186,7 +186,7 @@ class _Settling:
         return sum(save.stood for save in saves[low:high] if save.generation == number)
 
 
-def _bounds(life: Life) -> list[int]:
+def _bounds(life: JobTimeline) -> list[int]:
     """Return where each generation begins, and the job's end.
 
     A planned change is on record only after the ranks have made it: where the last step of one and the first of the next leave it open, the
@@ -201,7 +201,7 @@ def _bounds(life: Life) -> list[int]:
     return [*found, life.end]
 
 
-def time_down(life: Life, since: int) -> int:
+def time_down(life: JobTimeline, since: int) -> int:
     """Return the microseconds after *since* in which incidents kept the job from training, each counted once, suspensions left out."""
     found = 0
     for begin, end, _ in _downs(life):
@@ -211,9 +211,9 @@ def time_down(life: Life, since: int) -> int:
     return found
 
 
-def _downs(life: Life) -> list[tuple[int, int, Trouble]]:
+def _downs(life: JobTimeline) -> list[tuple[int, int, IncidentSpan]]:
     """Return the incidents in their order, each from where the one before was over."""
-    found, last = list[tuple[int, int, Trouble]](), life.begin
+    found, last = list[tuple[int, int, IncidentSpan]](), life.begin
     for one in sorted(life.troubles, key=lambda one: one.number):
         begin = min(max(one.fault_at, last), life.end)
         last = min(max(begin, one.back_at), life.end)

@@ -12,13 +12,13 @@ import sqlalchemy
 from sqlalchemy import func
 from sqlmodel import Session, col
 
-from detectors.catalogue import Blame, Level
+from detectors.catalogue import Blame, RecommendedAction
 from holdfast.accounting.attribution import settle
 from holdfast.accounting.ledger import HOUR, ROLLBACK, SECOND, UNFINISHED, Ledger, Use
-from holdfast.accounting.losses import Losses
+from holdfast.accounting.losses import FailureCosts
 from holdfast.accounting.lost_capacity import gone_without
-from holdfast.accounting.timeline import Trouble
-from holdfast.accounting.timeline_reader import Known, Reader, Unit, known, node_moves, unit_of
+from holdfast.accounting.timeline import IncidentSpan
+from holdfast.accounting.timeline_reader import KnownJob, TimelineReader, Unit, known, node_moves, unit_of
 from holdfast.history.models import Fault, Job
 from holdfast.history.statistics import NO_FAULT, USER_ERROR
 from holdfast.history.store import History
@@ -28,7 +28,7 @@ ENOUGH: Final = 2
 """Below so many a mean would be one case."""
 OFTEN: Final = 3
 """Incidents a node is blamed for from which on it is worth a test: as many restarts in place as a policy allows it by default."""
-ASKS_TO_LEAVE: Final = frozenset({Level.RESET_DEVICE, Level.EVICT_WHEN_IDLE, Level.EVICT_NOW})
+ASKS_TO_LEAVE: Final = frozenset({RecommendedAction.RESET_DEVICE, RecommendedAction.EVICT_WHEN_IDLE, RecommendedAction.EVICT_NOW})
 HARDWARE: Final = frozenset({Blame.GPU, Blame.NODE})
 NO_INCIDENT: Final = "no incident"
 """Cause of steps that were thrown away though no fault was seen."""
@@ -44,7 +44,7 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class FailureLoss:
     """What one kind of fault cost."""
 
     kind: str
@@ -57,7 +57,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lemon:
+class BadNode:
     """What a node cost."""
 
     node: str
@@ -79,9 +79,9 @@ class Lemon:
 class JobBill:
     """One job's part."""
 
-    job: Known
+    job: KnownJob
     ledger: Ledger
-    figures: Losses
+    figures: FailureCosts
     incidents: int
 
 
@@ -103,10 +103,10 @@ class Bill:
     until: float
     jobs: Sequence[JobBill]
     ledger: Ledger
-    figures: Losses
-    losses: Sequence[Loss]
+    figures: FailureCosts
+    losses: Sequence[FailureLoss]
     """The dearest first."""
-    lemons: Sequence[Lemon]
+    lemons: Sequence[BadNode]
     """The dearest first."""
     mttf: Mean
     mttr: Mean
@@ -171,7 +171,7 @@ def bill(history: History, job: Job | None = None, *, since: float | None = None
     adding = _Adding()
     with history.session() as session:
         unit = unit_of(session, jobs, every=job is None)
-        reader = Reader(session=session, unit=unit, since=since, node_moves=node_moves(session, jobs, every=job is None))
+        reader = TimelineReader(session=session, unit=unit, since=since, node_moves=node_moves(session, jobs, every=job is None))
         for one in jobs:
             _add(adding, reader, one)
     wall, down = adding.ledger.sum().wall, sum(amount.wall for account, amount in adding.ledger.losses() if account.phase not in _NOT_DOWN)
@@ -181,7 +181,7 @@ def bill(history: History, job: Job | None = None, *, since: float | None = None
         until=max((one.end for one in jobs), default=at),
         jobs=sorted(adding.jobs, key=lambda one: -one.ledger.sum().devices),
         ledger=adding.ledger,
-        figures=Losses.sum(one.figures for one in adding.jobs),
+        figures=FailureCosts.sum(one.figures for one in adding.jobs),
         losses=_losses(adding),
         lemons=_lemons(adding),
         mttf=_mean((wall - down) / SECOND, adding.failures),
@@ -194,14 +194,14 @@ _NOT_DOWN: Final = frozenset({ROLLBACK, UNFINISHED})
 """Losses while the job ran."""
 
 
-def _add(adding: _Adding, reader: Reader, job: Known) -> None:
+def _add(adding: _Adding, reader: TimelineReader, job: KnownJob) -> None:
     """Settle the accounts of *job* and add what they say."""
     life = reader.life(job)
     since = None if reader.since is None else round(reader.since * SECOND)
     ledger = settle(life, since=since)
     within = [one for one in life.troubles if since is None or one.fault_at >= since]
     roots = _roots(reader.session, job.id) if life.troubles else {}
-    adding.jobs.append(JobBill(job=job, ledger=ledger, figures=Losses.of(life, ledger, since=since), incidents=len(within)))
+    adding.jobs.append(JobBill(job=job, ledger=ledger, figures=FailureCosts.of(life, ledger, since=since), incidents=len(within)))
     adding.ledger.take_in(ledger)
     adding.faults.update(_faults(reader.session, job.id, reader.since))
     _add_losses(adding, ledger, life.troubles, roots)
@@ -218,7 +218,7 @@ def _add(adding: _Adding, reader: Reader, job: Known) -> None:
                 adding.repairs.append(one.back_at - one.fault_at)
 
 
-def _add_losses(adding: _Adding, ledger: Ledger, troubles: Iterable[Trouble], roots: dict[str, Root]) -> None:
+def _add_losses(adding: _Adding, ledger: Ledger, troubles: Iterable[IncidentSpan], roots: dict[str, Root]) -> None:
     """Put down the losses in *ledger* to kinds of faults, and to nodes."""
     kinds, lost = {one.id: one.kind for one in troubles}, Counter[str]()
     for account, amount in ledger.losses():
@@ -234,9 +234,9 @@ def _mean(seconds: float, n: int) -> Mean:
     return Mean(seconds=seconds / n if n >= ENOUGH else None, n=n)
 
 
-def _losses(adding: _Adding) -> list[Loss]:
+def _losses(adding: _Adding) -> list[FailureLoss]:
     found = [
-        Loss(
+        FailureLoss(
             kind=kind,
             incidents=adding.incidents[kind],
             hours=adding.by_kind[kind].total() / HOUR,
@@ -248,14 +248,14 @@ def _losses(adding: _Adding) -> list[Loss]:
     return sorted(found, key=lambda one: (-one.hours, -one.without, one.kind))
 
 
-def _lemons(adding: _Adding) -> list[Lemon]:
+def _lemons(adding: _Adding) -> list[BadNode]:
     found = []
     for node in adding.faults.keys() | adding.roots.keys():
         roots = adding.roots.get(node, [])
         blamed = [root for _, root, _ in roots if root.blame in HARDWARE]
         held = [root for kind, root, _ in roots if root.blame in HARDWARE and kind not in ENDED]  # as quarantine itself does
         found.append(
-            Lemon(
+            BadNode(
                 node=node,
                 faults=adding.faults[node],
                 incidents=len(roots),

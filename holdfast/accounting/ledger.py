@@ -47,7 +47,7 @@ NOT_TOLD: Final = "other"
 """Phase of downtime that no recorded phase accounts for."""
 
 
-class Account(NamedTuple):
+class LedgerAccount(NamedTuple):
     """Where an amount is booked; *phase* and *incident* belong to losses alone."""
 
     use: Use
@@ -79,9 +79,9 @@ class Amount:
 class Ledger:
     """Amounts by account."""
 
-    booked: defaultdict[Account, Amount] = field(default_factory=lambda: defaultdict(Amount))
+    booked: defaultdict[LedgerAccount, Amount] = field(default_factory=lambda: defaultdict(Amount))
 
-    def book(self, account: Account, wall: int, devices: int) -> None:
+    def book(self, account: LedgerAccount, wall: int, devices: int) -> None:
         """Book *wall* microseconds of a job that had so many *devices* then."""
         if wall:
             self.booked[account].add(wall, wall * devices)
@@ -89,9 +89,9 @@ class Ledger:
     def idle(self, devices: int) -> None:
         """Book microseconds of devices that held no rank."""
         if devices:
-            self.booked[Account(Use.SPARE)].add(0, devices)
+            self.booked[LedgerAccount(Use.SPARE)].add(0, devices)
 
-    def move(self, source: Account, target: Account, millionths: int = 1_000_000) -> None:
+    def move(self, source: LedgerAccount, target: LedgerAccount, millionths: int = 1_000_000) -> None:
         """Book so many *millionths* (default: all) of what is in *source* to *target* instead."""
         held = self.booked.get(source)
         if held is None or millionths <= 0:
@@ -113,6 +113,6 @@ class Ledger:
                 found.add(amount.wall, amount.devices)
         return found
 
-    def losses(self) -> Iterator[tuple[Account, Amount]]:
+    def losses(self) -> Iterator[tuple[LedgerAccount, Amount]]:
         """Yield what was lost, by phase and incident."""
         yield from ((account, amount) for account, amount in self.booked.items() if account.use is Use.LOST)

@@ -9,8 +9,8 @@ from typing import Final, Self
 
 from holdfast.accounting.attribution import settle, time_down
 from holdfast.accounting.ledger import ROLLBACK, SECOND, Ledger, Use
-from holdfast.accounting.timeline import Life
-from holdfast.accounting.timeline_reader import COMPUTE, Reader, known
+from holdfast.accounting.timeline import JobTimeline
+from holdfast.accounting.timeline_reader import COMPUTE, TimelineReader, known
 from holdfast.history.models import Job
 from holdfast.history.store import History
 
@@ -19,7 +19,7 @@ UNTIL_STARTED: Final = "start of the processes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
+class FailureCosts:
     """What faults cost."""
 
     wall_s: float
@@ -41,7 +41,7 @@ class Losses:
         return self.productive_s / self.wall_s if self.productive_s and self.wall_s else None
 
     @classmethod
-    def of(cls, life: Life, ledger: Ledger, *, since: int | None = None) -> Self:
+    def of(cls, life: JobTimeline, ledger: Ledger, *, since: int | None = None) -> Self:
         """Return the losses of *life*, whose accounts are in *ledger*; both of what came after *since* where that is given."""
         begin = life.begin if since is None else max(since, life.begin)
         over = [one for one in life.troubles if one.outcome == "recovered" and one.back_at > begin]
@@ -55,7 +55,7 @@ class Losses:
         )
 
     @classmethod
-    def sum(cls, parts: Iterable[Losses]) -> Self:
+    def sum(cls, parts: Iterable[FailureCosts]) -> Self:
         """Return the losses of several jobs together; steps of jobs that report none are in no sum."""
         found = list(parts)
         counted = [one.steps_lost for one in found if one.steps_lost is not None]
@@ -82,18 +82,18 @@ class Losses:
 
 
 def downtime(history: History, job: Job, *, now: float | None = None) -> float:
-    """Return the `Losses.downtime_s` of *job* alone, for which no step need be read."""
+    """Return the `FailureCosts.downtime_s` of *job* alone, for which no step need be read."""
     at = time.time() if now is None else now
     (one,) = known(history, only=[job], since=None, now=at)
     with history.session() as session:
-        life = Reader(session=session, unit=COMPUTE, since=None).life(one, with_steps=False)
+        life = TimelineReader(session=session, unit=COMPUTE, since=None).life(one, with_steps=False)
     return time_down(life, life.begin) / SECOND
 
 
-def losses(history: History, job: Job, *, now: float | None = None) -> Losses:
+def losses(history: History, job: Job, *, now: float | None = None) -> FailureCosts:
     """Return what faults cost *job* until its end, or until *now*."""
     at = time.time() if now is None else now
     (one,) = known(history, only=[job], since=None, now=at)
     with history.session() as session:
-        life = Reader(session=session, unit=COMPUTE, since=None).life(one)
-    return Losses.of(life, settle(life))
+        life = TimelineReader(session=session, unit=COMPUTE, since=None).life(one)
+    return FailureCosts.of(life, settle(life))

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from holdfast.accounting.timeline import Life
+from holdfast.accounting.timeline import JobTimeline
 
 
-def gone_without(life: Life, *, since: int | None = None) -> Counter[str]:
+def gone_without(life: JobTimeline, *, since: int | None = None) -> Counter[str]:
     """Return the microseconds of devices that *life* went without (after *since*), by the id of the incident; empty: by none.
 
     Where a job grows again by a part, those are back that were lost last.

@@ -14,22 +14,22 @@ from sqlalchemy import func
 from sqlmodel import Session, col
 
 import detectors.all_kinds  # noqa: F401 (enters every kind into the catalogue: cases name them)
-from holdfast.accounting.straggler_replay import NO_CASE, WeighedAgain, weighed_again
+from holdfast.accounting.straggler_replay import NO_CASE, ReweighedStraggler, weighed_again
 from holdfast.errors import UnknownWord
 from holdfast.history.models import DecidedCase, Decision, Generation, Incident, Job, Phase
 from holdfast.history.store import History
 from holdfast.spec import TrainingJob
 from holdfast.spec.job import is_policy_file
 from holdfast.spec.load_policy import load_policy, under_job
-from policies.case_codec import Unreadable, act_of, from_record
+from policies.case_codec import UnreadableCase, act_of, from_record
 from policies.escalation import Decision as Made
-from policies.escalation import Rung
+from policies.escalation import RecoveryAction
 from policies.policy import NAMED, Policy
 
 NOT_KEPT: Final = "it was made before cases were kept"
 
 
-class RungCost(NamedTuple):
+class ActionCost(NamedTuple):
     """What recoveries by one rung took, from the fault to where the job had been."""
 
     seconds: float
@@ -61,7 +61,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class PolicyReplay:
     """What came of asking *policy*."""
 
     policy: str
@@ -73,11 +73,11 @@ class Replay:
     unreadable: Mapping[str, int]
     """Why a decision cannot be made again, and how many."""
     differences: Sequence[Difference]
-    costs: Mapping[str, RungCost]
+    costs: Mapping[str, ActionCost]
     """By rung."""
     weighings: int = 0
     """Decisions about slow ranks."""
-    slow: Sequence[WeighedAgain] = ()
+    slow: Sequence[ReweighedStraggler] = ()
     """Those of them that would have been others."""
 
     @property
@@ -109,7 +109,7 @@ def _for_job(session: Session, policy: Policy, job_id: str) -> Policy:
         return policy
 
 
-def replay(history: History, name: str, *, job: Job | None = None, since: float | None = None) -> Replay:
+def replay(history: History, name: str, *, job: Job | None = None, since: float | None = None) -> PolicyReplay:
     """Ask the policy called *name* about all decisions on record, of *job* or since *since* (seconds since 1970) where given."""
     policy, policies = policy_called(name), dict[str, Policy]()
     differences, unreadable = list[Difference](), defaultdict[str, int](int)
@@ -126,9 +126,9 @@ def replay(history: History, name: str, *, job: Job | None = None, since: float 
                 continue
             try:
                 if row.record is None:
-                    raise Unreadable(NOT_KEPT)  # noqa: TRY301 (one place counts them all)
+                    raise UnreadableCase(NOT_KEPT)  # noqa: TRY301 (one place counts them all)
                 answer = policies[row.job_id].decide(from_record(row.record))
-            except Unreadable as error:
+            except UnreadableCase as error:
                 unreadable[str(error)] += 1
                 continue
             if row.rung == answer.decision.rung and _said(row.act) == _said(act_of(answer.decision)):
@@ -156,7 +156,7 @@ def replay(history: History, name: str, *, job: Job | None = None, since: float 
         costs = pricing.costs
         weighed = list(weighed_again(beside, policy.slowness, job=job, since=since))
     unread = sum(not one.would for one in weighed)
-    return Replay(
+    return PolicyReplay(
         policy=name,
         incidents=len(incidents),
         decisions=decisions,
@@ -200,21 +200,21 @@ class _Pricing:
     """What recoveries took, by rung: read when the first difference asks."""
 
     session: Session
-    _costs: dict[str, RungCost] | None = None
+    _costs: dict[str, ActionCost] | None = None
 
     @property
-    def costs(self) -> dict[str, RungCost]:
+    def costs(self) -> dict[str, ActionCost]:
         """Return the median of each rung, over all recoveries of the history that needed one decision."""
         if self._costs is None:
             took = defaultdict[str, list[float]](list)
             for rung, seconds in self.session.connection().execute(_single_recoveries()):
                 took[rung].append(seconds)
-            self._costs = {rung: RungCost(median(all_of), len(all_of)) for rung, all_of in took.items()}
+            self._costs = {rung: ActionCost(median(all_of), len(all_of)) for rung, all_of in took.items()}
         return self._costs
 
-    def difference(self, row: Any, rung: Rung) -> tuple[float | None, str]:  # noqa: ANN401 (a row of several tables)
+    def difference(self, row: Any, rung: RecoveryAction) -> tuple[float | None, str]:  # noqa: ANN401 (a row of several tables)
         """Return the compute-hours that *rung* would have won in the incident of *row*, or none and why nobody can tell."""
-        if Rung.GIVE_UP in {rung, row.rung}:
+        if RecoveryAction.GIVE_UP in {rung, row.rung}:
             return None, "the one ends the job, the other does not"
         if rung == row.rung:
             return None, "the same rung, on other nodes"

@@ -16,7 +16,7 @@ USUAL: Final = 100
 """Steps after a generation's first one that say how long that one should have taken."""
 
 
-class Stretch(NamedTuple):
+class StepSpan(NamedTuple):
     """Neighbouring steps of one generation, *first* to before *last* by their place, with one fate."""
 
     first: int
@@ -26,14 +26,14 @@ class Stretch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+class StepSpans:
     """The steps of one generation, in their order; times in microseconds since 1970."""
 
     begin: Micros
     end: Micros
     sums: Micros
     """Microseconds of the steps before each place, one more than there are steps."""
-    stretches: Sequence[Stretch]
+    stretches: Sequence[StepSpan]
     numbers: Micros
     """Their numbers."""
 
@@ -59,7 +59,7 @@ class Steps:
             yield stretch.lost_to, int(self.sums[last] - self.sums[first]) - before - after
 
 
-def pieces(table: np.ndarray[Any, Any], back_to: Mapping[int, int], *, until: int) -> dict[int, Steps]:
+def pieces(table: np.ndarray[Any, Any], back_to: Mapping[int, int], *, until: int) -> dict[int, StepSpans]:
     """Return the steps in *table* (`COLUMNS`, ordered by generation and step), by generation.
 
     *back_to* says which step a generation went on after, for those that told. A step begins when the one before it ended at the earliest,
@@ -80,7 +80,7 @@ def pieces(table: np.ndarray[Any, Any], back_to: Mapping[int, int], *, until: in
             first, last = bounds[number]
             if last - first > 1:
                 begin[first] = max(begin[first], end[first] - int(np.median(length[first + 1 : first + 1 + USUAL])))
-            found[number] = Steps(
+            found[number] = StepSpans(
                 begin=begin[first:last],
                 end=end[first:last],
                 sums=np.concatenate(([0], np.cumsum(end[first:last] - begin[first:last]))),
@@ -93,15 +93,15 @@ def pieces(table: np.ndarray[Any, Any], back_to: Mapping[int, int], *, until: in
     return found
 
 
-def _stretches(steps: Micros, later: Iterable[tuple[int, int]]) -> Iterator[Stretch]:
+def _stretches(steps: Micros, later: Iterable[tuple[int, int]]) -> Iterator[StepSpan]:
     """Part a generation's *steps* by whom they were lost to: *later* generations with the steps they went on after, ever smaller."""
     last = len(steps)
     for number, goal in later:
         first = int(np.searchsorted(steps, goal, "right"))
         if first < last:
-            yield Stretch(first, last, number)
+            yield StepSpan(first, last, number)
             last = first
         if not first:
             return
     if last:
-        yield Stretch(0, last, None)
+        yield StepSpan(0, last, None)

@@ -15,7 +15,7 @@ NO_CASE = "what a slow rank was weighed by cannot be read"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeighedAgain:
+class ReweighedStraggler:
     """What was decided about a slow rank, and what another policy would have."""
 
     job: str
@@ -34,7 +34,7 @@ class WeighedAgain:
         return bool(self.would) and self.would != self.decided
 
 
-def weighed_again(session: Session, rule: MoveWhenItPays, *, job: Job | None, since: float | None) -> Iterator[WeighedAgain]:
+def weighed_again(session: Session, rule: MoveWhenItPays, *, job: Job | None, since: float | None) -> Iterator[ReweighedStraggler]:
     """Yield what *rule* says of all slow ranks on record, of *job* or since *since* (seconds since 1970) where given."""
     columns = (Job.name, Weighing.at, Weighing.rank, Weighing.node, Weighing.act, Weighing.because, Weighing.record)
     wanted = sqlalchemy.select(*map(col, columns)).join(Job, col(Job.id) == col(Weighing.job_id)).order_by(col(Weighing.at))
@@ -49,4 +49,4 @@ def weighed_again(session: Session, rule: MoveWhenItPays, *, job: Job | None, si
             would, why = str(again.act), again.because
         except (TypeError, ValueError, AttributeError):  # of a newer version, or damaged
             would, why = "", NO_CASE
-        yield WeighedAgain(job=name, at=at, rank=rank, node=node, decided=act, decided_because=because, would=would, because=why)
+        yield ReweighedStraggler(job=name, at=at, rank=rank, node=node, decided=act, decided_because=because, would=would, because=why)

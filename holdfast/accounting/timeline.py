@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from holdfast.accounting.steps import Steps
+from holdfast.accounting.steps import StepSpans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Era:
+class GenerationSpan:
     """One generation."""
 
     number: int
@@ -30,7 +30,7 @@ class PhaseTime(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class IncidentSpan:
     """One incident: it kept the job from *fault_at* to *back_at*."""
 
     id: str
@@ -51,7 +51,7 @@ class Trouble:
         return self.outcome != "passed"
 
 
-class Save(NamedTuple):
+class SaveSpan(NamedTuple):
     """A checkpoint for which training stood."""
 
     at: int
@@ -67,7 +67,7 @@ class Spares(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class JobTimeline:
     """One job, from *begin* to *end*."""
 
     begin: int
@@ -75,12 +75,12 @@ class Life:
     ended: bool
     devices: int
     """While no generation is known yet."""
-    eras: Sequence[Era] = ()
-    troubles: Sequence[Trouble] = ()
-    steps: Mapping[int, Steps] = field(default_factory=dict)
+    eras: Sequence[GenerationSpan] = ()
+    troubles: Sequence[IncidentSpan] = ()
+    steps: Mapping[int, StepSpans] = field(default_factory=dict)
     """By generation."""
     tells_steps: bool = True
-    saves: Sequence[Save] = ()
+    saves: Sequence[SaveSpan] = ()
     spares: Sequence[Spares] = ()
     suspensions: Sequence[tuple[int, int]] = ()
     """From when to when it was suspended: it held no nodes then, and nothing of that time is booked."""

@@ -14,8 +14,8 @@ from sqlalchemy import func
 from sqlmodel import Session, col, select
 
 from holdfast.accounting.ledger import ROLLBACK, SECOND
-from holdfast.accounting.steps import COLUMNS, Steps, pieces
-from holdfast.accounting.timeline import Era, Life, PhaseTime, Save, Spares, Trouble
+from holdfast.accounting.steps import COLUMNS, StepSpans, pieces
+from holdfast.accounting.timeline import GenerationSpan, IncidentSpan, JobTimeline, PhaseTime, SaveSpan, Spares
 from holdfast.history.models import (
     DOWN_UNTIL,
     STARTED,
@@ -65,7 +65,7 @@ NODES: Final = Unit("node-hours", "the time of every node, as the ranks of some 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownJob:
     """A job, and what is known of its end."""
 
     id: str
@@ -84,7 +84,7 @@ class Known:
 
 
 @dataclass(slots=True, kw_only=True)
-class Reader:
+class TimelineReader:
     """Reads lives at one time, in one session."""
 
     session: Session
@@ -93,14 +93,14 @@ class Reader:
     node_moves: dict[str, list[tuple[float, str, str]]] = field(default_factory=lambda: defaultdict(list))
     """By job: when, which node, its standing."""
 
-    def life(self, job: Known, *, with_steps: bool = True) -> Life:
+    def life(self, job: KnownJob, *, with_steps: bool = True) -> JobTimeline:
         """Return the life of *job*."""
         generations = self._generations(job.id)
         goals = {one.number: one.resumed_step for one in generations if one.resumed_step is not None}
         steps = self._steps(job, goals) if with_steps else {}
         shares = self._snapshot_shares(job.id)
         eras = [
-            Era(
+            GenerationSpan(
                 number=one.number,
                 at=_micros(one.at),
                 devices=self.width(one.world_size, one.ranks),
@@ -109,7 +109,7 @@ class Reader:
             )
             for one in generations
         ]
-        return Life(
+        return JobTimeline(
             begin=_micros(job.at),
             end=_micros(max(job.at, job.end)),
             ended=job.ended,
@@ -142,7 +142,7 @@ class Reader:
         )
         return self.session.connection().execute(wanted).all()
 
-    def _steps(self, job: Known, goals: Mapping[int, int]) -> dict[int, Steps]:
+    def _steps(self, job: KnownJob, goals: Mapping[int, int]) -> dict[int, StepSpans]:
         columns = sqlalchemy.select(*(col(getattr(Step, name)) for name in COLUMNS.names or ())).where(col(Step.job_id) == job.id)
         if self.since is not None and self.since > job.at:
             columns = columns.where(col(Step.at) >= self.since - LOOK_BACK)
@@ -160,13 +160,13 @@ class Reader:
         rows = self.session.connection().execute(sqlalchemy.select(*columns).where(col(Snapshots.job_id) == job))
         return {number: min(1.0, max(0.0, cost / trained)) for number, cost, trained in rows if trained > 0}
 
-    def _saves(self, job: str) -> list[Save]:
+    def _saves(self, job: str) -> list[SaveSpan]:
         mine = (col(Checkpoint.job_id) == job, col(Checkpoint.trouble).is_(None), col(Checkpoint.seconds) > 0)
         columns = (col(Checkpoint.at), col(Checkpoint.generation), col(Checkpoint.seconds))
         rows: Iterable[Any] = self.session.connection().execute(sqlalchemy.select(*columns).where(*mine))
-        return sorted(Save(_micros(at), generation, _micros(seconds)) for at, generation, seconds in rows)
+        return sorted(SaveSpan(_micros(at), generation, _micros(seconds)) for at, generation, seconds in rows)
 
-    def _troubles(self, job: Known) -> list[Trouble]:
+    def _troubles(self, job: KnownJob) -> list[IncidentSpan]:
         columns = (
             Incident.id, Incident.number, Incident.kind, Incident.fault_at, Incident.downtime_s, Incident.closed_at,
             Incident.generation_after, Incident.outcome, Incident.facts,
@@ -180,7 +180,7 @@ class Reader:
         for one in rows:
             back = _back_at(one, job.end)
             found.append(
-                Trouble(
+                IncidentSpan(
                     id=one.id,
                     number=one.number,
                     kind=one.kind,
@@ -206,7 +206,7 @@ class Reader:
         wanted = sqlalchemy.select(col(Move.at), col(Move.after)).where(col(Move.job_id) == job).order_by(col(Move.id))
         return [(at, after) for at, after in self.session.connection().execute(wanted)]
 
-    def _suspensions(self, job: Known) -> Iterator[tuple[int, int]]:
+    def _suspensions(self, job: KnownJob) -> Iterator[tuple[int, int]]:
         """Yield from when to when the job was suspended; one that still is, is so to the end of what is counted."""
         wanted = sqlalchemy.select(col(Move.at), col(Move.after)).where(col(Move.job_id) == job.id).order_by(col(Move.id))
         wanted = wanted.where(sqlalchemy.or_(col(Move.before) == SUSPENDED, col(Move.after) == SUSPENDED))
@@ -220,7 +220,7 @@ class Reader:
         if begin is not None and job.end > begin:
             yield _micros(begin), _micros(job.end)
 
-    def _spares(self, job: Known, generations: Sequence[Any]) -> Iterator[Spares]:
+    def _spares(self, job: KnownJob, generations: Sequence[Any]) -> Iterator[Spares]:
         """Yield how many devices of the job's nodes hold no rank, at each change of nodes or ranks."""
         widest = max((len(ranks) for one in generations for ranks in one.ranks.values()), default=_of_nodes(job.spec, "ranks"))
         per_node = max(widest, _of_nodes(job.spec, "ranks")) if self.unit.by_rank else 1
@@ -237,7 +237,7 @@ class Reader:
                 yield Spares(_micros(at), max(0, beside))
 
 
-def known(history: History, *, only: Sequence[Job] | None = None, since: float | None, now: float | None = None) -> list[Known]:
+def known(history: History, *, only: Sequence[Job] | None = None, since: float | None, now: float | None = None) -> list[KnownJob]:
     """Return the jobs of the history, oldest first, or *only* these, that were there after *since*.
 
     One that nobody ended and that no flow steers lasted until it was last heard of, not until *now*.
@@ -256,11 +256,11 @@ def known(history: History, *, only: Sequence[Job] | None = None, since: float |
             state, moved = ends.get(job.id, ("LAUNCHING", job.at))
             end = moved if state in TERMINAL else at if job.id in held else max(moved, _last_heard(session, job.id) or job.at)
             if since is None or end > since:
-                found.append(Known(id=job.id, name=job.name, at=job.at, spec=job.spec, state=state, end=end, held=job.id in held))
+                found.append(KnownJob(id=job.id, name=job.name, at=job.at, spec=job.spec, state=state, end=end, held=job.id in held))
     return found
 
 
-def unit_of(session: Session, jobs: Sequence[Known], *, every: bool) -> Unit:
+def unit_of(session: Session, jobs: Sequence[KnownJob], *, every: bool) -> Unit:
     """Return what can be counted of all *jobs* (*every* one of the history, or some): hours of one kind are added, and no others."""
     wanted = select(Generation.id).where(col(Generation.world_size) <= 0)
     if not every:
@@ -268,7 +268,7 @@ def unit_of(session: Session, jobs: Sequence[Known], *, every: bool) -> Unit:
     return COMPUTE if session.exec(wanted.limit(1)).first() is None else NODES
 
 
-def node_moves(session: Session, jobs: Sequence[Known], *, every: bool) -> dict[str, list[tuple[float, str, str]]]:
+def node_moves(session: Session, jobs: Sequence[KnownJob], *, every: bool) -> dict[str, list[tuple[float, str, str]]]:
     """Return what befell the nodes of *jobs*, by job, in order."""
     wanted = sqlalchemy.select(col(NodeMove.job_id), col(NodeMove.at), col(NodeMove.node), col(NodeMove.standing))
     wanted = wanted.where(col(NodeMove.job_id).is_not(None) if every else col(NodeMove.job_id).in_([job.id for job in jobs]))

@@ -11,7 +11,7 @@ from typing import Final
 
 from holdfast.agent.monitor.kernel_log import KERNEL_LOG
 from holdfast.agent.node.identity import Identity, take_node
-from holdfast.agent.server import Service
+from holdfast.agent.server import AgentServer
 from holdfast.agent.workers.subreaper import guard
 from holdfast.log import set_up
 from holdfast.probe.readers.kernel import ELSEWHERE
@@ -41,7 +41,7 @@ def main() -> int:
 
     def serve() -> int:
         try:
-            service = Service(me, kernel_log=args.kernel_log, root=args.root)
+            service = AgentServer(me, kernel_log=args.kernel_log, root=args.root)
         except OSError as error:
             return _refuse(args.ready_fd, error)
         return service.run(args.ready_fd)

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Final
 from holdfast.agent import schema
 from holdfast.agent.errors import Refused, Superseded
 from holdfast.agent.memstore.manager import replicate_of
-from holdfast.agent.monitor.preemption import NoticePlan
-from holdfast.agent.workers.in_process_recovery import Recovery
-from holdfast.agent.workers.spawner import Plan
+from holdfast.agent.monitor.preemption import PreemptionSettings
+from holdfast.agent.workers.in_process_recovery import InProcessRecovery
+from holdfast.agent.workers.spawner import SpawnPlan
 from holdfast.agent.workers.worker import Worker
 from holdfast.log import note
-from holdfast.memstore.write_requests import BadOrder, FlushOrder
+from holdfast.memstore.write_requests import BadWriteRequest, WriteRequest
 from holdfast.ports import free_port
 from holdfast.process import is_ending
 from holdfast.protocol import PROTOCOL, Message
 
 if TYPE_CHECKING:
-    from holdfast.agent.connection import Peer
-    from holdfast.agent.server import Service
+    from holdfast.agent.connection import ClientConnection
+    from holdfast.agent.server import AgentServer
 
 log = logging.getLogger("holdfast.agent")
 
@@ -33,13 +33,13 @@ ANSWERED: Final = 256
 """Answers that are remembered, for orders that are given again because a connection ended before their answer was heard."""
 
 
-class Orders:
+class CommandHandler:
     """Carries out a flow's orders."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: AgentServer) -> None:
         self._service = service
         self._answered: OrderedDict[tuple[str, int], Message] = OrderedDict()
-        self._verbs: dict[str, Callable[[Peer, Message], Message]] = {
+        self._verbs: dict[str, Callable[[ClientConnection, Message], Message]] = {
             "about": self._about,
             "attach": self._attach,
             "ping": self._ping,
@@ -57,11 +57,11 @@ class Orders:
             "deposit": self._deposit,
             "deposited": self._deposited,
             "withdraw": self._withdraw,
-            **Recovery(service).verbs,
+            **InProcessRecovery(service).verbs,
             "end": self._end,
         }
 
-    def take(self, peer: Peer, order: Message) -> Message:
+    def take(self, peer: ClientConnection, order: Message) -> Message:
         """Carry out *order* and return the answer; one that is refused changes nothing, and does not renew the lease.
 
         An order that was carried out already, as its number in its flow's session says, is only answered again.
@@ -79,7 +79,7 @@ class Orders:
                 self._answered.popitem(last=False)
         return self._answered[name]
 
-    def _carry_out(self, peer: Peer, order: Message) -> Message:
+    def _carry_out(self, peer: ClientConnection, order: Message) -> Message:
         try:
             answer = {"ok": True, **self._verb(order)(peer, order)}
             self._service.renew()
@@ -96,7 +96,7 @@ class Orders:
             answer = {"ok": False, "why": f"the agent could not carry it out: {type(error).__name__}: {error}"}
         return {"re": order.get("id"), **answer}
 
-    def _verb(self, order: Message) -> Callable[[Peer, Message], Message]:
+    def _verb(self, order: Message) -> Callable[[ClientConnection, Message], Message]:
         name = schema.text(order, "do")
         if name not in self._verbs:
             raise Refused(f"no order is called '{name[:40]}': this agent knows {', '.join(self._verbs)}; {SAME}")
@@ -129,7 +129,7 @@ class Orders:
         if spoken != PROTOCOL:
             raise Refused(f"this agent speaks protocol {PROTOCOL}, the flow {str(spoken)[:20]}: {SAME}")
 
-    def _about(self, _peer: Peer, _order: Message) -> Message:
+    def _about(self, _peer: ClientConnection, _order: Message) -> Message:
         """Say who this agent is and what runs on its node."""
         service, crew = self._service, self._service.crew
         return {
@@ -149,7 +149,7 @@ class Orders:
             "memory": service.vaults.about(),
         }
 
-    def _living(self, _peer: Peer, _order: Message) -> Message:
+    def _living(self, _peer: ClientConnection, _order: Message) -> Message:
         """Say which ranks live and mean to, after all that was seen and heard of their ends so far."""
         crew = self._service.crew
         for worker in crew.living():
@@ -159,18 +159,18 @@ class Orders:
         living = sorted(worker.rank for worker in well if worker.pid is not None and not is_ending(worker.pid))
         return {"generation": crew.generation, "ranks": living}
 
-    def _attach(self, peer: Peer, order: Message) -> Message:
+    def _attach(self, peer: ClientConnection, order: Message) -> Message:
         """Answer, tell the events after ``since``, and from then on every event as it comes."""
         peer.told = min(schema.whole(order, "since"), self._service.journal.seq)
         peer.past = None
         return {"agent": self._service.me.id, "since": peer.told}
 
-    def _ping(self, _peer: Peer, _order: Message) -> Message:
+    def _ping(self, _peer: ClientConnection, _order: Message) -> Message:
         return {}
 
-    def _prepare(self, _peer: Peer, order: Message) -> Message:
+    def _prepare(self, _peer: ClientConnection, order: Message) -> Message:
         """Take on a job: remember how its workers are run, and start a warm starter for it."""
-        service, plan = self._service, Plan.of(order)
+        service, plan = self._service, SpawnPlan.of(order)
         if service.ending:
             raise Refused("this agent is ending")
         warm = service.crew.prepare(plan)
@@ -180,14 +180,14 @@ class Orders:
         service.notices.prepare(plan.notice)
         return {"warm": warm, "memory": service.vaults.about()}
 
-    def _port(self, _peer: Peer, _order: Message) -> Message:
+    def _port(self, _peer: ClientConnection, _order: Message) -> Message:
         """Give a port that is free now, outside the range from which the kernel serves outgoing connections."""
         try:
             return {"port": free_port()}
         except OSError as error:
             raise Refused("no free port found") from error
 
-    def _start(self, _peer: Peer, order: Message) -> Message:
+    def _start(self, _peer: ClientConnection, order: Message) -> Message:
         service, crew = self._service, self._service.crew
         generation, membership = schema.whole(order, "generation"), schema.membership(order)
         places = {schema.whole(item, "rank"): schema.environment(item, "environment") for item in schema.objects(order, "workers")}
@@ -202,7 +202,7 @@ class Orders:
         crew.start(generation, membership, places)
         return {"started": sorted(places)}
 
-    def _stop(self, _peer: Peer, order: Message) -> Message:
+    def _stop(self, _peer: ClientConnection, order: Message) -> Message:
         crew, generation = self._service.crew, schema.whole(order, "generation")
         number, grace = schema.whole(order, "signal"), schema.seconds(order, "grace")
         if number not in signal.valid_signals():
@@ -212,7 +212,7 @@ class Orders:
         crew.stop(generation, number, grace)
         return {}
 
-    def _replicate(self, _peer: Peer, order: Message) -> Message:
+    def _replicate(self, _peer: ClientConnection, order: Message) -> Message:
         """Copy the snapshots of this node's ranks to other nodes' memory from now on, and nowhere else."""
         homes, bandwidth = replicate_of(order)
         if not self._service.vaults.serves():
@@ -220,7 +220,7 @@ class Orders:
         self._service.vaults.replicate(homes, bandwidth)
         return {}
 
-    def _ask(self, _peer: Peer, order: Message) -> Message:
+    def _ask(self, _peer: ClientConnection, order: Message) -> Message:
         """Put a question to the workers of this node (or to those *ranks*) that have a line; they answer in events of their own."""
         question, ranks = schema.mapping(order, "question"), schema.maybe(schema.numbers, order, "ranks")
         generation, crew = schema.whole(order, "generation"), self._service.crew
@@ -229,11 +229,11 @@ class Orders:
         asked = [worker for worker in crew.living() if worker.line is not None and (ranks is None or worker.rank in ranks)]
         return {"asked": [worker.rank for worker in asked if self._service.tell(worker, question)]}
 
-    def _stored(self, _peer: Peer, _order: Message) -> Message:
+    def _stored(self, _peer: ClientConnection, _order: Message) -> Message:
         """Say which snapshots lie whole in this node's memory: its ranks', and what others keep here."""
         return {"snapshots": self._service.vaults.stored()}
 
-    def _flush(self, _peer: Peer, order: Message) -> Message:
+    def _flush(self, _peer: ClientConnection, order: Message) -> Message:
         """Put snapshots on disk, of workers that have ended: the last of a generation, which is over then."""
         service = self._service
         generation, living = schema.whole(order, "generation"), [str(worker.rank) for worker in service.crew.living()]
@@ -244,45 +244,45 @@ class Orders:
         service.flushing.last_word(generation, [_wanted(one, place, facts) for one in schema.objects(order, "snapshots")])
         return {}
 
-    def _notice(self, _peer: Peer, order: Message) -> Message:
+    def _notice(self, _peer: ClientConnection, order: Message) -> Message:
         """Look for notices of the node's end somewhere else from now on."""
-        self._service.notices.prepare(NoticePlan.of(schema.mapping(order, "notice")))
+        self._service.notices.prepare(PreemptionSettings.of(schema.mapping(order, "notice")))
         return {}
 
-    def _token(self, _peer: Peer, order: Message) -> Message:
+    def _token(self, _peer: ClientConnection, order: Message) -> Message:
         """Tell the job's secret, without which nobody joins its workers: who may connect here could have any of them started anyway."""
         plan = self._service.crew.plan
         if plan is None or schema.text(order, "job") != self._service.job:
             raise Refused("this agent does not run that job")
         return {"token": plan.environment.get("HOLDFAST_TOKEN", "")}
 
-    def _deposit(self, _peer: Peer, order: Message) -> Message:
+    def _deposit(self, _peer: ClientConnection, order: Message) -> Message:
         """Keep rows that the history does not take now."""
         self._service.deposit.add(schema.objects(order, "records"))
         return {}
 
-    def _deposited(self, _peer: Peer, order: Message) -> Message:
+    def _deposited(self, _peer: ClientConnection, order: Message) -> Message:
         """Give such rows back, a part at a time."""
         records, following = self._service.deposit.since(schema.whole(order, "since"))
         return {"records": records, "next": following}
 
-    def _withdraw(self, _peer: Peer, _order: Message) -> Message:
+    def _withdraw(self, _peer: ClientConnection, _order: Message) -> Message:
         """Forget such rows: the history has them."""
         self._service.deposit.clear()
         return {}
 
-    def _end(self, _peer: Peer, _order: Message) -> Message:
+    def _end(self, _peer: ClientConnection, _order: Message) -> Message:
         note(log, "agent.told-to-end")
         self._service.end()
         return {}
 
 
-def _wanted(item: Message, directory: str, facts: Message) -> FlushOrder:
+def _wanted(item: Message, directory: str, facts: Message) -> WriteRequest:
     """Return the order for one snapshot; raise `BadField` when it cannot be one."""
     own = {name: schema.whole(item, name) for name in ("rank", "step", "lineage")}
     try:
-        return FlushOrder.of({"snapshot": schema.text(item, "name"), "directory": directory, **own, **facts})
-    except BadOrder as error:
+        return WriteRequest.of({"snapshot": schema.text(item, "name"), "directory": directory, **own, **facts})
+    except BadWriteRequest as error:
         raise schema.BadField("snapshots", "a list of snapshots", item) from error
 
 

@@ -21,7 +21,7 @@ MOST_UNSENT: Final = 8 * 1024 * 1024
 """Bytes of answers that a reader may leave unread before it is cut off."""
 
 
-class Line:
+class MessageStream:
     """A socket, what has arrived on it and what is still to be sent."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -60,7 +60,7 @@ class Line:
         return True
 
 
-class Peer(Line):
+class ClientConnection(MessageStream):
     """One connection to the agent's socket: a flow, a worker or a standby, as its messages tell."""
 
     def __init__(self, sock: socket.socket) -> None:

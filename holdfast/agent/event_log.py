@@ -36,7 +36,7 @@ Event = tuple[int, bytes]
 """An event's number and its line."""
 
 
-class Journal:
+class EventLog:
     """Append-only, with sequence numbers from 1. A line is in the kernel before its event is sent, so kill -9 loses none that was told.
 
     Most lines are finished steps: after days of them the oldest are dropped. What else happened in the current generation, its milestones,

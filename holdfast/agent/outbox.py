@@ -16,7 +16,7 @@ AT_ONCE: Final = 2**20
 """Bytes of one answer."""
 
 
-class Deposit:
+class AgentOutbox:
     """A file of JSON lines in the node's folder, for its owner alone. It is not forced to the disk: ranks wait for who writes it."""
 
     def __init__(self, directory: Path) -> None:

@@ -108,20 +108,20 @@ def _is_variable(key: str, setting: Any) -> bool:  # noqa: ANN401 (checked here)
     return bool(key) and not set(key) & {"=", "\0"} and isinstance(setting, str) and "\0" not in setting
 
 
-class Membership(NamedTuple):
+class WireMembership(NamedTuple):
     """Which ranks nodes hold, as far as an agent is told, and the lowest rank of all, which may be on another node."""
 
     ranks: dict[str, list[int]]
     first: int
 
 
-def membership(message: Message) -> Membership:
+def membership(message: Message) -> WireMembership:
     """Return which node holds which ranks, and the lowest rank: that of the ranks told of, unless the order names it."""
     value = message.get("membership")
     if not isinstance(value, dict) or not all(_are_ranks(ranks) for ranks in value.values()):
         raise BadField("membership", "an object of nodes and lists of ranks", value)
     first = maybe(whole, message, "first")
-    return Membership(value, min((rank for ranks in value.values() for rank in ranks), default=0) if first is None else first)
+    return WireMembership(value, min((rank for ranks in value.values() for rank in ranks), default=0) if first is None else first)
 
 
 def numbers(message: Message, name: str) -> list[int]:

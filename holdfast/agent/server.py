@@ -13,20 +13,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.agent.commands import Orders
-from holdfast.agent.connection import ENOUGH, Peer
-from holdfast.agent.event_log import JOURNAL, Journal, past
-from holdfast.agent.memstore.manager import Vaults
-from holdfast.agent.memstore.writer_client import Flushing
-from holdfast.agent.monitor.client import Watching
-from holdfast.agent.monitor.kernel_log import KERNEL_LOG, Follower
-from holdfast.agent.monitor.preemption import Notices
+from holdfast.agent.commands import CommandHandler
+from holdfast.agent.connection import ENOUGH, ClientConnection
+from holdfast.agent.event_log import JOURNAL, EventLog, past
+from holdfast.agent.memstore.manager import MemstoreManager
+from holdfast.agent.memstore.writer_client import CheckpointWriterClient
+from holdfast.agent.monitor.client import MonitorClient
+from holdfast.agent.monitor.kernel_log import KERNEL_LOG, KernelLogFollower
+from holdfast.agent.monitor.preemption import PreemptionClient
 from holdfast.agent.node.epochs import Epochs
 from holdfast.agent.node.identity import Identity
-from holdfast.agent.outbox import Deposit
-from holdfast.agent.worker_messages import Reports, Steps
-from holdfast.agent.workers.group import Crew
-from holdfast.agent.workers.oom import OutOfMemory
+from holdfast.agent.outbox import AgentOutbox
+from holdfast.agent.worker_messages import StepBatch, WorkerMessages
+from holdfast.agent.workers.group import WorkerGroup
+from holdfast.agent.workers.oom import OomDetector
 from holdfast.agent.workers.worker import Worker
 from holdfast.log import note
 from holdfast.process import end_children, started_at
@@ -55,14 +55,14 @@ FREQUENT: Final = frozenset({"steps", "saved", "past", "trouble", "node.fault", 
 """Events of which a job makes any number: no milestones of the journal."""
 
 
-class Service:
+class AgentServer:
     """A node's agent."""
 
     def __init__(self, me: Identity, *, kernel_log: Path = KERNEL_LOG, root: Path = Path("/")) -> None:
         """Open the journal and listen; raise ``OSError`` when that cannot be."""
         self.me = me
-        self.journal = Journal(me.directory / JOURNAL)
-        self.deposit = Deposit(me.directory)
+        self.journal = EventLog(me.directory / JOURNAL)
+        self.deposit = AgentOutbox(me.directory)
         self.generation_seq = 0
         """Number of the last event before the current generation."""
         self.job: str | None = None
@@ -75,19 +75,19 @@ class Service:
         self._leave_with_ranks = False
         self._lease, self._lease_end = FIRST_LEASE, time.monotonic() + FIRST_LEASE
         self._next_beat = 0.0
-        self._peers: set[Peer] = set()
+        self._peers: set[ClientConnection] = set()
         self._selector = selectors.DefaultSelector()
-        self.crew = Crew(me, self._selector, self.emit, OutOfMemory(Follower(kernel_log)))
+        self.crew = WorkerGroup(me, self._selector, self.emit, OomDetector(KernelLogFollower(kernel_log)))
         self.crew.last_words = self._last_words
-        self.flushing = Flushing(me, self.crew, self.emit, self._send)
+        self.flushing = CheckpointWriterClient(me, self.crew, self.emit, self._send)
         self.crew.buried = self.flushing.buried
-        self.vaults = Vaults(me, self._selector, self.emit, self.crew, self.flushing)
-        self.watching = Watching(me, self._selector, self.emit, self.crew, kernel_log, root)
+        self.vaults = MemstoreManager(me, self._selector, self.emit, self.crew, self.flushing)
+        self.watching = MonitorClient(me, self._selector, self.emit, self.crew, kernel_log, root)
         self.crew.fell = self.watching.something_ended
-        self.notices = Notices(me, self._selector, self.emit, self.crew.helpers)
+        self.notices = PreemptionClient(me, self._selector, self.emit, self.crew.helpers)
         self._wipe = False
-        self._steps = Steps(self.emit)
-        self._orders, self._reports = Orders(self), Reports(self.crew, self._steps, self.emit, self.tell, self.flushing)
+        self._steps = StepBatch(self.emit)
+        self._orders, self._reports = CommandHandler(self), WorkerMessages(self.crew, self._steps, self.emit, self.tell, self.flushing)
         self._reports.pass_by = self._pass_by
         self._server = listen(me.socket)
         self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -284,7 +284,7 @@ class Service:
             else:
                 self._catch_up(peer)
 
-    def _catch_up(self, peer: Peer) -> None:
+    def _catch_up(self, peer: ClientConnection) -> None:
         """Send *peer* some of what the journal has and it does not: one that reads slowly misses nothing, and costs no memory."""
         if peer not in self._peers or not self._behind(peer):
             return
@@ -310,7 +310,7 @@ class Service:
         for peer in [peer for peer in self._peers if peer.told == self.journal.seq and not peer.unsent]:
             self._send(peer, message)
 
-    def _send(self, peer: Peer, message: Message) -> None:
+    def _send(self, peer: ClientConnection, message: Message) -> None:
         if peer.send(message):
             self._watch(peer)
         else:
@@ -325,7 +325,7 @@ class Service:
             worker.greetings.append(message)
         return bool(worker.greetings)
 
-    def _flush(self, peer: Peer) -> None:
+    def _flush(self, peer: ClientConnection) -> None:
         if peer.drain():
             self._watch(peer)
         else:
@@ -349,14 +349,14 @@ class Service:
             note(log, "agent.crowded", why=f"{MOST_PEERS} connections are open")
             sock.close()
             return
-        peer = Peer(sock)
+        peer = ClientConnection(sock)
         self._peers.add(peer)
         self._selector.register(sock, selectors.EVENT_READ, lambda mask: self._serve(peer, mask))
 
-    def _behind(self, peer: Peer) -> bool:
+    def _behind(self, peer: ClientConnection) -> bool:
         return peer.told is not None and peer.told < self.journal.seq
 
-    def _watch(self, peer: Peer) -> None:
+    def _watch(self, peer: ClientConnection) -> None:
         """Wait for what *peer* needs: it is not heard while it is behind, so that answers come after the events of the past."""
         if peer in self._peers:
             busy = bool(peer.inbox) or self._behind(peer)
@@ -365,7 +365,7 @@ class Service:
             if key.events != events:
                 self._selector.modify(peer.socket, events, key.data)
 
-    def _serve(self, peer: Peer, mask: int) -> None:
+    def _serve(self, peer: ClientConnection, mask: int) -> None:
         """Give *peer* its turn: some of what it has missed, some of what it has said."""
         if peer in self._peers and mask & selectors.EVENT_WRITE:
             self._flush(peer)
@@ -375,7 +375,7 @@ class Service:
         self._attend(peer, A_TURN)
         self._watch(peer)
 
-    def _hear(self, peer: Peer) -> None:
+    def _hear(self, peer: ClientConnection) -> None:
         """Take in a chunk of what *peer* says."""
         try:
             going = peer.read()
@@ -389,7 +389,7 @@ class Service:
             self._attend(peer)
             self._drop(peer)
 
-    def _attend(self, peer: Peer, most: int | None = None) -> None:
+    def _attend(self, peer: ClientConnection, most: int | None = None) -> None:
         """Answer what *peer* has said, *most* messages of it, as long as it is not behind."""
         for _ in range(len(peer.inbox) if most is None else min(most, len(peer.inbox))):
             if peer not in self._peers or self._behind(peer) or not peer.inbox:
@@ -434,7 +434,7 @@ class Service:
                 if not peer.inbox:
                     break
 
-    def _drop(self, peer: Peer) -> None:
+    def _drop(self, peer: ClientConnection) -> None:
         if peer in self._peers:
             self._peers.discard(peer)
             if peer.worker is not None and peer.worker.line is peer:

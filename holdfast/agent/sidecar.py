@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.agent import schema
-from holdfast.agent.connection import Line
+from holdfast.agent.connection import MessageStream
 from holdfast.agent.node.identity import Identity
 from holdfast.agent.workers.fork_server import spawn
 from holdfast.log import note
@@ -29,7 +29,7 @@ PAUSE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SidecarSpec:
     """What a helper is there for."""
 
     name: str
@@ -46,12 +46,12 @@ class Part:
     """Called with the reason when it is started no more."""
 
 
-class Helper:
+class Sidecar:
     """The agent's end of a helper."""
 
-    def __init__(self, part: Part, me: Identity, selector: selectors.BaseSelector, helpers: set[int]) -> None:
+    def __init__(self, part: SidecarSpec, me: Identity, selector: selectors.BaseSelector, helpers: set[int]) -> None:
         self._part, self._me, self._selector, self._helpers = part, me, selector, helpers
-        self._line: Line | None = None
+        self._line: MessageStream | None = None
         self._pid = 0
         self._lost = 0
         self._again_at: float | None = None
@@ -72,7 +72,7 @@ class Helper:
             ours.close()
             raise
         self._helpers.add(self._pid)
-        line = self._line = Line(ours)
+        line = self._line = MessageStream(ours)
         self._selector.register(ours, selectors.EVENT_READ, lambda mask: self._serve(line, mask))
         self._part.begun()
 
@@ -89,13 +89,13 @@ class Helper:
         elif line is not None:
             self._gone(line)
 
-    def _watch(self, line: Line) -> None:
+    def _watch(self, line: MessageStream) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.unsent else 0)
         key = self._selector.get_key(line.socket)
         if key.events != events:
             self._selector.modify(line.socket, events, key.data)
 
-    def _serve(self, line: Line, mask: int) -> None:
+    def _serve(self, line: MessageStream, mask: int) -> None:
         if line is not self._line:
             return
         if mask & selectors.EVENT_WRITE and not line.drain():
@@ -112,7 +112,7 @@ class Helper:
         if not going:
             self._gone(line)
 
-    def _gone(self, line: Line) -> None:
+    def _gone(self, line: MessageStream) -> None:
         """Start another one in a moment, unless too many have died."""
         if line is not self._line:
             return

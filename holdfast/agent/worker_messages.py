@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.agent import schema
-from holdfast.agent.connection import Peer
+from holdfast.agent.connection import ClientConnection
 from holdfast.agent.memstore import snapshot_report
-from holdfast.agent.memstore.writer_client import Flushing
-from holdfast.agent.workers.group import Crew
+from holdfast.agent.memstore.writer_client import CheckpointWriterClient
+from holdfast.agent.workers.group import WorkerGroup
 from holdfast.agent.workers.worker import Worker
 from holdfast.log import note
 from holdfast.process import parent_of
@@ -31,7 +31,7 @@ OURS: Final = frozenset({"t", "event", "seq", "at", "id", "rank", "generation", 
 """Fields of an event that nobody else sets."""
 
 
-class Steps:
+class StepBatch:
     """Rank 0's finished steps on their way into the journal: a lone one goes at once, those that follow quickly go together."""
 
     def __init__(self, emit: Callable[..., None]) -> None:
@@ -64,11 +64,16 @@ class Steps:
             self._emit("steps", generation=self._generation, steps=steps)
 
 
-class Reports:
+class WorkerMessages:
     """Takes in what workers say."""
 
     def __init__(
-        self, crew: Crew, steps: Steps, emit: Callable[..., None], tell: Callable[[Worker, Message], bool], flushing: Flushing
+        self,
+        crew: WorkerGroup,
+        steps: StepBatch,
+        emit: Callable[..., None],
+        tell: Callable[[Worker, Message], bool],
+        flushing: CheckpointWriterClient,
     ) -> None:
         self._crew, self._steps, self._send, self._tell, self._flushing = crew, steps, emit, tell, flushing
         self.pass_by: Callable[..., None] = lambda _event, **_facts: None
@@ -99,7 +104,7 @@ class Reports:
             **dict.fromkeys(PASSED_ON, self._pass_on),
         }
 
-    def take(self, peer: Peer, message: Message) -> Message | None:
+    def take(self, peer: ClientConnection, message: Message) -> Message | None:
         """Take in *message* and return the answer, if it asks for one; what cannot be understood is noted and left."""
         if self._flushing.speaks(peer):
             return self._flushing.take(peer, message)
@@ -131,14 +136,14 @@ class Reports:
         else:
             note(log, "worker.unknown-word", rank=worker.rank, word=str(word)[:40])
 
-    def speaker(self, peer: Peer) -> Worker | None:
+    def speaker(self, peer: ClientConnection) -> Worker | None:
         """Return the living worker or standby that *peer* speaks for; once known it stays the same, also for a child that outlives it."""
         if peer.worker is None and not peer.nobody:
             peer.worker = self._crew.worker_of(peer.pid)
             peer.nobody = peer.worker is None
         return peer.worker if peer.worker is not None and not peer.worker.gone else None
 
-    def _leave(self, peer: Peer, worker: Worker | None) -> Message:
+    def _leave(self, peer: ClientConnection, worker: Worker | None) -> Message:
         """Let a checkpoint be put in place only by a worker of the current generation; its steps are on record before it."""
         self._steps.flush()
         why = peer.stranger or ""
@@ -173,7 +178,7 @@ class Reports:
     def _emit(self, event: str, worker: Worker, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
         self._send(event, rank=worker.rank, generation=worker.generation, **facts)
 
-    def _on_hello(self, peer: Peer, worker: Worker, message: Message) -> None:
+    def _on_hello(self, peer: ClientConnection, worker: Worker, message: Message) -> None:
         spoken = message.get("protocol")
         if spoken != PROTOCOL:
             peer.stranger = f"it speaks protocol {str(spoken)[:20]}, this agent {PROTOCOL}: install the same Holdfast for both"

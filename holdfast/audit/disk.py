@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.errors import NotReadable
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.checkpoint.manifest import Flaw, Manifest, Unusable
+from holdfast.runtime.checkpoint.manifest import Flaw, Manifest, UnusableCheckpoint
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ def look_at(folder: Path, *, verify: bool) -> OnDisk:
     one = OnDisk(folder, manifest.step_of(folder))
     try:
         one.manifest = manifest.read(folder)
-    except Unusable as unusable:
+    except UnusableCheckpoint as unusable:
         one.flaw, one.broken = unusable.flaw, [unusable.why]
         return one
     for name, file in sorted(one.manifest.files.items()):
@@ -62,7 +62,7 @@ def look_at(folder: Path, *, verify: bool) -> OnDisk:
                 manifest.check(folder, name, file)
             else:
                 _measure(folder / name, file.size)
-        except Unusable as unusable:
+        except UnusableCheckpoint as unusable:
             one.flaw = one.flaw or unusable.flaw
             one.broken.append(unusable.why)
     if verify and one.whole:
@@ -71,14 +71,14 @@ def look_at(folder: Path, *, verify: bool) -> OnDisk:
 
 
 def _measure(path: Path, size: int) -> None:
-    """Raise `Unusable` unless there is a file of that *size*."""
+    """Raise `UnusableCheckpoint` unless there is a file of that *size*."""
     try:
         found = path.stat().st_size
     except FileNotFoundError:
-        raise Unusable("checkpoint-torn", f"{path.name} is missing") from None
+        raise UnusableCheckpoint("checkpoint-torn", f"{path.name} is missing") from None
     except OSError as error:
-        raise Unusable("checkpoint-corrupt", f"{path.name} cannot be looked at: {error.strerror}") from error
+        raise UnusableCheckpoint("checkpoint-corrupt", f"{path.name} cannot be looked at: {error.strerror}") from error
     if found < size:
-        raise Unusable("checkpoint-torn", f"{path.name} is cut off: {found} of {size} bytes")
+        raise UnusableCheckpoint("checkpoint-torn", f"{path.name} is cut off: {found} of {size} bytes")
     if found > size:
-        raise Unusable("checkpoint-corrupt", f"{path.name} is longer than it was written: {found} instead of {size} bytes")
+        raise UnusableCheckpoint("checkpoint-corrupt", f"{path.name} is longer than it was written: {found} instead of {size} bytes")

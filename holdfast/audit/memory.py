@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from holdfast.audit.memstores import HANDS, Memory
+from holdfast.audit.memstores import HANDS, NodeMemory
 from holdfast.memstore.shared_memory import Label, Unusable
-from holdfast.runtime.snapshots.restore_planner import Holding, NoPlan, Plan, Stored, plan
+from holdfast.runtime.snapshots.restore_planner import NoPlan, RankHolding, RestorePlan, Stored, plan
 
 _NO_DISK: Final = ", and there is no whole checkpoint"
 Tier = Literal["memory", "replicas"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Kept:
+class StoredSnapshot:
     """One snapshot."""
 
     node: str
@@ -46,13 +46,13 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Moment:
+class SnapshotSet:
     """All snapshots of one step and lineage."""
 
     step: int
     lineage: int
-    kept: list[Kept]
-    plan: Plan | NoPlan
+    kept: list[StoredSnapshot]
+    plan: RestorePlan | NoPlan
     spoilt: list[str] = field(default_factory=list)
     """Snapshots that are not as they were written; a recovery sees that too, and takes others."""
     broken: list[str] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Moment:
     @property
     def whole(self) -> bool:
         """Tell whether every rank could go back to it, as far as a recovery can see."""
-        return isinstance(self.plan, Plan)
+        return isinstance(self.plan, RestorePlan)
 
     @property
     def standing(self) -> str:
@@ -80,19 +80,19 @@ class Moment:
         """Return when the last of its snapshots was begun."""
         return max(one.label.time for one in self.kept)
 
-    def tiers(self) -> list[tuple[Tier, list[Kept]]]:
+    def tiers(self) -> list[tuple[Tier, list[StoredSnapshot]]]:
         """Return the snapshots of each tier that has some."""
         tiers: tuple[Tier, ...] = ("memory", "replicas")
-        found: list[tuple[Tier, list[Kept]]] = [(tier, [one for one in self.kept if one.tier == tier]) for tier in tiers]
+        found: list[tuple[Tier, list[StoredSnapshot]]] = [(tier, [one for one in self.kept if one.tier == tier]) for tier in tiers]
         return [(tier, kept) for tier, kept in found if kept]
 
 
-def listed(memory: Mapping[str, Memory], away: dict[str, str]) -> list[Kept]:
+def listed(memory: Mapping[str, NodeMemory], away: dict[str, str]) -> list[StoredSnapshot]:
     """Return all snapshots of all nodes; a node that does not answer goes into *away* with the reason."""
 
-    def ask(node: str) -> list[Kept]:
+    def ask(node: str) -> list[StoredSnapshot]:
         try:
-            return [Kept(node, name, label) for name, label in memory[node].labels().items()]
+            return [StoredSnapshot(node, name, label) for name, label in memory[node].labels().items()]
         except (OSError, Unusable) as error:
             away[node] = str(error) or type(error).__name__
             return []
@@ -101,19 +101,21 @@ def listed(memory: Mapping[str, Memory], away: dict[str, str]) -> list[Kept]:
         return sorted(one for kept in hands.map(ask, memory) for one in kept)
 
 
-def moments(kept: Iterable[Kept], world: int) -> list[Moment]:
+def moments(kept: Iterable[StoredSnapshot], world: int) -> list[SnapshotSet]:
     """Return the moments of a job of *world* ranks, newest first."""
-    by_moment: dict[tuple[int, int], list[Kept]] = defaultdict(list)
+    by_moment: dict[tuple[int, int], list[StoredSnapshot]] = defaultdict(list)
     fitting = [one for one in kept if one.label.world == world]
     for one in fitting:
         by_moment[one.label.moment].append(one)
     pieces = {one.label.rank: one.label.piece for one in sorted(fitting, key=lambda one: one.label.moment)}
-    return [Moment(step, lineage, held, planned(held, world, pieces)) for (step, lineage), held in sorted(by_moment.items(), reverse=True)]
+    return [
+        SnapshotSet(step, lineage, held, planned(held, world, pieces)) for (step, lineage), held in sorted(by_moment.items(), reverse=True)
+    ]
 
 
-def planned(kept: Iterable[Kept], world: int, pieces: Mapping[int, str] | None = None) -> Plan | NoPlan:
+def planned(kept: Iterable[StoredSnapshot], world: int, pieces: Mapping[int, str] | None = None) -> RestorePlan | NoPlan:
     """Return how *world* new processes would take their state from *kept*, or what is lacking."""
     held = list(kept)
     pieces = pieces or {one.label.rank: one.label.piece for one in sorted(held, key=lambda one: one.label.moment)}
-    ranks = [Holding(rank=rank, piece=pieces.get(rank, f"of rank {rank}")) for rank in range(world)]
+    ranks = [RankHolding(rank=rank, piece=pieces.get(rank, f"of rank {rank}")) for rank in range(world)]
     return plan(ranks, (), [one.stored for one in held])

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast.cluster.local import LocalNodes
-from holdfast.control.agents.client import AgentChannel
-from holdfast.control.agents.event_queue import Inbox
+from holdfast.control.agents.client import AgentClient
+from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.config.worker_env import known_token
 from holdfast.errors import OrderRefused, WorldError
 from holdfast.memstore import client, shared_memory
@@ -21,14 +21,14 @@ from holdfast.memstore.shared_memory import Label, Snapshot, Unusable
 from holdfast.process import mark_of
 
 if TYPE_CHECKING:
-    from holdfast.cluster import NodeSource
+    from holdfast.cluster import NodeBackend
     from holdfast.history import Job
 
 HANDS: Final = 32
 """Nodes that are asked at once."""
 
 
-class Memory(Protocol):
+class NodeMemory(Protocol):
     """The memory of one node."""
 
     def labels(self) -> dict[str, Label]:
@@ -99,15 +99,15 @@ class There:
 
 
 @dataclass(slots=True)
-class Reached:
+class ReachedStores:
     """The memory of a job's nodes."""
 
-    memory: dict[str, Memory] = field(default_factory=dict)
+    memory: dict[str, NodeMemory] = field(default_factory=dict)
     away: dict[str, str] = field(default_factory=dict)
     """Nodes whose memory cannot be reached, and why."""
 
 
-def reach(source: NodeSource, job: Job, members: Iterable[str] = ()) -> Reached:
+def reach(source: NodeBackend, job: Job, members: Iterable[str] = ()) -> ReachedStores:
     """Find the memory of all nodes that keep something of *job*: on this machine by itself, else through their agents.
 
     *members* hold its ranks, so that one of them which cannot be asked is worth telling.
@@ -117,8 +117,8 @@ def reach(source: NodeSource, job: Job, members: Iterable[str] = ()) -> Reached:
     return _there(source, job, {*members, *(view.name for view in source.survey() if view.job == job.id)})
 
 
-def _here(source: LocalNodes, job: Job) -> Reached:
-    found = Reached()
+def _here(source: LocalNodes, job: Job) -> ReachedStores:
+    found = ReachedStores()
     for node in source.names():
         place = shared_memory.vault_of(mark_of(source.folder(node)), job.id)
         if not place.exists():
@@ -130,7 +130,7 @@ def _here(source: LocalNodes, job: Job) -> Reached:
     return found
 
 
-def _there(source: NodeSource, job: Job, nodes: Collection[str]) -> Reached:
+def _there(source: NodeBackend, job: Job, nodes: Collection[str]) -> ReachedStores:
     """Ask the agents of *nodes*, all at once: each may take its time."""
 
     def ask(node: str) -> There | str | None:
@@ -139,7 +139,7 @@ def _there(source: NodeSource, job: Job, nodes: Collection[str]) -> Reached:
         except (OSError, WorldError) as error:
             return str(error)
 
-    found = Reached()
+    found = ReachedStores()
     with ThreadPoolExecutor(HANDS, thread_name_prefix="audit") as hands:
         for node, answer in zip(sorted(nodes), hands.map(ask, sorted(nodes)), strict=True):
             if isinstance(answer, str):
@@ -149,9 +149,9 @@ def _there(source: NodeSource, job: Job, nodes: Collection[str]) -> Reached:
     return found
 
 
-def _asked(source: NodeSource, node: str, job: Job) -> There | None:
+def _asked(source: NodeBackend, node: str, job: Job) -> There | None:
     """Return how the memory of *node* is reached, as its agent says; nothing when it keeps nothing of the job."""
-    channel = AgentChannel(node, lambda: source.connect(node), Inbox(), epoch=0)
+    channel = AgentClient(node, lambda: source.connect(node), EventQueue(), epoch=0)
     try:
         told = channel.about()
         token = known_token(job) or _token(channel, job)
@@ -165,7 +165,7 @@ def _asked(source: NodeSource, node: str, job: Job) -> There | None:
     return There((source.address(node), int(port)), token)
 
 
-def _token(channel: AgentChannel, job: Job) -> str:
+def _token(channel: AgentClient, job: Job) -> str:
     """Ask an agent for the job's token."""
     with suppress(OrderRefused):
         return str(channel.order("token", job=job.id)["token"])

@@ -14,7 +14,7 @@ from typing import Any, Self
 from holdfast.source_tree import of_source_tree
 
 
-class Prover:
+class VerifierProcess:
     """Starts the process when it is first asked, with the job's own Python."""
 
     def __init__(self, python: str) -> None:

@@ -9,11 +9,11 @@ from typing import Final
 
 from holdfast.audit.checksum import fast_sum
 from holdfast.audit.disk import OnDisk
-from holdfast.audit.memory import Kept, Moment, listed, moments, planned
-from holdfast.audit.memstores import Memory, bench
-from holdfast.audit.verifier_process import Prover
+from holdfast.audit.memory import SnapshotSet, StoredSnapshot, listed, moments, planned
+from holdfast.audit.memstores import NodeMemory, bench
+from holdfast.audit.verifier_process import VerifierProcess
 from holdfast.memstore.shared_memory import Snapshot, Unusable
-from holdfast.runtime.snapshots.restore_planner import Plan
+from holdfast.runtime.snapshots.restore_planner import RestorePlan
 
 TRIES: Final = 5
 """How often the newest whole moment is looked for anew, when training has written over it before it was read."""
@@ -24,7 +24,7 @@ class _Overtaken(Exception):
     """Training has written over a snapshot before it was read."""
 
 
-def verify_disk(found: Sequence[OnDisk], prover: Prover) -> None:
+def verify_disk(found: Sequence[OnDisk], prover: VerifierProcess) -> None:
     """Have it proven of each checkpoint whose files are whole that all in it is of its step."""
     for one in found:
         if one.whole:
@@ -39,15 +39,15 @@ def verify_disk(found: Sequence[OnDisk], prover: Prover) -> None:
 class MemoryAudit:
     """Reads the memory of nodes, whose training may go on meanwhile."""
 
-    def __init__(self, memory: Mapping[str, Memory], world: int, disk: Sequence[OnDisk], prover: Prover) -> None:
+    def __init__(self, memory: Mapping[str, NodeMemory], world: int, disk: Sequence[OnDisk], prover: VerifierProcess) -> None:
         self._memory, self._world, self._prover = memory, world, prover
         self._disk = {one.step: one for one in disk if one.whole}
         self.away: dict[str, str] = {}
 
-    def moments(self) -> list[Moment]:
+    def moments(self) -> list[SnapshotSet]:
         """Return what is there, read and judged."""
-        found: list[Moment] = []
-        newest: Moment | None = None
+        found: list[SnapshotSet] = []
+        newest: SnapshotSet | None = None
         for _ in range(TRIES):
             found = moments(listed(self._memory, self.away), self._world)
             newest = next((one for one in found if one.whole), None)
@@ -62,7 +62,7 @@ class MemoryAudit:
         """Return the files whose first page is damaged, so that nobody knows of which moment they were."""
         return [f"{name} in the memory of {node}: {why}" for node, one in self._memory.items() for name, why in one.spoilt().items()]
 
-    def _read(self, moment: Moment) -> bool:
+    def _read(self, moment: SnapshotSet) -> bool:
         """Read all of a moment; tell whether training has left it alone meanwhile."""
         try:
             with bench() as place:
@@ -76,8 +76,8 @@ class MemoryAudit:
             moment.unproven.append(f"not read: {why}")
         return True
 
-    def _judge(self, moment: Moment, place: Path) -> None:
-        brought: dict[Kept, Path] = {}
+    def _judge(self, moment: SnapshotSet, place: Path) -> None:
+        brought: dict[StoredSnapshot, Path] = {}
         for number, one in enumerate(moment.kept):
             into = place / f"{number}.snap"
             try:
@@ -95,7 +95,7 @@ class MemoryAudit:
         if not moment.spoilt:
             moment.proven.append(f"every byte of {len(brought)} snapshots has the sum and the digest with which it was written")
         moment.plan = planned(brought, self._world)
-        if not isinstance(moment.plan, Plan):
+        if not isinstance(moment.plan, RestorePlan):
             return
         stored = {one.stored: path for one, path in brought.items()}
         used = {part for fetch in moment.plan.fetches for part in (*fetch.parts, *([fetch.light] if fetch.light else []))}
@@ -105,7 +105,7 @@ class MemoryAudit:
         moment.proven += told["proven"]
         moment.unproven += told["unproven"]
 
-    def _still(self, one: Kept) -> bool:
+    def _still(self, one: StoredSnapshot) -> bool:
         """Tell whether the snapshot still stands where it was found: then it is damaged, else another one is in its place."""
         try:
             return self._memory[one.node].labels().get(one.name) == one.label

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.bootstrap.hosts import Hosts, Outcome
-from holdfast.bootstrap.wheel import Wheel, node_wheel
+from holdfast.bootstrap.hosts import HostOutcome, Hosts
+from holdfast.bootstrap.wheel import NodeWheel, node_wheel
 
-__all__ = ["Hosts", "Outcome", "Wheel", "node_wheel"]
+__all__ = ["HostOutcome", "Hosts", "NodeWheel", "node_wheel"]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from holdfast.bootstrap.wheel import Wheel
-from holdfast.cluster.ssh.connector import Ways
+from holdfast.bootstrap.wheel import NodeWheel
+from holdfast.cluster.ssh.connector import Connector
 from holdfast.cluster.ssh.endpoints import Target
 from holdfast.cluster.ssh.errors import Unanswered, Unasked
-from holdfast.cluster.ssh.remote_program import Errand
+from holdfast.cluster.ssh.remote_program import RemoteProgram
 from holdfast.spec import SshCluster
 
 HANDS: Final = 32
@@ -52,7 +52,7 @@ PYTHON: Final = "Name a newer one in `python` of the cluster file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class HostOutcome:
     """What came of one host."""
 
     node: str
@@ -73,9 +73,9 @@ class Outcome:
 class Hosts:
     """The hosts of a cluster, to be set up."""
 
-    def __init__(self, cluster: SshCluster, wheel: Wheel) -> None:
+    def __init__(self, cluster: SshCluster, wheel: NodeWheel) -> None:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
-        self._wheel, self._ways = wheel, Ways(cluster)
+        self._wheel, self._ways = wheel, Connector(cluster)
 
     def __enter__(self) -> Self:
         return self
@@ -83,13 +83,13 @@ class Hosts:
     def __exit__(self, *_: object) -> None:
         self._ways.close()
 
-    def set_up(self, nodes: Collection[str], tell: Callable[[str, str], None] = lambda _node, _stage: None) -> list[Outcome]:
+    def set_up(self, nodes: Collection[str], tell: Callable[[str, str], None] = lambda _node, _stage: None) -> list[HostOutcome]:
         """Set up *nodes*, many at once, and return what came of each, in the cluster's order; *tell* is told of each stage of each."""
         targets = [target for target in self._ways.targets if target.node in nodes]
         with ThreadPoolExecutor(max(1, min(HANDS, len(targets))), thread_name_prefix="bootstrap") as hands:
             return list(hands.map(lambda target: self._one(target, tell), targets))
 
-    def _one(self, target: Target, tell: Callable[[str, str], None]) -> Outcome:
+    def _one(self, target: Target, tell: Callable[[str, str], None]) -> HostOutcome:
         begun = time.monotonic()
         try:
             tell(target.node, "logging in")
@@ -107,7 +107,7 @@ class Hosts:
         try:
             with self._ways.watchdog.over(time.monotonic() + LOGIN + WORK, connection.cut):
                 until = time.monotonic() + LOGIN
-                errand = Errand(connection, target.python, source(), until)
+                errand = RemoteProgram(connection, target.python, source(), until)
                 asked = {
                     "digest": self._wheel.digest,
                     "version": self._wheel.version,
@@ -143,9 +143,9 @@ def _read(answer: str) -> dict[str, Any]:
     return told
 
 
-def _outcome(node: str, found: dict[str, Any], seconds: float) -> Outcome:
+def _outcome(node: str, found: dict[str, Any], seconds: float) -> HostOutcome:
     python, path = str(found.get("python", "")), str(found.get("path", ""))
     if "failed" not in found:
-        return Outcome(node=node, done=str(found.get("done")), python=python, path=path, seconds=seconds)
+        return HostOutcome(node=node, done=str(found.get("done")), python=python, path=path, seconds=seconds)
     cure = CURES.get(found["errno"], ELSE) if found.get("errno") else str(found.get("cure", ""))
-    return Outcome(node=node, done="failed", python=python, why=str(found["failed"]), cure=cure, seconds=seconds)
+    return HostOutcome(node=node, done="failed", python=python, why=str(found["failed"]), cure=cure, seconds=seconds)

@@ -58,7 +58,7 @@ def act(asked: dict[str, Any]) -> dict[str, Any]:
     if list(sys.version_info[:2]) < asked["oldest"]:
         oldest = ".".join(str(part) for part in asked["oldest"])
         return {"failed": f"its interpreter is Python {found}, jobs need {oldest} or newer", "python": found}
-    place = Place(asked)
+    place = InstallFolder(asked)
     if asked["do"] == "look":
         return {"whole": place.is_whole(), "in_use": place.in_use(), "python": found, "path": str(place.link)}
     place.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -82,7 +82,7 @@ def act(asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class Place:
+class InstallFolder:
     """The folder for Holdfast on this node, and the environment in it that is wanted."""
 
     def __init__(self, asked: dict[str, Any]) -> None:

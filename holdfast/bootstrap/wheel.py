@@ -34,7 +34,7 @@ MOMENT: Final = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wheel:
+class NodeWheel:
     """A wheel, whole."""
 
     version: str
@@ -48,7 +48,7 @@ class Wheel:
         return f"{NAME}-{self.version}-py3-none-any.whl"
 
     @classmethod
-    def read(cls, path: Path) -> Wheel:
+    def read(cls, path: Path) -> NodeWheel:
         """Return the wheel in a file; raise `NotReadable` when it is none of ours."""
         cure = "Name a wheel that `holdfast nodes bootstrap --write-wheel` has written, or leave `--wheel` out"
         try:
@@ -76,7 +76,7 @@ def _compare(archive: zipfile.ZipFile, listed: bytes, record: str) -> None:
 
 
 @cache
-def node_wheel() -> Wheel:
+def node_wheel() -> NodeWheel:
     """Return the wheel of this Holdfast."""
     info = f"{NAME}-{__version__}.dist-info"
     files = {**_sources(), **_about(info)}
@@ -88,7 +88,7 @@ def node_wheel() -> Wheel:
             entry = zipfile.ZipInfo(name, MOMENT)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
             archive.writestr(entry, data)
-    return Wheel(version=__version__, digest=hashlib.sha256(listed).hexdigest(), data=taken.getvalue())
+    return NodeWheel(version=__version__, digest=hashlib.sha256(listed).hexdigest(), data=taken.getvalue())
 
 
 def _about(info: str) -> dict[str, bytes]:

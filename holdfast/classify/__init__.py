@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.classify.classifier import Classifier, Page, Verdict, classify
+from holdfast.classify.classifier import Classification, Classifier, Page, classify
 from holdfast.classify.line_blocks import blocks
 
-__all__ = ["Classifier", "Page", "Verdict", "blocks", "classify"]
+__all__ = ["Classification", "Classifier", "Page", "blocks", "classify"]

@@ -13,7 +13,7 @@ from detectors.logs import judge
 from detectors.tracebacks import raised_in
 from holdfast.classify.line_blocks import blocks, plain
 from holdfast.classify.matcher import HEAD, WORDS, Matcher, best
-from holdfast.classify.traceback_collector import Gathered, Gatherer
+from holdfast.classify.traceback_collector import CollectedTraceback, TracebackCollector
 
 REMEMBERED: Final = 10_000
 """Lines whose kind is remembered."""
@@ -35,7 +35,7 @@ _BY_NUMBER: Final = {
 }
 
 
-class Verdict(NamedTuple):
+class Classification(NamedTuple):
     """A fault, and where it was seen."""
 
     line: int
@@ -51,7 +51,7 @@ class Page:
     first: int
     """Number of its first line."""
     count: int
-    faults: list[Verdict] = field(default_factory=list)
+    faults: list[Classification] = field(default_factory=list)
     """May hold one that began on an earlier page: a traceback is judged when it is whole."""
     inside: set[int] = field(default_factory=set)
     """Numbers of lines that belong to a traceback and have no verdict of their own."""
@@ -62,7 +62,7 @@ class Classifier:
 
     def __init__(self, matcher: Matcher | None = None) -> None:
         self._matcher = matcher or best()
-        self._gatherer = Gatherer()
+        self._gatherer = TracebackCollector()
         self._lines = 0
         self._known: dict[bytes, str | None] = {}
         self._hits = 0
@@ -82,7 +82,7 @@ class Classifier:
                 if (self._gatherer or HEAD in candidates) and self._gather(line, number, page):
                     continue
                 if (name := told.get(place) or (self._kind(line, candidates) if candidates else None)) is not None:
-                    page.faults.append(Verdict(number, name, line.decode(errors="replace")))
+                    page.faults.append(Classification(number, name, line.decode(errors="replace")))
         known, asked = self._hits - known + len(told), len(found) + len(told)
         self._flooded = FLOOD * asked > page.count and FLOOD * known > asked
         return page
@@ -148,7 +148,7 @@ def classify(read: Callable[[int], bytes], matcher: Matcher | None = None) -> It
     yield classifier.finish()
 
 
-def judge_lines(text: str, matcher: Matcher | None = None) -> list[Verdict]:
+def judge_lines(text: str, matcher: Matcher | None = None) -> list[Classification]:
     """Return the faults in *text*, by line."""
     classifier = Classifier(matcher)
     block = plain(text.encode(errors="replace"))
@@ -156,14 +156,14 @@ def judge_lines(text: str, matcher: Matcher | None = None) -> list[Verdict]:
     return sorted([*page.faults, *classifier.finish().faults])
 
 
-def _verdict(gathered: Gathered) -> Verdict:
+def _verdict(gathered: CollectedTraceback) -> Classification:
     """Judge a traceback by the exception it ended in, or by what led to that."""
     raised = raised_in(gathered.text)
     if raised is None:
-        return Verdict(gathered.first, SCRIPT, gathered.text)
+        return Classification(gathered.first, SCRIPT, gathered.text)
     name = judge(f"{raised.type}: {raised.message}".replace("\n", " "))
     if name is None or name in OTHERS:
         name = SCRIPT
     if name in _VAGUE or raised.peer_lost:
         name = _BY_NUMBER.get(kind_of(raised), name)
-    return Verdict(gathered.first, name, gathered.text)
+    return Classification(gathered.first, name, gathered.text)

@@ -31,7 +31,7 @@ _GOES_ON: Final = re.compile(
 
 
 @dataclass(slots=True)
-class Gathered:
+class CollectedTraceback:
     """A traceback, as far as it has been read."""
 
     first: int
@@ -48,16 +48,16 @@ class Gathered:
         return "\n".join(self.lines)
 
 
-class Gatherer:
+class TracebackCollector:
     """Puts the lines of tracebacks together."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Gathered] = {}
+        self._open: dict[str, CollectedTraceback] = {}
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def take(self, line: str, number: int) -> tuple[bool, list[Gathered]]:
+    def take(self, line: str, number: int) -> tuple[bool, list[CollectedTraceback]]:
         """Return whether *line* belongs to a traceback, and the tracebacks that are whole now."""
         body = _STAMP.sub("", line)
         tag = found[0] if (found := _TAG.match(body)) else ""
@@ -72,26 +72,26 @@ class Gatherer:
             if HEAD not in body:
                 return False, done
             done += [self._open.pop(tag)] if mine is not None else []
-            self._open[tag] = mine = Gathered(first=number, tag=tag)
+            self._open[tag] = mine = CollectedTraceback(first=number, tag=tag)
             if len(self._open) > MOST_OPEN:
                 done.append(self._open.pop(next(iter(self._open))))
         self._add(mine, body)
         return True, done
 
-    def close(self) -> list[Gathered]:
+    def close(self) -> list[CollectedTraceback]:
         """Return what is open at the end."""
         rest = list(self._open.values())
         self._open.clear()
         return rest
 
-    def _wait(self) -> list[Gathered]:
+    def _wait(self) -> list[CollectedTraceback]:
         """Close what has been silent for too long."""
         for one in self._open.values():
             one.silence += 1
         return [self._open.pop(tag) for tag in [tag for tag, one in self._open.items() if one.silence > PATIENCE]]
 
     @staticmethod
-    def _belongs(mine: Gathered, body: str) -> bool:
+    def _belongs(mine: CollectedTraceback, body: str) -> bool:
         if mine.said:
             last = mine.lines[-1].strip()
             if not body.strip():
@@ -102,7 +102,7 @@ class Gatherer:
         return not body.strip() or body[0] in " \t|+^~" or bool(_EXCEPTION.match(body))
 
     @staticmethod
-    def _add(mine: Gathered, body: str) -> None:
+    def _add(mine: CollectedTraceback, body: str) -> None:
         mine.silence = 0
         if len(mine.lines) < MOST_LINES:
             mine.lines.append(body)

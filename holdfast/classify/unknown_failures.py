@@ -21,7 +21,7 @@ MOST_CONTEXTS: Final = 3
 
 
 @dataclass(slots=True)
-class Unknown:
+class UnknownFailure:
     """A failure without a kind of its own, as often as it came."""
 
     shape: str
@@ -75,9 +75,9 @@ class Unknown:
         ))  # fmt: skip
 
 
-def unknown(faults: Iterable[Fault]) -> list[Unknown]:
+def unknown(faults: Iterable[Fault]) -> list[UnknownFailure]:
     """Return what no kind of the catalogue names in *faults*, the most frequent first."""
-    found: dict[tuple[str, str], Unknown] = {}
+    found: dict[tuple[str, str], UnknownFailure] = {}
     told = list(faults)
     with_context = {_end(fault) for fault in told if fault.kind == UNKNOWN}
     for fault in told:
@@ -86,7 +86,7 @@ def unknown(faults: Iterable[Fault]) -> list[Unknown]:
         quote = str(fault.evidence.get("quote", ""))
         if fault.kind in CATCH_ALL and not _is_known(quote, str(fault.evidence.get("detail", ""))):
             shape = _VARIES.sub("N", quote)[:160]
-            found.setdefault((fault.kind, shape), Unknown(shape=shape, kind=fault.kind)).add(fault)
+            found.setdefault((fault.kind, shape), UnknownFailure(shape=shape, kind=fault.kind)).add(fault)
     return sorted(found.values(), key=lambda one: (-one.times, -one.last))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sqlmodel import SQLModel
 
-from holdfast.cli.job_view import Outlook, newest_whole, placed, until_of
+from holdfast.cli.job_view import JobView, newest_whole, placed, until_of
 from holdfast.history import queries
 from holdfast.history.lease import flow_run_url, holder_of
 from holdfast.history.models import Checkpoint, Decision, Generation, Incident, Job, Move, Remark, Step
@@ -37,7 +37,7 @@ EVIDENCE_LINES: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class JobChange:
     """Something new in a job's life."""
 
     event: str
@@ -51,7 +51,7 @@ class Change:
         return {"event": self.event, "at": self.at, **self.record}
 
 
-class Follower:
+class JobFollower:
     """Looks at one job again and again and tells what changed."""
 
     def __init__(self, history: History, job: Job, *, from_now: bool = False) -> None:
@@ -60,12 +60,12 @@ class Follower:
         self._notes: dict[str, tuple[float, int]] = {}
         """By cause: when a note was shown, and how often it came since."""
         self._steps: deque[Step] = deque(maxlen=KEPT_STEPS)
-        self._outlook = Outlook(job=job, at=time.time())
+        self._outlook = JobView(job=job, at=time.time())
         self._next_full = 0.0
         if from_now:
             self.look()
 
-    def look(self) -> tuple[list[Change], Outlook]:
+    def look(self) -> tuple[list[JobChange], JobView]:
         """Return what is new, oldest first, and where the job stands."""
         now = time.time()
         move = queries.state_of(self._history, self._job.id)
@@ -86,7 +86,7 @@ class Follower:
         self._steps.extend(sorted(fresh, key=lambda step: (step.at, step.generation, step.step)))
         return tuple(self._steps)
 
-    def _full_look(self) -> tuple[list[Change], Outlook]:
+    def _full_look(self) -> tuple[list[JobChange], JobView]:
         generations = queries.generations(self._history, self._job.id)
         checkpoints = queries.checkpoints(self._history, self._job.id)
         incidents = queries.incidents(self._history, self._job.id)
@@ -109,7 +109,7 @@ class Follower:
         )
         return sorted(changes, key=lambda change: change.at), self._outlook
 
-    def _of_incidents(self, incidents: list[Incident]) -> Iterator[Change]:
+    def _of_incidents(self, incidents: list[Incident]) -> Iterator[JobChange]:
         numbers = {one.id: one.number for one in incidents}
         yield from self._fresh(incidents, of_incident)
         yield from self._fresh(queries.decisions(self._history, self._job.id), lambda row: self._of_decision(row, numbers))
@@ -117,11 +117,11 @@ class Follower:
             if one.closed_at is not None and self._is_new(f"{one.id} closed"):
                 yield of_closed(one)
 
-    def _of_decision(self, row: Decision, numbers: dict[str, int]) -> Change:
+    def _of_decision(self, row: Decision, numbers: dict[str, int]) -> JobChange:
         """Tell a decision; people read the first one of an incident where that begins."""
         return of_decision(row, numbers, brief=self._is_new(f"{row.incident_id} decided"))
 
-    def _of_remark(self, row: Remark) -> Change:
+    def _of_remark(self, row: Remark) -> JobChange:
         """Tell a note; of one that comes again and again people are told once in a while, with how often it came."""
         cause = cause_of(row.text)
         shown, times = self._notes.get(cause, (row.at - NOTE_AGAIN, 0))
@@ -131,7 +131,7 @@ class Follower:
         self._notes[cause] = (row.at, 0)
         return of_remark(row, more=times)
 
-    def _fresh(self, rows: list[Any], tell: Any) -> Iterator[Change]:  # noqa: ANN401 (a row and what tells it, of one kind)
+    def _fresh(self, rows: list[Any], tell: Any) -> Iterator[JobChange]:  # noqa: ANN401 (a row and what tells it, of one kind)
         for row in rows:
             if self._is_new(row.id):
                 yield tell(row)
@@ -147,50 +147,50 @@ def in_recovery(at: float, incidents: Sequence[Incident]) -> bool:
     return any(one.detected_at <= at <= (math.inf if one.closed_at is None else one.closed_at + CLOSED_JUST_NOW) for one in incidents)
 
 
-def of_move(row: Move, *, brief: bool = False) -> Change:
+def of_move(row: Move, *, brief: bool = False) -> JobChange:
     """Tell a move of the state; a *brief* one only where the job waits or has ended."""
     record = _record(row)
     record["trigger"] = record.pop("event")  # the change is the event here
     silent = (brief and row.after not in IN_FULL) or row.event == Event.FAULTED  # the incident is told, or that it passed by itself
-    return Change(event="move", at=row.at, text="" if silent else f"{row.after}: {row.because}", record=record)
+    return JobChange(event="move", at=row.at, text="" if silent else f"{row.after}: {row.because}", record=record)
 
 
-def of_generation(row: Generation, *, brief: bool = False) -> Change:
+def of_generation(row: Generation, *, brief: bool = False) -> JobChange:
     """Tell a new membership; nothing for people where *brief*."""
     where = placed({str(node): list(held) for node, held in row.ranks.items()})
     text = f"generation {row.number}: {in_ranks(row.world_size, row.facts)} on {where}{kept(row.facts)}"
-    return Change(event="generation", at=row.at, text="" if brief else text, record=_record(row))
+    return JobChange(event="generation", at=row.at, text="" if brief else text, record=_record(row))
 
 
-def of_incident(row: Incident) -> Change:
+def of_incident(row: Incident) -> JobChange:
     """Tell the beginning of an incident."""
     recovery = f"; recovery: {row.rung}" if row.rung else ""
-    return Change(event="incident", at=row.detected_at, text=begun(row) + recovery, record=_record(row))
+    return JobChange(event="incident", at=row.detected_at, text=begun(row) + recovery, record=_record(row))
 
 
-def of_closed(row: Incident) -> Change:
+def of_closed(row: Incident) -> JobChange:
     """Tell the end of an incident."""
-    return Change(event="incident-closed", at=row.closed_at or row.detected_at, text=over(row), record=_record(row))
+    return JobChange(event="incident-closed", at=row.closed_at or row.detected_at, text=over(row), record=_record(row))
 
 
-def of_decision(row: Decision, numbers: dict[str, int], *, brief: bool = False) -> Change:
+def of_decision(row: Decision, numbers: dict[str, int], *, brief: bool = False) -> JobChange:
     """Tell a decision; nothing for people where *brief*."""
     text = f"incident {numbers.get(row.incident_id, '?')}: {row.rung}, because {row.because}"
-    return Change(event="decision", at=row.at, text="" if brief else text, record=_record(row))
+    return JobChange(event="decision", at=row.at, text="" if brief else text, record=_record(row))
 
 
-def of_checkpoint(row: Checkpoint) -> Change:
+def of_checkpoint(row: Checkpoint) -> JobChange:
     """Tell a checkpoint to programs; people read a note of one that is in trouble."""
-    return Change(event="checkpoint", at=row.at, text="", record=_record(row))
+    return JobChange(event="checkpoint", at=row.at, text="", record=_record(row))
 
 
-def of_remark(row: Remark, *, more: int = 0, brief: bool = False) -> Change:
+def of_remark(row: Remark, *, more: int = 0, brief: bool = False) -> JobChange:
     """Tell a note, that came *more* times since it was shown last; nothing for people where *brief*."""
     again = f" ({plural(more, 'time')} more since it was shown last)" if more else ""
-    return Change(event="remark", at=row.at, text="" if brief else f"{row.text}{again}", record=_record(row))
+    return JobChange(event="remark", at=row.at, text="" if brief else f"{row.text}{again}", record=_record(row))
 
 
-def of_progress(outlook: Outlook) -> Change:
+def of_progress(outlook: JobView) -> JobChange:
     """Tell how far the job is."""
     from holdfast.cli.commands.status import loss_of, progress_of, rate_of  # noqa: PLC0415 (that module reads more than a watcher needs)
 
@@ -205,10 +205,10 @@ def of_progress(outlook: Outlook) -> Change:
         "eta_s": outlook.eta,
         "generation": step.generation if step else None,
     }
-    return Change(event="progress", at=outlook.at, text=text, record=record)
+    return JobChange(event="progress", at=outlook.at, text=text, record=record)
 
 
-def of_end(history: History, outlook: Outlook) -> Change:
+def of_end(history: History, outlook: JobView) -> JobChange:
     """Tell how the job ended and what its faults cost."""
     from holdfast.accounting.losses import losses  # noqa: PLC0415 (it reads all steps with numpy, which a watcher need not wait for)
     from holdfast.report import loss_words  # noqa: PLC0415
@@ -223,10 +223,10 @@ def of_end(history: History, outlook: Outlook) -> Change:
     if outlook.incidents:
         lines.append(f"`holdfast report {outlook.job.name} -o report.html` draws all of it")
     record = {**outlook.as_record(), "losses": lost.as_record()}
-    return Change(event="end", at=outlook.at, text="\n".join(lines), record=record)
+    return JobChange(event="end", at=outlook.at, text="\n".join(lines), record=record)
 
 
-def _last_evidence(history: History, outlook: Outlook) -> list[str]:
+def _last_evidence(history: History, outlook: JobView) -> list[str]:
     """Return the end of what the last root fault left behind, a traceback for the most part, and where all of it stands."""
     roots = [fault for fault in queries.faults(history, outlook.job.id) if fault.root]
     detail = str(roots[-1].evidence.get("detail") or "").strip() if roots else ""

@@ -13,13 +13,13 @@ from holdfast.cli.output import heading, say, say_rows
 from holdfast.report.wording import NOTHING, count, duration, plural, ranks, size
 
 if TYPE_CHECKING:
-    from holdfast.cli.commands.checkpoints import Account
+    from holdfast.cli.commands.checkpoints import CheckpointReport
 
 HEAD: Final = ("TIER", "STEP", "LINEAGE", "STATE", "AGE", "SIZE", "WHERE")
 WIDTH: Final = 80
 
 
-def show(account: Account) -> None:
+def show(account: CheckpointReport) -> None:
     """Tell all that was found."""
     outlook = account.outlook
     at = f" at step {count(outlook.step.step)}" if outlook.step else ""
@@ -47,7 +47,7 @@ def _say(text: str, indent: str = "") -> None:
         say(line)
 
 
-def _disk_rows(account: Account) -> Iterator[list[str]]:
+def _disk_rows(account: CheckpointReport) -> Iterator[list[str]]:
     now = time.time()
     for one in account.disk:
         told = one.manifest
@@ -58,7 +58,7 @@ def _disk_rows(account: Account) -> Iterator[list[str]]:
         yield ["disk", count(one.step), NOTHING, one.standing, duration(max(0.0, now - told.time)), size(told.size), where]
 
 
-def _memory_rows(account: Account) -> Iterator[list[str]]:
+def _memory_rows(account: CheckpointReport) -> Iterator[list[str]]:
     now = time.time()
     for one in account.moments:
         for tier, kept in one.tiers():
@@ -68,7 +68,7 @@ def _memory_rows(account: Account) -> Iterator[list[str]]:
             yield [tier, count(one.step), str(one.lineage), one.standing, age, size(size_of(kept)), where]
 
 
-def _absent(account: Account) -> Iterator[str]:
+def _absent(account: CheckpointReport) -> Iterator[str]:
     """Say what there is nothing of, and why."""
     if not account.disk:
         yield "disk: no checkpoint"
@@ -87,7 +87,7 @@ def _absent(account: Account) -> Iterator[str]:
             yield "memory: none yet, or `checkpoint.memory.every` is 0"
 
 
-def _recovery(account: Account) -> str:
+def _recovery(account: CheckpointReport) -> str:
     """Say what a recovery would take."""
     source, again = account.source, account.again
     if source is None:
@@ -98,7 +98,7 @@ def _recovery(account: Account) -> str:
     return f"{who} would go on from step {count(source.step)}, out of {what}{twice}."
 
 
-def _reports(account: Account) -> Iterator[tuple[str, list[str]]]:
+def _reports(account: CheckpointReport) -> Iterator[tuple[str, list[str]]]:
     """Give what the audit found, one part for each checkpoint and moment."""
     if not account.verified:
         return

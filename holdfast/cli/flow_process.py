@@ -28,7 +28,7 @@ REFUSAL: Final = "holdfast: "
 """What the last words in a flow's log begin with when the flow refused to start."""
 
 
-class Turn:
+class FlowProcessStep:
     """The right to start a job of one name on this machine: two commands at once take turns, and the second finds the job running."""
 
     def __init__(self, job: str) -> None:
@@ -63,7 +63,7 @@ class Turn:
 class FlowProcess:
     """A flow that this command started."""
 
-    def __init__(self, job: str, spec: Path, turn: Turn, known: frozenset[str], name: str = "flow") -> None:
+    def __init__(self, job: str, spec: Path, turn: FlowProcessStep, known: frozenset[str], name: str = "flow") -> None:
         self.job, self._turn, self._known = job, turn, known
         self.log = spec.with_name(f"{name}.log")
         with self.log.open("ab") as log, held_back():

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.commands.status import loss_of, progress_of, rate_of
-from holdfast.cli.job_view import Outlook, placed
+from holdfast.cli.job_view import JobView, placed
 from holdfast.cli.output import colour_of, wrapped
 from holdfast.history.models import Incident
 from holdfast.report.wording import NOTHING, count, duration, in_ranks, plural, visible
@@ -73,9 +73,9 @@ def spark(values: Sequence[float | None], width: int) -> str:
 
 
 class Frame:
-    """The picture of one `Outlook`; knows its size when it is drawn."""
+    """The picture of one `JobView`; knows its size when it is drawn."""
 
-    def __init__(self, outlook: Outlook, *, hint: str, notice: str = "") -> None:
+    def __init__(self, outlook: JobView, *, hint: str, notice: str = "") -> None:
         self._outlook, self._hint, self._notice = outlook, hint, notice
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -160,7 +160,7 @@ def _short(text: str, width: int, most: int) -> list[str]:
     return [*lines[: most - 1], f"{last} …"]
 
 
-def _members(outlook: Outlook, width: int) -> Text:
+def _members(outlook: JobView, width: int) -> Text:
     """Say who holds which ranks: as many nodes by name as fit on the line."""
     if outlook.generation is None:
         return _line("no workers yet")
@@ -173,7 +173,7 @@ def _members(outlook: Outlook, width: int) -> Text:
     return _line(line)
 
 
-def _incidents(outlook: Outlook, room: int, width: int) -> Table:
+def _incidents(outlook: JobView, room: int, width: int) -> Table:
     table = Table(box=None, padding=(0, 1), show_edge=False, header_style="dim")
     newest = list(outlook.incidents)[-(room - 1) :] if room > 1 else []
     rows = [(one, _cells(one, outlook)) for one in newest]
@@ -207,7 +207,7 @@ def _that_fit(rows: Sequence[dict[str, str]], width: int) -> list[Column]:
     return shown
 
 
-def _cells(one: Incident, outlook: Outlook) -> dict[str, str]:
+def _cells(one: Incident, outlook: JobView) -> dict[str, str]:
     down = one.downtime_s if one.closed_at is not None else max(0.0, outlook.at - one.fault_at)
     return {
         "#": str(one.number),

@@ -272,9 +272,9 @@ def logs(job: str | None, ranks: tuple[int, ...], node: str | None, lines: int, 
 
     From the nodes themselves, as they are now; default: the newest job. Exit status 1: a node could not be asked.
     """
-    from holdfast.cli.commands.logs import Which, logs
+    from holdfast.cli.commands.logs import LogFilter, logs
 
-    return logs(job, Which(ranks=ranks, node=node), lines=lines, follow=follow, as_json=as_json)
+    return logs(job, LogFilter(ranks=ranks, node=node), lines=lines, follow=follow, as_json=as_json)
 
 
 @app.command(epilog=example("holdfast profile gpt-small", "holdfast profile gpt-small -o profile.html"))
@@ -427,9 +427,9 @@ def drain(
     this is told at once, and shortly before the time what they have is saved, and the job goes on without the node or
     waits. Afterwards the node is held, until `holdfast nodes release`.
     """
-    from holdfast.cli.commands.drain import Wish, drain_node
+    from holdfast.cli.commands.drain import DrainRequest, drain_node
 
-    wish = Wish(node=node, because=because, by=by, within=within, cancel=cancel)
+    wish = DrainRequest(node=node, because=because, by=by, within=within, cancel=cancel)
     return drain_node(wish, cluster_file, job, as_json=as_json)
 
 
@@ -517,9 +517,9 @@ def bootstrap_nodes(cluster_file: Path, only: tuple[str, ...], wheel: Path | Non
     `directory`; torch is the one that is installed for that `python`. What is there already stays as it is, and agents that
     run go on in the version that they were started with.
     """
-    from holdfast.cli.commands.nodes_bootstrap import Wish, bootstrap
+    from holdfast.cli.commands.nodes_bootstrap import BootstrapRequest, bootstrap
 
-    return bootstrap(cluster_file, Wish(only=only, wheel=wheel, write=write_wheel), as_json=as_json)
+    return bootstrap(cluster_file, BootstrapRequest(only=only, wheel=wheel, write=write_wheel), as_json=as_json)
 
 
 @nodes.command("check", epilog=example("holdfast nodes check cluster.yaml", "holdfast nodes check cluster.yaml job.yaml --nodes gpu-3"))
@@ -557,9 +557,9 @@ def hold_node(node: str, because: str, lasts: str | None, cluster_file: Path | N
 
     No program lifts it. A job that trains on the node goes on there; `holdfast drain` has it leave as well.
     """
-    from holdfast.cli.commands.nodes_cordon import Wish, change
+    from holdfast.cli.commands.nodes_cordon import CordonRequest, change
 
-    return change("hold", Wish(node=node, because=because, lasts=lasts), cluster_file, as_json=as_json)
+    return change("hold", CordonRequest(node=node, because=because, lasts=lasts), cluster_file, as_json=as_json)
 
 
 @nodes.command("release", epilog=example("holdfast nodes release node-1 --because done"))
@@ -573,9 +573,9 @@ def release_node(node: str, because: str, number: int | None, cluster_file: Path
 
     What programs hold against the node stays: it is quarantined then, until it has passed a burn-in or is readmitted.
     """
-    from holdfast.cli.commands.nodes_cordon import Wish, change
+    from holdfast.cli.commands.nodes_cordon import CordonRequest, change
 
-    return change("release", Wish(node=node, because=because, number=number), cluster_file, as_json=as_json)
+    return change("release", CordonRequest(node=node, because=because, number=number), cluster_file, as_json=as_json)
 
 
 @nodes.command("readmit", epilog=example('holdfast nodes readmit node-1 --because "GPU replaced"'))
@@ -589,9 +589,9 @@ def readmit_node(node: str, because: str, number: int | None, cluster_file: Path
 
     Lifts a quarantine, a doubt or a retirement by your word. A person's hold stays until it is released.
     """
-    from holdfast.cli.commands.nodes_cordon import Wish, change
+    from holdfast.cli.commands.nodes_cordon import CordonRequest, change
 
-    return change("readmit", Wish(node=node, because=because, number=number), cluster_file, as_json=as_json)
+    return change("readmit", CordonRequest(node=node, because=because, number=number), cluster_file, as_json=as_json)
 
 
 @nodes.command("retire", epilog=example('holdfast nodes retire node-1 --because "fell off the bus again"'))
@@ -601,9 +601,9 @@ def readmit_node(node: str, because: str, number: int | None, cluster_file: Path
 @as_json
 def retire_node(node: str, because: str, cluster_file: Path | None, as_json: bool) -> int:
     """Give NODE up: only `readmit` brings it back."""
-    from holdfast.cli.commands.nodes_cordon import Wish, change
+    from holdfast.cli.commands.nodes_cordon import CordonRequest, change
 
-    return change("retire", Wish(node=node, because=because), cluster_file, as_json=as_json)
+    return change("retire", CordonRequest(node=node, because=because), cluster_file, as_json=as_json)
 
 
 @app.command("burn-in", epilog=example("holdfast burn-in node-1", "holdfast burn-in gpu-3 gpu-4 --cluster cluster.yaml --seconds 600"))
@@ -797,9 +797,9 @@ def faults(
     """
     if context.invoked_subcommand is not None:
         return 0
-    from holdfast.cli.commands.faults import Wanted, list_kinds
+    from holdfast.cli.commands.faults import FaultFilter, list_kinds
 
-    return list_kinds(Wanted(words=words, area=area, component=component, level=level, blame=blame), as_json=as_json)
+    return list_kinds(FaultFilter(words=words, area=area, component=component, level=level, blame=blame), as_json=as_json)
 
 
 @faults.command("show", epilog=example("holdfast faults show gpu-off-bus"))

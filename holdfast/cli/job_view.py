@@ -32,7 +32,7 @@ WINDOW: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class JobView:
     """Where a job stands at the time *at*."""
 
     job: Job
@@ -163,12 +163,12 @@ def _as_record(row: Snapshots | None) -> dict[str, Any] | None:
     return row.model_dump(include=names) | {"hidden": row.hidden, "cost": row.cost}
 
 
-def look(history: History, job: Job) -> Outlook:
+def look(history: History, job: Job) -> JobView:
     """Look at *job* now."""
     last = queries.last_step(history, job.id)
     generation = queries.newest_generation(history, job.id)
     recent = queries.steps(history, job.id, after=last.at - max(WINDOW * last.seconds, 0.5)) if last else []
-    return Outlook(
+    return JobView(
         job=job,
         at=time.time(),
         move=queries.state_of(history, job.id),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.cli.commands.logs import HANDS, Log, as_shown
-from holdfast.cluster import NodeSource, open_cluster
+from holdfast.cluster import NodeBackend, open_cluster
 from holdfast.errors import HoldfastError, UnknownWord
 from holdfast.history.models import Job
 from holdfast.report.wording import size
@@ -136,13 +136,13 @@ class RankOutput:
         except Exception as error:  # noqa: BLE001 (whatever it takes to reach nodes may fail; the job is watched all the same)
             self._complain(f"what ranks write cannot be shown: {error}")
 
-    def _look(self, source: NodeSource, hands: ThreadPoolExecutor) -> None:
+    def _look(self, source: NodeBackend, hands: ThreadPoolExecutor) -> None:
         found = sorted(self._places.items())
         for (rank, _), lines in zip(found, hands.map(lambda place: self._more(source, *place), found), strict=True):
             for line in lines:
                 self._say(rank, line)
 
-    def _tail(self, source: NodeSource, rank: int, node: str) -> _Tail | None:
+    def _tail(self, source: NodeBackend, rank: int, node: str) -> _Tail | None:
         """Return the log of *rank* on *node*, if there is one yet; nodes that share a folder have it in common."""
         assert self.job is not None
         name = f"rank-{rank}.log"
@@ -168,7 +168,7 @@ class RankOutput:
             self._complaints.add(text)
             self._lines.append((None, text))
 
-    def _more(self, source: NodeSource, rank: int, node: str) -> list[str]:
+    def _more(self, source: NodeBackend, rank: int, node: str) -> list[str]:
         """Return the lines that a rank has written since the last look, or the newest of them."""
         assert self.job is not None
         try:
@@ -190,7 +190,7 @@ class RankOutput:
         words = f"… {size(left_out)} left out here; `holdfast logs {self.job.name} --rank {rank}` has all that a rank wrote"
         return [*([words] if left_out else []), *_shown(log, data)]
 
-    def _skip(self, source: NodeSource, log: Log) -> int:
+    def _skip(self, source: NodeBackend, log: Log) -> int:
         """Go on with the last piece of a log that has grown too fast; return how many bytes are left out."""
         assert self.job is not None
         whole = source.logs(log.node, self.job.name).sizes.get(log.name, 0)
@@ -199,7 +199,7 @@ class RankOutput:
         left_out, log.at, log.rest = whole - PIECE - log.at, whole - PIECE, b""
         return left_out
 
-    def _begins(self, source: NodeSource, tail: _Tail) -> bool:
+    def _begins(self, source: NodeBackend, tail: _Tail) -> bool:
         """Find where the output of this job begins in a log; tell whether it does."""
         assert self.job is not None
         log, name = tail.log, self.job.name

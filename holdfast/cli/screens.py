@@ -19,9 +19,9 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from holdfast.cli.changes import Change, of_progress
+from holdfast.cli.changes import JobChange, of_progress
 from holdfast.cli.frame import Frame, below
-from holdfast.cli.job_view import Outlook
+from holdfast.cli.job_view import JobView
 from holdfast.cli.output import clock, finite, hanging, on_terminal, wrapped
 from holdfast.cli.rank_output import Line
 from holdfast.report.wording import visible
@@ -53,11 +53,11 @@ STYLES: Final[Mapping[str, str]] = {
 class Screen(Protocol):
     """Somewhere a watcher writes."""
 
-    def tell(self, change: Change) -> None:
+    def tell(self, change: JobChange) -> None:
         """Say something that stands outside the job's history."""
         ...
 
-    def show(self, changes: Sequence[Change], outlook: Outlook) -> None:
+    def show(self, changes: Sequence[JobChange], outlook: JobView) -> None:
         """Show what is new and where the job stands."""
         ...
 
@@ -87,7 +87,7 @@ class _Pace:
     def __init__(self) -> None:
         self._due, self._last = 0.0, (-1, -1)
 
-    def is_due(self, outlook: Outlook) -> bool:
+    def is_due(self, outlook: JobView) -> bool:
         """Tell whether to write a line about progress now."""
         step = outlook.step
         if step is None or (step.generation, step.step) == self._last or time.monotonic() < self._due:
@@ -104,7 +104,7 @@ class PlainLines:
         self._waits = 0.0
         self._said: set[str] = set()
 
-    def tell(self, change: Change) -> None:
+    def tell(self, change: JobChange) -> None:
         """Write the change, if it has words."""
         for line in lines_of(change):
             click.echo(line)
@@ -120,7 +120,7 @@ class PlainLines:
         if time.monotonic() - self._waits > LONG:
             self._once("waits", f"{text} so far")
 
-    def show(self, changes: Sequence[Change], outlook: Outlook) -> None:
+    def show(self, changes: Sequence[JobChange], outlook: JobView) -> None:
         """Write what is new."""
         for change in changes:
             self.tell(change)
@@ -132,7 +132,7 @@ class PlainLines:
     def _once(self, event: str, text: str) -> None:
         if event not in self._said:
             self._said.add(event)
-            self.tell(Change(event=event, at=time.time(), text=text, record={"text": text}))
+            self.tell(JobChange(event=event, at=time.time(), text=text, record={"text": text}))
 
     def close(self) -> None:
         """Do nothing: there is nothing to mend."""
@@ -141,7 +141,7 @@ class PlainLines:
 class JsonLines(PlainLines):
     """One JSON object a change."""
 
-    def tell(self, change: Change) -> None:
+    def tell(self, change: JobChange) -> None:
         """Write the change."""
         click.echo(json.dumps(finite(change.as_record()), default=str))
 
@@ -158,11 +158,11 @@ class Picture:
         self._hint, self._notice = hint, ""
         self._console = Console(highlight=False, soft_wrap=False)
         self._size = self._console.size
-        self._told: deque[Change] = deque(maxlen=100)
+        self._told: deque[JobChange] = deque(maxlen=100)
         self._live: Live | None = None
         self._quiet: Callable[[], None] = lambda: None
 
-    def tell(self, change: Change) -> None:
+    def tell(self, change: JobChange) -> None:
         """Let the change scroll away above the picture; one that asks for attention stays below it."""
         if change.text:
             self._told.append(change)
@@ -170,12 +170,12 @@ class Picture:
         if change.event == "notice":
             self._notice = change.text
 
-    def _print(self, change: Change) -> None:
+    def _print(self, change: JobChange) -> None:
         """Write a change in lines of the terminal's width: no word is broken, and a note takes no more than two of them."""
         lines = fitted(change, self._console.size.width)
         self._console.print(Text("\n".join(lines), style=STYLES.get(change.event, "")), soft_wrap=True)
 
-    def show(self, changes: Sequence[Change], outlook: Outlook) -> None:
+    def show(self, changes: Sequence[JobChange], outlook: JobView) -> None:
         """Draw the picture anew."""
         self._follow_the_size()
         for change in changes:
@@ -241,7 +241,7 @@ def _bring_back(number: int, before: list[Any]) -> None:
         termios.tcsetattr(number, termios.TCSANOW, before)
 
 
-def fitted(change: Change, width: int) -> list[str]:
+def fitted(change: JobChange, width: int) -> list[str]:
     """Return the change as lines of at most *width* columns; a note that is longer than two of them goes on in the history."""
     lines = [part for line in lines_of(change) for part in wrapped(line, width, indent=hanging(line) or FURTHER)]
     if change.event != "remark" or len(lines) <= NOTE_LINES:
@@ -258,7 +258,7 @@ def prefixed(line: Line) -> str:
     return f"[rank {rank}] {text}" if rank is not None else f"[holdfast] {text}"
 
 
-def lines_of(change: Change) -> list[str]:
+def lines_of(change: JobChange) -> list[str]:
     """Return the change as lines for people."""
     first, *more = visible(change.text).splitlines() or [""]
     return [f"{clock(change.at)}  {first}", *(f"          {line}" for line in more)] if first else []

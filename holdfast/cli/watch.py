@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.cli.actor import signature
-from holdfast.cli.changes import Change, Follower, of_end
+from holdfast.cli.changes import JobChange, JobFollower, of_end
 from holdfast.cli.flow_process import FlowProcess
-from holdfast.cli.job_view import Outlook, find_job, live_jobs
+from holdfast.cli.job_view import JobView, find_job, live_jobs
 from holdfast.cli.output import say
 from holdfast.cli.rank_output import RankOutput
 from holdfast.cli.screens import Screen, screen_for
@@ -71,7 +71,7 @@ def counted_taps() -> Iterator[Taps]:
 
 
 @dataclass
-class Watch:
+class JobWatcher:
     """One job, the flow that this command started for it (if it did), and the screen to show them on."""
 
     history: History
@@ -79,14 +79,14 @@ class Watch:
     flow: FlowProcess | None = None
     job: Job | None = None
     from_now: bool = True
-    enough: Callable[[Outlook], bool] = lambda _: False
+    enough: Callable[[JobView], bool] = lambda _: False
     """Whether to leave before the job ends."""
-    outlook: Outlook | None = None
+    outlook: JobView | None = None
     output: RankOutput | None = None
     """What ranks write, if that is to be shown."""
     stopping: bool = False
     _begun: float = field(default_factory=time.monotonic)
-    _follower: Follower | None = None
+    _follower: JobFollower | None = None
     _blind: bool = False
     _linked: str = ""
     """The page of the flow run that was shown."""
@@ -103,7 +103,7 @@ class Watch:
 
     def say(self, event: str, text: str, **facts: Any) -> None:  # noqa: ANN401 (any JSON)
         """Tell something that the history does not."""
-        self.screen.tell(Change(event=event, at=time.time(), text=text, record={"text": text, **facts}))
+        self.screen.tell(JobChange(event=event, at=time.time(), text=text, record={"text": text, **facts}))
 
     def _turn(self, taps: Taps) -> bool:
         """Look once; return whether to leave."""
@@ -127,7 +127,7 @@ class Watch:
         """Tell whether something happens that people wait for."""
         return self.outlook is None or self.outlook.incident is not None or self.outlook.ended or self.stopping
 
-    def _is_over(self, outlook: Outlook) -> bool:
+    def _is_over(self, outlook: JobView) -> bool:
         """Tell whether no more is to come: when the job has ended, its flow still ends the processes before it gives its lease back."""
         if not outlook.ended or self.flow is None or outlook.move is None:
             return outlook.ended
@@ -141,7 +141,7 @@ class Watch:
             self.screen.wait(f"starting the flow{own}, {time.monotonic() - self._begun:.0f} s")
             return
         if self._follower is None:
-            self._follower = Follower(self.history, self.job, from_now=self.from_now)
+            self._follower = JobFollower(self.history, self.job, from_now=self.from_now)
         changes, self.outlook = self._follower.look()
         if self.outlook.flow_run_url not in {"", self._linked}:
             self._linked = self.outlook.flow_run_url
@@ -194,7 +194,7 @@ class Watch:
             return 0
         return self._flow_gone()
 
-    def _ended(self, outlook: Outlook) -> int:
+    def _ended(self, outlook: JobView) -> int:
         if self.output is not None and self.job is not None:
             self.output.follow(self.job, outlook.members)  # of a job that was over before it was seen at work
             for lines in self.output.last():
@@ -240,7 +240,7 @@ def follow(reference: str | None, *, as_json: bool) -> int:
         job = find_job(history, reference) if reference is not None else live[0]
         screen = screen_for(as_json=as_json, hint=f"Ctrl-C ends the watching, `holdfast stop {job.name}` the job")
         with counted_taps() as taps:
-            return Watch(history, screen, job=job).until_the_end(taps)
+            return JobWatcher(history, screen, job=job).until_the_end(taps)
     finally:
         history.close()
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.cluster.interface import Logs, NodeSource, NodeView
+from holdfast.cluster.interface import Logs, NodeBackend, NodeView
 
 if TYPE_CHECKING:
     from holdfast.spec import Cluster
 
-__all__ = ["Logs", "NodeSource", "NodeView", "names_of", "open_cluster"]
+__all__ = ["Logs", "NodeBackend", "NodeView", "names_of", "open_cluster"]
 
 
-def open_cluster(cluster: Cluster) -> NodeSource:
+def open_cluster(cluster: Cluster) -> NodeBackend:
     """Return the source of nodes that *cluster* describes; raise `OperatorError` when what it takes to get there is not here."""
     if cluster.kind == "local":
         from holdfast.cluster.local import LocalNodes  # noqa: PLC0415 (each kind brings its own packages)
@@ -23,9 +23,9 @@ def open_cluster(cluster: Cluster) -> NodeSource:
 
         return SlurmNodes(cluster)
     from holdfast.cluster.remote import RemoteNodes  # noqa: PLC0415
-    from holdfast.cluster.ssh.transport import SshReach  # noqa: PLC0415
+    from holdfast.cluster.ssh.transport import SshTransport  # noqa: PLC0415
 
-    return RemoteNodes(cluster, SshReach(cluster))
+    return RemoteNodes(cluster, SshTransport(cluster))
 
 
 def names_of(cluster: Cluster) -> list[str]:

@@ -37,7 +37,7 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class AllocationRequest:
     """What a job needs of a cluster that lends its nodes."""
 
     nodes: int = 0
@@ -81,7 +81,7 @@ class Logs:
         return [name for name in self.sizes if name not in others]
 
 
-class Lender(Protocol):
+class Allocator(Protocol):
     """What lends nodes to a job for a while, as Slurm does. Asking never waits: what is known is what was last seen."""
 
     def begin(self, job: str, name: str, directory: Path) -> None:
@@ -91,7 +91,7 @@ class Lender(Protocol):
         """
         ...
 
-    def wish(self, wish: Wish) -> None:
+    def wish(self, wish: AllocationRequest) -> None:
         """Learn what the job needs from now on."""
         ...
 
@@ -137,8 +137,8 @@ class Lender(Protocol):
         ...
 
 
-class NodeSource(Protocol):
-    """A cluster's nodes. One whose nodes have to be asked for has a `Lender`, as ``lender``."""
+class NodeBackend(Protocol):
+    """A cluster's nodes. One whose nodes have to be asked for has a `Allocator`, as ``lender``."""
 
     @property
     def name(self) -> str:
@@ -251,7 +251,7 @@ class NodeSource(Protocol):
         ...
 
 
-def lender_of(source: NodeSource) -> Lender | None:
+def lender_of(source: NodeBackend) -> Allocator | None:
     """Return who lends the nodes of *source*, if they are lent."""
-    lender: Lender | None = getattr(source, "lender", None)
+    lender: Allocator | None = getattr(source, "lender", None)
     return lender

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from holdfast import gpu_assignment
 from holdfast.agent import errors
-from holdfast.agent.node.directory import NodePlace, NotStarted
+from holdfast.agent.node.directory import AgentDirectory, NotStarted
 from holdfast.agent.node.epochs import FencingToken
 from holdfast.agent.workers import log_files
 from holdfast.cluster.interface import Confirm, Logs, NodeView
@@ -108,11 +108,11 @@ class LocalNodes:
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
-    def place(self, node: str) -> NodePlace:
+    def place(self, node: str) -> AgentDirectory:
         """Return the folder that is *node*, with all that can be done there."""
         gpus = self._gpus(node)
         visible = {} if gpus is None else {gpu_assignment.VISIBLE: ",".join(gpus)}
-        return NodePlace(self.folder(node), node, self.name, {**of_source_tree(os.environ), **visible})
+        return AgentDirectory(self.folder(node), node, self.name, {**of_source_tree(os.environ), **visible})
 
     def _gpus(self, node: str) -> tuple[str, ...] | None:
         """Return the GPUs that are *node*'s own; None where this machine has none."""
@@ -123,7 +123,7 @@ class LocalNodes:
         """Say which of the GPUs of *node* another node holds: its agent was started when the cluster had another number of nodes."""
         mine = set(self._gpus(node) or ())
         for other in sorted(self.root.glob("node-*")) if mine else ():
-            seen = NodePlace(other, other.name, self.name).seen()
+            seen = AgentDirectory(other, other.name, self.name).seen()
             if other.name != node and seen is not None and (theirs := mine.intersection(gpu_assignment.gpus_of(seen.pid))):
                 return f"GPU {', '.join(sorted(theirs))} is held by {other.name}, started when the cluster had another number of nodes"
         return ""

@@ -42,7 +42,7 @@ class Pipe(Protocol):
         ...
 
 
-class Gate:
+class ProxyClient:
     """The gate of one node, greeted."""
 
     def __init__(self, node: str, pipe: Pipe, *, directory: str, cluster: str, until: float) -> None:

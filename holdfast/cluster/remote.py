@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from holdfast.cluster.interface import Confirm, Logs, NodeView
-from holdfast.cluster.proxy_client import Gate, Pipe
+from holdfast.cluster.proxy_client import Pipe, ProxyClient
 from holdfast.errors import NodeLost, NodeTrouble, NotAskable, OtherProtocol
 from holdfast.protocol import Message
 
@@ -37,7 +37,7 @@ HANDS: Final = 32
 """Threads that reach nodes at once."""
 
 
-class Reach(Protocol):
+class Transport(Protocol):
     """A way to run gates on nodes."""
 
     def open(self, node: str, until: float, then: float) -> Pipe:
@@ -96,11 +96,11 @@ class Machines(Protocol):
 
 
 @dataclass(slots=True)
-class Known:
+class KnownAgent:
     """What is known of one node."""
 
     turn: threading.Lock = field(default_factory=threading.Lock)
-    gate: Gate | None = None
+    gate: ProxyClient | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     failed: tuple[float, NodeTrouble] | None = None
     """When it last could not be reached, and why."""
@@ -113,12 +113,12 @@ class RemoteNodes:
 
     remote = True
 
-    def __init__(self, cluster: Machines, reach: Reach) -> None:
+    def __init__(self, cluster: Machines, reach: Transport) -> None:
         self.name, self._cluster, self._reach = cluster.name, cluster, reach
         self._all: list[str] = []
         self._domains: dict[str, str] = {}
         self._directories, self._interfaces = dict(cluster.directories), dict(cluster.interfaces)
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownAgent] = {}
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
@@ -138,11 +138,11 @@ class RemoteNodes:
 
     # -- gates --------------------------------------------------------------------------------------------------------
 
-    def _of(self, node: str) -> Known:
+    def _of(self, node: str) -> KnownAgent:
         with self._lock:
-            return self._known.setdefault(node, Known())
+            return self._known.setdefault(node, KnownAgent())
 
-    def gate(self, node: str, *, seconds: float = REACH_SECONDS, fresh: bool = False) -> Gate:
+    def gate(self, node: str, *, seconds: float = REACH_SECONDS, fresh: bool = False) -> ProxyClient:
         """Return the gate of *node*, the one that is open or a *fresh* one; raise `NodeLost` or `NotAskable`."""
         known = self._of(node)
         until, then = time.monotonic() + seconds, time.monotonic() + max(seconds, LATE_SECONDS)
@@ -154,7 +154,9 @@ class RemoteNodes:
                 return present
             try:
                 pipe = self._reach.open(node, until, then)
-                opened = Gate(node, pipe, directory=self._directories.get(node, self._cluster.directory), cluster=self.name, until=then)
+                opened = ProxyClient(
+                    node, pipe, directory=self._directories.get(node, self._cluster.directory), cluster=self.name, until=then
+                )
             except (NodeLost, NotAskable) as error:
                 known.failed = time.monotonic(), error
                 known.failures += 1

@@ -19,7 +19,7 @@ WITHDRAWN: Final = "withdrawn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class ApprovalAnswer:
     """What is answered, by whom and why."""
 
     answer: str
@@ -29,7 +29,7 @@ class Reply:
     words: str = ""
 
 
-class UnknownQuestion(OperatorError):
+class UnknownApproval(OperatorError):
     """There is no question of that number."""
 
     def __init__(self, number: int, still_open: tuple[int, ...]) -> None:
@@ -94,13 +94,13 @@ def of_numbers(history: History, numbers: Collection[int]) -> Mapping[int, Quest
         return {one.number: one for one in session.exec(select(Question).where(col(Question.number).in_(numbers)))}
 
 
-def reply(history: History, number: int, said: Reply, *, now: float) -> Question:
+def reply(history: History, number: int, said: ApprovalAnswer, *, now: float) -> Question:
     """Take the answer to question *number*; raise where it is answered already, or the answer is none to it."""
     with history.session(immediate=True) as session:
         question = session.exec(select(Question).where(col(Question.number) == number)).first()
         if question is None:
             left = session.exec(select(col(Question.number)).where(col(Question.answered_at).is_(None))).all()
-            raise UnknownQuestion(number, tuple(sorted(left)))
+            raise UnknownApproval(number, tuple(sorted(left)))
         if question.answered_at is not None:
             raise AnsweredAlready(number, in_words(question))
         for node in said.picked:

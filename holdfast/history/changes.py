@@ -20,11 +20,11 @@ _TABLES: dict[str, Table] = {table.name: table for table in models.TABLES}
 
 _SEEN = frozenset(str(model.__tablename__) for model in (models.Step, models.Checkpoint, models.Remark, models.Snapshots))
 
-SetAside = Callable[["Change", Exception], None]
+SetAside = Callable[["RowChange", Exception], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class RowChange:
     """A row to add (no *key*), or values to set in the row with that *key*."""
 
     table: str
@@ -46,7 +46,7 @@ class Change:
         return {"table": self.table, "key": self.key, "values": self.values}
 
     @classmethod
-    def from_record(cls, record: Any) -> Change:  # noqa: ANN401 (whatever JSON a file holds)
+    def from_record(cls, record: Any) -> RowChange:  # noqa: ANN401 (whatever JSON a file holds)
         """Return the change that *record* describes; raise `ValueError` for anything else."""
         match record:
             case {"table": str(table), "values": dict(values), "key": dict() | None as key} if table in _TABLES:
@@ -55,13 +55,13 @@ class Change:
         raise ValueError("it is no change to a table of the history")
 
 
-def added(row: SQLModel) -> Change:
+def added(row: SQLModel) -> RowChange:
     """Return the adding of *row*, as it is now."""
     table = _TABLES[str(row.__tablename__)]
-    return Change(table=table.name, values={name: clean_cell(getattr(row, name)) for name in table.columns.keys()})  # noqa: SIM118 (not a dict)
+    return RowChange(table=table.name, values={name: clean_cell(getattr(row, name)) for name in table.columns.keys()})  # noqa: SIM118 (not a dict)
 
 
-def amended(model: type[SQLModel], key: str | tuple[Any, ...], fields: dict[str, Any]) -> Change:
+def amended(model: type[SQLModel], key: str | tuple[Any, ...], fields: dict[str, Any]) -> RowChange:
     """Return the setting of *fields* in the row of *model* with that primary *key*."""
     table = _TABLES[str(model.__tablename__)]
     unknown = fields.keys() - {*table.columns.keys()}
@@ -70,10 +70,10 @@ def amended(model: type[SQLModel], key: str | tuple[Any, ...], fields: dict[str,
     parts = key if isinstance(key, tuple) else (key,)
     names = [column.name for column in table.primary_key]
     values = {name: clean_cell(value) for name, value in fields.items()}
-    return Change(table=table.name, values=values, key=dict(zip(names, parts, strict=True)))
+    return RowChange(table=table.name, values=values, key=dict(zip(names, parts, strict=True)))
 
 
-def write(engine: Engine, changes: Sequence[Change], set_aside: SetAside, fence: Fence | None = None) -> None:
+def write(engine: Engine, changes: Sequence[RowChange], set_aside: SetAside, fence: Fence | None = None) -> None:
     """Write *changes* in order, in one transaction where possible; hand to *set_aside* what the database refuses for what it is.
 
     Raise what the database raises when it is the database that is unwell, and `Overtaken` when the lease that *fence* names has gone to
@@ -95,7 +95,7 @@ def write(engine: Engine, changes: Sequence[Change], set_aside: SetAside, fence:
         write(engine, changes[half:], set_aside, fence)
 
 
-def _apply(connection: Connection, changes: Sequence[Change]) -> None:
+def _apply(connection: Connection, changes: Sequence[RowChange]) -> None:
     """Write *changes* by as few statements as their order allows."""
     for (name, is_new, fields), group in groupby(changes, key=lambda change: change.shape):
         table = _TABLES[name]
@@ -118,7 +118,7 @@ def _insert(connection: Connection, table: Table) -> Any:  # noqa: ANN401 (each 
     return sqlite.insert(table).on_conflict_do_nothing()
 
 
-def _parameters(change: Change) -> dict[str, Any]:
+def _parameters(change: RowChange) -> dict[str, Any]:
     """Return the values of an update's parameters."""
     new = {f"new_{name}": value for name, value in change.values.items()}
     return new | {f"key_{name}": value for name, value in (change.key or {}).items()}

@@ -14,16 +14,16 @@ from sqlmodel import Session, col, select
 
 from holdfast.history.models import NodeHold, ServiceMove
 from holdfast.history.store import History
-from policies.cordons import Answer, Changed, HeldFault, Hold, HoldKind, Node, Owner, Rules, Ward, state_of
+from policies.cordons import Answer, Changed, Cordon, CordonedFault, CordonKind, Node, Owner, QuarantineLimits, Rules, state_of
 from policies.node_states import IN_SERVICE, NodeEvent, NodeState
 from policies.quarantine import settle
 
-Act = Callable[[Node, Ward], Answer]
+Act = Callable[[Node, QuarantineLimits], Answer]
 """What is said of a node: from the node and the cluster around it to what comes of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CordonTable:
     """Where a node belongs."""
 
     cluster: str
@@ -32,7 +32,7 @@ class Place:
     rules: Rules
 
 
-def say(history: History, place: Place, node: str, act: Act, *, now: float) -> Answer:
+def say(history: History, place: CordonTable, node: str, act: Act, *, now: float) -> Answer:
     """Weigh a word about *node* at *now* (seconds since 1970), and keep what comes of it. Raise `HistoryTrouble` or `NotWritable`.
 
     What has run out by then comes about first.
@@ -40,13 +40,13 @@ def say(history: History, place: Place, node: str, act: Act, *, now: float) -> A
     with history.session(immediate=True) as session:
         _one_at_a_time(session, place.cluster)
         present = _settled(session, place, _node(session, place, node, now), now)
-        answer = act(present, Ward(size=len(place.names), isolated=_isolated(session, place, node), rules=place.rules))
+        answer = act(present, QuarantineLimits(size=len(place.names), isolated=_isolated(session, place, node), rules=place.rules))
         if isinstance(answer, Changed):
             _keep(session, place.cluster, present, answer)
         return answer
 
 
-def nodes(history: History, place: Place, *, now: float) -> dict[str, Node]:
+def nodes(history: History, place: CordonTable, *, now: float) -> dict[str, Node]:
     """Return the nodes that ever had a hold, by name, as they are at *now*; nothing is written.
 
     When a node came back to service is told of those alone whose newest move that was.
@@ -94,7 +94,7 @@ def _newest_moves(session: Session, cluster: str) -> dict[str, ServiceMove]:
     return {one.node: one for one in session.exec(select(ServiceMove).join(greatest, same).where(col(ServiceMove.cluster) == cluster))}
 
 
-def _node(session: Session, place: Place, name: str, now: float) -> Node:
+def _node(session: Session, place: CordonTable, name: str, now: float) -> Node:
     """Return one node with all that its next move may depend on."""
     here = (col(NodeHold.cluster) == place.cluster, col(NodeHold.node) == name)
     since = now - max(place.rules.window, place.rules.doubt_window)
@@ -110,7 +110,7 @@ def _node(session: Session, place: Place, name: str, now: float) -> Node:
 
     node = _made(name, [one for one in rows if one.ended_at is None], newest)
     failed = (col(ServiceMove.event) == NodeEvent.FAILED, col(ServiceMove.at) >= since)
-    taken_out = (HoldKind.QUARANTINE, HoldKind.RETIREMENT)
+    taken_out = (CordonKind.QUARANTINE, CordonKind.RETIREMENT)
     return Node(
         name=name,
         state=node.state,
@@ -119,7 +119,7 @@ def _node(session: Session, place: Place, name: str, now: float) -> Node:
         moves=node.moves,
         number=max(one or 0 for one in greatest),
         holds=node.holds,
-        doubts=_times(one for one in rows if one.kind == HoldKind.DOUBT),
+        doubts=_times(one for one in rows if one.kind == CordonKind.DOUBT),
         quarantines=_times(one for one in rows if one.kind in taken_out and not one.person),
         failures=() if newest is None else tuple(session.exec(select(ServiceMove.at).where(*moved, *failed).order_by(col(ServiceMove.at)))),
         pardoned=last(col(ServiceMove.before) == NodeState.RETIRED),
@@ -139,14 +139,14 @@ def _made(name: str, rows: Iterable[NodeHold], newest: ServiceMove | None) -> No
     return Node(name=name, state=state_of(held), since=since, back=back, moves=count, number=number, holds=held)
 
 
-def _hold(row: NodeHold) -> Hold:
-    return Hold(
+def _hold(row: NodeHold) -> Cordon:
+    return Cordon(
         number=row.number,
-        kind=HoldKind(row.kind),
+        kind=CordonKind(row.kind),
         owner=Owner(name=row.owner, person=row.person),
         because=row.because,
         evidence=tuple(row.evidence),
-        faults=tuple(HeldFault(kind=one["kind"], device=one.get("device", "")) for one in row.faults),
+        faults=tuple(CordonedFault(kind=one["kind"], device=one.get("device", "")) for one in row.faults),
         at=row.at,
         until=row.until,
         drains=row.drains,
@@ -156,10 +156,10 @@ def _hold(row: NodeHold) -> Hold:
     )
 
 
-def _isolated(session: Session, place: Place, aside: str) -> int:
+def _isolated(session: Session, place: CordonTable, aside: str) -> int:
     """Return how many nodes of the cluster are out of service, one *aside*."""
     query = select(NodeHold).where(col(NodeHold.cluster) == place.cluster, col(NodeHold.ended_at).is_(None))
-    held: dict[str, list[Hold]] = {}
+    held: dict[str, list[Cordon]] = {}
     for row in session.exec(query):
         held.setdefault(row.node, []).append(_hold(row))
     return sum(state_of(each) not in IN_SERVICE for name, each in held.items() if name != aside and name in place.names)
@@ -175,7 +175,7 @@ def _one_at_a_time(session: Session, cluster: str) -> None:
         session.scalar(select(func.pg_advisory_xact_lock(key)))
 
 
-def _settled(session: Session, place: Place, node: Node, now: float) -> Node:
+def _settled(session: Session, place: CordonTable, node: Node, now: float) -> Node:
     while (done := settle(node, now, place.rules)) is not None:
         _keep(session, place.cluster, node, done)
         node = done.node
@@ -216,7 +216,7 @@ def _keep(session: Session, cluster: str, before: Node, done: Changed) -> None:
     session.flush()
 
 
-def _row(cluster: str, node: str, hold: Hold) -> NodeHold:
+def _row(cluster: str, node: str, hold: Cordon) -> NodeHold:
     return NodeHold(
         cluster=cluster,
         node=node,
@@ -237,7 +237,7 @@ def _row(cluster: str, node: str, hold: Hold) -> NodeHold:
     )
 
 
-def _faults(hold: Hold) -> list[dict[str, str]]:
+def _faults(hold: Cordon) -> list[dict[str, str]]:
     return [asdict(one) for one in hold.faults]
 
 

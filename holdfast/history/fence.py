@@ -20,7 +20,7 @@ def lock_briefly(connection: Connection) -> None:
         connection.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = {STOPPED}"))
 
 
-class Overtaken(Exception):
+class FenceLost(Exception):
     """A newer flow steers the job."""
 
     def __init__(self, epoch: int) -> None:
@@ -39,7 +39,7 @@ class Fence:
     epoch: int
 
     def hold(self, connection: Connection) -> None:
-        """Keep the lease from changing hands until the transaction ends; raise `Overtaken` if it has changed already.
+        """Keep the lease from changing hands until the transaction ends; raise `FenceLost` if it has changed already.
 
         A lease that is not on record, as after a restored backup, is nobody's claim.
         """
@@ -47,7 +47,7 @@ class Fence:
         query = select(Lease.epoch).where(Lease.job_id == self.job_id)  # type: ignore[call-overload]
         present = connection.scalar(query.with_for_update(read=True))
         if present is not None and present > self.epoch:
-            raise Overtaken(int(present))
+            raise FenceLost(int(present))
 
     def as_record(self) -> dict[str, Any]:
         """Return the fence as JSON."""

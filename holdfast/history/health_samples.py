@@ -15,25 +15,25 @@ from detectors.codec import Misshapen, packed, unpacked
 from detectors.readings import NodeReading
 from holdfast.history.models import LastLook, NodeVerdict
 from holdfast.history.store import History
-from policies.node_health import Change, Finding, Verdict
+from policies.node_health import HealthChange, HealthFinding, HealthVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownHealth:
     """What is known of a node from looks before."""
 
-    verdict: Verdict | None = None
+    verdict: HealthVerdict | None = None
     reading: NodeReading | None = None
 
 
-def known_nodes(history: History, cluster: str, *, readings: bool = True) -> dict[str, Known]:
+def known_nodes(history: History, cluster: str, *, readings: bool = True) -> dict[str, KnownHealth]:
     """Return what is known of the nodes of *cluster*, by name; without *readings* only what is thought of them."""
     with history.session() as session:
         rows = session.exec(select(LastLook).where(col(LastLook.cluster) == cluster)).all()
-    return {row.node: Known(verdict=_verdict(row), reading=_reading(row.reading) if readings else None) for row in rows}
+    return {row.node: KnownHealth(verdict=_verdict(row), reading=_reading(row.reading) if readings else None) for row in rows}
 
 
-def verdicts(history: History, cluster: str) -> dict[str, Verdict]:
+def verdicts(history: History, cluster: str) -> dict[str, HealthVerdict]:
     """Return what is thought of the nodes of *cluster*, by name; a node that was never looked at is not there."""
     known = known_nodes(history, cluster, readings=False)
     return {node: one.verdict for node, one in known.items() if one.verdict is not None}
@@ -47,7 +47,7 @@ def verdict_changes(history: History, cluster: str, node: str | None = None) -> 
 
 
 def keep(
-    history: History, cluster: str, told: Mapping[str, Verdict], changes: Iterable[Change], readings: Mapping[str, NodeReading]
+    history: History, cluster: str, told: Mapping[str, HealthVerdict], changes: Iterable[HealthChange], readings: Mapping[str, NodeReading]
 ) -> None:
     """Write what a sweep found: its *changes* as rows of their own, and of each node the verdict and the reading, where there is one."""
     with history.session(immediate=True) as session:
@@ -61,20 +61,20 @@ def keep(
         session.add_all(_row(cluster, change, told[change.node].at) for change in changes)
 
 
-def _row(cluster: str, change: Change, at: float) -> NodeVerdict:
+def _row(cluster: str, change: HealthChange, at: float) -> NodeVerdict:
     facts = {name: [_fact(one) for one in found] for name, found in (("new", change.new), ("over", change.over))}
     return NodeVerdict(
         cluster=cluster, node=change.node, at=at, before=change.before, after=change.after, because=change.because, facts=facts
     )
 
 
-def _fact(finding: Finding) -> dict[str, str]:
+def _fact(finding: HealthFinding) -> dict[str, str]:
     return {"kind": finding.kind, "part": finding.part, "quote": finding.quote}
 
 
-def _verdict(row: LastLook) -> Verdict | None:
+def _verdict(row: LastLook) -> HealthVerdict | None:
     try:
-        return unpacked(Verdict, row.verdict)
+        return unpacked(HealthVerdict, row.verdict)
     except Misshapen:  # of a newer version, or damaged: the next look begins anew
         return None
 

@@ -21,7 +21,7 @@ from sqlmodel import Session, col, select
 from holdfast.errors import JobAlreadyRunning, LeaseLost
 from holdfast.history.fence import lock_briefly
 from holdfast.history.models import Job, Lease
-from holdfast.history.retry import Asking
+from holdfast.history.retry import RetryingHistory
 from holdfast.history.store import History
 from holdfast.log import note
 from holdfast.process import boot_time
@@ -113,7 +113,7 @@ class LeaseKeeper:
         self.good_until = boot_time() + LEASE_SECONDS - RENEW_SECONDS
         """Until when nobody else can have taken the lease: in seconds since boot, which go on while this machine is suspended."""
         self._turn = threading.Lock()
-        self._try = Asking("lease", {"job": lease.job_id})
+        self._try = RetryingHistory("lease", {"job": lease.job_id})
         self._thread = threading.Thread(target=self._keep, name=f"lease of {lease.job_id}", daemon=True)
         self._thread.start()
 

@@ -17,22 +17,22 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from holdfast.history.changes import Change, write
+from holdfast.history.changes import RowChange, write
 from holdfast.history.errors import translated
-from holdfast.history.fence import Fence, Overtaken
+from holdfast.history.fence import Fence, FenceLost
 from holdfast.history.store import History
 from holdfast.log import note
 
 log = logging.getLogger(__name__)
 
 
-def as_records(changes: Sequence[Change], fence: Fence | None = None) -> list[dict[str, Any]]:
+def as_records(changes: Sequence[RowChange], fence: Fence | None = None) -> list[dict[str, Any]]:
     """Return *changes* as JSON, each with the lease in whose name it was made."""
     by = {} if fence is None else {"by": fence.as_record()}
     return [change.as_record() | by for change in changes]
 
 
-def spill_out(spill: Path, changes: Sequence[Change], fence: Fence | None = None) -> None:
+def spill_out(spill: Path, changes: Sequence[RowChange], fence: Fence | None = None) -> None:
     """Append *changes* to the file, and to the disk under it."""
     _append(spill, as_records(changes, fence))
 
@@ -44,7 +44,7 @@ def forget(spill: Path) -> None:
             spill.unlink()
 
 
-def set_aside(spill: Path, change: Change, error: Exception) -> None:
+def set_aside(spill: Path, change: RowChange, error: Exception) -> None:
     """Keep a change that the database refuses for what it is, with the reason, and let those behind it pass."""
     reason = str(getattr(error, "orig", None) or error)
     note(log, "history.refused", level=logging.ERROR, table=change.table, reason=reason, kept=_refused(spill))
@@ -73,15 +73,15 @@ def absorb(history: History, spill: Path) -> int:
     return count
 
 
-def _write(history: History, spill: Path, changes: list[Change], fence: Fence | None) -> None:
+def _write(history: History, spill: Path, changes: list[RowChange], fence: Fence | None) -> None:
     """Write what one flow left; if another one has steered since, only what was seen: its acts are those of the job no more."""
 
-    def aside(change: Change, error: Exception) -> None:
+    def aside(change: RowChange, error: Exception) -> None:
         set_aside(spill, change, error)
 
     try:
         write(history.engine, changes, aside, fence)
-    except Overtaken as error:
+    except FenceLost as error:
         write(history.engine, [change for change in changes if change.is_seen], aside)
         for change in changes:
             if not change.is_seen:
@@ -93,13 +93,13 @@ def _refused(spill: Path) -> Path:
     return spill.with_name(spill.name + ".refused")
 
 
-def _read(file: BufferedRandom) -> tuple[list[tuple[Fence | None, list[Change]]], list[dict[str, Any]]]:
+def _read(file: BufferedRandom) -> tuple[list[tuple[Fence | None, list[RowChange]]], list[dict[str, Any]]]:
     """Return the changes in *file*, those of one flow together, and records of the lines that are none."""
-    found, unreadable = list[tuple[Fence | None, Change]](), []
+    found, unreadable = list[tuple[Fence | None, RowChange]](), []
     for line in file.read().splitlines():
         try:
             record = json.loads(line)
-            found.append((fence_of(record), Change.from_record(record)))
+            found.append((fence_of(record), RowChange.from_record(record)))
         except (ValueError, RecursionError) as error:
             unreadable.append({"line": line.decode("utf-8", "backslashreplace"), "reason": str(error)})
     return [(fence, [change for _, change in run]) for fence, run in groupby(found, key=itemgetter(0))], unreadable

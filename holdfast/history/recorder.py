@@ -1,6 +1,6 @@
 """Write the history without ever waiting for it: rows queue in memory, a thread writes them, an outage only makes the queue longer.
 
-While the database is away or slow another thread puts what waits on the disk, and leaves it with whoever else keeps it (`Elsewhere`), so
+While the database is away or slow another thread puts what waits on the disk, and leaves it with whoever else keeps it (`Outbox`), so
 that the end of this process, of whatever kind, loses nothing either.
 """
 
@@ -19,8 +19,8 @@ from typing import Any, Final, Protocol
 
 from sqlmodel import SQLModel
 
-from holdfast.history.changes import Change, added, amended, write
-from holdfast.history.fence import Fence, Overtaken
+from holdfast.history.changes import RowChange, added, amended, write
+from holdfast.history.fence import Fence, FenceLost
 from holdfast.history.outbox_file import absorb, as_records, forget, set_aside, spill_out
 from holdfast.history.store import History
 from holdfast.log import note
@@ -46,7 +46,7 @@ _DISK: Final = 5.0
 log = logging.getLogger(__name__)
 
 
-class Elsewhere(Protocol):
+class Outbox(Protocol):
     """Keeps what waits for the database in another place than this machine."""
 
     def keep(self, first: int, until: int, records: Callable[[int], list[dict[str, Any]]]) -> None:
@@ -63,8 +63,8 @@ class Recorder:
         """Write to *history* in the name of the lease *fence*, and put what cannot be written into *spill*."""
         self._history, self._spill, self.fence = history, spill, fence
         self._writing = threading.Lock()
-        self.elsewhere: Elsewhere | None = None
-        self._waiting: deque[tuple[float, Change]] = deque()
+        self.elsewhere: Outbox | None = None
+        self._waiting: deque[tuple[float, RowChange]] = deque()
         self._first = self._stowed = 0
         """Number of the first change that waits, and of the first one that is not on the disk."""
         self._changed = threading.Condition()
@@ -124,7 +124,7 @@ class Recorder:
         self._thread.join(timeout=0 if left else seconds)  # it may hang in the database: it is a daemon, and its rows are safe
         return done and not left
 
-    def _take_in(self, make: Callable[[], Change]) -> None:
+    def _take_in(self, make: Callable[[], RowChange]) -> None:
         """Queue a change; log what is none: a bug of ours must not stop a recovery."""
         try:
             change = make()
@@ -138,7 +138,7 @@ class Recorder:
                 return
         self._spill_out([change])
 
-    def _spill_out(self, changes: list[Change]) -> None:
+    def _spill_out(self, changes: list[RowChange]) -> None:
         """Write *changes* to the spill file, and to the log if that fails as well."""
         if not changes:
             return
@@ -161,19 +161,19 @@ class Recorder:
                 self._changed.wait_for(lambda: self._over, wait)
             wait = min(2 * wait, _LONGEST_WAIT)
 
-    def _next_batch(self) -> list[Change]:
+    def _next_batch(self) -> list[RowChange]:
         """Wait for changes and return the oldest; nothing when closed. They stay in the queue until they are written."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._over)
             self._changed.wait_for(lambda: self._hurry or self._over or len(self._waiting) >= BATCH, _LINGER)
             return [change for _, change in islice(self._waiting, BATCH)]
 
-    def _is_written(self, batch: list[Change]) -> bool:
+    def _is_written(self, batch: list[RowChange]) -> bool:
         """Write *batch* and take it from the queue; say once when the history goes away, and once when it is back."""
         try:
             with self._writing:
                 write(self._history.engine, batch, lambda change, error: set_aside(self._spill, change, error), self.fence)
-        except Overtaken as error:
+        except FenceLost as error:
             self._refuse(batch, error)
         except Exception as error:  # noqa: BLE001 (whatever the database has, the rows must be written when it is back)
             if not self._away:
@@ -190,7 +190,7 @@ class Recorder:
             self._changed.notify_all()
         return True
 
-    def _refuse(self, batch: list[Change], why: Exception) -> None:
+    def _refuse(self, batch: list[RowChange], why: Exception) -> None:
         """Keep aside what this flow may write no more."""
         try:
             for change in batch:
@@ -255,7 +255,7 @@ class Recorder:
         with self._changed:
             return as_records(self._from(number), self.fence)
 
-    def _from(self, number: int) -> list[Change]:
+    def _from(self, number: int) -> list[RowChange]:
         """Return what waits, from the change of that *number* on."""
         return [change for _, change in islice(self._waiting, max(0, number - self._first), None)]
 

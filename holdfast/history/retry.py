@@ -35,7 +35,7 @@ def patiently(act: Callable[[], T], waits: Callable[[HistoryTrouble], None]) -> 
         time.sleep(AGAIN)
 
 
-class Asking:
+class RetryingHistory:
     """Does what needs the history; says once when it is away, and once when it is back."""
 
     def __init__(self, who: str, facts: Mapping[str, Any] | None = None) -> None:

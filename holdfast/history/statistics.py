@@ -34,7 +34,7 @@ IN_PROCESS: Final = frozenset({"retry-step", "take-over"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class FleetStatistics:
     """All jobs of the history together."""
 
     jobs: int = 0
@@ -56,7 +56,7 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepStatistics:
     """What a job's own work costs, over its newest runs."""
 
     saves: int = 0
@@ -72,7 +72,7 @@ class Work:
     """Steps between saves as they were really made, in the newest generation with two."""
 
 
-class Save(NamedTuple):
+class SaveStatistics(NamedTuple):
     """What one save took."""
 
     seconds: float
@@ -90,7 +90,7 @@ class Costs:
     beside_s: float | None
 
 
-def costs_of(saves: Collection[Save]) -> Costs:
+def costs_of(saves: Collection[SaveStatistics]) -> Costs:
     """Return the medians. Where some were written beside training these count alone: the others were a job's first or last."""
     beside = [one for one in saves if one.beside is not None]
     seconds = [one.seconds for one in beside or saves]
@@ -101,7 +101,7 @@ def costs_of(saves: Collection[Save]) -> Costs:
     )
 
 
-def fleet(history: History, *, now: float | None = None) -> Fleet:
+def fleet(history: History, *, now: float | None = None) -> FleetStatistics:
     """Return the figures of all jobs; live ones count until *now*."""
     at = time.time() if now is None else now
     with history.session() as session:
@@ -112,17 +112,17 @@ def fleet(history: History, *, now: float | None = None) -> Fleet:
         phases = _phases(session, recovered[-RECOVERIES:])
     rungs = Counter(one.rung or "none" for one in recovered)
     back = sum(went_back(one) for one in recovered)
-    return Fleet(jobs=jobs, node_hours=hours, faults=len(incidents), rungs=dict(rungs.most_common()), back=back, phases=phases)
+    return FleetStatistics(jobs=jobs, node_hours=hours, faults=len(incidents), rungs=dict(rungs.most_common()), back=back, phases=phases)
 
 
-def work(history: History, name: str) -> Work:
+def work(history: History, name: str) -> StepStatistics:
     """Return what the work of the job called *name* costs."""
     with history.session() as session:
         runs = list(session.exec(select(Job.id).where(col(Job.name) == name).order_by(col(Job.id).desc()).limit(RUNS)))
         saved = _saved(session, runs)
         steps = [seconds for job in runs for seconds in _step_seconds(session, job)][:STEPS]
-    return Work(
-        **asdict(costs_of([Save(one.seconds, one.beside) for one in saved if one.seconds is not None])),
+    return StepStatistics(
+        **asdict(costs_of([SaveStatistics(one.seconds, one.beside) for one in saved if one.seconds is not None])),
         steps=len(steps),
         step_s=median(steps) if steps else None,
         spacing=_spacing(saved),

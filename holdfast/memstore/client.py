@@ -37,7 +37,7 @@ STALL_SECONDS: Final = 30.0
 _LENGTH: Final = struct.Struct("<I")
 
 
-class Line:
+class MemstoreConnection:
     """A connection between two that know the same token."""
 
     def __init__(self, sock: socket.socket, *, seconds: float) -> None:
@@ -123,10 +123,10 @@ class Line:
             filled += count
 
 
-def connect(address: tuple[str, int], token: str, *, seconds: float) -> Line:
+def connect(address: tuple[str, int], token: str, *, seconds: float) -> MemstoreConnection:
     """Return a connection to the memory server at *address*; raise ``OSError`` when there is none, or it is not the job's."""
     sock = socket.create_connection(address, timeout=seconds)
-    line = Line(sock, seconds=seconds)
+    line = MemstoreConnection(sock, seconds=seconds)
     try:
         line.ask_in(token)
     except BaseException:

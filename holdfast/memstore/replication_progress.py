@@ -21,7 +21,7 @@ STILL: Final = 5.0
 """Seconds without one after which replicas do not come in at all: then nobody waits for them."""
 
 
-class Sender:
+class ReplicationProgress:
     """The side of who sends a rank's snapshots."""
 
     def __init__(self, vault: Path, rank: int) -> None:

@@ -22,12 +22,12 @@ CLOSED: Final = "no-flusher"
 """A file in a vault whose flushers have died too often."""
 
 
-class BadOrder(Exception):
+class BadWriteRequest(Exception):
     """A file that is no order of this version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlushOrder:
+class WriteRequest:
     """One rank's part of a checkpoint that is to be written out of a snapshot."""
 
     snapshot: str
@@ -72,15 +72,15 @@ class FlushOrder:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return the order that *values* are; raise `BadOrder` when they are none."""
+        """Return the order that *values* are; raise `BadWriteRequest` when they are none."""
         try:
             order = cls(**values)
         except TypeError as error:
-            raise BadOrder(str(error)) from error
+            raise BadWriteRequest(str(error)) from error
         numbers = [values[name] for name in ("step", "lineage", "rank", "world", "generation", "keep")]
         sound = all(isinstance(one, int) and one >= 0 for one in numbers) and isinstance(order.directory, str)
         if not sound or order.rank >= order.world or "/" in str(order.snapshot) or not str(order.snapshot).endswith(SUFFIX):
-            raise BadOrder("its fields cannot be")
+            raise BadWriteRequest("its fields cannot be")
         return order
 
 
@@ -119,14 +119,14 @@ def is_wanted(snapshot: Path) -> bool:
     return place_of(snapshot).exists()
 
 
-def orders(vault: Path) -> list[FlushOrder]:
+def orders(vault: Path) -> list[WriteRequest]:
     """Return the orders in *vault*, the newest checkpoint first; what is none is removed."""
     found = []
     with suppress(OSError):
         for path in vault.glob(f"*{ORDER}"):
             try:
-                found.append(FlushOrder.of(json.loads(path.read_text())))
-            except (ValueError, TypeError, BadOrder):
+                found.append(WriteRequest.of(json.loads(path.read_text())))
+            except (ValueError, TypeError, BadWriteRequest):
                 path.unlink(missing_ok=True)
             except FileNotFoundError:
                 continue

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from policies.node_health import Standing
+from policies.node_health import NodeHealthState
 from policies.node_states import NodeState
 from policies.states import State
 
@@ -165,7 +165,7 @@ _KINDS: Final = (
             meaning=f"A health check found the node {standing}; it was something else before",
             fields={**_NODE_MOVE, "kinds": "fault kinds that are new"},
         )
-        for standing in Standing
+        for standing in NodeHealthState
     ),
     *(
         EventKind(

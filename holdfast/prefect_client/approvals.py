@@ -22,7 +22,7 @@ from pydantic import Field, create_model
 from holdfast.control.nodes.approvals import how_to_answer
 from holdfast.errors import OperatorError
 from holdfast.history import History, approvals
-from holdfast.history.approvals import ISOLATE, KEEP, Reply
+from holdfast.history.approvals import ISOLATE, KEEP, ApprovalAnswer
 from holdfast.history.models import Question
 from holdfast.log import note
 
@@ -52,7 +52,7 @@ def approval(question: int, job: str, words: str) -> None:
     """Stand for a question that a person is asked; the answer is read by who asked."""
 
 
-class Asker:
+class ApprovalRuns:
     """One thread that puts a job's open questions into the Prefect UI, and brings the answers back."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Asker:
         if state.is_final():  # somebody cancelled it: that is no answer
             return
         form = cast("Approval", _form(one).load(_keyset(one), UUID(one.flow_run)))
-        said = Reply(
+        said = ApprovalAnswer(
             answer=ISOLATE if form.answer == "approve" and form.nodes else KEEP,
             picked=tuple(form.nodes) if form.answer == "approve" else (),
             by=form.by.strip() or "the Prefect UI",

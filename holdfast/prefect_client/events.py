@@ -27,11 +27,11 @@ from holdfast.prefect.event_kinds import (
     resource_id,
 )
 from holdfast.prefect.links import ui_link
-from holdfast.report.notifications import Level, Notification, of_nodes
+from holdfast.report.notifications import Notification, NotificationLevel, of_nodes
 
 LOOK_BACK: Final = timedelta(days=7)
 """How long ago the last heartbeat may be for which an alert is looked for."""
-CHANNELS: Final = {Level.ATTENTION: ATTENTION, Level.RESOLVED: RESOLVED, Level.INFO: INFO}
+CHANNELS: Final = {NotificationLevel.ATTENTION: ATTENTION, NotificationLevel.RESOLVED: RESOLVED, NotificationLevel.INFO: INFO}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def notify(notification: Notification, about: Resource, related: Iterable[Resour
     emit(CHANNELS[notification.level], about, related, **asdict(notification))
 
 
-class Change(Protocol):
+class NodeChange(Protocol):
     """A change of a node, as a health check or a repair tells of it."""
 
     @property
@@ -99,7 +99,7 @@ def of_flow_run(ident: str) -> list[Resource]:
     return [Resource(role=FLOW_RUN, names=(ident,))] if ident else []
 
 
-def emit_nodes(cluster: str, changes: Sequence[tuple[str, Change, dict[str, object]]]) -> None:
+def emit_nodes(cluster: str, changes: Sequence[tuple[str, NodeChange, dict[str, object]]]) -> None:
     """Send an event for each change of a node, and one notification for all that a person should know of."""
     around, run = Resource(role=CLUSTER, names=(cluster,)), flow_run_id()
     for node, change, facts in changes:
@@ -110,7 +110,7 @@ def emit_nodes(cluster: str, changes: Sequence[tuple[str, Change, dict[str, obje
         emit(ATTENTION, around, of_flow_run(run), **asdict(notification))
 
 
-def emit_node(cluster: str, node: str, change: Change, related: Iterable[Resource], facts: dict[str, object]) -> None:
+def emit_node(cluster: str, node: str, change: NodeChange, related: Iterable[Resource], facts: dict[str, object]) -> None:
     """Send the event of one change of a node."""
     moved = {"before": str(change.before), "after": str(change.after), "reason": change.because}
     about = Resource(role=NODE, names=(cluster, node))

@@ -26,7 +26,7 @@ from holdfast.prefect_client import events
 from holdfast.prefect_client.heartbeat_alerts import ADDRESS as ADDRESS_TAG
 from holdfast.prefect_client.heartbeat_alerts import ALERT, PREFIX, action, after_tag, seconds_of, tagged
 from holdfast.prefect_client.notification_addresses import KINDS, block_of, is_generic
-from holdfast.report.notifications import Level, Notification
+from holdfast.report.notifications import Notification, NotificationLevel
 
 NEEDED: Final = (ATTENTION, RESOLVED, TEST)
 ALL: Final = (*NEEDED, INFO)
@@ -39,7 +39,7 @@ WHOLE: Final = (
 """What a webhook is sent: of two with the same `payload.id` the later one replaces the earlier one."""
 
 
-class Unheard(OperatorError):
+class NotSent(OperatorError):
     """The Prefect server did not do what was asked."""
 
     def __init__(self, why: str) -> None:
@@ -139,13 +139,13 @@ def test(name: str) -> dict[str, Any]:
     notification = Notification(
         id=f"test {at}",
         state="over",
-        level=Level.INFO,
+        level=NotificationLevel.INFO,
         subject="[holdfast] test notification",
         text=f"Requested with `holdfast notify test {name}` at {at}. Nothing is wrong.",
         host=events.host(),
     )
     if events.emit(TEST, events.Resource(role=ADDRESS, names=(name,)), **asdict(notification)) is None:
-        raise Unheard("it takes no events")
+        raise NotSent("it takes no events")
     return {"name": name}
 
 
@@ -195,7 +195,7 @@ def main() -> int:
         print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
         return 2
     except Exception as error:  # noqa: BLE001 (a server that is away or refuses: the client raises errors of several libraries)
-        print(f"holdfast: {Unheard((str(error) or type(error).__name__).splitlines()[0])}", file=sys.stderr)  # noqa: T201
+        print(f"holdfast: {NotSent((str(error) or type(error).__name__).splitlines()[0])}", file=sys.stderr)  # noqa: T201
         return 2
     json.dump(done, sys.stdout)
     return 0

@@ -20,7 +20,7 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, Pause
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.log import note
 from holdfast.prefect.links import ui_link
@@ -50,7 +50,7 @@ class OwnFlowRun:
         """This flow run and its parents, innermost first, once they are known."""
         self._running: UUID | None = None
         """The state in which this process runs the flow."""
-        self._run: Run | None = None
+        self._run: JobController | None = None
         self._paused: State | None = None
         self._predecessor_at = 0.0
         self._failing = False
@@ -68,7 +68,7 @@ class OwnFlowRun:
         if self._thread.is_alive():
             self._thread.join(LAST_SECONDS)
 
-    def control(self, run: Run) -> None:
+    def control(self, run: JobController) -> None:
         """Begin with the job: a flow run that controlled it before, and whose process is gone, is told so in Prefect."""
         self._run, self._predecessor_at = run, time.monotonic() + SETTLING_SECONDS
 

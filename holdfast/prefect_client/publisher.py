@@ -31,10 +31,10 @@ from holdfast.prefect_client import events, heartbeat_alerts
 from holdfast.prefect_client.events import Resource
 from holdfast.report import incident_words as words
 from holdfast.report import notifications as told
-from holdfast.report.case import Case, newest_cases
+from holdfast.report.case import IncidentCase, newest_cases
 from holdfast.report.job_page import MOST_INCIDENTS, JobFacts, description, job_page, progress_words
 from holdfast.report.markdown import incident_markdown
-from holdfast.report.notifications import NEEDS_SOMEBODY, Notification, Notifications, Sender
+from holdfast.report.notifications import NEEDS_SOMEBODY, Notification, Notifications, NotificationSource
 from policies.states import TERMINAL
 
 log = logging.getLogger("holdfast.publish")
@@ -74,7 +74,7 @@ class Publisher:
     def __init__(self, job: str) -> None:
         self._run = events.flow_run_id()
         self._facts = JobFacts(job=job, run_link=ui_link("flow-run", self._run) if self._run else "", incident_link=self._incident_link)
-        self._notifications = Notifications(Sender(job=job))
+        self._notifications = Notifications(NotificationSource(job=job))
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._beat_seconds = beat_seconds()
         self._next_beat: float | None = None
@@ -90,11 +90,11 @@ class Publisher:
         """Step and state that the job page shows."""
         self._artifacts: dict[str, UUID] = {}
         """Key of an artifact to the version that this flow run made of it."""
-        self._open: tuple[Case, float] | None = None
+        self._open: tuple[IncidentCase, float] | None = None
         """The incident in work, and when its page is due."""
         self._quarantined: dict[str, str] = {}
         """Nodes that were quarantined since the incident in work began, or the last one before."""
-        self._last_case: Case | None = None
+        self._last_case: IncidentCase | None = None
         self._faults: dict[tuple[str, str], float] = {}
         """Kind and target of the faults that were sent, and when."""
         self._next_watch = 0.0
@@ -173,7 +173,7 @@ class Publisher:
         page, job = self._facts, facts["job"]
         page.cluster, page.host, page.began, page.state = facts["cluster"], facts["host"], job.at, facts["state"]
         page.step = facts["step"] if page.step is None else page.step
-        self._notifications.sender = Sender(
+        self._notifications.sender = NotificationSource(
             job=page.job,
             cluster=page.cluster,
             host=page.host,
@@ -241,7 +241,7 @@ class Publisher:
             rank=fault.rank,
         )
 
-    def _opened(self, case: Case) -> None:
+    def _opened(self, case: IncidentCase) -> None:
         self._faults.clear()
         self._quarantined, self._last_case = {}, None
         self._open = case, time.monotonic() + OPEN_SECONDS
@@ -252,7 +252,7 @@ class Publisher:
         for notification in self._notifications.opened(case, time.time()):
             self._notify(notification)
 
-    def _closed(self, case: Case) -> None:
+    def _closed(self, case: IncidentCase) -> None:
         self._open, self._last_case = None, case
         self._take_case(case)
         row = case.incident
@@ -272,7 +272,7 @@ class Publisher:
         self._notifications.closed(case, time.time())
         self._show_incident(case)
 
-    def _take_case(self, case: Case) -> None:
+    def _take_case(self, case: IncidentCase) -> None:
         page = self._facts
         before = [one for one in page.cases if one.incident.id != case.incident.id]
         page.cases = [*before[1 - MOST_INCIDENTS :], case]
@@ -356,7 +356,7 @@ class Publisher:
         if self._failing:
             self._failing, self._look_for_alert = False, True
 
-    def _show_incident(self, case: Case) -> None:
+    def _show_incident(self, case: IncidentCase) -> None:
         page, key = self._facts, incident_key(self._facts.job, case.incident.number)
         page_link = self._link(job_key(page.job))
         text = incident_markdown(case, page.job, quarantined=self._quarantined, run_link=page.run_link, page_link=page_link)
@@ -403,7 +403,7 @@ class Publisher:
         cluster = [Resource(role=CLUSTER, names=(self._facts.cluster,))] if self._facts.cluster else []
         return [*events.of_flow_run(self._run), *cluster]
 
-    def _of_incident(self, case: Case) -> list[Resource]:
+    def _of_incident(self, case: IncidentCase) -> list[Resource]:
         incident = Resource(role=INCIDENT, names=(self._facts.job, str(case.incident.number)))
         return [incident, *self._of_nodes(words.all_nodes(case))]
 
@@ -425,10 +425,10 @@ def _texts(facts: Facts) -> dict[str, str]:
     return {name: str(value) for name, value in facts.items()}
 
 
-def _case_of(facts: Facts) -> Case:
+def _case_of(facts: Facts) -> IncidentCase:
     """Copy what is known of an incident in work."""
     incident: IncidentInWork = facts["incident"]
-    return Case(
+    return IncidentCase(
         incident=incident.row.model_copy(),
         faults=list(incident.fault_rows),
         decisions=list(incident.decisions),

@@ -10,7 +10,7 @@ from typing import Any, Final
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import Transform
 
-from holdfast.report.svg_theme import Drawing, Ink
+from holdfast.report.svg_theme import Drawing, SvgTheme
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _TIME_STEPS: Final = (
@@ -100,7 +100,7 @@ def count_axis(on: Drawing, highest: float) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class AxisMark:
     """An incident on an axis: its *number*, the place *x*, and the *words* that show over it."""
 
     number: int
@@ -108,7 +108,7 @@ class Mark:
     words: str
 
 
-def incident_marks(on: Drawing, marks: Sequence[Mark]) -> None:
+def incident_marks(on: Drawing, marks: Sequence[AxisMark]) -> None:
     """Draw a line and a numbered badge for each incident; those too near each other share a badge."""
     low, high = on.axes.get_xlim()
     per_pixel = (high - low) / on.box.columns
@@ -119,7 +119,7 @@ def incident_marks(on: Drawing, marks: Sequence[Mark]) -> None:
     drawn, top = -math.inf, 1 + (BADGE_PIXELS - 8) / on.box.rows
     for mark in inside:
         if mark.x - drawn >= 2 * per_pixel:
-            on.axes.axvline(mark.x, 0, top, color=Ink.INCIDENT, zorder=4, clip_on=False, **style)
+            on.axes.axvline(mark.x, 0, top, color=SvgTheme.INCIDENT, zorder=4, clip_on=False, **style)
             drawn = mark.x
     digits = len(str(max((mark.number for mark in inside), default=0)))
     single, double = ((_BADGE_EDGE_PIXELS + letters * _DIGIT_PIXELS) * per_pixel for letters in (digits, 2 * digits + 1))
@@ -131,9 +131,9 @@ def incident_marks(on: Drawing, marks: Sequence[Mark]) -> None:
         _group_badge(on, group, middle)
 
 
-def _neighbours(marks: Sequence[Mark], *, near: float, reach: float) -> list[list[Mark]]:
+def _neighbours(marks: Sequence[AxisMark], *, near: float, reach: float) -> list[list[AxisMark]]:
     """Group the marks whose badges would touch, being *near*; a group *reaches* as far as its own badge is wide."""
-    groups: list[list[Mark]] = []
+    groups: list[list[AxisMark]] = []
     for mark in marks:
         last = groups[-1] if groups else [mark]
         crowded = len(last) > 1 or mark.x - last[-1].x < near
@@ -144,7 +144,7 @@ def _neighbours(marks: Sequence[Mark], *, near: float, reach: float) -> list[lis
     return groups
 
 
-def _group_badge(on: Drawing, group: Sequence[Mark], middle: float) -> None:
+def _group_badge(on: Drawing, group: Sequence[AxisMark], middle: float) -> None:
     first, last = group[0].number, group[-1].number
     words = f"{first}" if first == last else f"{first}–{last}"  # noqa: RUF001 (a range)
     tip = on.tip("\n".join(mark.words for mark in group[:8]))
@@ -162,8 +162,8 @@ def badge(on: Drawing, place: tuple[float, float], words: str, *, transform: Tra
         va="center_baseline",
         fontsize=11,
         fontweight="bold",
-        color=Ink.ON_INCIDENT,
-        bbox={"boxstyle": shape, "facecolor": Ink.INCIDENT, "edgecolor": "none"},
+        color=SvgTheme.ON_INCIDENT,
+        bbox={"boxstyle": shape, "facecolor": SvgTheme.INCIDENT, "edgecolor": "none"},
         gid=gid,
         zorder=6,
     )

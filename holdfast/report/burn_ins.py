@@ -9,19 +9,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from detectors.burn_in_results import Check, Mark
+from detectors.burn_in_results import Check, CheckMark
 from holdfast.report.wording import duration, plural, visible
-from policies.burn_in import Outcome, figures_of, in_a_word, stays_out
+from policies.burn_in import BurnInOutcome, figures_of, in_a_word, stays_out
 from policies.node_states import NodeState
 
 _SPECIAL: Final = re.compile(r"[\\*\[\]|~]|(?<!\w)_|_(?!\w)")
 """What Markdown would read as more than itself; commands in backquotes stay."""
 _HTML: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
-_ORDER: Final = (Mark.FAILED, Mark.SKIPPED, Mark.PASSED)
+_ORDER: Final = (CheckMark.FAILED, CheckMark.SKIPPED, CheckMark.PASSED)
 """Nodes and checks that need a person come first."""
 
 
-def burn_ins_markdown(outcomes: Mapping[str, Outcome], left: Mapping[str, str], states: Mapping[str, NodeState]) -> str:
+def burn_ins_markdown(outcomes: Mapping[str, BurnInOutcome], left: Mapping[str, str], states: Mapping[str, NodeState]) -> str:
     """Return *outcomes* by node, the nodes that were *left* out and why, and the *states* of all of them now."""
     found = sorted(outcomes.values(), key=lambda one: _ORDER.index(one.mark))
     lines = [_node(one.node, in_a_word(one.mark), states[one.node], one.because) for one in found]
@@ -35,19 +35,19 @@ def burn_ins_markdown(outcomes: Mapping[str, Outcome], left: Mapping[str, str], 
     return "\n\n".join(blocks) + "\n"
 
 
-def in_a_sentence(outcomes: Mapping[str, Outcome], left: int) -> str:
+def in_a_sentence(outcomes: Mapping[str, BurnInOutcome], left: int) -> str:
     """Return a run in a sentence, with the nodes that stay out first."""
     marks = [one.mark for one in outcomes.values()]
     counted = [f"{marks.count(mark)} {in_a_word(mark)}" for mark in reversed(_ORDER) if mark in marks]
     words = ", ".join([plural(len(outcomes), "node"), *counted, *([f"{left} not tested"] if left else [])])
-    reasons = [f"{one.node}: {one.because}" for one in outcomes.values() if one.mark is not Mark.PASSED]
+    reasons = [f"{one.node}: {one.because}" for one in outcomes.values() if one.mark is not CheckMark.PASSED]
     return "; ".join([words, *reasons[:3], *([f"and {len(reasons) - 3} more"] if len(reasons) > 3 else [])])  # noqa: PLR2004 (three fit a line)
 
 
-def _to_do(one: Outcome, state: NodeState) -> str:
-    if one.mark is Mark.SKIPPED and state is NodeState.QUARANTINED:
+def _to_do(one: BurnInOutcome, state: NodeState) -> str:
+    if one.mark is CheckMark.SKIPPED and state is NodeState.QUARANTINED:
         return stays_out(one, str(state))
-    if one.mark is not Mark.FAILED:
+    if one.mark is not CheckMark.FAILED:
         return ""
     if state in {NodeState.HEALTHY, NodeState.SUSPECT}:
         return f"{one.node} failed and is still in service. `holdfast nodes hold {one.node} --because ...` takes it out."

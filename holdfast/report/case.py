@@ -10,7 +10,7 @@ from holdfast.history.models import Decision, Fault, Incident, Phase, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class IncidentCase:
     """One incident with everything that hangs on it."""
 
     incident: Incident
@@ -20,8 +20,8 @@ class Case:
     verdicts: Sequence[Verdict] = ()
 
 
-def newest_cases(history: History, job_id: str, most: int) -> Iterator[Case]:
+def newest_cases(history: History, job_id: str, most: int) -> Iterator[IncidentCase]:
     """Yield the newest incidents of a job, oldest first, with faults and decisions only."""
     for one in queries.incidents(history, job_id)[-most:]:
         faults, decisions = queries.faults(history, incident_id=one.id), queries.decisions(history, incident_id=one.id)
-        yield Case(incident=one, faults=faults, decisions=decisions, phases=[])
+        yield IncidentCase(incident=one, faults=faults, decisions=decisions, phases=[])

@@ -9,32 +9,32 @@ from typing import Final, Literal
 from markupsafe import Markup
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from holdfast.accounting.bill import Bill, Loss
+from holdfast.accounting.bill import Bill, FailureLoss
 from holdfast.accounting.ledger import UNFINISHED, Use
 from holdfast.report import wording
 from holdfast.report.cost_table import hours
 from holdfast.report.phases import kind_of
 from holdfast.report.recoveries import INKS
 from holdfast.report.standalone import image
-from holdfast.report.svg_theme import Box, Drawing, Ink, drawing, svg
+from holdfast.report.svg_theme import Drawing, DrawingBox, SvgTheme, drawing, svg
 
 MOST: Final = 14
 """Kinds of faults that have a bar."""
 USES: Final = {
-    Use.PRODUCTIVE: Ink.TRAINING,
-    Use.SNAPSHOTS: Ink.WAITS_SHARDS,
-    Use.CHECKPOINTS: Ink.LOSS,
-    Use.LAUNCH: Ink.STARTING,
-    Use.MOVES: Ink.WAITS_COLLECTIVE,
-    Use.BESIDE: Ink.COMPUTES,
-    Use.UNSEEN: Ink.WAITS_VOTE,
-    Use.ENDING: Ink.NODE,
-    Use.LOST: Ink.RECOVERING,
-    Use.SPARE: Ink.WAITING,
+    Use.PRODUCTIVE: SvgTheme.TRAINING,
+    Use.SNAPSHOTS: SvgTheme.WAITS_SHARDS,
+    Use.CHECKPOINTS: SvgTheme.LOSS,
+    Use.LAUNCH: SvgTheme.STARTING,
+    Use.MOVES: SvgTheme.WAITS_COLLECTIVE,
+    Use.BESIDE: SvgTheme.COMPUTES,
+    Use.UNSEEN: SvgTheme.WAITS_VOTE,
+    Use.ENDING: SvgTheme.NODE,
+    Use.LOST: SvgTheme.RECOVERING,
+    Use.SPARE: SvgTheme.WAITING,
 }
-_WIDE: Final = Box(width=1000, height=0, left=190, right=84, top=8, bottom=30)
-_NARROW: Final = Box(width=350, height=0, left=2, right=66, top=4, bottom=30)
-_ALONE: Final = Box(width=1000, height=0, left=190, right=84, top=52, bottom=0)
+_WIDE: Final = DrawingBox(width=1000, height=0, left=190, right=84, top=8, bottom=30)
+_NARROW: Final = DrawingBox(width=350, height=0, left=2, right=66, top=4, bottom=30)
+_ALONE: Final = DrawingBox(width=1000, height=0, left=190, right=84, top=52, bottom=0)
 _UNITS: Final = ((1, "h"), (60, "min"), (3600, "s"), (3_600_000, "ms"))
 """In an hour so many of each."""
 _MARGIN: Final = 6
@@ -54,15 +54,15 @@ class _Piece:
 
     words: str
     size: float
-    ink: Ink
+    ink: SvgTheme
 
 
-def ink_of(phase: str) -> Ink:
+def ink_of(phase: str) -> SvgTheme:
     """Return the colour of a phase of a loss."""
-    return Ink.AGAIN if phase == UNFINISHED else INKS[kind_of(phase).name]
+    return SvgTheme.AGAIN if phase == UNFINISHED else INKS[kind_of(phase).name]
 
 
-def use_legend(bill: Bill) -> list[tuple[Ink, str]]:
+def use_legend(bill: Bill) -> list[tuple[SvgTheme, str]]:
     """Return the colours of the bar of all hours, with what they mean and how much that is: some pieces are too thin to be seen."""
     return [
         (USES[use], f"{use.value} {hours(bill.hours(use))}, {wording.share(bill.hours(use) / bill.whole)}")
@@ -71,7 +71,7 @@ def use_legend(bill: Bill) -> list[tuple[Ink, str]]:
     ]
 
 
-def loss_legend(bill: Bill) -> list[tuple[Ink, str]]:
+def loss_legend(bill: Bill) -> list[tuple[SvgTheme, str]]:
     """Return the colours of the phases in which hours were lost."""
     return [(ink_of(phase), phase) for phase in bill.phases if any(phase in one.phases for one in _shown(bill))]
 
@@ -113,11 +113,11 @@ def _alone(rows: Sequence[tuple[str, Sequence[_Piece]]], size: Literal["wide", "
     return svg(on, name=name, title=title, words=words)
 
 
-def _shown(bill: Bill) -> Sequence[Loss]:
+def _shown(bill: Bill) -> Sequence[FailureLoss]:
     return [one for one in bill.losses if one.hours > 0][:MOST]
 
 
-def _drawn(bill: Bill, box: Box) -> Drawing:
+def _drawn(bill: Bill, box: DrawingBox) -> Drawing:
     """Draw all bars below each other: the one of all hours, and with a scale of their own those of the lost ones."""
     kinds = _by_phase(bill)
     upper = box.top + PITCH
@@ -159,7 +159,7 @@ def _rows(on: Drawing, rows: Sequence[tuple[str, Sequence[_Piece]]], pitch: int,
     for row, (name, pieces) in enumerate(rows):
         _bar(on, pieces, row + (0.5 if beside else 0.66), thick=20 / pitch)
         left, height = ((_MARGIN - on.box.left) / on.box.columns, row + 0.5) if beside else (0.0, row + 12 / pitch)
-        axes.text(left, height, _short(name), transform=axes.get_yaxis_transform(), va="center_baseline", fontsize=12, color=Ink.TEXT)
+        axes.text(left, height, _short(name), transform=axes.get_yaxis_transform(), va="center_baseline", fontsize=12, color=SvgTheme.TEXT)
 
 
 def _bar(on: Drawing, pieces: Sequence[_Piece], middle: float, *, thick: float) -> None:
@@ -171,7 +171,7 @@ def _bar(on: Drawing, pieces: Sequence[_Piece], middle: float, *, thick: float) 
             tip = on.tip(f"{piece.words}: {hours(piece.size)} ({wording.share(piece.size / whole)})")
             on.axes.barh(middle, piece.size - gap, left=at, height=thick, color=piece.ink, linewidth=0, gid=tip, zorder=3)
         at += piece.size
-    on.axes.text(at + 7 * pixel, middle, hours(whole), va="center_baseline", fontsize=12, fontweight="bold", color=Ink.TEXT, zorder=5)
+    on.axes.text(at + 7 * pixel, middle, hours(whole), va="center_baseline", fontsize=12, fontweight="bold", color=SvgTheme.TEXT, zorder=5)
 
 
 def _short(kind: str) -> str:

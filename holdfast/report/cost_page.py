@@ -12,7 +12,7 @@ from holdfast.accounting.bill import Bill
 from holdfast.accounting.ledger import Use
 from holdfast.report import cost_bars, cost_table, wording
 from holdfast.report.facts import Tile
-from holdfast.report.svg_theme import Ink, pens
+from holdfast.report.svg_theme import SvgTheme, pens
 from holdfast.report.template_env import surroundings
 
 MOST_ROWS: Final = 500
@@ -34,7 +34,7 @@ def drawn(bill: Bill, job: str | None, kind: str) -> bytes:
     return _page(bill, job, found).encode("utf-8", "backslashreplace")
 
 
-def _picture(wide: Markup | None, narrow: Markup | None, legend: list[tuple[Ink, str]]) -> dict[str, Any] | None:
+def _picture(wide: Markup | None, narrow: Markup | None, legend: list[tuple[SvgTheme, str]]) -> dict[str, Any] | None:
     """Return a picture in both sizes with its legend, for the template."""
     return None if wide is None else {"wide": wide, "narrow": narrow, "legend": [(ink.variable, text) for ink, text in legend]}
 

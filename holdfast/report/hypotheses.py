@@ -14,7 +14,7 @@ NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class WeighedHypothesis:
     """One explanation, ready to be shown."""
 
     kind: str
@@ -28,10 +28,10 @@ class Explanation:
     """When, by whom, and what was told."""
 
 
-def explanations(verdicts: Sequence[Verdict]) -> Iterator[Explanation]:
+def explanations(verdicts: Sequence[Verdict]) -> Iterator[WeighedHypothesis]:
     """Yield what the newest of *verdicts* weighed, the likeliest first; nothing for an incident from before it was kept."""
     for one in verdicts[-1].candidates if verdicts else ():
-        yield Explanation(
+        yield WeighedHypothesis(
             kind=str(one.get("kind", "")),
             subject=str(one.get("subject", "")),
             weight=float(one.get("weight") or 0.0),

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from detectors.catalogue import CATALOGUE, Level
+from detectors.catalogue import CATALOGUE, RecommendedAction
 from holdfast.history.models import Decision
 from holdfast.report import wording
-from holdfast.report.case import Case
-from policies.case import Rung
+from holdfast.report.case import IncidentCase
+from policies.case import RecoveryAction
 
 NOTHING_TO_DO: Final = "nothing to do"
 MOST_QUOTED: Final = 160
@@ -76,7 +76,7 @@ RULES: Final[Mapping[str, str]] = {
 """Rule of a policy to what it would have done."""
 
 
-def what(case: Case) -> str:
+def what(case: IncidentCase) -> str:
     """Say what happened to whom: ``rank 1 on node-1 was killed (SIGKILL)``."""
     kind, target = case.incident.kind, case.incident.subject.removeprefix("node ")
     happened = HAPPENED.get(kind)
@@ -96,7 +96,7 @@ def _title(kind: str) -> str:
     return title if title[1:2].isupper() else title[:1].lower() + title[1:]
 
 
-def root_quote(case: Case) -> str:
+def root_quote(case: IncidentCase) -> str:
     """Return the words of the root fault on one line, short, without folders of files; empty where there are none."""
     root = next((one for one in case.faults if one.root), None)
     words = str(root.evidence.get("quote") or "") if root is not None else ""
@@ -111,13 +111,13 @@ def brief(words: str, most: int = MOST_QUOTED) -> str:
     return line if len(line) <= most else line[: most - 1].rstrip() + "…"
 
 
-def done(case: Case) -> str:
+def done(case: IncidentCase) -> str:
     """Say what was done about it; empty before anything was decided."""
-    acts = [one for one in case.decisions if one.rung != Rung.ASK_A_PERSON]
+    acts = [one for one in case.decisions if one.rung != RecoveryAction.ASK_A_PERSON]
     if not acts:
         return ""
     said = _done(acts[-1], case.incident.subject)
-    return f"{said} (attempt {len(acts)})" if len(acts) > 1 and acts[-1].rung != Rung.GIVE_UP else said
+    return f"{said} (attempt {len(acts)})" if len(acts) > 1 and acts[-1].rung != RecoveryAction.GIVE_UP else said
 
 
 def _done(decision: Decision, target: str) -> str:
@@ -150,15 +150,15 @@ def _shrunk(decision: Decision, _target: str) -> str:
 
 
 DONE: Final[Mapping[str, Callable[[Decision, str], str]]] = {
-    Rung.RETRY_STEP: lambda _decision, _target: "process groups were rebuilt and the step was run again",
-    Rung.TAKE_OVER: _replaced,
-    Rung.NARROW: lambda decision, _target: f"training went on without rank {wording.ranks(decision.act.get('vacate') or ())}",
-    Rung.RESTART_IN_PLACE: _restarted,
-    Rung.GO_BACK: _went_back,
-    Rung.REPLACE_NODE: _replaced_node,
-    Rung.SHRINK: _shrunk,
-    Rung.WAIT_FOR_CAPACITY: lambda _decision, _target: "the job waited for nodes",
-    Rung.GIVE_UP: lambda _decision, _target: "no recovery was possible",
+    RecoveryAction.RETRY_STEP: lambda _decision, _target: "process groups were rebuilt and the step was run again",
+    RecoveryAction.TAKE_OVER: _replaced,
+    RecoveryAction.NARROW: lambda decision, _target: f"training went on without rank {wording.ranks(decision.act.get('vacate') or ())}",
+    RecoveryAction.RESTART_IN_PLACE: _restarted,
+    RecoveryAction.GO_BACK: _went_back,
+    RecoveryAction.REPLACE_NODE: _replaced_node,
+    RecoveryAction.SHRINK: _shrunk,
+    RecoveryAction.WAIT_FOR_CAPACITY: lambda _decision, _target: "the job waited for nodes",
+    RecoveryAction.GIVE_UP: lambda _decision, _target: "no recovery was possible",
 }
 """Recovery action to what it did, from the decision and the target of the incident."""
 
@@ -170,7 +170,7 @@ def _seat(seat: Mapping[str, Any], target: str) -> str:
     return f"{process} on {seat.get('node')} {took}"
 
 
-def cost(case: Case) -> str:
+def cost(case: IncidentCase) -> str:
     """Say how it ended and what it cost; empty while it is open."""
     incident = case.incident
     match incident.outcome:
@@ -188,12 +188,12 @@ def cost(case: Case) -> str:
     return ""
 
 
-def sentence(case: Case) -> str:
+def sentence(case: IncidentCase) -> str:
     """Return the whole incident in one sentence, without the time: what happened; what was done; what it cost."""
     return "; ".join(part for part in (what(case), done(case), cost(case) or "recovery is under way") if part)
 
 
-def with_time(case: Case, zone: str = "") -> str:
+def with_time(case: IncidentCase, zone: str = "") -> str:
     """Return the sentence with the time of day (UTC) before it, and the name of the *zone* after that."""
     return f"{time_of_day(case.incident.fault_at)}{zone} {sentence(case)}"
 
@@ -203,18 +203,18 @@ def time_of_day(at: float) -> str:
     return datetime.fromtimestamp(at, tz=UTC).strftime("%H:%M:%S")
 
 
-def headline(case: Case) -> str:
+def headline(case: IncidentCase) -> str:
     """Return the incident in a few words: ``Incident 1: rank 1 on node-1 killed (SIGKILL), recovered in 260 ms``."""
     return f"Incident {case.incident.number}: {short(case)}"
 
 
-def short(case: Case) -> str:
+def short(case: IncidentCase) -> str:
     """Return whom it concerns and how it ended."""
     happened = brief(what(case), 100).replace(" was ", " ", 1)
     return f"{happened}, {outcome(case)}"
 
 
-def outcome(case: Case) -> str:
+def outcome(case: IncidentCase) -> str:
     """Return how the incident ended, in a few words."""
     incident = case.incident
     match incident.outcome:
@@ -229,7 +229,7 @@ def outcome(case: Case) -> str:
     return "recovery under way" if incident.closed_at is None else "closed"
 
 
-def to_do(case: Case, job: str, quarantined: Mapping[str, str]) -> str:
+def to_do(case: IncidentCase, job: str, quarantined: Mapping[str, str]) -> str:
     """Return what a person should do about an incident, with the nodes that were *quarantined* for it and why."""
     advice = [of_quarantine(node, reason) for node, reason in quarantined.items()]
     if case.incident.outcome == "gave-up":
@@ -237,15 +237,15 @@ def to_do(case: Case, job: str, quarantined: Mapping[str, str]) -> str:
     return ". ".join(advice) or NOTHING_TO_DO
 
 
-def _cure(case: Case) -> str:
+def _cure(case: IncidentCase) -> str:
     """Say what to do about the root fault of a job that failed."""
     entry = CATALOGUE.get(case.incident.kind)
     if entry is None:
         return "see what was found"
-    return "fix the script, the traceback is in the incident" if entry.level is Level.USER_ERROR else entry.action
+    return "fix the script, the traceback is in the incident" if entry.level is RecommendedAction.USER_ERROR else entry.action
 
 
-def why_failed(case: Case) -> str:
+def why_failed(case: IncidentCase) -> str:
     """Say why no recovery was possible; empty where there was one."""
     return brief(case.incident.because, 400) if case.incident.outcome == "gave-up" else ""
 
@@ -262,6 +262,6 @@ def rule_in_words(rule: str) -> str:
     return RULES.get(name) or re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
 
 
-def all_nodes(case: Case) -> Sequence[str]:
+def all_nodes(case: IncidentCase) -> Sequence[str]:
     """Return the nodes that the faults of an incident name, in order."""
     return list(dict.fromkeys(one.node for one in case.faults if one.node))

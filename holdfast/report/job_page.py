@@ -9,7 +9,7 @@ from typing import Final
 from holdfast.history.models import Question
 from holdfast.report import incident_words as words
 from holdfast.report import wording
-from holdfast.report.case import Case
+from holdfast.report.case import IncidentCase
 from holdfast.report.markdown import plain, table
 from policies.states import TERMINAL, State
 
@@ -51,7 +51,7 @@ class JobFacts:
     """Nodes out of service, and why."""
     question: Question | None = None
     """What a person is asked now."""
-    cases: list[Case] = field(default_factory=list)
+    cases: list[IncidentCase] = field(default_factory=list)
     """The newest incidents, oldest first."""
     incidents: int = 0
     """All of them."""

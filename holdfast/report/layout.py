@@ -22,7 +22,7 @@ RECV: Final = "recv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ProfileFacts:
     """What one rank says of its place."""
 
     operations: Operations = ()
@@ -79,7 +79,7 @@ class _Unclear(Exception):
     """What the ranks do does not fit together; the words say why."""
 
 
-def recognise(world: int, told: Mapping[int, Told]) -> Layout:
+def recognise(world: int, told: Mapping[int, ProfileFacts]) -> Layout:
     """Return how the *world* ranks work together, from what those that are known *told*."""
     try:
         pipelines = _pipelines(world, told)
@@ -105,12 +105,12 @@ def recognise(world: int, told: Mapping[int, Told]) -> Layout:
     )
 
 
-def _copies(told: Mapping[int, Told]) -> int | None:
+def _copies(told: Mapping[int, ProfileFacts]) -> int | None:
     sizes = {max(1, len(one.copies)) for one in told.values()}
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _shards(world: int, width: int, told: Mapping[int, Told]) -> int:
+def _shards(world: int, width: int, told: Mapping[int, ProfileFacts]) -> int:
     """Return over how many ranks each state is sharded: those of one stage, divided by the copies of each shard."""
     copies = _copies(told)
     if not told or not copies or not all(one.sharded for one in told.values()):
@@ -121,7 +121,7 @@ def _shards(world: int, width: int, told: Mapping[int, Told]) -> int:
 # -- who stands before whom ---------------------------------------------------------------------------------------------
 
 
-def _pipelines(world: int, told: Mapping[int, Told]) -> list[tuple[int, ...]]:
+def _pipelines(world: int, told: Mapping[int, ProfileFacts]) -> list[tuple[int, ...]]:
     """Return the pipelines, each from its first rank to its last."""
     busy = {rank for rank, one in told.items() if one.operations}
     if not busy:
@@ -140,7 +140,7 @@ def _pipelines(world: int, told: Mapping[int, Told]) -> list[tuple[int, ...]]:
     return sorted(found)
 
 
-def _hold_together(told: Mapping[int, Told]) -> None:
+def _hold_together(told: Mapping[int, ProfileFacts]) -> None:
     """Refuse lists that cannot be of the same kind of step: what one rank sends another receives."""
     counts = {rank: Counter(one.operations) for rank, one in told.items()}
     for rank, one in counts.items():
@@ -150,7 +150,7 @@ def _hold_together(told: Mapping[int, Told]) -> None:
                 raise _Unclear(f"rank {rank} has {many} times '{what}' with rank {peer}, which has {other} to match")
 
 
-def _joined(first: int, told: Mapping[int, Told]) -> set[int]:
+def _joined(first: int, told: Mapping[int, ProfileFacts]) -> set[int]:
     """Return all ranks that *first* exchanges anything with, directly or through others."""
     found, edge = {first}, [first]
     while edge:
@@ -160,7 +160,7 @@ def _joined(first: int, told: Mapping[int, Told]) -> set[int]:
     return found
 
 
-def _in_order(together: set[int], told: Mapping[int, Told]) -> tuple[int, ...]:
+def _in_order(together: set[int], told: Mapping[int, ProfileFacts]) -> tuple[int, ...]:
     """Return the ranks of one pipeline in order: the first begins by sending, and each sends its first result to the next."""
     firsts = [rank for rank in sorted(together) if told[rank].operations[0][0] == SEND]
     if len(firsts) != 1:
@@ -179,7 +179,7 @@ def _in_order(together: set[int], told: Mapping[int, Told]) -> tuple[int, ...]:
 # -- in which order they work -------------------------------------------------------------------------------------------
 
 
-def schedule_of(pipeline: Sequence[int], told: Mapping[int, Told]) -> Schedule:
+def schedule_of(pipeline: Sequence[int], told: Mapping[int, ProfileFacts]) -> Schedule:
     """Return how the ranks of *pipeline* work."""
     if any(len(told[rank].operations) >= CUT for rank in pipeline):
         return Schedule("unknown", because=f"a rank has more than {CUT} operations a step: the list is cut")
@@ -211,7 +211,7 @@ def _straight(begins: str, ends: str, ranks: int) -> Schedule | None:
     return Schedule("1f1b", many, 1) if (begins, ends) == (flowing, "rs" * many) else None
 
 
-def _folds(pipeline: Sequence[int], told: Mapping[int, Told], begins: str) -> tuple[int, int]:
+def _folds(pipeline: Sequence[int], told: Mapping[int, ProfileFacts], begins: str) -> tuple[int, int]:
     """Return how many chunks each rank holds and how many micro-batches pass, or zeros where the numbers do not fit.
 
     Through the first rank's hands go ``chunks`` x ``many`` results onwards, and all but those of the last chunk come back to it, as
@@ -232,7 +232,7 @@ def _folds(pipeline: Sequence[int], told: Mapping[int, Told], begins: str) -> tu
     return (chunks, sends // (2 * chunks - 1)) if pairs and pairs % 2 == 0 and sends % (2 * chunks - 1) == 0 else (0, 0)
 
 
-def _looped(pipeline: Sequence[int], told: Mapping[int, Told], chunks: int, many: int) -> bool:
+def _looped(pipeline: Sequence[int], told: Mapping[int, ProfileFacts], chunks: int, many: int) -> bool:
     """Tell whether the last rank is through with all forward passes before it sends its first gradient."""
     before, done = pipeline[-2], told[pipeline[-1]].operations
     if len(pipeline) > 2:  # noqa: PLR2004 (with two ranks, next and previous are one)

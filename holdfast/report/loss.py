@@ -10,10 +10,10 @@ import numpy as np
 from markupsafe import Markup
 
 from holdfast.report import wording
-from holdfast.report.axes import LABEL_PIXELS, Mark, count_axis, incident_marks, loss_axis, step_axis, time_axis
-from holdfast.report.case import Case
-from holdfast.report.story import Flags, Steps, Story
-from holdfast.report.svg_theme import Box, Drawing, Ink, drawing, svg
+from holdfast.report.axes import LABEL_PIXELS, AxisMark, count_axis, incident_marks, loss_axis, step_axis, time_axis
+from holdfast.report.case import IncidentCase
+from holdfast.report.story import Flags, Story, StorySteps
+from holdfast.report.svg_theme import Drawing, DrawingBox, SvgTheme, drawing, svg
 from holdfast.report.thinning import Floats, Places, smoothed, thin_pieces
 
 _CROWDED: Final = 3
@@ -29,7 +29,7 @@ Piece = tuple[Floats, Floats]
 """A stretch of a line: x, ascending, and y, which may have gaps."""
 
 
-def over_time(story: Story, box: Box, name: str) -> Markup:
+def over_time(story: Story, box: DrawingBox, name: str) -> Markup:
     """Draw the loss (the step number, for a script that reports no loss) over wall time."""
     on, steps = drawing(box), story.steps
     height = steps.loss if steps.with_loss else steps.step.astype(np.float64)
@@ -39,7 +39,7 @@ def over_time(story: Story, box: Box, name: str) -> Markup:
     _downtimes(on, story)
     faults = np.array([case.incident.fault_at - story.job.at for case in story.cases])
     kept, lost = _in_time(story, height)
-    _line(on, lost, faults, color=Ink.AGAIN, linewidth=1.8, dashes=(2, 1.2))
+    _line(on, lost, faults, color=SvgTheme.AGAIN, linewidth=1.8, dashes=(2, 1.2))
     _curve(on, kept, faults)
     _gaps(on, steps, np.sort(steps.at[~np.isfinite(steps.loss)]) - story.job.at)
     incident_marks(on, [_mark(case, case.incident.fault_at - story.job.at) for case in story.cases])
@@ -47,7 +47,7 @@ def over_time(story: Story, box: Box, name: str) -> Markup:
     return svg(on, name=name, title=f"{what} over wall time", words=_words(story))
 
 
-def over_steps(story: Story, box: Box, name: str) -> Markup:
+def over_steps(story: Story, box: DrawingBox, name: str) -> Markup:
     """Draw the loss over steps: the newest value of each, with those that were lost underneath."""
     on, steps, kept = drawing(box), story.steps, story.steps.kept
     first, last = (int(steps.step.min()), int(steps.step.max())) if len(steps) else (0, 1)
@@ -56,16 +56,16 @@ def over_steps(story: Story, box: Box, name: str) -> Markup:
     _generation_bands(on, _step_spans(steps))
     faults = np.array([float(case.incident.step_before or 0) for case in story.cases])
     for low, high in _given_up_spans(steps, (last - first) / box.columns):
-        on.axes.axvspan(low - 0.5, high + 0.5, facecolor=Ink.AGAIN_BAND, edgecolor="none", zorder=1)
+        on.axes.axvspan(low - 0.5, high + 0.5, facecolor=SvgTheme.AGAIN_BAND, edgecolor="none", zorder=1)
     old = [_by_step(steps, steps.given_up & (steps.generation == number)) for number in np.unique(steps.generation[steps.given_up])]
-    _line(on, old, faults, color=Ink.AGAIN, linewidth=5, alpha=0.75)
+    _line(on, old, faults, color=SvgTheme.AGAIN, linewidth=5, alpha=0.75)
     _curve(on, [(steps.step[kept].astype(np.float64), steps.loss[kept])], faults)
     _gaps(on, steps, steps.step[kept][~np.isfinite(steps.loss[kept])].astype(np.float64))
     incident_marks(on, [_mark(case, case.incident.step_before) for case in story.cases if case.incident.step_before is not None])
     return svg(on, name=name, title="Loss over steps", words=_words(story))
 
 
-def close_up(story: Story, case: Case, box: Box, name: str) -> Markup | None:
+def close_up(story: Story, case: IncidentCase, box: DrawingBox, name: str) -> Markup | None:
     """Draw the loss around one incident, before and after, or nothing where too few steps have a loss."""
     span = _affected(case)
     if span is None:
@@ -80,17 +80,17 @@ def close_up(story: Story, case: Case, box: Box, name: str) -> Markup | None:
     on, seen = drawing(box), steps.step[old | new]
     step_axis(on, float(seen.min()), float(seen.max()))
     loss_axis(on, float(steps.loss[old | new].min()), float(steps.loss[old | new].max()))
-    on.axes.axvspan(low + 0.5, high + 0.5, facecolor=Ink.AGAIN_BAND, edgecolor="none")
+    on.axes.axvspan(low + 0.5, high + 0.5, facecolor=SvgTheme.AGAIN_BAND, edgecolor="none")
     before = [_by_step(steps, old & (steps.generation == number)) for number in np.unique(steps.generation[old])]
-    _line(on, before, np.empty(0), color=Ink.AGAIN, linewidth=5, alpha=0.75)
+    _line(on, before, np.empty(0), color=SvgTheme.AGAIN, linewidth=5, alpha=0.75)
     dots = {"marker": "o", "markersize": 4} if np.count_nonzero(new) < _DOTS else {}
-    _line(on, [_by_step(steps, new | from_here)], np.empty(0), color=Ink.LOSS, linewidth=1.8, **dots)
-    on.axes.axvline(high, color=Ink.INCIDENT, linewidth=1, dashes=(3, 2))
+    _line(on, [_by_step(steps, new | from_here)], np.empty(0), color=SvgTheme.LOSS, linewidth=1.8, **dots)
+    on.axes.axvline(high, color=SvgTheme.INCIDENT, linewidth=1, dashes=(3, 2))
     words = f"Thick: before the fault at step {high:,}. Thin: after resuming from step {low:,}."
     return svg(on, name=name, title=f"Loss around incident {case.incident.number}", words=words)
 
 
-def _by_step(steps: Steps, chosen: Flags) -> Piece:
+def _by_step(steps: StorySteps, chosen: Flags) -> Piece:
     places = np.flatnonzero(chosen)
     places = places[np.argsort(steps.step[places], kind="stable")]
     return steps.step[places].astype(np.float64), steps.loss[places]
@@ -109,7 +109,7 @@ def _in_time(story: Story, height: Floats) -> tuple[list[Piece], list[Piece]]:
     return kept, lost
 
 
-def _affected(case: Case) -> tuple[int, int] | None:
+def _affected(case: IncidentCase) -> tuple[int, int] | None:
     """Return the step that the recovery went back to, and the newest one before the fault."""
     incident = case.incident
     if incident.step_before is None or incident.generation_after is None:
@@ -118,7 +118,7 @@ def _affected(case: Case) -> tuple[int, int] | None:
     return back_to, incident.step_before
 
 
-def _height_axis(on: Drawing, steps: Steps, height: Floats) -> None:
+def _height_axis(on: Drawing, steps: StorySteps, height: Floats) -> None:
     finite = height[np.isfinite(height)]
     if steps.with_loss:
         loss_axis(on, float(finite.min()), float(finite.max()))
@@ -131,12 +131,12 @@ def _curve(on: Drawing, pieces: Sequence[Piece], faults: Floats) -> None:
     x, y = (np.concatenate(column) if column else np.empty(0) for column in ([x for x, _ in pieces], [y for _, y in pieces]))
     finite = np.flatnonzero(np.isfinite(y))
     if len(finite) <= _CROWDED * on.box.columns:
-        _line(on, pieces, faults, color=Ink.LOSS, linewidth=1.8, solid_capstyle="round")
+        _line(on, pieces, faults, color=SvgTheme.LOSS, linewidth=1.8, solid_capstyle="round")
     else:
-        _line(on, pieces, faults, color=Ink.LOSS, linewidth=0.8, alpha=0.4)
-        on.axes.plot(*smoothed(x, y, on.box.columns // 4), color=Ink.LOSS, linewidth=2, zorder=5)
+        _line(on, pieces, faults, color=SvgTheme.LOSS, linewidth=0.8, alpha=0.4)
+        on.axes.plot(*smoothed(x, y, on.box.columns // 4), color=SvgTheme.LOSS, linewidth=2, zorder=5)
     if len(finite):
-        on.axes.plot(x[finite[-1]], y[finite[-1]], "o", color=Ink.LOSS, markersize=6, clip_on=False, zorder=6)
+        on.axes.plot(x[finite[-1]], y[finite[-1]], "o", color=SvgTheme.LOSS, markersize=6, clip_on=False, zorder=6)
 
 
 def _line(on: Drawing, pieces: Sequence[Piece], faults: Floats, **style: Any) -> None:  # noqa: ANN401 (what matplotlib takes for a line)
@@ -145,7 +145,7 @@ def _line(on: Drawing, pieces: Sequence[Piece], faults: Floats, **style: Any) ->
         on.axes.plot(x, y, zorder=3, **style)
 
 
-def _gaps(on: Drawing, steps: Steps, x: Floats) -> None:
+def _gaps(on: Drawing, steps: StorySteps, x: Floats) -> None:
     """Mark at the foot of the plot where a step had no finite loss, one mark a few pixels."""
     if not steps.with_loss or not len(x):
         return
@@ -153,7 +153,7 @@ def _gaps(on: Drawing, steps: Steps, x: Floats) -> None:
     apart = np.unique(np.round((x - low) / (high - low) * on.box.columns / 7))
     foot = on.axes.get_xaxis_transform()
     on.axes.plot(
-        low + apart * 7 / on.box.columns * (high - low), np.full(len(apart), 8 / on.box.rows), "x", color=Ink.INCIDENT, markersize=6,
+        low + apart * 7 / on.box.columns * (high - low), np.full(len(apart), 8 / on.box.rows), "x", color=SvgTheme.INCIDENT, markersize=6,
         markeredgewidth=1.6, transform=foot, zorder=6, gid=on.tip("no finite loss"),
     )  # fmt: skip
 
@@ -170,10 +170,12 @@ def _generation_bands(on: Drawing, spans: Sequence[tuple[int, float, float]]) ->
     for number, start, end in spans:
         pixels = (end - start) / (high - low) * on.box.columns
         if number % 2 == 0 and pixels >= 1:
-            on.axes.axvspan(start, end, facecolor=Ink.SHADE, edgecolor="none", zorder=0)
+            on.axes.axvspan(start, end, facecolor=SvgTheme.SHADE, edgecolor="none", zorder=0)
         if pixels >= _BAND_LABEL_PIXELS and len(spans) > 1:
             above = on.axes.get_xaxis_transform()
-            on.axes.text(start, 1 + LABEL_PIXELS / on.box.rows, f" g{number}", transform=above, color=Ink.QUIET, fontsize=11, va="baseline")
+            on.axes.text(
+                start, 1 + LABEL_PIXELS / on.box.rows, f" g{number}", transform=above, color=SvgTheme.QUIET, fontsize=11, va="baseline"
+            )
 
 
 def _downtimes(on: Drawing, story: Story) -> None:
@@ -183,18 +185,18 @@ def _downtimes(on: Drawing, story: Story) -> None:
         start, lasted = case.incident.fault_at - story.job.at, story.downtime(case.incident)
         if lasted and start + lasted > drawn + pixel:
             words = f"incident {case.incident.number}: down for {wording.duration(lasted)}"
-            on.axes.axvspan(start, start + lasted, facecolor=Ink.DOWN_BAND, edgecolor="none", zorder=1, gid=on.tip(words))
+            on.axes.axvspan(start, start + lasted, facecolor=SvgTheme.DOWN_BAND, edgecolor="none", zorder=1, gid=on.tip(words))
             drawn = start + lasted
 
 
-def _step_spans(steps: Steps) -> list[tuple[int, float, float]]:
+def _step_spans(steps: StorySteps) -> list[tuple[int, float, float]]:
     kept = steps.kept
     numbers = steps.generation[kept]
     found = [(int(number), steps.step[kept][numbers == number]) for number in np.unique(numbers)]
     return [(number, float(of.min()), float(of.max())) for number, of in found]
 
 
-def _given_up_spans(steps: Steps, pixel: float) -> list[tuple[int, int]]:
+def _given_up_spans(steps: StorySteps, pixel: float) -> list[tuple[int, int]]:
     """Return the runs of steps that were given up, merged where they overlap or lie within a *pixel* of steps."""
     again = np.unique(steps.step[steps.given_up])
     if not len(again):
@@ -204,9 +206,9 @@ def _given_up_spans(steps: Steps, pixel: float) -> list[tuple[int, int]]:
     return [(int(again[low]), int(again[high])) for low, high in zip(starts, [*ends, len(again) - 1], strict=True)]
 
 
-def _mark(case: Case, x: float) -> Mark:
+def _mark(case: IncidentCase, x: float) -> AxisMark:
     one = case.incident
-    return Mark(number=one.number, x=max(0.0, x), words=f"incident {one.number}: {one.kind} on {one.subject}")
+    return AxisMark(number=one.number, x=max(0.0, x), words=f"incident {one.number}: {one.kind} on {one.subject}")
 
 
 def _words(story: Story) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.accounting.losses import UNTIL_STARTED, UNTIL_STEP, Losses
+from holdfast.accounting.losses import UNTIL_STARTED, UNTIL_STEP, FailureCosts
 from holdfast.report.wording import duration, plural, share
 
 NO_STEPS = "not known: no steps are reported"
 
 
-def figures(found: Losses) -> Iterator[tuple[str, str]]:
+def figures(found: FailureCosts) -> Iterator[tuple[str, str]]:
     """Yield each figure under its name, with what it measures."""
     why = NO_STEPS if found.wall_s else "not known: no time has passed"
     yield "ETTR", why if found.ettr is None else f"{share(found.ettr)} of the time went into steps that were kept"
@@ -18,7 +18,7 @@ def figures(found: Losses) -> Iterator[tuple[str, str]]:
     yield "steps lost", NO_STEPS if found.steps_lost is None else f"{found.steps_lost:,}"
 
 
-def sentence(found: Losses) -> str:
+def sentence(found: FailureCosts) -> str:
     """Return the figures as part of a sentence."""
     down = f"{duration(found.downtime_s)} of downtime"
     if UNTIL_STARTED in found.until:
@@ -28,7 +28,7 @@ def sentence(found: Losses) -> str:
     return f"{down}, {plural(found.steps_lost, 'step')} lost" + (f", ETTR {share(found.ettr)}" if found.ettr is not None else "")
 
 
-def measures(found: Losses) -> str:
+def measures(found: FailureCosts) -> str:
     """Say from when to when downtimes go."""
     match found.until:
         case (one,) if one == UNTIL_STARTED:

@@ -11,7 +11,7 @@ from typing import Final
 from holdfast.history.models import Decision, Fault, Incident, Phase, Verdict
 from holdfast.report import incident_words as words
 from holdfast.report import wording
-from holdfast.report.case import Case
+from holdfast.report.case import IncidentCase
 from holdfast.report.evidence import pieces
 from holdfast.report.hypotheses import explanations
 from holdfast.report.phases import parts
@@ -51,7 +51,9 @@ _SPECIAL: Final = re.compile(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)|^(?:[-+#=](?=[-+#=\
 _HTML: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
-def incident_markdown(case: Case, job: str, *, quarantined: Mapping[str, str] = NONE, run_link: str = "", page_link: str = "") -> str:
+def incident_markdown(
+    case: IncidentCase, job: str, *, quarantined: Mapping[str, str] = NONE, run_link: str = "", page_link: str = ""
+) -> str:
     """Return an incident of *job* for whoever is on call: what happened, what was done, what it cost, what to do, and the evidence.
 
     *quarantined* are the nodes that it took out of service, and why; the links are those of the flow run and of the job page.
@@ -75,7 +77,7 @@ def incident_markdown(case: Case, job: str, *, quarantined: Mapping[str, str] = 
     return "\n\n".join(blocks) + "\n"
 
 
-def _answers(case: Case, job: str, quarantined: Mapping[str, str]) -> Iterator[str]:
+def _answers(case: IncidentCase, job: str, quarantined: Mapping[str, str]) -> Iterator[str]:
     """Yield the four answers that somebody on call wants first."""
     incident = case.incident
     at = "" if incident.step_before is None else f", at step {wording.count(incident.step_before)}"

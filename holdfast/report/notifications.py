@@ -13,8 +13,8 @@ from typing import Final
 
 from holdfast.history.models import Question
 from holdfast.report import incident_words, wording
-from holdfast.report.case import Case
-from policies.node_health import Standing
+from holdfast.report.case import IncidentCase
+from policies.node_health import NodeHealthState
 from policies.node_states import NodeState
 from policies.states import TERMINAL, State
 
@@ -26,13 +26,13 @@ MOST: Final = 5
 """Notifications within `WINDOW` after which those that ask nobody for anything are gathered into one."""
 WINDOW: Final = 600.0
 """Seconds."""
-NEEDS_SOMEBODY: Final = frozenset({Standing.SICK, Standing.UNREACHABLE, NodeState.QUARANTINED, NodeState.RETIRED})
+NEEDS_SOMEBODY: Final = frozenset({NodeHealthState.SICK, NodeHealthState.UNREACHABLE, NodeState.QUARANTINED, NodeState.RETIRED})
 """States of nodes that are worth a notification: a person should know that the cluster has one node less."""
 MOST_NODES: Final = 20
 """Nodes that one notification explains; of more it gives the number."""
 
 
-class Level(StrEnum):
+class NotificationLevel(StrEnum):
     """Whom a notification is for."""
 
     ATTENTION = "attention"
@@ -50,7 +50,7 @@ class Notification:
     id: str
     state: str
     """``open``, ``asked``, ``over`` or ``ended``; ``many`` for several in one."""
-    level: Level
+    level: NotificationLevel
     subject: str
     text: str
     job: str = ""
@@ -67,7 +67,7 @@ def nowhere(_number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sender:
+class NotificationSource:
     """The controller that notifications come from."""
 
     job: str
@@ -109,13 +109,13 @@ def paragraphs(*parts: str) -> str:
 class Notifications:
     """The notifications of one job."""
 
-    sender: Sender
-    _open: tuple[Case, float] | None = None
+    sender: NotificationSource
+    _open: tuple[IncidentCase, float] | None = None
     """The incident in work that nobody was told of, and from when on somebody is."""
     _told: str = ""
     """The incident that somebody was told of while it lasted."""
     _reason: str = ""
-    _closed: tuple[Case, float] | None = None
+    _closed: tuple[IncidentCase, float] | None = None
     """The incident that is over, and until when its notification waits for what belongs to it."""
     _quarantined: dict[str, str] = field(default_factory=dict)
     """Nodes that were quarantined since the last notification, and why."""
@@ -126,7 +126,7 @@ class Notifications:
 
     # -- news ---------------------------------------------------------------------------------------------------------
 
-    def opened(self, case: Case, now: float) -> list[Notification]:
+    def opened(self, case: IncidentCase, now: float) -> list[Notification]:
         """Learn of an incident."""
         due = self._over(now) if self._closed is not None else []
         self._open, self._reason = (case, now + PATIENCE), case.incident.because
@@ -138,7 +138,7 @@ class Notifications:
         if after in TERMINAL:
             self._end = State(after), reason
 
-    def closed(self, case: Case, now: float) -> None:
+    def closed(self, case: IncidentCase, now: float) -> None:
         """Learn how an incident ended."""
         self._open, self._closed = None, (case, now + SETTLE)
 
@@ -148,13 +148,13 @@ class Notifications:
 
     def asked(self, question: Question, how: str) -> list[Notification]:
         """Learn that a person is asked; *how* says how to answer."""
-        return [self._of_question(question, "asked", Level.ATTENTION, paragraphs(question.because, f"Answer: {how}"))]
+        return [self._of_question(question, "asked", NotificationLevel.ATTENTION, paragraphs(question.because, f"Answer: {how}"))]
 
     def answered(self, question: Question, words: str) -> list[Notification]:
         """Learn that a question needs no answer any more."""
-        return [self._of_question(question, "over", Level.RESOLVED, f"Answered: {words}")]
+        return [self._of_question(question, "over", NotificationLevel.RESOLVED, f"Answered: {words}")]
 
-    def _of_question(self, question: Question, state: str, level: Level, text: str) -> Notification:
+    def _of_question(self, question: Question, state: str, level: NotificationLevel, text: str) -> Notification:
         nodes = tuple(question.nodes)
         subject = f"question {question.number}: may {wording.some(nodes)} be isolated?"
         ident = f"question {question.number}"
@@ -183,9 +183,9 @@ class Notifications:
         (state, reason), self._end = self._end, None
         if state is State.FAILED and over is not None and over.incident.outcome == "gave-up":
             self._closed = None
-            return [*self._gathered(now), self._of_incident(over, "ended", Level.ATTENTION)]
+            return [*self._gathered(now), self._of_incident(over, "ended", NotificationLevel.ATTENTION)]
         found = [*(self._over(now) if over is not None else []), *self._gathered(now), *self._rest()]
-        level = Level.ATTENTION if state is State.FAILED else Level.INFO
+        level = NotificationLevel.ATTENTION if state is State.FAILED else NotificationLevel.INFO
         ident, text = f"job {self.sender.name}", incident_words.brief(reason, 1000)
         return [*found, self.sender.sign(Notification(id=ident, state="ended", level=level, subject=state.lower(), text=text))]
 
@@ -198,14 +198,14 @@ class Notifications:
         case, self._closed = self._closed[0], None
         told, self._told = self._told == case.incident.id, ""
         bad = case.incident.outcome == "gave-up" or bool(self._quarantined)
-        level = Level.ATTENTION if bad else Level.RESOLVED if told else Level.INFO
+        level = NotificationLevel.ATTENTION if bad else NotificationLevel.RESOLVED if told else NotificationLevel.INFO
         notification = self._of_incident(case, "over", level)
-        if level is not Level.INFO or self._room(now):
+        if level is not NotificationLevel.INFO or self._room(now):
             return [notification]
         self._held.append(notification)
         return []
 
-    def _of_incident(self, case: Case, state: str, level: Level) -> Notification:
+    def _of_incident(self, case: IncidentCase, state: str, level: NotificationLevel) -> Notification:
         quarantined, self._quarantined = self._quarantined, {}
         incident, job = case.incident, self.sender.job
         subject = f"incident {incident.number}: {incident_words.short(case)}" if state == "over" else _failed(case)
@@ -236,7 +236,7 @@ class Notifications:
         draft = Notification(
             id=f"incident {case.incident.id}",
             state="open",
-            level=Level.ATTENTION,
+            level=NotificationLevel.ATTENTION,
             subject=incident_words.brief(subject, 200),
             text=paragraphs(
                 f"{incident_words.with_time(case, ' UTC:')}.",
@@ -252,7 +252,7 @@ class Notifications:
         draft = Notification(
             id=f"quarantine {self.sender.cluster} {' '.join(nodes)}",
             state="over",
-            level=Level.ATTENTION,
+            level=NotificationLevel.ATTENTION,
             subject=f"{wording.some(nodes)} quarantined",
             text="\n".join(f"{incident_words.of_quarantine(node, reason)}." for node, reason in nodes.items()),
             nodes=tuple(nodes),
@@ -277,21 +277,21 @@ class Notifications:
         name = self.sender.name
         words = "\n".join(one.subject.removeprefix(f"[{name}] ") for one in held)
         ident, subject = f"job {name} since {now:.0f}", f"{len(held)} more incidents"
-        return [self.sender.sign(Notification(id=ident, state="many", level=Level.INFO, subject=subject, text=words))]
+        return [self.sender.sign(Notification(id=ident, state="many", level=NotificationLevel.INFO, subject=subject, text=words))]
 
 
-def _failed(case: Case) -> str:
+def _failed(case: IncidentCase) -> str:
     """Return the subject of a job that an incident ended."""
     return f"job failed: {incident_words.brief(incident_words.what(case), 120)} (incident {case.incident.number})"
 
 
-def without_controller(sender: Sender, *, state: str, step: int | None, at: float) -> Notification:
+def without_controller(sender: NotificationSource, *, state: str, step: int | None, at: float) -> Notification:
     """Return the alert that the server sends by itself when no heartbeat of the controller follows the one of the time *at*."""
     reached = "" if step is None else f" at step {step:,}"
     draft = Notification(
         id=controller_id(sender),
         state="open",
-        level=Level.ATTENTION,
+        level=NotificationLevel.ATTENTION,
         subject=f"no controller since {incident_words.time_of_day(at)} UTC; training continues",
         text=paragraphs(
             f"The controller on {sender.host or 'its host'} sent its last heartbeat when the job was {state}{reached}. "
@@ -303,14 +303,16 @@ def without_controller(sender: Sender, *, state: str, step: int | None, at: floa
     return sender.sign(draft)
 
 
-def with_controller_again(sender: Sender) -> Notification:
+def with_controller_again(sender: NotificationSource) -> Notification:
     """Return what withdraws that alert."""
     words = f"A controller on {sender.host} has reattached: the next fault will be answered."
-    draft = Notification(id=controller_id(sender), state="over", level=Level.RESOLVED, subject="has a controller again", text=words)
+    draft = Notification(
+        id=controller_id(sender), state="over", level=NotificationLevel.RESOLVED, subject="has a controller again", text=words
+    )
     return sender.sign(draft)
 
 
-def controller_id(sender: Sender) -> str:
+def controller_id(sender: NotificationSource) -> str:
     """Return the id of what is told about a job's controller."""
     return f"controller {sender.name}"
 
@@ -329,7 +331,7 @@ def of_nodes(cluster: str, changes: Mapping[str, tuple[str, str]], *, host: str,
     return Notification(
         id=f"nodes {cluster} {' '.join(found)}"[:200],
         state="open",
-        level=Level.ATTENTION,
+        level=NotificationLevel.ATTENTION,
         subject=f"[{cluster}] {counted}",
         text="\n".join(lines),
         cluster=cluster,

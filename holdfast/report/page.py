@@ -14,10 +14,10 @@ import detectors.all_kinds  # enters every kind into the catalogue
 import detectors.catalogue
 from holdfast.history.models import Checkpoint, Fault, Generation, NodeMove
 from holdfast.report import evidence, facts, hypotheses, loss, memory, phases, recoveries, timeline, wording
-from holdfast.report.case import Case
+from holdfast.report.case import IncidentCase
 from holdfast.report.notes import collapsed
 from holdfast.report.story import Story
-from holdfast.report.svg_theme import Box, pens
+from holdfast.report.svg_theme import DrawingBox, pens
 from holdfast.report.template_env import surroundings
 
 MOST_INCIDENTS: Final = 80
@@ -39,18 +39,18 @@ EVIDENCE_CHARACTERS: Final = 250_000
 """For the evidence of all faults together, so that the page stays small."""
 
 _WIDE: Final = {
-    "time": Box(width=1000, height=330, left=76, right=24, top=46, bottom=30),
-    "steps": Box(width=1000, height=330, left=76, right=24, top=46, bottom=30),
-    "lanes": Box(width=1000, height=0, left=76, right=24, top=46, bottom=30),
-    "bars": Box(width=1000, height=0, left=230, right=90, top=6, bottom=28),
+    "time": DrawingBox(width=1000, height=330, left=76, right=24, top=46, bottom=30),
+    "steps": DrawingBox(width=1000, height=330, left=76, right=24, top=46, bottom=30),
+    "lanes": DrawingBox(width=1000, height=0, left=76, right=24, top=46, bottom=30),
+    "bars": DrawingBox(width=1000, height=0, left=230, right=90, top=6, bottom=28),
 }
 _NARROW: Final = {
-    "time": Box(width=350, height=280, left=42, right=12, top=46, bottom=30),
-    "steps": Box(width=350, height=280, left=42, right=12, top=46, bottom=30),
-    "lanes": Box(width=350, height=0, left=72, right=12, top=46, bottom=30),
-    "bars": Box(width=350, height=0, left=2, right=72, top=0, bottom=28),
+    "time": DrawingBox(width=350, height=280, left=42, right=12, top=46, bottom=30),
+    "steps": DrawingBox(width=350, height=280, left=42, right=12, top=46, bottom=30),
+    "lanes": DrawingBox(width=350, height=0, left=72, right=12, top=46, bottom=30),
+    "bars": DrawingBox(width=350, height=0, left=2, right=72, top=0, bottom=28),
 }
-_CLOSE_UP: Final = Box(width=440, height=190, left=48, right=14, top=10, bottom=28)
+_CLOSE_UP: Final = DrawingBox(width=440, height=190, left=48, right=14, top=10, bottom=28)
 
 
 def page(story: Story) -> str:
@@ -97,7 +97,7 @@ def page(story: Story) -> str:
 
 def _drawings(story: Story, drawn: Sequence[recoveries.Bar]) -> dict[str, Markup]:
     """Return each drawing as a pair, one for a wide and one for a narrow screen; the style sheet shows one of them."""
-    found: dict[str, Callable[[Mapping[str, Box], str], Markup]] = {}
+    found: dict[str, Callable[[Mapping[str, DrawingBox], str], Markup]] = {}
     if len(story.steps):
         found["time"] = lambda boxes, size: loss.over_time(story, boxes["time"], f"time-{size}")
         if story.steps.with_loss:
@@ -112,13 +112,13 @@ def _drawings(story: Story, drawn: Sequence[recoveries.Bar]) -> dict[str, Markup
         return {name: pair.format(draw(wide, "wide"), draw(narrow, "narrow")) for name, draw in found.items()}
 
 
-def _fitted(boxes: Mapping[str, Box], story: Story) -> dict[str, Box]:
+def _fitted(boxes: Mapping[str, DrawingBox], story: Story) -> dict[str, DrawingBox]:
     """Return *boxes* without the room for badges and generations where there is nothing to write in it."""
     bare = not story.cases and len(story.generations) < 2  # noqa: PLR2004 (one generation needs no number)
     return {name: replace(box, top=min(box.top, 10)) if bare else box for name, box in boxes.items()}
 
 
-def _close_ups(story: Story, cases: Sequence[Case]) -> dict[str, Markup]:
+def _close_ups(story: Story, cases: Sequence[IncidentCase]) -> dict[str, Markup]:
     """Return the loss around each of the newest incidents, by the incident's id."""
     if not story.steps.with_loss:
         return {}
@@ -132,7 +132,7 @@ def _close_ups(story: Story, cases: Sequence[Case]) -> dict[str, Markup]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
+class MembershipRow:
     """A generation, its nodes with the ranks they held, and who came and went."""
 
     generation: Generation
@@ -144,7 +144,7 @@ class Membership:
     went: list[str]
 
 
-def _memberships(story: Story) -> list[Membership]:
+def _memberships(story: Story) -> list[MembershipRow]:
     """Return the newest generations, oldest first."""
     left, found = MOST_MEMBERS, []
     for place in range(len(story.generations))[: -MOST_GENERATIONS - 1 : -1]:
@@ -153,14 +153,14 @@ def _memberships(story: Story) -> list[Membership]:
     return found[::-1]
 
 
-def _membership(story: Story, place: int, most: int) -> Membership:
+def _membership(story: Story, place: int, most: int) -> MembershipRow:
     one = story.generations[place]
     before = story.generations[place - 1].ranks if place else one.ranks
     end = one.ended_at or (story.generations[place + 1].at if place + 1 < len(story.generations) else story.end)
     order = sorted(one.ranks, key=lambda node: (min(one.ranks[node], default=0), node))
     first = sorted(order, key=lambda node: node in before)[:FIRST_NODES]
     held = {node: wording.ranks(one.ranks[node]) for node in order[: most + FIRST_NODES] + first}
-    return Membership(
+    return MembershipRow(
         generation=one,
         lasted=max(0.0, end - one.at),
         held=[(node, held[node]) for node in order if node in first],

@@ -46,7 +46,7 @@ def _letters(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PhaseKind:
     """One phase of one recovery: its *kind*, the *label* to show, its *seconds* and its *share* of all of them."""
 
     kind: Kind
@@ -55,15 +55,15 @@ class Part:
     share: float
 
 
-def parts(phases: Sequence[Phase]) -> tuple[Part, ...]:
+def parts(phases: Sequence[Phase]) -> tuple[PhaseKind, ...]:
     """Return the phases of one recovery in order, each with its share of the whole."""
     ordered = sorted(phases, key=lambda phase: phase.position)
     whole = sum(max(0.0, phase.seconds) for phase in ordered) or 1.0
     return tuple(_part(phase, whole) for phase in ordered)
 
 
-def _part(phase: Phase, whole: float) -> Part:
+def _part(phase: Phase, whole: float) -> PhaseKind:
     kind = kind_of(phase.name)
     seconds = max(0.0, phase.seconds)
     label = phase.name if kind is OTHER else kind.name
-    return Part(kind=kind, label=label, seconds=seconds, share=seconds / whole)
+    return PhaseKind(kind=kind, label=label, seconds=seconds, share=seconds / whole)

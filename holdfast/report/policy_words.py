@@ -10,12 +10,12 @@ from holdfast.report.wording import duration, plural, share
 from policies import escalation
 from policies.approval import AskAPerson
 from policies.bad_loss import GoBack
-from policies.case import Rule, Rung
+from policies.case import RecoveryAction, Rule
 from policies.policy import Policy
-from policies.recurrence import ExcuseWhenCommon, LeaveWhenFlapping, LeaveWhenFrequent
-from policies.replace_ranks import TakeOver
+from policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
+from policies.replace_ranks import ReplaceRanks
 from policies.retry import RetryStep
-from policies.shrink_live import Narrow
+from policies.shrink_live import ShrinkLive
 from policies.slowness import MoveWhenItPays
 
 
@@ -44,58 +44,61 @@ def _flapping(rule: Any, _policy: Policy) -> str:  # noqa: ANN401
     )
 
 
-def _deadline(rung: Rung) -> Callable[[Policy], str]:
+def _deadline(rung: RecoveryAction) -> Callable[[Policy], str]:
     return lambda policy: f"; at most {duration(policy.deadlines.of(rung))}"
 
 
 def _replace(rule: Any, policy: Policy) -> str:  # noqa: ANN401
     what = "give the places of nodes that have to go to spares"
     but = "" if rule.on_echo else ", not yet for an error that may be the echo of another one"
-    return what + but + _deadline(Rung.REPLACE_NODE)(policy)
+    return what + but + _deadline(RecoveryAction.REPLACE_NODE)(policy)
 
 
 def _wait(rule: Any, policy: Policy) -> str:  # noqa: ANN401
     width = "the job has its full width" if rule.full else "the job has as many nodes as it needs at least"
     most = duration(policy.deadlines.wait_for_capacity)
-    return f"wait until {width}, at most {most}; once they are there{_deadline(Rung.WAIT_FOR_CAPACITY)(policy)[1:]}"
+    return f"wait until {width}, at most {most}; once they are there{_deadline(RecoveryAction.WAIT_FOR_CAPACITY)(policy)[1:]}"
 
 
 def _in_place(_rule: Any, policy: Policy) -> str:  # noqa: ANN401
     budget = policy.budget
     often = f"{plural(budget.in_place, 'time')} on one node within {duration(budget.window)}"
-    return f"restart the workers on the nodes they have, {often}{_deadline(Rung.RESTART_IN_PLACE)(policy)}"
+    return f"restart the workers on the nodes they have, {often}{_deadline(RecoveryAction.RESTART_IN_PLACE)(policy)}"
 
 
 WORDS: Final[dict[type, Callable[[Any, Policy], str]]] = {
     escalation.StopForUserError: lambda _rule, _policy: "give up at once when the script is at fault",
-    escalation.StopWhenFruitless: lambda rule, policy: (
+    escalation.StopWithoutProgress: lambda rule, policy: (
         f"give up after {plural(policy.budget.fruitless, 'recovery', 'recoveries')} in a row without a new step, unless a node is lost"
         + ("; a spare takes the place of the node in question before that" if rule.replace else "")
     ),
     escalation.StopWhenSpent: lambda _rule, policy: (
         f"give up after {plural(policy.budget.recoveries, 'recovery', 'recoveries')} within {duration(policy.budget.window)}"
     ),
-    ExcuseWhenCommon: _common,
-    LeaveWhenFrequent: _frequent,
+    ExcuseWhenCorrelated: _common,
+    LeaveWhenRecurring: _frequent,
     LeaveWhenFlapping: _flapping,
     GoBack: lambda rule, policy: (
         f"the loss is no number for good: back to a state from before, {plural(rule.same_data, 'time')} with the same data, then "
-        f"{plural(rule.without_batch, 'time')} without the batches in question, then give up{_deadline(Rung.GO_BACK)(policy)}"
+        f"{plural(rule.without_batch, 'time')} without the batches in question, then give up{_deadline(RecoveryAction.GO_BACK)(policy)}"
     ),
     RetryStep: lambda _rule, policy: (
-        f"nobody is lost and the fault asks for no more: build the groups anew and do the step again{_deadline(Rung.RETRY_STEP)(policy)}"
+        "nobody is lost and the fault asks for no more: build the groups anew and do the step again"
+        f"{_deadline(RecoveryAction.RETRY_STEP)(policy)}"
     ),
-    TakeOver: lambda rule, policy: (
+    ReplaceRanks: lambda rule, policy: (
         "keep the ranks that live, and give lost ones to standbys or fresh processes, "
-        f"{plural(rule.most, 'time')} in one incident{_deadline(Rung.TAKE_OVER)(policy)}"
+        f"{plural(rule.most, 'time')} in one incident{_deadline(RecoveryAction.TAKE_OVER)(policy)}"
     ),
-    Narrow: lambda _rule, policy: (
+    ShrinkLive: lambda _rule, policy: (
         "keep the ranks that live, and go on with fewer copies of the model and the same samples in each step, where the script shares "
-        f"them out, not below `nodes.least`{_deadline(Rung.NARROW)(policy)}"
+        f"them out, not below `nodes.least`{_deadline(RecoveryAction.NARROW)(policy)}"
     ),
-    escalation.RestartInPlace: _in_place,
-    escalation.ReplaceBySpare: _replace,
-    escalation.Shrink: lambda _rule, policy: f"go on with fewer nodes, not below `nodes.least`{_deadline(Rung.SHRINK)(policy)}",
+    escalation.RestartWorkers: _in_place,
+    escalation.ReplaceNode: _replace,
+    escalation.ShrinkRestart: lambda _rule, policy: (
+        f"go on with fewer nodes, not below `nodes.least`{_deadline(RecoveryAction.SHRINK)(policy)}"
+    ),
     AskAPerson: lambda _rule, _policy: (
         "a sick node still works, and too few would be left without it: ask a person, as long as the cluster's `quarantine.ask` says"
     ),
@@ -103,7 +106,7 @@ WORDS: Final[dict[type, Callable[[Any, Policy], str]]] = {
     escalation.RestartAgain: lambda _rule, _policy: (
         "a restart failed, and nothing else is left: start all ranks once more, each on another node"
     ),
-    escalation.GiveUp: lambda _rule, _policy: "give up: nothing else is left",
+    escalation.FailTheJob: lambda _rule, _policy: "give up: nothing else is left",
 }
 """Rule to its sentence under a policy."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from holdfast.errors import NoProfile
-from holdfast.report.layout import Layout, Told, recognise
+from holdfast.report.layout import Layout, ProfileFacts, recognise
 from holdfast.report.wording import plural, ranks
 
 FORMAT: Final = 1
@@ -18,7 +18,7 @@ ASTRAY: Final = 0.5
 """Share of a step by which the ranks' clocks may differ at its begin; beyond that they are no common clock."""
 
 
-class Wait(NamedTuple):
+class ProfileWait(NamedTuple):
     """A window of a step: begin and end in seconds since it began, what was waited for, the how manieth it was."""
 
     begin: float
@@ -63,11 +63,11 @@ class RankProfile:
     idle: float
     took: float
     began: float
-    waits: Sequence[Wait]
+    waits: Sequence[ProfileWait]
     copies: Sequence[Copying]
     predicted: Mapping[str, float]
     """Seconds in windows that can be counted on, by kind."""
-    told: Told
+    told: ProfileFacts
     every: int
     plan: Mapping[str, Any] | None
     counts: Mapping[str, Any]
@@ -93,7 +93,7 @@ class RankProfile:
         return sorted(found, key=lambda one: -one.seconds)
 
     @property
-    def longest(self) -> Wait | None:
+    def longest(self) -> ProfileWait | None:
         """Return the longest window of the newest step."""
         return max(self.waits, key=lambda wait: wait.end - wait.begin, default=None)
 
@@ -248,10 +248,10 @@ def _parsed(raw: Mapping[str, Any]) -> RankProfile:
         idle=float(raw["idle"]),
         took=float(raw["took"]) or float(raw["seconds"]),
         began=float(raw["began"]),
-        waits=[Wait(float(begin), float(end), str(kind), int(number)) for begin, end, kind, number in raw["timeline"]],
+        waits=[ProfileWait(float(begin), float(end), str(kind), int(number)) for begin, end, kind, number in raw["timeline"]],
         copies=[Copying(float(begin), float(end), bool(hidden)) for begin, end, hidden in raw["copies"]],
         predicted=predicted,
-        told=Told(
+        told=ProfileFacts(
             operations=[(str(what), int(peer)) for what, peer in raw["operations"]],
             copies=[int(rank) for rank in layout.get("copies") or ()],
             sharded=bool(layout.get("sharded")),

@@ -11,9 +11,9 @@ from markupsafe import Markup
 
 from holdfast.report import wording
 from holdfast.report.axes import badge, time_axis
-from holdfast.report.case import Case
-from holdfast.report.phases import KINDS, OTHER, Kind, Part, parts
-from holdfast.report.svg_theme import Box, Drawing, Ink, drawing, svg
+from holdfast.report.case import IncidentCase
+from holdfast.report.phases import KINDS, OTHER, Kind, PhaseKind, parts
+from holdfast.report.svg_theme import Drawing, DrawingBox, SvgTheme, drawing, svg
 
 MOST_BARS: Final = 24
 _OUTLIER: Final = 10
@@ -21,7 +21,7 @@ _OUTLIER: Final = 10
 _LETTER_PIXELS: Final = 6.8
 _NAME_CHARACTERS: Final = 26
 
-INKS: Final = {kind.name: Ink[kind.name.upper().replace("-", "_").replace(" ", "_")] for kind in (*KINDS, OTHER)}
+INKS: Final = {kind.name: SvgTheme[kind.name.upper().replace("-", "_").replace(" ", "_")] for kind in (*KINDS, OTHER)}
 _DARK: Final = {"detect", "failed attempt", "reschedule", "warm-up", "other"}
 """Phases whose colour needs light letters, by day and by night."""
 
@@ -30,8 +30,8 @@ _DARK: Final = {"detect", "failed attempt", "reschedule", "warm-up", "other"}
 class Bar:
     """One incident's phases."""
 
-    case: Case
-    parts: tuple[Part, ...]
+    case: IncidentCase
+    parts: tuple[PhaseKind, ...]
 
     @property
     def seconds(self) -> float:
@@ -39,7 +39,7 @@ class Bar:
         return sum(part.seconds for part in self.parts)
 
 
-def bars(cases: Sequence[Case]) -> list[Bar]:
+def bars(cases: Sequence[IncidentCase]) -> list[Bar]:
     """Return the bars to draw: every recovery with a phase, or the longest ones where they are many, in order of time."""
     all_bars = [Bar(case=case, parts=parts(case.phases)) for case in cases if case.phases]
     longest = sorted(all_bars, key=lambda bar: -bar.seconds)[:MOST_BARS]
@@ -59,7 +59,7 @@ def edge(drawn: Sequence[Bar]) -> float:
     return max(usual or lengths) * 1.02 or 1.0
 
 
-def phase_bars(drawn: Sequence[Bar], box: Box, name: str, *, beside: bool) -> Markup:
+def phase_bars(drawn: Sequence[Bar], box: DrawingBox, name: str, *, beside: bool) -> Markup:
     """Draw the bars, their labels *beside* them or, where there is little width, above."""
     pitch = 34 if beside else 56
     on, limit = drawing(replace(box, height=pitch * len(drawn) + box.top + box.bottom)), edge(drawn)
@@ -90,14 +90,14 @@ def _bar(on: Drawing, bar: Bar, middle: float, *, thick: float) -> None:
             _value(on, part, (at, end), middle)
         at = end
     words = f"{'→ ' if bar.seconds > limit else ''}{wording.duration(bar.seconds)}"
-    on.axes.text(at + 7 * pixel, middle, words, va="center_baseline", fontsize=12, fontweight="bold", color=Ink.TEXT, zorder=5)
+    on.axes.text(at + 7 * pixel, middle, words, va="center_baseline", fontsize=12, fontweight="bold", color=SvgTheme.TEXT, zorder=5)
 
 
-def _value(on: Drawing, part: Part, span: tuple[float, float], middle: float) -> None:
+def _value(on: Drawing, part: PhaseKind, span: tuple[float, float], middle: float) -> None:
     """Write a phase's time into its piece of the bar, where it has the room."""
     words = wording.duration(part.seconds)
     if len(words) * _LETTER_PIXELS + 8 < (span[1] - span[0]) / on.axes.get_xlim()[1] * on.box.columns:
-        ink = Ink.ON_DARK if part.kind.name in _DARK else Ink.ON_LIGHT
+        ink = SvgTheme.ON_DARK if part.kind.name in _DARK else SvgTheme.ON_LIGHT
         on.axes.text(sum(span) / 2, middle, words, ha="center", va="center_baseline", fontsize=10.5, color=ink, zorder=5)
 
 
@@ -113,4 +113,4 @@ def _name(on: Drawing, bar: Bar, row: int, *, beside: bool, pitch: int) -> None:
     number = f"{incident.number}"
     badge(on, (left + 11 / on.box.columns, height), number, transform=aligned)
     indent = (22 + 6 * len(number)) / on.box.columns
-    on.axes.text(left + indent, height, _short(incident.kind), transform=aligned, va="center_baseline", fontsize=12, color=Ink.TEXT)
+    on.axes.text(left + indent, height, _short(incident.kind), transform=aligned, va="center_baseline", fontsize=12, color=SvgTheme.TEXT)

@@ -13,43 +13,43 @@ from holdfast.report import wording
 from holdfast.report.axes import time_axis
 from holdfast.report.profiles import JobProfile, RankProfile
 from holdfast.report.standalone import image
-from holdfast.report.svg_theme import Box, Drawing, Ink, drawing, svg
+from holdfast.report.svg_theme import Drawing, DrawingBox, SvgTheme, drawing, svg
 
 LANE: Final = 34
 """Height of a rank's lane in pixels."""
 MOST_LANES: Final = 48
-KINDS: Final[Mapping[str, tuple[Ink, str]]] = {
-    "pipeline": (Ink.WAITS_PIPELINE, "waits for another stage"),
-    "gradients": (Ink.WAITS_GRADIENTS, "waits for gradients"),
-    "shards": (Ink.WAITS_SHARDS, "waits for shards"),
-    "collective": (Ink.WAITS_COLLECTIVE, "waits in another collective"),
-    "vote": (Ink.WAITS_VOTE, "waits for the vote on the step"),
-    "data": (Ink.WAITS_DATA, "waits for data"),
+KINDS: Final[Mapping[str, tuple[SvgTheme, str]]] = {
+    "pipeline": (SvgTheme.WAITS_PIPELINE, "waits for another stage"),
+    "gradients": (SvgTheme.WAITS_GRADIENTS, "waits for gradients"),
+    "shards": (SvgTheme.WAITS_SHARDS, "waits for shards"),
+    "collective": (SvgTheme.WAITS_COLLECTIVE, "waits in another collective"),
+    "vote": (SvgTheme.WAITS_VOTE, "waits for the vote on the step"),
+    "data": (SvgTheme.WAITS_DATA, "waits for data"),
 }
-_COMPUTES: Final = (Ink.COMPUTES, "computes")
-_HIDDEN: Final = (Ink.COPIES_HIDDEN, "copies while it waits")
-_BARE: Final = (Ink.COPIES_BARE, "copies while training stands still")
+_COMPUTES: Final = (SvgTheme.COMPUTES, "computes")
+_HIDDEN: Final = (SvgTheme.COPIES_HIDDEN, "copies while it waits")
+_BARE: Final = (SvgTheme.COPIES_BARE, "copies while training stands still")
 _WORK_Y: Final = (0.06, 0.62)
 _COPY_Y: Final = (0.72, 0.18)
-WIDE: Final = Box(width=1000, height=0, left=118, right=24, top=10, bottom=30)
-NARROW: Final = Box(width=350, height=0, left=74, right=12, top=10, bottom=30)
+WIDE: Final = DrawingBox(width=1000, height=0, left=118, right=24, top=10, bottom=30)
+NARROW: Final = DrawingBox(width=350, height=0, left=74, right=12, top=10, bottom=30)
 _LEAST_BARS: Final = 60
 _MOST_BARS: Final = 6000
 """Stretches of all lanes together; with more, each lane is drawn in so many columns."""
-ALONE: Final = Box(width=1000, height=0, left=118, right=24, top=44, bottom=96)
+ALONE: Final = DrawingBox(width=1000, height=0, left=118, right=24, top=44, bottom=96)
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ScheduleSpan:
     """What a rank did from *begin* to *end*, in seconds of the picture."""
 
     begin: float
     end: float
-    ink: Ink
+    ink: SvgTheme
     words: str
 
 
-def work(one: RankProfile, start: float) -> list[Stretch]:
+def work(one: RankProfile, start: float) -> list[ScheduleSpan]:
     """Return what *one* did, from its *start*: between its waits it computes."""
     found, there = [], 0.0
     for wait in sorted(one.waits):
@@ -57,20 +57,20 @@ def work(one: RankProfile, start: float) -> list[Stretch]:
         if end <= begin:
             continue
         if begin > there:
-            found.append(Stretch(start + there, start + begin, *_COMPUTES))
-        found.append(Stretch(start + begin, start + end, *KINDS.get(wait.kind, KINDS["collective"])))
+            found.append(ScheduleSpan(start + there, start + begin, *_COMPUTES))
+        found.append(ScheduleSpan(start + begin, start + end, *KINDS.get(wait.kind, KINDS["collective"])))
         there = end
     if there < one.took:
-        found.append(Stretch(start + there, start + one.took, *_COMPUTES))
+        found.append(ScheduleSpan(start + there, start + one.took, *_COMPUTES))
     return found
 
 
-def copies(one: RankProfile, start: float) -> list[Stretch]:
+def copies(one: RankProfile, start: float) -> list[ScheduleSpan]:
     """Return when *one* copied, from its *start*."""
-    return [Stretch(start + copy.begin, start + copy.end, *(_HIDDEN if copy.hidden else _BARE)) for copy in one.copies]
+    return [ScheduleSpan(start + copy.begin, start + copy.end, *(_HIDDEN if copy.hidden else _BARE)) for copy in one.copies]
 
 
-def legend(profile: JobProfile) -> list[tuple[Ink, str]]:
+def legend(profile: JobProfile) -> list[tuple[SvgTheme, str]]:
     """Return the colours that are in the picture, with what each stands for."""
     seen = {wait.kind if wait.kind in KINDS else "collective" for one in profile.ranks for wait in one.waits}
     found = [_COMPUTES, *(entry for kind, entry in KINDS.items() if kind in seen)]
@@ -83,7 +83,7 @@ def shown(profile: JobProfile) -> list[RankProfile]:
     return profile.ordered[:MOST_LANES]
 
 
-def schedule(profile: JobProfile, box: Box, name: str) -> Markup:
+def schedule(profile: JobProfile, box: DrawingBox, name: str) -> Markup:
     """Return the picture for the page."""
     return svg(_drawn(profile, box), name=name, title=f"What the ranks did in step {profile.step:,}", words=_words(profile))
 
@@ -96,7 +96,7 @@ def schedule_file(profile: JobProfile, kind: str, job: str) -> bytes:
     return image(_drawn(profile, box), kind, colours, title=f"{wording.visible(job)}, step {profile.step:,}")
 
 
-def _drawn(profile: JobProfile, box: Box) -> Drawing:
+def _drawn(profile: JobProfile, box: DrawingBox) -> Drawing:
     lanes = shown(profile)
     on = drawing(replace(box, height=len(lanes) * LANE + box.top + box.bottom))
     time_axis(on, profile.span)
@@ -110,18 +110,18 @@ def _drawn(profile: JobProfile, box: Box) -> Drawing:
         _bars(on, place, _WORK_Y, work(one, start), one.rank)
         _bars(on, place, _COPY_Y, copies(one, start), one.rank)
         if place and profile.layout.stage_of(one.rank) == 0:
-            on.axes.axhline(place - 0.01, color=Ink.QUIET, linewidth=0.8, dashes=(2, 3), zorder=1)
+            on.axes.axhline(place - 0.01, color=SvgTheme.QUIET, linewidth=0.8, dashes=(2, 3), zorder=1)
     return on
 
 
-def _name(profile: JobProfile, one: RankProfile, box: Box) -> str:
+def _name(profile: JobProfile, one: RankProfile, box: DrawingBox) -> str:
     stage = profile.layout.stage_of(one.rank)
     if stage is None:
         return f"rank {one.rank}"
     return f"rank {one.rank} · s{stage + 1}" if box.left < WIDE.left else f"rank {one.rank} · stage {stage + 1}"
 
 
-def _bars(on: Drawing, place: int, where: tuple[float, float], stretches: Sequence[Stretch], rank: int) -> None:
+def _bars(on: Drawing, place: int, where: tuple[float, float], stretches: Sequence[ScheduleSpan], rank: int) -> None:
     """Draw the stretches of one rank, none thinner than half a pixel."""
     pixel = on.axes.get_xlim()[1] / on.box.columns
     lanes = on.axes.get_ylim()[0]
@@ -134,16 +134,16 @@ def _bars(on: Drawing, place: int, where: tuple[float, float], stretches: Sequen
         on.axes.add_patch(Rectangle((one.begin, place + top), width, height, facecolor=one.ink, linewidth=0, zorder=3, gid=tip))
 
 
-def _coarse(stretches: Sequence[Stretch], whole: float, columns: int) -> Iterator[Stretch]:
+def _coarse(stretches: Sequence[ScheduleSpan], whole: float, columns: int) -> Iterator[ScheduleSpan]:
     """Yield what filled most of each of so many *columns*: more nobody could see."""
     wide = whole / columns
-    shares: dict[int, dict[tuple[Ink, str], float]] = {}
+    shares: dict[int, dict[tuple[SvgTheme, str], float]] = {}
     for one in stretches:
         for column in range(max(0, int(one.begin / wide)), min(columns - 1, int(one.end / wide)) + 1):
             inside = min(one.end, (column + 1) * wide) - max(one.begin, column * wide)
             filled = shares.setdefault(column, {})
             filled[one.ink, one.words] = filled.get((one.ink, one.words), 0.0) + inside
-    last: Stretch | None = None
+    last: ScheduleSpan | None = None
     for column, found in sorted(shares.items()):
         ink, words = max(found, key=lambda key: found[key])
         if last is not None and last.ink is ink and column * wide - last.end < wide / 2:
@@ -151,7 +151,7 @@ def _coarse(stretches: Sequence[Stretch], whole: float, columns: int) -> Iterato
             continue
         if last is not None:
             yield last
-        last = Stretch(column * wide, (column + 1) * wide, ink, words)
+        last = ScheduleSpan(column * wide, (column + 1) * wide, ink, words)
     if last is not None:
         yield last
 

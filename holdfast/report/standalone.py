@@ -14,7 +14,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import to_hex
 from matplotlib.patches import Patch
 
-from holdfast.report.svg_theme import Drawing, Ink
+from holdfast.report.svg_theme import Drawing, SvgTheme
 
 DPI: Final = 144
 _LIGHT: Final = re.compile(r":root \{(.*?)\}", re.DOTALL)
@@ -22,7 +22,7 @@ _COLOUR: Final = re.compile(r"(--[\w-]+): (#\w{6})")
 _COLOURED: Final = ("color", "facecolor", "edgecolor")
 
 
-def image(done: Drawing, kind: str, legend: Sequence[tuple[Ink, str]], *, title: str, columns: int = 5) -> bytes:
+def image(done: Drawing, kind: str, legend: Sequence[tuple[SvgTheme, str]], *, title: str, columns: int = 5) -> bytes:
     """Return the drawing as a file of this *kind*, ``png`` or ``svg``, under its *title*; the legend has so many *columns*."""
     figure, box = done.figure, done.box
     figure.text(box.left / box.width, 1 - 18 / box.height, title, fontsize=14, fontweight="bold", va="center")
@@ -56,7 +56,7 @@ def _colour(figure: Any) -> None:  # noqa: ANN401 (what matplotlib finds is of m
     """Put real colours in the place of those that stand for a meaning."""
     found = _LIGHT.search(resources.files(__package__).joinpath("template/style.css").read_text("utf-8"))
     light = dict(_COLOUR.findall(found[1])) if found else {}
-    real = {ink.value: light[ink.variable] for ink in Ink if ink.variable in light}
+    real = {ink.value: light[ink.variable] for ink in SvgTheme if ink.variable in light}
     figure.set_facecolor(light["--card"])
     for artist in figure.findobj():
         for name in _COLOURED:

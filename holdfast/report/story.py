@@ -12,7 +12,7 @@ import numpy as np
 import sqlalchemy
 from sqlmodel import col, select
 
-from holdfast.accounting.losses import Losses, losses
+from holdfast.accounting.losses import FailureCosts, losses
 from holdfast.history import queries
 from holdfast.history.lease import flow_run_url
 from holdfast.history.models import (
@@ -29,7 +29,7 @@ from holdfast.history.models import (
 )
 from holdfast.history.queries import TERMINAL
 from holdfast.history.store import History
-from holdfast.report.case import Case
+from holdfast.report.case import IncidentCase
 from holdfast.report.thinning import Floats, Places
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -48,7 +48,7 @@ LARGEST_LOSS = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+class StorySteps:
     """Every step that was reported, ordered by generation and time: one array a column, all of one length."""
 
     generation: Places
@@ -83,7 +83,7 @@ class Story:
     now: float
     moves: Sequence[Move]
     generations: Sequence[Generation]
-    cases: Sequence[Case]
+    cases: Sequence[IncidentCase]
     loose_faults: Sequence[Fault]
     """Faults that no incident answers."""
     node_moves: Sequence[NodeMove]
@@ -91,8 +91,8 @@ class Story:
     snapshots: Sequence[Snapshots]
     """What each generation had in the memory of nodes."""
     remarks: Sequence[Remark]
-    steps: Steps
-    losses: Losses
+    steps: StorySteps
+    losses: FailureCosts
     flow_run_url: str = ""
     """Page of the job's newest flow run in the Prefect UI; empty where it has none."""
 
@@ -144,12 +144,14 @@ def gather(history: History, job: Job, *, now: float) -> Story:
     )
 
 
-def _cases(history: History, job: Job, faults: Mapping[str | None, list[Fault]]) -> list[Case]:
+def _cases(history: History, job: Job, faults: Mapping[str | None, list[Fault]]) -> list[IncidentCase]:
     decisions = _by_incident(queries.decisions(history, job.id))
     phases = _by_incident(queries.phases(history, job_id=job.id))
     verdicts = _by_incident(queries.verdicts(history, job.id))
     return [
-        Case(incident=one, faults=faults.get(one.id, []), decisions=decisions[one.id], phases=phases[one.id], verdicts=verdicts[one.id])
+        IncidentCase(
+            incident=one, faults=faults.get(one.id, []), decisions=decisions[one.id], phases=phases[one.id], verdicts=verdicts[one.id]
+        )
         for one in queries.incidents(history, job.id)
     ]
 
@@ -169,7 +171,7 @@ def _node_moves(history: History, job: Job, until: float) -> list[NodeMove]:
         return list(session.exec(wanted))
 
 
-def _steps(history: History, job: Job, generations: Sequence[Generation]) -> Steps:
+def _steps(history: History, job: Job, generations: Sequence[Generation]) -> StorySteps:
     """Read the steps as bare numbers: a million rows as objects would take longer than all the rest."""
     columns = sqlalchemy.select(*(col(getattr(Step, name)) for name in _COLUMNS.names or ()))
     with history.session() as session:
@@ -178,7 +180,7 @@ def _steps(history: History, job: Job, generations: Sequence[Generation]) -> Ste
         table = np.fromiter((tuple(row) for row in found), dtype=_COLUMNS)
     with np.errstate(invalid="ignore"):
         usable = np.abs(table["loss"]) < LARGEST_LOSS
-    return Steps(
+    return StorySteps(
         generation=table["generation"],
         step=table["step"],
         at=table["at"],

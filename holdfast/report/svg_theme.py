@@ -1,6 +1,6 @@
 """From a matplotlib figure to a drawing that belongs to the page: themed by its style sheet, selectable, described, without ids of its own.
 
-A figure is drawn in colours that stand for a meaning (`Ink`). Each becomes a CSS variable in the SVG, so that one drawing serves
+A figure is drawn in colours that stand for a meaning (`SvgTheme`). Each becomes a CSS variable in the SVG, so that one drawing serves
 light and dark, and the style sheet alone says what anything looks like.
 """
 
@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from holdfast.report.wording import visible
 
 
-class Ink(StrEnum):
+class SvgTheme(StrEnum):
     """A colour by what it means. The value is the stand-in that matplotlib draws with, chosen so that nobody draws it by chance."""
 
     TEXT = "#a10001"
@@ -83,17 +83,17 @@ RC: Final[Any] = {  # older matplotlib knows other keys than newer: no type name
     "axes.unicode_minus": True,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
-    "text.color": Ink.TEXT.value,
-    "axes.labelcolor": Ink.QUIET.value,
-    "xtick.labelcolor": Ink.QUIET.value,
-    "ytick.labelcolor": Ink.QUIET.value,
+    "text.color": SvgTheme.TEXT.value,
+    "axes.labelcolor": SvgTheme.QUIET.value,
+    "xtick.labelcolor": SvgTheme.QUIET.value,
+    "ytick.labelcolor": SvgTheme.QUIET.value,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
     "xtick.minor.size": 0,
     "ytick.minor.size": 0,
-    "axes.edgecolor": Ink.GRID.value,
+    "axes.edgecolor": SvgTheme.GRID.value,
     "axes.linewidth": 1,
-    "grid.color": Ink.GRID.value,
+    "grid.color": SvgTheme.GRID.value,
     "grid.linewidth": 1,
     "hatch.linewidth": 1,
 }
@@ -102,12 +102,12 @@ _STAND_IN: Final = re.compile(r"#a100[0-9a-f]{2}")
 _LONG_NUMBER: Final = re.compile(r"-?\d+\.\d{3,}")
 _FONT: Final = re.compile(r"font(?:-family)?:\s*(?:(\d[\d.]*px)\s+)?'[^;]*;?")
 _REFERENCE: Final = re.compile(r"#([\w.-]+)")
-_VARIABLES: Final = {ink.value: f"var({ink.variable})" for ink in Ink}
+_VARIABLES: Final = {ink.value: f"var({ink.variable})" for ink in SvgTheme}
 _DRAWN_BY_STYLE_SHEET: Final = {"metadata", "style"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
+class DrawingBox:
     """The size of a drawing and the margins around its axes, in CSS pixels at full width."""
 
     width: int
@@ -132,7 +132,7 @@ class Box:
 class Drawing:
     """A figure under way: its *axes*, and the words that show when the mouse rests on something."""
 
-    box: Box
+    box: DrawingBox
     figure: Figure
     axes: Axes
     tips: dict[str, str] = field(default_factory=dict)
@@ -149,7 +149,7 @@ def pens() -> AbstractContextManager[None]:
     return mpl.rc_context(RC)
 
 
-def drawing(box: Box) -> Drawing:
+def drawing(box: DrawingBox) -> Drawing:
     """Return an empty drawing of the size of *box*, with one pair of axes and no frame. Only within `pens`."""
     figure = Figure(figsize=(box.width / 72, box.height / 72))
     FigureCanvasSVG(figure)

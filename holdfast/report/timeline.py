@@ -10,9 +10,9 @@ from markupsafe import Markup
 
 from holdfast.history.queries import TERMINAL
 from holdfast.report import wording
-from holdfast.report.axes import Mark, incident_marks, time_axis
+from holdfast.report.axes import AxisMark, incident_marks, time_axis
 from holdfast.report.story import Story
-from holdfast.report.svg_theme import Box, Drawing, Ink, drawing, svg
+from holdfast.report.svg_theme import Drawing, DrawingBox, SvgTheme, drawing, svg
 
 LANE: Final = 26
 """Height of a lane in pixels."""
@@ -20,16 +20,16 @@ MOST_LANES: Final = 16
 _NAME_CHARACTERS: Final = 10
 _LETTER_PIXELS: Final = 6.6
 _MERGE_PIXELS: Final = 12
-_STATE_INK: Final = {"LAUNCHING": Ink.STARTING, "RUNNING": Ink.TRAINING, "WAITING": Ink.WAITING}
+_STATE_INK: Final = {"LAUNCHING": SvgTheme.STARTING, "RUNNING": SvgTheme.TRAINING, "WAITING": SvgTheme.WAITING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class TimelineSpan:
     """A piece of a lane, in seconds since the job's start."""
 
     start: float
     end: float
-    ink: Ink
+    ink: SvgTheme
     label: str
     words: str
 
@@ -46,12 +46,12 @@ def lanes(story: Story) -> list[str]:
     return [node for node in sorted(members) if node in chosen]
 
 
-def height(story: Story, box: Box) -> Box:
+def height(story: Story, box: DrawingBox) -> DrawingBox:
     """Return *box* high enough for the lanes of *story*."""
     return replace(box, height=(1 + len(lanes(story))) * LANE + box.top + box.bottom)
 
 
-def timeline(story: Story, box: Box, name: str) -> Markup:
+def timeline(story: Story, box: DrawingBox, name: str) -> Markup:
     """Draw the job's states and the nodes' ranks over wall time."""
     on, nodes = drawing(height(story, box)), lanes(story)
     time_axis(on, story.wall_seconds)
@@ -64,7 +64,7 @@ def timeline(story: Story, box: Box, name: str) -> Markup:
     _troubles(on, story, nodes)
     zero = story.job.at
     marks = [(case.incident, case.incident.fault_at - zero) for case in story.cases]
-    incident_marks(on, [Mark(number=one.number, x=max(0.0, x), words=f"incident {one.number}: {one.kind}") for one, x in marks])
+    incident_marks(on, [AxisMark(number=one.number, x=max(0.0, x), words=f"incident {one.number}: {one.kind}") for one, x in marks])
     made, drawn = wording.plural(len(story.moves), "move"), wording.plural(len(nodes), "node")
     words = f"The job made {made}; {drawn} with ranks are drawn. All moves stand in the table below."
     return svg(on, name=name, title="States of the job and ranks of its nodes over wall time", words=words)
@@ -75,24 +75,24 @@ def _short(node: str) -> str:
     return plain if len(plain) <= _NAME_CHARACTERS else f"{plain[: _NAME_CHARACTERS - 4]}…{plain[-3:]}"
 
 
-def _states(story: Story) -> Sequence[Stretch]:
+def _states(story: Story) -> Sequence[TimelineSpan]:
     ends = [*(move.at for move in story.moves[1:]), story.end]
     zero = story.job.at
     first = story.moves[0].at if story.moves else story.end
-    found = [Stretch(start=0, end=first - zero, ink=Ink.STARTING, label="", words="LAUNCHING")]
+    found = [TimelineSpan(start=0, end=first - zero, ink=SvgTheme.STARTING, label="", words="LAUNCHING")]
     for move, end in zip(story.moves, ends, strict=True):
         words = f"{move.after} for {wording.duration(end - move.at)}: {move.because}"
-        ink = _STATE_INK.get(move.after, Ink.RECOVERING)
-        label = move.after.lower() if ink is Ink.TRAINING else ""
-        found.append(Stretch(start=move.at - zero, end=end - zero, ink=ink, label=label, words=words))
+        ink = _STATE_INK.get(move.after, SvgTheme.RECOVERING)
+        label = move.after.lower() if ink is SvgTheme.TRAINING else ""
+        found.append(TimelineSpan(start=move.at - zero, end=end - zero, ink=ink, label=label, words=words))
     return found
 
 
-def states(story: Story) -> list[tuple[Ink, str]]:
+def states(story: Story) -> list[tuple[SvgTheme, str]]:
     """Return the colours of the job's lane with what each stands for, for the legend."""
     seen = {"LAUNCHING", *(move.after for move in story.moves)} - TERMINAL
     found = [(ink, state.lower()) for state, ink in _STATE_INK.items() if state in seen]
-    return [*found, (Ink.RECOVERING, "recovering")] if seen - _STATE_INK.keys() else found
+    return [*found, (SvgTheme.RECOVERING, "recovering")] if seen - _STATE_INK.keys() else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,16 +105,16 @@ class Holding:
     last: int
     held: str
 
-    def stretch(self, node: str) -> Stretch:
+    def stretch(self, node: str) -> TimelineSpan:
         """Return the piece of *node*'s lane."""
         many = self.first != self.last
         generations = f"generations {self.first} to {self.last}" if many else f"generation {self.first}"
         label = f"g{self.first}–{self.last} · {self.held}" if many else f"g{self.first} · {self.held}"  # noqa: RUF001 (a range)
         words = f"{node} held ranks {self.held} in {generations}"
-        return Stretch(start=self.start, end=self.end, ink=Ink.NODE, label=label, words=words)
+        return TimelineSpan(start=self.start, end=self.end, ink=SvgTheme.NODE, label=label, words=words)
 
 
-def _held(story: Story, node: str, least: float) -> Iterator[Stretch]:
+def _held(story: Story, node: str, least: float) -> Iterator[TimelineSpan]:
     """Yield what *node* held; a generation shorter than *least* seconds is joined to a neighbour with the same ranks."""
     last: Holding | None = None
     for one in _holdings(story, node):
@@ -137,10 +137,10 @@ def _holdings(story: Story, node: str) -> Iterator[Holding]:
             yield Holding(start=start, end=until, first=one.number, last=one.number, held=wording.ranks(one.ranks[node]))
 
 
-def _draw(on: Drawing, lane: int, stretches: Iterable[Stretch]) -> None:
+def _draw(on: Drawing, lane: int, stretches: Iterable[TimelineSpan]) -> None:
     """Draw a lane. No stretch is thinner than a pixel, and of those that would lie on each other only the first of a colour is drawn."""
     pixel = on.axes.get_xlim()[1] / on.box.columns
-    drawn: set[tuple[int, Ink]] = set()
+    drawn: set[tuple[int, SvgTheme]] = set()
     for one in stretches:
         start, end = max(0.0, one.start), max(one.end, one.start + pixel)
         key = (int(start / pixel / 2), one.ink)
@@ -150,7 +150,7 @@ def _draw(on: Drawing, lane: int, stretches: Iterable[Stretch]) -> None:
         gap = min(pixel, (end - start) / 4)
         on.axes.barh(lane + 0.5, end - start - gap, left=start, height=0.62, color=one.ink, linewidth=0, zorder=3, gid=on.tip(one.words))
         if len(one.label) * _LETTER_PIXELS + 12 < (end - start) / pixel:
-            ink = Ink.NODE_TEXT if one.ink is Ink.NODE else Ink.PAPER
+            ink = SvgTheme.NODE_TEXT if one.ink is SvgTheme.NODE else SvgTheme.PAPER
             on.axes.text(start + 6 * pixel, lane + 0.5, one.label, color=ink, fontsize=10.5, va="center_baseline", ha="left", zorder=5)
 
 
@@ -160,4 +160,4 @@ def _troubles(on: Drawing, story: Story, nodes: Sequence[str]) -> None:
         at = move.at - story.job.at
         if move.node in nodes and move.standing != "healthy" and 0 <= at <= story.wall_seconds:
             tip, y = on.tip(f"{move.node} {move.standing}: {move.because}"), nodes.index(move.node) + 1.5
-            on.axes.plot(at, y, "X", color=Ink.INCIDENT, markeredgecolor=Ink.PAPER, markersize=10, zorder=6, gid=tip)
+            on.axes.plot(at, y, "X", color=SvgTheme.INCIDENT, markeredgecolor=SvgTheme.PAPER, markersize=10, zorder=6, gid=tip)

@@ -41,7 +41,7 @@ class Leave:
     every: int | None = None
 
 
-class Link:
+class AgentLink:
     """One worker's messages to its agent; every method returns at once and none raises for the agent's sake."""
 
     def __init__(self, path: Path | None, *, rank: int = 0, generation: int = 0) -> None:
@@ -63,7 +63,7 @@ class Link:
         self._news = threading.Condition()
 
     @classmethod
-    def from_env(cls, environment: Mapping[str, str] = os.environ) -> Link:
+    def from_env(cls, environment: Mapping[str, str] = os.environ) -> AgentLink:
         """Make the link that *environment* describes; one without ``HOLDFAST_SOCKET`` does nothing."""
         path = environment.get("HOLDFAST_SOCKET")
         rank, generation = (int(environment.get(name) or 0) for name in ("RANK", "HOLDFAST_GENERATION"))
@@ -312,14 +312,14 @@ def _leave(message: Message) -> Leave:
     return Leave(ok=message.get("ok") is True, why=str(message.get("why", "")), every=wish)
 
 
-_ours: Link | None = None
+_ours: AgentLink | None = None
 
 
-def link() -> Link:
+def link() -> AgentLink:
     """Return this process's one link, made from the environment at the first call."""
     global _ours  # noqa: PLW0603 (a process has one agent, and forked children must find this one to mute it)
     if _ours is None:
-        _ours = Link.from_env()
+        _ours = AgentLink.from_env()
     return _ours
 
 

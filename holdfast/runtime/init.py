@@ -14,8 +14,8 @@ from holdfast.runtime import world
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.groups import first_exchanges
 from holdfast.runtime.groups.backends import NCCL_ABORT, nccl_can_abort
-from holdfast.runtime.groups.dry_run import Sandbox
-from holdfast.runtime.groups.membership import Assembly, Generation, devices, install
+from holdfast.runtime.groups.dry_run import DryRun
+from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager, devices, install
 from holdfast.runtime.groups.process_group import BACKEND
 from holdfast.runtime.process import restart_script, successor
 from holdfast.runtime.process.standby import Roles
@@ -47,7 +47,7 @@ def join() -> None:
         return
     if device.index is not None:
         torch.cuda.set_device(device)
-    _assemble(Assembly(Generation.from_env(environment), token, int(environment.get("LOCAL_WORLD_SIZE") or 1), devices()))
+    _assemble(MembershipManager(GroupGeneration.from_env(environment), token, int(environment.get("LOCAL_WORLD_SIZE") or 1), devices()))
 
 
 def _can_be_managed() -> bool:
@@ -70,13 +70,13 @@ def _nccl() -> tuple[int, ...] | None:
     return tuple(torch.cuda.nccl.version()) if torch.cuda.is_available() else None
 
 
-def _assemble(made: Assembly) -> None:
+def _assemble(made: MembershipManager) -> None:
     """Have torch make its groups through *made*, and make the first."""
     install(made)
     ddp_determinism.watch()
     comes_later = os.environ.get("HOLDFAST_STANDBY") or os.environ.get("HOLDFAST_FRESH")
     if comes_later:
-        made.sandbox = sandbox = Sandbox.from_env(made.groups)
+        made.sandbox = sandbox = DryRun.from_env(made.groups)
         first_exchanges.watch()
         if sandbox.standby is None:
             sandbox.record = made.find_record

@@ -25,33 +25,33 @@ from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.invalidated import WrittenOff
 from holdfast.runtime.checkpoint.load import load, newest_whole
 from holdfast.runtime.checkpoint.save import Keeping, Saver
-from holdfast.runtime.checkpoint.storage_errors import Teller, Trouble
-from holdfast.runtime.data.batch_shards import Deal, Share
+from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
+from holdfast.runtime.data.batch_shards import BatchSplit, Share
 from holdfast.runtime.data.loader import Loader
 from holdfast.runtime.groups.membership import assembly
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.groups.recorded_collectives import WARM_STEPS
-from holdfast.runtime.groups.recovery_manager import Keeper
+from holdfast.runtime.groups.recovery_manager import RecoveryManager
 from holdfast.runtime.process import standby as parking
 from holdfast.runtime.process import successor
 from holdfast.runtime.process.gloo_threads import let_go
-from holdfast.runtime.process.restart_script import Again
-from holdfast.runtime.process.sigterm import STATUS, Farewell
-from holdfast.runtime.process.standby import Parked, Roles
-from holdfast.runtime.snapshots.config import Config, Place, Wish
+from holdfast.runtime.process.restart_script import RestartScript
+from holdfast.runtime.process.sigterm import STATUS, SigtermHandler
+from holdfast.runtime.process.standby import OffloadedState, Roles
+from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace, WriteWish
 from holdfast.runtime.snapshots.copy_schedule import PROFILE
-from holdfast.runtime.snapshots.profile_file import Told
+from holdfast.runtime.snapshots.profile_file import ProfileFile
 from holdfast.runtime.snapshots.restart import from_memory
-from holdfast.runtime.snapshots.restore import Memory
-from holdfast.runtime.snapshots.snapshotter import Taker
-from holdfast.runtime.snapshots.stats_reporter import Ledger
+from holdfast.runtime.snapshots.restore import SnapshotSource
+from holdfast.runtime.snapshots.snapshotter import Snapshotter
+from holdfast.runtime.snapshots.stats_reporter import StatsReporter
 from holdfast.runtime.state import rng, tree, unmanaged
 from holdfast.runtime.state.training import Stateful, Training, unwrapped
 from holdfast.runtime.telemetry.ddp_determinism import M, settle_all, settled, sum_up, watch
 from holdfast.runtime.telemetry.rank_status import answering
-from holdfast.runtime.telemetry.replica_checksums import Checker
+from holdfast.runtime.telemetry.replica_checksums import ReplicaChecksums
 from holdfast.runtime.telemetry.sections import section
-from holdfast.runtime.telemetry.step_timing import PaceMaker
+from holdfast.runtime.telemetry.step_timing import StepTimer
 from holdfast.runtime.world import World, join
 
 EVERY: Final = 100
@@ -98,19 +98,19 @@ class Session(AbstractContextManager["Session"]):
         """The last step that was loaded, saved, or failed to be saved."""
         self._until: int | None = None
         self._made_group = False
-        self._keeper: Keeper | None = None
+        self._keeper: RecoveryManager | None = None
         self._any_rank = any_rank
-        self._farewell = Farewell()
-        self._memory = Memory.of()
-        self._taker: Taker | None = None
+        self._farewell = SigtermHandler()
+        self._memory = SnapshotSource.of()
+        self._taker: Snapshotter | None = None
         self._pieces: dict[str, str] = {}
         """What ranks whose groups are not managed have told of their states: copies of one have the same name."""
-        self._behind = Teller()
-        self._told = Told(None if keeping is None else keeping.directory)
-        self._ledger = Ledger()
+        self._behind = StorageErrorReporter()
+        self._told = ProfileFile(None if keeping is None else keeping.directory)
+        self._ledger = StatsReporter()
         self._off = WrittenOff.of()
-        self._pace = PaceMaker()
-        self._checker = Checker(training.model, os.environ)
+        self._pace = StepTimer()
+        self._checker = ReplicaChecksums(training.model, os.environ)
         self._from_replica = False
         """Whether this rank goes on from a replica of its snapshot."""
         self._lineage = 0
@@ -138,14 +138,14 @@ class Session(AbstractContextManager["Session"]):
             atexit.register(let_go)
         if self._keeping is not None and self._keeping.every > 0 and (assembly() is not None or self._world.size == 1):
             self._farewell.listen()
-        config = Config.of()
+        config = SnapshotConfig.of()
         if config is not None and self._training.optimizers:  # else nobody says when the state changes
-            self._taker = Taker(self._training, config)
+            self._taker = Snapshotter(self._training, config)
         elif config is not None:
             self._ledger.why = "the session has no optimizer, so nothing tells when the state changes"
         managed = assembly()
         if managed is not None:
-            self._keeper = Keeper(self._training, managed, self._whole_steps)
+            self._keeper = RecoveryManager(self._training, managed, self._whole_steps)
             self._keeper.farewell = self._farewell
             if managed.sandbox is not None:
                 self._keeper.new = True
@@ -230,7 +230,7 @@ class Session(AbstractContextManager["Session"]):
         taker.begin_step()
         if keeper is not None:
             if keeper.facts:
-                taker.sit(Place.of(world.rank, world.size, keeper.numbered("pieces")), keeper.lineage)
+                taker.sit(SnapshotPlace.of(world.rank, world.size, keeper.numbered("pieces")), keeper.lineage)
             keeper.taker, taker.every, taker.held = taker, keeper.agreed.every, keeper.agreed.behind
             taker.control = keeper.agreed.control
             self._tell_profile()
@@ -240,7 +240,7 @@ class Session(AbstractContextManager["Session"]):
         if self.step and (taker.counts.steps in AGREE_FIRST or self.step % AGREE == PROFILE):
             told = world.gather((self._training.sample(), taker.planning.wanted, taker.planning.control))
             self._pieces = {str(rank): piece for rank, (piece, *_) in enumerate(told)}
-            taker.sit(Place.of(world.rank, world.size, self._pieces), self._lineage)
+            taker.sit(SnapshotPlace.of(world.rank, world.size, self._pieces), self._lineage)
             taker.every = max(every for _, every, _ in told)
             taker.control = min((control for *_, control in told if control), default=0)
             self._tell_profile()
@@ -291,7 +291,7 @@ class Session(AbstractContextManager["Session"]):
             self._keeper.shared_by = place
         if most is None and data.samples_of_a_step:
             most = -(-data.samples_of_a_step // self._copies_of(group, copies))
-        data.deal(Deal(place=place, copies=copies, most=most, even=even))
+        data.deal(BatchSplit(place=place, copies=copies, most=most, even=even))
         try:
             for share in data.step_shares():
                 sum_up(at_once=share.last)
@@ -375,7 +375,7 @@ class Session(AbstractContextManager["Session"]):
             if self._keeping is not None:
                 self._keeping = self._keeping.following(saver.every)  # all ranks are here, or meet anew before the next step
 
-    def _left_to_flusher(self, taker: Taker, world: World) -> bool:
+    def _left_to_flusher(self, taker: Snapshotter, world: World) -> bool:
         """Leave the checkpoint of this step to the flushers, which write it beside training; tell whether all ranks can.
 
         While one of them is still at the checkpoint before, this one is left out: training waits for no disk.
@@ -392,11 +392,11 @@ class Session(AbstractContextManager["Session"]):
         if any(one["ready"] == "busy" for one in told):
             if world.rank == 0:
                 why = "the checkpoint before is still being written: the disk takes longer for one than lies between two"
-                self._behind.tell(Trouble("checkpoint-late", why), self.step, self._keeping.directory)
+                self._behind.tell(StorageError("checkpoint-late", why), self.step, self._keeping.directory)
             return True
         self._behind.forget()
         stood = time.perf_counter() - begin
-        taker.wish(Wish(step=self.step, directory=self._keeping.directory, keep=self._keeping.keep, loss=self.loss, stood=stood))
+        taker.wish(WriteWish(step=self.step, directory=self._keeping.directory, keep=self._keeping.keep, loss=self.loss, stood=stood))
         return True
 
     def _goes_on(self, until: int | None) -> bool:
@@ -429,11 +429,11 @@ class Session(AbstractContextManager["Session"]):
         """Tell whether the model's parameters are sharded: what a rank holds of them then depends on which rank it is."""
         return any(hasattr(one, "device_mesh") for one in self._training.model.parameters())
 
-    def _park(self, keeper: Keeper) -> None:
+    def _park(self, keeper: RecoveryManager) -> None:
         """Wait for a rank with memory given back; come back as that rank, or have the script run again for it."""
         roles, managed, data = Roles(), keeper.assembly, self._training.data
         roles.go_on(done=True)
-        parked = Parked(self._training)
+        parked = OffloadedState(self._training)
         link().report(
             "parked",
             roles=roles.roles,
@@ -452,10 +452,10 @@ class Session(AbstractContextManager["Session"]):
         same = rank == managed.generation.rank and not roles.warmed  # it has never been in another place
         kept_by = unmanaged.of_libraries(rank, managed.generation.world)
         if kept_by or not (alike or same) or not managed.began_alike():
-            raise Again({"RANK": str(rank), "HOLDFAST_FRESH": "1"})
+            raise RestartScript({"RANK": str(rank), "HOLDFAST_FRESH": "1"})
         parked.unpark()
 
-    def _mend(self, keeper: Keeper) -> None:
+    def _mend(self, keeper: RecoveryManager) -> None:
         """Come into the next generation together with the other ranks, and go on from the newest step that they hold."""
         is_new = keeper.new
         if self._taker is not None:

@@ -17,7 +17,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from holdfast.runtime.groups import membership
-from holdfast.runtime.groups.control_tree import Council
+from holdfast.runtime.groups.control_tree import ControlTree
 
 STORE_SECONDS: Final = 60.0
 """How long a rank looks for the store before it leaves the waiting to torch."""
@@ -99,7 +99,7 @@ def _bytes(row: Tensor) -> bytes:
     return bytes(row.cpu().numpy().tobytes())
 
 
-def _council() -> Council | None:
+def _council() -> ControlTree | None:
     """Return the ranks' own way to talk, where groups are managed: a loss of a peer ends it at once."""
     present = membership.assembly()
     return None if present is None else present.council

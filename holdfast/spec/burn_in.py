@@ -12,7 +12,7 @@ from detectors.catalogue import AREAS
 from holdfast.spec.durations import Duration, PositiveDuration, lasting
 from holdfast.spec.job import FilledText, Part
 from holdfast.spec.sizes import Size
-from policies.burn_in import Limits
+from policies.burn_in import BurnInThresholds
 
 
 def _component(name: str) -> str:
@@ -38,9 +38,11 @@ class BurnInLimits(Part):
     clock: Duration = lasting("1s", description="Most that a node's clock may be off from that of the machine that asks.")
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> BurnInThresholds:
         """Return these settings as checks are held against them."""
-        return Limits(disk=self.disk, network=self.network, latency=1000 * self.latency.total_seconds(), clock=self.clock.total_seconds())
+        return BurnInThresholds(
+            disk=self.disk, network=self.network, latency=1000 * self.latency.total_seconds(), clock=self.clock.total_seconds()
+        )
 
 
 class BurnInSettings(Part):

@@ -30,7 +30,7 @@ from holdfast.spec.quarantine import Quarantine
 from holdfast.spec.ranges import names_in
 from holdfast.spec.slurm import SlurmCluster
 from holdfast.spec.spelling import PLAIN_NAME, Inner, NodeNames, Program, contradiction, spelled
-from policies.maintenance import Window
+from policies.maintenance import MaintenanceWindow
 
 
 def _says_where_it_is(text: str) -> str:
@@ -117,7 +117,7 @@ class LocalCluster(Part):
         return {}
 
     @property
-    def windows(self) -> tuple[Window, ...]:
+    def windows(self) -> tuple[MaintenanceWindow, ...]:
         """Return the maintenance windows, each with its nodes."""
         return tuple(one.window(self.names, self.domains) for one in self.maintenance)
 
@@ -298,7 +298,7 @@ class SshCluster(Part):
         return {host.name: host.interface for host in self.machines if host.interface is not None}
 
     @property
-    def windows(self) -> tuple[Window, ...]:
+    def windows(self) -> tuple[MaintenanceWindow, ...]:
         """Return the maintenance windows, each with its nodes."""
         return tuple(one.window(self.names, self.domains) for one in self.maintenance)
 

@@ -17,7 +17,7 @@ from holdfast.spec.load import YAML, document_of, made_of, mapping_of, placed_in
 from holdfast.spec.policy import PolicyFile, unanswered
 from holdfast.spec.problems import shown
 from holdfast.spec.yaml_text import Unreadable
-from policies.case import Rung
+from policies.case import RecoveryAction
 from policies.escalation import NOTING, ORDERS
 from policies.policy import BASE, NAMED, Policy
 
@@ -53,7 +53,7 @@ def policy_of(file: PolicyFile, *, name: str) -> Policy:
     """Return the policy that *file* describes, with what it does not say from the one that it is based on."""
     base = NAMED[file.based_on]
     common, frequent, flapping = NOTING[file.based_on]
-    order = ORDERS[file.based_on] if file.rungs is None else tuple(Rung(rung) for rung in file.rungs)
+    order = ORDERS[file.based_on] if file.rungs is None else tuple(RecoveryAction(rung) for rung in file.rungs)
     return Policy(
         name=name,
         based_on=file.based_on,

@@ -15,7 +15,7 @@ from holdfast.spec.durations import PositiveDuration, lasting
 from holdfast.spec.job import FilledText, Part
 from holdfast.spec.ranges import names_in
 from holdfast.spec.spelling import contradiction
-from policies.maintenance import Window
+from policies.maintenance import MaintenanceWindow
 
 _WHEN: Final = 'Write a date and a time, e.g. "2026-12-01 22:00", with a zone (`+01:00`) if it is not that of this machine'
 
@@ -77,11 +77,11 @@ class Maintenance(Part):
     )
     because: FilledText = Field(default="maintenance", description="What is done then: it is shown to everybody who meets the nodes.")
 
-    def window(self, names: Sequence[str], domains: Mapping[str, str]) -> Window:
+    def window(self, names: Sequence[str], domains: Mapping[str, str]) -> MaintenanceWindow:
         """Return it with the nodes that it means of a cluster."""
         meant = {name for text in self.nodes for name in names_in(text)} | {node for node, one in domains.items() if one in self.domains}
         everybody = not self.nodes and not self.domains
-        return Window(
+        return MaintenanceWindow(
             nodes=frozenset(names) if everybody else frozenset(meant) & frozenset(names),
             begins=self.begins,
             lasts=self.lasts,

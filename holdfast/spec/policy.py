@@ -11,16 +11,18 @@ from pydantic_core import PydanticCustomError
 
 from detectors.all_kinds import CATALOGUE
 from detectors.associations import belongs
-from detectors.catalogue import ASKS_NOTHING, Level
+from detectors.catalogue import ASKS_NOTHING, RecommendedAction
 from holdfast.errors import Problem
 from holdfast.spec.durations import Duration, PositiveDuration
 from holdfast.spec.job import Budget, Deadlines, Part
 from holdfast.spec.problems import nearest, shown
-from policies.case import Rung
+from policies.case import RecoveryAction
 
 LONGEST: Final = timedelta(days=30)
 """The longest window in which faults are counted: the history is not read further back."""
-RUNGS: Final = tuple(rung.value for rung in Rung if rung not in {Rung.GIVE_UP, Rung.ASK_A_PERSON, Rung.GO_BACK})
+RUNGS: Final = tuple(
+    rung.value for rung in RecoveryAction if rung not in {RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON, RecoveryAction.GO_BACK}
+)
 
 
 def _kind(kind: str) -> str:
@@ -33,15 +35,15 @@ def _kind(kind: str) -> str:
 
 def _level(level: object) -> object:
     """Refuse what is no level."""
-    if isinstance(level, str) and level in list(Level):
+    if isinstance(level, str) and level in list(RecommendedAction):
         return level
-    cure = nearest(str(level), list(Level)) or f"Write one of {', '.join(Level)}"
+    cure = nearest(str(level), list(RecommendedAction)) or f"Write one of {', '.join(RecommendedAction)}"
     raise PydanticCustomError("level", "{shown} is no level", {"shown": shown(repr(level)), "cure": cure})
 
 
 def _rung(rung: str) -> str:
     """Refuse what is no rung of the ladder."""
-    if rung == Rung.GIVE_UP:
+    if rung == RecoveryAction.GIVE_UP:
         raise PydanticCustomError("rung", "'{rung}' comes last by itself", {"rung": rung, "cure": "Leave it out"})
     if rung not in RUNGS:
         cure = nearest(rung, list(RUNGS)) or f"Write one of {', '.join(RUNGS)}"
@@ -154,7 +156,7 @@ class PolicyFile(Part):
     based_on: Literal["patient", "balanced", "aggressive"] = Field(
         default="balanced", description="The named policy that speaks where this file says nothing."
     )
-    levels: dict[Annotated[str, AfterValidator(_kind)], Annotated[Level, BeforeValidator(_level)]] = Field(
+    levels: dict[Annotated[str, AfterValidator(_kind)], Annotated[RecommendedAction, BeforeValidator(_level)]] = Field(
         default={}, description="Fault kind to how much it asks for, in place of the catalogue's level (`holdfast faults`)."
     )
     rungs: list[Annotated[str, AfterValidator(_rung)]] | None = Field(
@@ -198,5 +200,5 @@ def unanswered(fields: Mapping[str, object]) -> Iterator[Problem]:
             yield Problem(
                 field=f"levels.{kind}",
                 reason=f"at '{level}' nobody would answer for a rank that is gone, and the job would stand for ever",
-                cure=f"The least it may ask for is '{Level.RETRY_STEP}'",
+                cure=f"The least it may ask for is '{RecommendedAction.RETRY_STEP}'",
             )

@@ -18,7 +18,7 @@ from holdfast.spec.planned import Maintenance, Notice, check_plan
 from holdfast.spec.quarantine import Quarantine
 from holdfast.spec.ranges import names_in
 from holdfast.spec.spelling import Inner, NodeNames, Program, contradiction, spelled
-from policies.maintenance import Window
+from policies.maintenance import MaintenanceWindow
 
 Word = Annotated[
     str,
@@ -164,7 +164,7 @@ class SlurmCluster(Part):
         return []
 
     @property
-    def windows(self) -> tuple[Window, ...]:
+    def windows(self) -> tuple[MaintenanceWindow, ...]:
         """Return the maintenance windows, each with its nodes."""
         return tuple(one.window(self._named(one), self.domains) for one in self.maintenance)
 

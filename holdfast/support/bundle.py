@@ -27,7 +27,7 @@ from holdfast.spec import LocalCluster, cluster_of
 from holdfast.support import facts
 from holdfast.support.archive import Bundle
 from holdfast.support.redactor import Redactor, is_distinct
-from holdfast.support.remote_logs import Gathering
+from holdfast.support.remote_logs import RemoteLogs
 
 MOST_ROWS: Final = 5000
 """Of each table, the newest; a job has millions of steps."""
@@ -221,7 +221,7 @@ def _elsewhere(bundle: Bundle, history: History, job: models.Job, taken: set[tup
         bundle.fail("nodes", error)
         return
     with closing(source):
-        Gathering(bundle, source, job.name, held).run(faulty, taken)
+        RemoteLogs(bundle, source, job.name, held).run(faulty, taken)
 
 
 def _folder(bundle: Bundle, name: str, folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from holdfast.agent.workers.log_files import AGENT
-from holdfast.cluster import Logs, NodeSource
+from holdfast.cluster import Logs, NodeBackend
 from holdfast.cluster.interface import lender_of
 from holdfast.report.wording import plural
 from holdfast.support.archive import TAIL, Bundle
@@ -34,11 +34,11 @@ File = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Gathering:
+class RemoteLogs:
     """What is to be gathered of one job."""
 
     bundle: Bundle
-    source: NodeSource
+    source: NodeBackend
     job: str
     held: Mapping[str, Collection[int]]
     """Ranks that each node has held, who held some last first."""

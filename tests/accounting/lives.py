@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.accounting.ledger import SECOND, Account, Ledger, Use
+from holdfast.accounting.ledger import SECOND, Ledger, LedgerAccount, Use
 from holdfast.accounting.steps import COLUMNS, pieces
-from holdfast.accounting.timeline import Era, Life, PhaseTime, Save, Spares, Trouble
+from holdfast.accounting.timeline import GenerationSpan, IncidentSpan, JobTimeline, PhaseTime, SaveSpan, Spares
 
 
 def us(seconds: float) -> int:
@@ -17,34 +17,34 @@ def us(seconds: float) -> int:
     return round(seconds * SECOND)
 
 
-def an_era(number: int, at: float, devices: int = 2, **facts: Any) -> Era:
+def an_era(number: int, at: float, devices: int = 2, **facts: Any) -> GenerationSpan:
     """Return a generation of two ranks."""
     if "first_step_at" in facts:
         facts["first_step_at"] = us(facts["first_step_at"])
-    return Era(number=number, at=us(at), devices=devices, **facts)
+    return GenerationSpan(number=number, at=us(at), devices=devices, **facts)
 
 
-def a_trouble(number: int, begin: float, end: float, after: int | None = None, **facts: Any) -> Trouble:
+def a_trouble(number: int, begin: float, end: float, after: int | None = None, **facts: Any) -> IncidentSpan:
     """Return an incident; *phases* are names with seconds."""
     phases = [PhaseTime(name, us(seconds)) for name, seconds in facts.pop("phases", {}).items()]
     known = {"id": f"i{number}", "kind": "worker-sigkill", "outcome": "recovered"}
-    return Trouble(number=number, fault_at=us(begin), back_at=us(end), generation_after=after, phases=phases, **{**known, **facts})
+    return IncidentSpan(number=number, fault_at=us(begin), back_at=us(end), generation_after=after, phases=phases, **{**known, **facts})
 
 
 def a_life(
     end: float,
-    eras: Sequence[Era],
+    eras: Sequence[GenerationSpan],
     steps: Iterable[tuple[int, int, float, float]] = (),
     *,
     back_to: dict[int, int] | None = None,
     **facts: Any,
-) -> Life:
+) -> JobTimeline:
     """Return a job that began at 0; *steps* are generation, step, when it ended, and seconds."""
     table = np.array(sorted(steps), dtype=COLUMNS)
-    facts["saves"] = [Save(us(at), generation, us(stood)) for at, generation, stood in facts.pop("saves", ())]
+    facts["saves"] = [SaveSpan(us(at), generation, us(stood)) for at, generation, stood in facts.pop("saves", ())]
     facts["spares"] = [Spares(us(at), devices) for at, devices in facts.pop("spares", ())]
     known: dict[str, Any] = {"begin": 0, "ended": True, "devices": eras[0].devices if eras else 2}
-    return Life(end=us(end), eras=eras, steps=pieces(table, back_to or {}, until=us(end)), **{**known, **facts})
+    return JobTimeline(end=us(end), eras=eras, steps=pieces(table, back_to or {}, until=us(end)), **{**known, **facts})
 
 
 def seconds(ledger: Ledger) -> dict[Any, float]:
@@ -59,4 +59,4 @@ def seconds(ledger: Ledger) -> dict[Any, float]:
 
 def wall(ledger: Ledger, use: Use) -> float:
     """Return the seconds of the job that *use* took."""
-    return ledger.booked[Account(use)].wall / SECOND
+    return ledger.booked[LedgerAccount(use)].wall / SECOND

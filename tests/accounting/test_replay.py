@@ -14,7 +14,7 @@ from holdfast.errors import UnknownWord
 from holdfast.history import DecidedCase, Decision, Generation, History, Incident, Phase
 from holdfast.history.models import Weighing
 from policies.case_codec import VERSION, act_of, to_record
-from policies.escalation import POLICIES, Case, Rung, decide
+from policies.escalation import POLICIES, Case, RecoveryAction, decide
 from policies.policy import NAMED
 from policies.slowness import SlowRank
 from tests.history.rows import a_job, an_incident
@@ -88,7 +88,7 @@ def test_another_policy_is_priced_by_what_recoveries_of_its_kind_took(history: H
     found = replay(history, "aggressive")
     assert found.same == 3
     assert [(one.incident, one.decided, one.would.rung) for one in found.differences] == [
-        (number, "restart-in-place", Rung.REPLACE_NODE) for number in (1, 2)
+        (number, "restart-in-place", RecoveryAction.REPLACE_NODE) for number in (1, 2)
     ]
     assert [one.hours for one in found.differences] == [pytest.approx(2 * 4 / 3600), pytest.approx(-4 * 4 / 3600)]
     assert found.won == pytest.approx(-2 * 4 / 3600)
@@ -100,7 +100,7 @@ def test_another_policy_is_priced_by_what_recoveries_of_its_kind_took(history: H
     [
         (decided(1, KILLED, seconds=8.0), "aggressive", "no recovery by replace-node is on record"),
         ([*decided(1, KILLED), *decided(2, LOST, seconds=6.0)], "aggressive", "the incident is open"),
-        (decided(1, a_case("worker-sigkill", "a", tried=(Rung.RESTART_IN_PLACE,)), seconds=8.0), "aggressive", ""),
+        (decided(1, a_case("worker-sigkill", "a", tried=(RecoveryAction.RESTART_IN_PLACE,)), seconds=8.0), "aggressive", ""),
     ],
     ids=["never measured", "open", "no difference"],
 )
@@ -117,7 +117,7 @@ def test_an_end_is_not_weighed_against_a_recovery(history: History) -> None:
         made = session.exec(select(Decision).where(Decision.at == 1.0)).one()
         made.rung, made.act = "give-up", {}
     (one,) = replay(history, "balanced").differences
-    assert (one.decided, one.would.rung, one.hours) == ("give-up", Rung.RESTART_IN_PLACE, None)
+    assert (one.decided, one.would.rung, one.hours) == ("give-up", RecoveryAction.RESTART_IN_PLACE, None)
     assert "ends the job" in one.why_not
 
 
@@ -126,7 +126,11 @@ def test_after_a_difference_the_rest_of_the_incident_is_not_asked(history: Histo
     first = decided(1, KILLED)
     incident = first[0]
     assert isinstance(incident, Incident)
-    write(history, *first, *decided(2, a_case("worker-sigkill", "a", tried=(Rung.RESTART_IN_PLACE,), spares=("d",)), incident=incident))
+    write(
+        history,
+        *first,
+        *decided(2, a_case("worker-sigkill", "a", tried=(RecoveryAction.RESTART_IN_PLACE,), spares=("d",)), incident=incident),
+    )
     found = replay(history, "aggressive")
     assert (found.decisions, len(found.differences), found.follow, found.same) == (2, 1, 1, 0)
 

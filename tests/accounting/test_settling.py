@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.accounting.attribution import settle
 from holdfast.accounting.ledger import Use
-from holdfast.accounting.timeline import Life
+from holdfast.accounting.timeline import JobTimeline
 from tests.accounting.lives import a_life, a_trouble, an_era, seconds, us, wall
 
 
@@ -178,7 +178,7 @@ def test_only_what_came_since_is_counted() -> None:
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> Life:
+def lives(draw: st.DrawFn) -> JobTimeline:
     """Draw a life, however odd: overlapping incidents, steps that jump in time, generations that went back, none of them in order."""
     at = st.floats(-2.0, 40.0).map(lambda value: round(value, 4))
     short = st.floats(0.0, 5.0).map(lambda value: round(value, 4))
@@ -215,7 +215,7 @@ def lives(draw: st.DrawFn) -> Life:
 
 @settings(max_examples=40)
 @given(lives(), st.one_of(st.none(), st.floats(0.0, 50.0)))
-def test_the_parts_add_up_to_the_whole_whatever_happened(life: Life, since: float | None) -> None:
+def test_the_parts_add_up_to_the_whole_whatever_happened(life: JobTimeline, since: float | None) -> None:
     """To the microsecond, of the job's time; and nothing is negative."""
     begin = life.begin if since is None else max(life.begin, us(since))
     ledger = settle(life, since=None if since is None else us(since))
@@ -225,7 +225,7 @@ def test_the_parts_add_up_to_the_whole_whatever_happened(life: Life, since: floa
 
 @settings(max_examples=40)
 @given(lives(), st.floats(0.0, 45.0))
-def test_what_came_since_is_a_part_of_the_whole(life: Life, cut: float) -> None:
+def test_what_came_since_is_a_part_of_the_whole(life: JobTimeline, cut: float) -> None:
     """Use by use, phase by phase, incident by incident; snapshots are a share of what they are taken from, rounded once."""
     whole, since = settle(life), settle(life, since=us(cut))
     for account, amount in since.booked.items():
@@ -236,7 +236,7 @@ def test_what_came_since_is_a_part_of_the_whole(life: Life, cut: float) -> None:
 
 @settings(max_examples=40)
 @given(lives(), st.integers(1, 7))
-def test_the_devices_time_is_the_jobs_time_as_often_as_there_are_devices(life: Life, devices: int) -> None:
+def test_the_devices_time_is_the_jobs_time_as_often_as_there_are_devices(life: JobTimeline, devices: int) -> None:
     """Where all generations have the same number: an integral that needs no accounts."""
     life = replace(life, eras=[replace(era, devices=devices) for era in life.eras], devices=devices)
     ledger = settle(life)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from holdfast.agent.workers.step_timing import BLOCK, Paces
+from holdfast.agent.workers.step_timing import BLOCK, StepTimings
 from tests.agent.rig import SPEAKING, Flow, Node
 
 ANSWERS = (
@@ -93,7 +93,7 @@ time.sleep(600)
 
 def test_a_block_with_too_few_steps_says_nothing() -> None:
     """Steps with a section in them are left out; of a block that has hardly any others nobody can tell what is usual."""
-    paces = Paces()
+    paces = StepTimings()
     for step in range(1, 4 * BLOCK + 1):
         if not BLOCK < step <= 2 * BLOCK or step > 2 * BLOCK - 4:
             paces.add(step, [float(step), 0.0, 0.0])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.control.config.worker_env import rank_environments
-from holdfast.control.state.rank_table import Lineup
+from holdfast.control.state.rank_table import RankTable
 from holdfast.process import is_alive, state_of
 from tests.agent.rig import SPEAKING, Flow, Node
 from tests.waiting import wait_until
@@ -128,7 +128,7 @@ def test_the_environment_of_torchrun_reaches_the_workers(runs: Runs) -> None:
         node, [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"], environment={"OF_THE_JOB": "1", "RANK": "x"}
     )
     membership = {"other": [0], "node": [1, 2]}
-    lineup = Lineup.fresh(generation, membership, ("127.0.0.1", 12345), every=7)
+    lineup = RankTable.fresh(generation, membership, ("127.0.0.1", 12345), every=7)
     places = rank_environments(membership, generation=generation, lineup=lineup, job="name")["node"]
     flow.ok("start", generation=generation, membership=membership, workers=places)
     for rank in (1, 2):

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from holdfast.agent.event_log import Journal, past
+from holdfast.agent.event_log import EventLog, past
 from holdfast.protocol import decode
 
 
-def told(journal: Journal, seq: int) -> list[int]:
+def told(journal: EventLog, seq: int) -> list[int]:
     """Return the numbers of the events after *seq*, each once checked to be its own line."""
     numbers = []
     for number, line in journal.since(seq):
@@ -24,9 +24,9 @@ def told(journal: Journal, seq: int) -> list[int]:
     return numbers
 
 
-def filled(path: Path, count: int, *, largest: int = 1 << 20, remembered: int = 10) -> Journal:
+def filled(path: Path, count: int, *, largest: int = 1 << 20, remembered: int = 10) -> EventLog:
     """Return a journal with so many frequent events."""
-    journal = Journal(path, largest=largest, remembered=remembered)
+    journal = EventLog(path, largest=largest, remembered=remembered)
     for number in range(count):
         journal.add({"event": "steps", "number": number}, milestone=False)
     return journal
@@ -40,7 +40,7 @@ def test_whatever_was_missed_is_told_in_order(tmp_path: Path, since: int) -> Non
 
 def test_a_journal_that_was_just_begun_tells_nothing(tmp_path: Path) -> None:
     """There is no event zero."""
-    assert told(Journal(tmp_path / "journal.jsonl"), 0) == []
+    assert told(EventLog(tmp_path / "journal.jsonl"), 0) == []
 
 
 def test_after_rotation_the_older_file_is_told_too(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_after_rotation_the_older_file_is_told_too(tmp_path: Path) -> None:
 
 def test_milestones_outlive_the_files(tmp_path: Path) -> None:
     """A flow that adopts the job after days of steps must still learn that its workers were started."""
-    journal = Journal(tmp_path / "journal.jsonl", largest=2000, remembered=10)
+    journal = EventLog(tmp_path / "journal.jsonl", largest=2000, remembered=10)
     journal.add({"event": "of an old generation"})
     journal.begin_generation()
     journal.add({"event": "worker.started"})
@@ -98,7 +98,7 @@ def test_reading_while_writing_tells_each_event_once(
     tmp_path_factory: pytest.TempPathFactory, plan: list[int], reads: list[int], largest: int
 ) -> None:
     """Writes and reads take turns in any way; as long as the files hold what was missed, nothing is lost or told twice."""
-    journal = Journal(tmp_path_factory.mktemp("j") / "journal.jsonl", largest=largest, remembered=4)
+    journal = EventLog(tmp_path_factory.mktemp("j") / "journal.jsonl", largest=largest, remembered=4)
     seen: list[int] = []
     reader: Iterator[tuple[int, bytes]] = iter(())
     for writes, many in zip(plan, reads * len(plan), strict=False):
@@ -131,7 +131,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_costs_the_file_and_not_the_events(small_disk: Path) -> None:
     """They are in memory; once there is room again the file goes on with whole lines."""
-    journal = Journal(small_disk / "journal.jsonl", remembered=50)
+    journal = EventLog(small_disk / "journal.jsonl", remembered=50)
     while journal.failing is None:
         journal.add({"event": "x", "filling": "y" * 500}, milestone=False)
     last_on_disk = journal.seq - 1
@@ -151,7 +151,7 @@ def test_what_agents_of_one_job_have_journaled_is_found_after_their_end(tmp_path
     path = tmp_path / "journal.jsonl"
 
     def agent(job: str, *steps: int, again: bool = False) -> None:
-        journal = Journal(path)
+        journal = EventLog(path)
         journal.hold(job)
         if again:
             journal.add({"event": "past", "events": past(path, job)}, milestone=False)

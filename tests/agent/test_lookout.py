@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from detectors.findings import Sighting
-from holdfast.agent.monitor.deduplicator import MOST_LINES, QUIET, Budget, Telling
-from holdfast.agent.monitor.kernel_log import Follower
+from detectors.findings import FaultFinding
+from holdfast.agent.monitor.deduplicator import MOST_LINES, QUIET, Deduplicator, EventBudget
+from holdfast.agent.monitor.kernel_log import KernelLogFollower
 from holdfast.agent.monitor.nvml_events import NAME as LISTENER
 from holdfast.process import children_of, state_of
 from holdfast.protocol import Message
@@ -139,15 +139,15 @@ def test_what_happens_to_a_node_is_told_as_it_happens(broken: Broken) -> None:
     assert [one["kind"] for one in told] == ["nvme-timeout"], "a device that came is no fault"
 
 
-def seen(part: str = "GPU 0", quote: str = "off the bus") -> Sighting:
+def seen(part: str = "GPU 0", quote: str = "off the bus") -> FaultFinding:
     """Return a sighting."""
-    return Sighting(kind="gpu-off-bus", part=part, quote=quote)
+    return FaultFinding(kind="gpu-off-bus", part=part, quote=quote)
 
 
 def test_a_fault_is_told_once_by_whoever_sees_it_first() -> None:
     """Of each part; again when it was away for a look, or happens again after a while."""
     told: list[Message] = []
-    telling = Telling("n0", told.append)
+    telling = Deduplicator("n0", told.append)
     assert telling.happened(seen(), "kernel log", 5.0, now=0.0)
     assert not telling.happened(seen(), "GPU driver events", 5.1, now=0.1)
     telling.looked([("NVML", seen()), ("NVML", seen("GPU 1"))], 6.0, now=1.0)
@@ -162,7 +162,7 @@ def test_a_fault_is_told_once_by_whoever_sees_it_first() -> None:
 
 def test_a_flooded_log_is_judged_as_far_as_the_budget_goes() -> None:
     """The rest of the second is passed over; the next second is judged again."""
-    budget = Budget()
+    budget = EventBudget()
     assert sum(budget.allows(0.5) for _ in range(3 * MOST_LINES)) == MOST_LINES
     assert budget.passed_over == 2 * MOST_LINES
     assert budget.allows(1.6)
@@ -172,7 +172,7 @@ def test_a_log_that_is_a_file_is_followed_into_the_next_one(tmp_path: Path) -> N
     """Plain lines, as a syslog daemon writes them, and across the daemon's own putting aside."""
     path, heard = tmp_path / "kern.log", list[str]()
     path.write_text("Nov 21 10:00:00 n0 kernel: before\n")
-    log = Follower(path)
+    log = KernelLogFollower(path)
     log.tell(lambda line: heard.append(line.text))
     with path.open("a") as file:
         file.write("Nov 21 10:00:01 n0 kernel: " + OFF_BUS + "\n")

@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.agent.memstore.server.handler import DATA, FRAME, STRANGERS, TAIL
 from holdfast.memstore import shared_memory
-from holdfast.memstore.client import HELLO, NONCE, Line, connect, labels, pull
+from holdfast.memstore.client import HELLO, NONCE, MemstoreConnection, connect, labels, pull
 from holdfast.memstore.shared_memory import PAGE, Snapshot, Unusable
 from tests.agent.memory_rig import SECONDS, TOKEN, MemoryNode, Writer, label_of, noise
 from tests.waiting import wait_until
@@ -170,7 +170,7 @@ class Recorded:
         for slot in writer.slots:
             slot.path.unlink()
 
-    def say(self, line: Line, cut: int | None = None, *, draft: bool = True) -> bool:
+    def say(self, line: MemstoreConnection, cut: int | None = None, *, draft: bool = True) -> bool:
         """Put it, up to byte *cut* of what follows the first answer; tell whether the server has said that it is whole."""
         line.tell({"do": "puts", "source": SOURCE, "rank": 3})
         assert line.hear()["ok"]
@@ -281,7 +281,7 @@ def replica(data: int, blob: int, step: int = 7) -> tuple[shared_memory.Label, b
     return replace(label_of(step, whole), tail=len(tail), digest=hashlib.sha256(tail).hexdigest()), whole, tail
 
 
-def offer(line: Line, label: shared_memory.Label, rank: int = 3) -> dict[str, Any]:
+def offer(line: MemstoreConnection, label: shared_memory.Label, rank: int = 3) -> dict[str, Any]:
     """Offer a replica that is not whole yet; return the answer."""
     line.tell({"do": "puts", "source": SOURCE, "rank": rank})
     assert line.hear()["ok"]
@@ -289,7 +289,7 @@ def offer(line: Line, label: shared_memory.Label, rank: int = 3) -> dict[str, An
     return line.hear()
 
 
-def finish(line: Line, label: shared_memory.Label, data: bytes, tail: bytes) -> dict[str, Any]:
+def finish(line: MemstoreConnection, label: shared_memory.Label, data: bytes, tail: bytes) -> dict[str, Any]:
     """Send all of a replica; return what is said to that."""
     line.socket.sendall(FRAME.pack(DATA, len(data)) + data + FRAME.pack(TAIL, len(tail)))
     line.tell(asdict(label))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.monitor.preemption_watcher import Unseen, at_url, in_file
+from holdfast.agent.monitor.preemption_watcher import NoticeUnreadable, at_url, in_file
 from holdfast.ports import free_port
 from tests.agent.rig import Flow, Node
 from tests.waiting import wait_until
@@ -164,17 +164,17 @@ def test_what_cannot_be_seen_is_no_notice(metadata: Metadata, tmp_path: Path) ->
     """A server that does not answer, refuses, is not there; a file that may not be read."""
     assert at_url(metadata.url, {}, "", timeout=5.0) is None, "404: there is none yet"
     metadata.status = 403
-    with pytest.raises(Unseen, match="status 403"):
+    with pytest.raises(NoticeUnreadable, match="status 403"):
         at_url(metadata.url, {}, "", timeout=5.0)
     metadata.status = 0
-    with pytest.raises(Unseen, match="does not answer"):
+    with pytest.raises(NoticeUnreadable, match="does not answer"):
         at_url(metadata.url, {}, "", timeout=0.2)
-    with pytest.raises(Unseen, match="does not answer"):
+    with pytest.raises(NoticeUnreadable, match="does not answer"):
         at_url(f"http://127.0.0.1:{free_port()}/", {}, "", timeout=5.0)
     assert in_file(str(tmp_path / "none"), "") is None
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    with pytest.raises(Unseen, match="cannot be read"):
+    with pytest.raises(NoticeUnreadable, match="cannot be read"):
         in_file(str(loop), "")
     (tmp_path / "said").write_text("stay")
     assert in_file(str(tmp_path / "said"), "go") is None

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.monitor.kernel_log import Follower
+from holdfast.agent.monitor.kernel_log import KernelLogFollower
 from holdfast.agent.workers import oom as memory
-from holdfast.agent.workers.oom import OutOfMemory
+from holdfast.agent.workers.oom import OomDetector
 from tests.agent.rig import SPEAKING, Node
 from tests.waiting import wait_until
 
@@ -40,7 +40,7 @@ def test_the_kernels_words_name_the_process(tmp_path: Path, line: str) -> None:
     """Of today's kernels and of older ones; as records of /dev/kmsg and as plain lines."""
     log = tmp_path / "kmsg"
     log.write_text(line.format(7) + "\n")
-    oom = OutOfMemory(Follower(log))
+    oom = OomDetector(KernelLogFollower(log))
     assert oom.killed(7) is None, "it is from before"
     with log.open("a") as file:
         file.write("6,1,1,-;usb 1-1: new device\n" + line.format(4242) + "\n SUBSYSTEM=x\n" + line.format(4243)[:30])
@@ -56,7 +56,7 @@ def test_the_kernels_words_name_the_process(tmp_path: Path, line: str) -> None:
 def test_without_any_evidence_it_is_said_that_nothing_could_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not seen is not the same as not so."""
     monkeypatch.setattr(memory, "_cgroup_counter", lambda: None)
-    oom = OutOfMemory(Follower(tmp_path / "missing"))
+    oom = OomDetector(KernelLogFollower(tmp_path / "missing"))
     assert oom.killed(1) is None
     assert oom.blind == f"{tmp_path}/missing: No such file or directory, and no cgroup counter"
 
@@ -66,13 +66,13 @@ def test_the_counter_speaks_once_for_each_kill(tmp_path: Path, monkeypatch: pyte
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 3\noom_kill 3\n")
     monkeypatch.setattr(memory, "_cgroup_counter", lambda: counter)
-    oom = OutOfMemory(Follower(tmp_path / "missing"))
+    oom = OomDetector(KernelLogFollower(tmp_path / "missing"))
     assert (oom.killed(1), oom.blind) == (None, None)
     counter.write_text("low 0\noom 5\noom_kill 5\n")
     assert [bool(oom.killed(pid)) for pid in (1, 2, 3)] == [True, True, False]
     monkeypatch.setattr(memory, "_pids_are_the_logs", lambda: False)
     (tmp_path / "kmsg").touch()
-    elsewhere = OutOfMemory(Follower(tmp_path / "kmsg"))
+    elsewhere = OomDetector(KernelLogFollower(tmp_path / "kmsg"))
     counter.write_text("oom_kill 6\n")
     assert "rose to 6" in str(elsewhere.killed(9))
 
@@ -84,7 +84,7 @@ def test_a_neighbours_loss_is_not_taken_for_ours(tmp_path: Path, monkeypatch: py
     (tmp_path / "kmsg").touch()
     monkeypatch.setattr(memory, "_cgroup_counter", lambda: counter)
     monkeypatch.setattr(memory, "_pids_are_the_logs", lambda: True)
-    oom = OutOfMemory(Follower(tmp_path / "kmsg"))
+    oom = OomDetector(KernelLogFollower(tmp_path / "kmsg"))
     counter.write_text("oom_kill 1\n")
     assert oom.killed(5) is None
 

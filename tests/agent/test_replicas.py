@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.memstore.server.replica_store import Declined, Shelf
-from holdfast.agent.memstore.server.token_bucket import BURST_SECONDS, Bucket
+from holdfast.agent.memstore.server.replica_store import Rejected, ReplicaStore
+from holdfast.agent.memstore.server.token_bucket import BURST_SECONDS, TokenBucket
 from holdfast.memstore import shared_memory
 from holdfast.memstore.client import labels, pull
 from holdfast.memstore.shared_memory import PAGE, Snapshot
@@ -152,7 +152,7 @@ def test_no_more_bytes_go_than_the_limit_allows() -> None:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    bucket = Bucket(clock=lambda: now[0], sleep=sleep)
+    bucket = TokenBucket(clock=lambda: now[0], sleep=sleep)
     bucket.limit(rate)
     for size in [1, 2**20, 5000, 2**20, 70_000] * 20:
         left = size
@@ -281,7 +281,7 @@ def test_what_a_lost_node_left_stays_until_nobody_can_need_it(make: MakeNode) ->
     there.keeps(5)
     here.kill()
     own.snapshot(5, noise(1000))
-    shelf = Shelf(there.vault, 2**30)
+    shelf = ReplicaStore(there.vault, 2**30)
     assert shelf.tidy(frozenset({0})) == []
     own.snapshot(6, noise(1000), lineage=2)
     assert shelf.tidy(frozenset({0})) == []
@@ -298,7 +298,7 @@ def test_files_of_a_rank_that_moved_away_are_removed(make: MakeNode) -> None:
     moved, stays = Writer(here, rank=3), Writer(here, rank=4)
     moved.snapshot(5, noise(1000))
     stays.snapshot(5, noise(1000))
-    shelf = Shelf(here.vault, 2**30)
+    shelf = ReplicaStore(here.vault, 2**30)
     for step in (6, 7):
         assert shelf.tidy(frozenset({4})) == []
         stays.snapshot(step, noise(1000))
@@ -311,9 +311,9 @@ def test_files_of_a_rank_that_moved_away_are_removed(make: MakeNode) -> None:
 def test_one_replica_of_a_rank_comes_in_at_a_time_for_each_free_slot(make: MakeNode) -> None:
     """A connection that hangs does not cost what is whole."""
     there = make("there")
-    shelf = Shelf(there.vault, 2**30)
+    shelf = ReplicaStore(there.vault, 2**30)
     open_slots = [shelf.open(shared_memory.key_of("here"), 3, label_of(step, b"12345")) for step in (1, 2, 3)]
-    with pytest.raises(Declined):
+    with pytest.raises(Rejected):
         shelf.open(shared_memory.key_of("here"), 3, label_of(4, b"12345"))
     for slot in open_slots:
         shelf.close(slot, sealed=False)

@@ -16,8 +16,8 @@ import pytest
 
 from benchmarks.simulated.agent import REGROUPED
 from benchmarks.simulated.nodes import SimulatedNodes
-from holdfast.control.agents.client import AgentChannel
-from holdfast.control.agents.event_queue import Inbox
+from holdfast.control.agents.client import AgentClient
+from holdfast.control.agents.event_queue import EventQueue
 from holdfast.protocol import Message, connect
 from tests.agent.rig import ROOT, SECONDS, SPEAKING, Node
 
@@ -54,8 +54,8 @@ class Talk:
     """A flow's talk with one agent, and all that it was told."""
 
     def __init__(self, connected: Callable[[], Any]) -> None:
-        self.inbox, self.answers, self.events = Inbox(), dict[str, Message](), list[Message]()
-        self.channel = AgentChannel("node", connected, self.inbox, epoch=1, job="job")
+        self.inbox, self.answers, self.events = EventQueue(), dict[str, Message](), list[Message]()
+        self.channel = AgentClient("node", connected, self.inbox, epoch=1, job="job")
 
     def order(self, verb: str, **facts: Any) -> None:
         """Give an order that has to be carried out."""

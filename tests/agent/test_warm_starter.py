@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.agent.node.identity import Identity
 from holdfast.agent.workers import spawner
-from holdfast.agent.workers.spawner import Births, Plan
+from holdfast.agent.workers.spawner import Spawner, SpawnPlan
 from holdfast.process import NODE_MARK, children_of, is_alive, mark_of, sweep
 from holdfast.protocol import Message
 from tests.agent.rig import SPEAKING, Flow, Node
@@ -155,10 +155,10 @@ def test_a_starter_that_stands_still_is_given_up(tmp_path: Path, monkeypatch: py
     others = children_of(os.getpid())  # such as servers that all tests share: they go on
     me = Identity(directory=tmp_path, node="node", cluster="local", id=f"id{os.getpid()}")
     with selectors.DefaultSelector() as selector:
-        nursery = Births(me, selector, lambda event, **_facts: events.append(event))
+        nursery = Spawner(me, selector, lambda event, **_facts: events.append(event))
         nursery.born = born.__setitem__
         facts: Message = {"job": "j", "lease": 1, "warm": True, "python": sys.executable, "preload": [], "argv": ["-c", QUIET]}
-        nursery.prepare(Plan.of({**facts, "directory": "/", "environment": {}, "log_directory": str(tmp_path)}))
+        nursery.prepare(SpawnPlan.of({**facts, "directory": "/", "environment": {}, "log_directory": str(tmp_path)}))
 
         def told() -> list[str]:
             for key, mask in selector.select(0.01):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast.bootstrap import Hosts, Wheel, installer, node_wheel
+from holdfast.bootstrap import Hosts, NodeWheel, installer, node_wheel
 from holdfast.cluster import open_cluster
 from holdfast.errors import NotAskable
 from holdfast.spec import SshCluster, cluster_of
@@ -70,7 +70,7 @@ def test_the_wheel_is_small_whole_and_the_same_each_time(tmp_path: Path) -> None
     assert first == second
     assert len(first.data) < 1 << 20
     (tmp_path / first.file_name).write_bytes(first.data)
-    assert Wheel.read(tmp_path / first.file_name) == first
+    assert NodeWheel.read(tmp_path / first.file_name) == first
     with zipfile.ZipFile(tmp_path / first.file_name) as archive:
         archive.extractall(tmp_path / "site")
         names = [

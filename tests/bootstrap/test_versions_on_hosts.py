@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.bootstrap import Hosts, Wheel, node_wheel
+from holdfast.bootstrap import Hosts, NodeWheel, node_wheel
 from holdfast.cluster import open_cluster, proxy_client
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.cluster.ssh import transport
 from holdfast.control.agents import client
-from holdfast.control.agents.pool import Fleet
-from holdfast.control.backup.prerequisites import Ahead
+from holdfast.control.agents.pool import AgentPool
+from holdfast.control.backup.prerequisites import BackupPrerequisites
 from holdfast.control.supervisor.reattach import refuse_another_version
 from holdfast.errors import LeaseLost, OtherProtocol, OtherVersion
 from holdfast.protocol import PROTOCOL
@@ -48,16 +48,16 @@ def cluster(rack: Rack, tmp_path: Path) -> SshCluster:
     return made
 
 
-def put(cluster: SshCluster, wheel: Wheel) -> None:
+def put(cluster: SshCluster, wheel: NodeWheel) -> None:
     """Put a Holdfast on both hosts, as `holdfast nodes bootstrap` does."""
     with Hosts(cluster, wheel) as hosts:
         assert [one.done for one in hosts.set_up(cluster.names)] == ["installed", "installed"]
 
 
-def fleet_of(cluster: SshCluster, epoch: int) -> Fleet:
+def fleet_of(cluster: SshCluster, epoch: int) -> AgentPool:
     """Return what a flow steers."""
     plan: dict[str, Any] = {"job": "job", "name": "named", "lease": 60.0, **HOW}
-    return Fleet(open_cluster(cluster), plan, epoch=epoch)
+    return AgentPool(open_cluster(cluster), plan, epoch=epoch)
 
 
 def version_of(host: Host, cluster: SshCluster) -> str:
@@ -69,7 +69,7 @@ def version_of(host: Host, cluster: SshCluster) -> str:
 
 def told_by_a_standby(cluster: SshCluster) -> str:
     """Return what keeps a standby from steering a job there, once it has tried."""
-    standby = Ahead()
+    standby = BackupPrerequisites()
     for _ in range(2):
         standby.prepare(cluster)
     assert standby._thread is not None

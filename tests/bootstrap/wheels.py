@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.bootstrap import Wheel, node_wheel, wheel
+from holdfast.bootstrap import NodeWheel, node_wheel, wheel
 from holdfast.protocol import PROTOCOL
 
 SPEAKS = b"PROTOCOL: Final = %d\n"
 
 
-def newer(protocol: int = PROTOCOL) -> Wheel:
+def newer(protocol: int = PROTOCOL) -> NodeWheel:
     """Return a wheel of another version, which speaks *protocol*."""
     files = {name: data.replace(b'"0.1.0"', b'"9.9"') for name, data in wheel._sources().items()}
     assert SPEAKS % PROTOCOL in files["holdfast/protocol.py"]

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from detectors.burn_in_results import Check, Mark
+from detectors.burn_in_results import Check, CheckMark
 from holdfast.cluster.local import LocalNodes
-from holdfast.probe.burn_in.connections import LocalPosts, open_posts
-from holdfast.probe.burn_in.plan import Plan
-from holdfast.probe.burn_in.runner import Bench
-from holdfast.probe.burn_in.session import Post, Silent
+from holdfast.probe.burn_in.connections import LocalBurnInConnections, open_posts
+from holdfast.probe.burn_in.plan import BurnInPlan
+from holdfast.probe.burn_in.runner import BurnInRunner
+from holdfast.probe.burn_in.session import BurnInSession, Silent
 from holdfast.spec import LocalCluster, cluster_of
-from policies.burn_in import Outcome
+from policies.burn_in import BurnInOutcome
 from tests.burn_in.relay import Relay, Spoil, cut, flip, slow
 from tests.waiting import wait_until
 
@@ -42,9 +42,9 @@ def cluster(tmp_path: Path) -> Callable[..., LocalCluster]:
 
 
 @pytest.fixture
-def post(cluster: Callable[..., LocalCluster]) -> Iterator[Post]:
+def post(cluster: Callable[..., LocalCluster]) -> Iterator[BurnInSession]:
     """Give the program on one node."""
-    made = LocalPosts(cluster()).open("node-0")
+    made = LocalBurnInConnections(cluster()).open("node-0")
     yield made
     made.close()
 
@@ -58,13 +58,13 @@ def relays() -> Iterator[list[Relay]]:
         one.close()
 
 
-def tried(cluster: LocalCluster, nodes: list[str], partners: list[str], **fields: Any) -> dict[str, Outcome]:
+def tried(cluster: LocalCluster, nodes: list[str], partners: list[str], **fields: Any) -> dict[str, BurnInOutcome]:
     """Try nodes out for next to no time."""
     with open_posts(cluster) as posts:
-        return Bench(posts, Plan.of(cluster.burn_in, seconds=0.05), **fields).try_out(nodes, partners)
+        return BurnInRunner(posts, BurnInPlan.of(cluster.burn_in, seconds=0.05), **fields).try_out(nodes, partners)
 
 
-def check(outcome: Outcome, name: str) -> Check:
+def check(outcome: BurnInOutcome, name: str) -> Check:
     """Return the check of that name."""
     return next(one for one in outcome.checks if one.name == name)
 
@@ -73,7 +73,7 @@ def test_a_sound_machine_passes_and_tells_its_figures(cluster: Callable[..., Loc
     """Every check ran for real: each has figures, and is told as it ends."""
     told: list[tuple[str, str]] = []
     found = tried(cluster(), ["node-1"], ["node-2"], tell=lambda node, one: told.append((node, one.name)))["node-1"]
-    assert found.mark is Mark.PASSED, found
+    assert found.mark is CheckMark.PASSED, found
     assert told == [("node-1", name) for name in ("compute", "memory", "disk", "clock", "network")]
     assert check(found, "compute").figures["rounds"] >= 1
     assert check(found, "memory").figures["MiB"] >= 1
@@ -95,9 +95,9 @@ def test_the_bad_end_of_a_bad_pair_is_named(cluster: Callable[..., LocalCluster]
     nodes = ["node-0", "node-1", "node-2"]
     found = tried(cluster(), nodes, ["node-3"], relay=through)
     assert {node: one.mark for node, one in found.items()} == {
-        "node-0": Mark.PASSED,
-        "node-1": Mark.FAILED,
-        "node-2": Mark.PASSED,
+        "node-0": CheckMark.PASSED,
+        "node-1": CheckMark.FAILED,
+        "node-2": CheckMark.PASSED,
     }
     assert relays, "the fault was there"
     words = check(found["node-1"], "network").words
@@ -123,7 +123,7 @@ def test_of_two_nodes_alone_none_is_named(case: str, cluster: Callable[..., Loca
 
     found = tried(cluster(nodes=2, limits=limits), ["node-0", "node-1"], [], relay=through)
     for one in found.values():
-        assert one.mark is Mark.FAILED
+        assert one.mark is CheckMark.FAILED
         assert "not known which" in one.because
         assert words in one.because
 
@@ -131,15 +131,15 @@ def test_of_two_nodes_alone_none_is_named(case: str, cluster: Callable[..., Loca
 def test_a_clock_that_is_off_fails(cluster: Callable[..., LocalCluster]) -> None:
     """By more than the way of the question can explain; the sign is the node's."""
     found = tried(cluster(limits={"clock": "1s"}), ["node-0"], [], now=lambda: time.time() + 30.0)["node-0"]
-    assert found.mark is Mark.FAILED
+    assert found.mark is CheckMark.FAILED
     assert "its clock is off by -30 s" in found.because
-    assert check(found, "network").mark is Mark.SKIPPED, "there was nobody to try it with"
+    assert check(found, "network").mark is CheckMark.SKIPPED, "there was nobody to try it with"
 
 
 def test_a_disk_that_is_too_slow_fails(cluster: Callable[..., LocalCluster]) -> None:
     """No disk writes so fast."""
     found = tried(cluster(limits={"disk": 1e9}), ["node-0"], ["node-1"])["node-0"]
-    assert found.mark is Mark.FAILED
+    assert found.mark is CheckMark.FAILED
     assert "and 1e+09 are the least" in found.because
 
 
@@ -148,9 +148,9 @@ def test_a_node_that_is_off_neither_passes_nor_fails(cluster: Callable[..., Loca
     made = cluster(nodes=2)
     LocalNodes.of(made).power_off("node-1")
     found = tried(made, ["node-1"], ["node-0"])["node-1"]
-    assert (found.mark, "it is switched off" in found.because) == (Mark.SKIPPED, True)
+    assert (found.mark, "it is switched off" in found.because) == (CheckMark.SKIPPED, True)
     partner = tried(made, ["node-0"], ["node-1"])["node-0"]
-    assert partner.mark is Mark.SKIPPED
+    assert partner.mark is CheckMark.SKIPPED
     assert "with node-1: node-1: it is switched off" in partner.because
 
 
@@ -159,9 +159,9 @@ def test_torch_that_is_missing_is_told_and_is_no_pass(cluster: Callable[..., Loc
     hidden = "import sys;sys.modules['torch']=None;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
     monkeypatch.setattr("holdfast.probe.burn_in.connections.BOOT", hidden)
     found = tried(cluster(burn_in={"torch": True}), ["node-0"], ["node-1"])["node-0"]
-    assert check(found, "matrix").mark is Mark.SKIPPED
+    assert check(found, "matrix").mark is CheckMark.SKIPPED
     assert "its python3 has no torch" in check(found, "matrix").words
-    assert found.mark is Mark.PASSED
+    assert found.mark is CheckMark.PASSED
 
 
 def runs(pid: int) -> bool:
@@ -172,7 +172,7 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_what_a_node_runs_ends_with_who_asked(post: Post) -> None:
+def test_what_a_node_runs_ends_with_who_asked(post: BurnInSession) -> None:
     """Also in the middle of work, with every process of it."""
     pid = post.facts["pid"]
     assert runs(pid)
@@ -184,15 +184,15 @@ def test_what_a_node_runs_ends_with_who_asked(post: Post) -> None:
     wait_until(lambda: not runs(pid) and not runs(child), seconds=60)
 
 
-def test_an_order_that_makes_no_sense_is_blind(post: Post) -> None:
+def test_an_order_that_makes_no_sense_is_blind(post: BurnInSession) -> None:
     """The program lives on."""
     (told,) = post.ask("disk", seconds=1)
-    assert (told.mark, told.words) == (Mark.SKIPPED, "KeyError: 'folder'")
+    assert (told.mark, told.words) == (CheckMark.SKIPPED, "KeyError: 'folder'")
     (told,) = post.ask("ticking", seconds=0.01)
-    assert told.mark is Mark.PASSED
+    assert told.mark is CheckMark.PASSED
 
 
-def test_a_check_whose_process_is_killed_is_blind(post: Post) -> None:
+def test_a_check_whose_process_is_killed_is_blind(post: BurnInSession) -> None:
     """As by the kernel when memory ends; that speaks against nobody."""
     mark = post.begin("ticking", seconds=600)
     pid = post.facts["pid"]
@@ -200,11 +200,11 @@ def test_a_check_whose_process_is_killed_is_blind(post: Post) -> None:
     wait_until(lambda: bool(children.read_text()), seconds=60)
     os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
     (told,) = post.checks(mark, time.monotonic() + 20)
-    assert (told.mark, told.words) == (Mark.SKIPPED, "its process ended by SIGKILL")
+    assert (told.mark, told.words) == (CheckMark.SKIPPED, "its process ended by SIGKILL")
 
 
 def test_a_program_that_does_not_come_up_is_silent(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:
     """With its last words."""
     monkeypatch.setattr("holdfast.probe.burn_in.connections.BOOT", "raise SystemExit('no room')")
     with pytest.raises(Silent, match="no room"):
-        LocalPosts(cluster()).open("node-0")
+        LocalBurnInConnections(cluster()).open("node-0")

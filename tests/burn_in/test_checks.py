@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from detectors.burn_in_results import Mark
+from detectors.burn_in_results import CheckMark
 from holdfast.authenticated_listener import MOST
 from holdfast.probe.burn_in.checks import clock as ticking
 from holdfast.probe.burn_in.checks import compute, disk, memory, traffic
-from holdfast.probe.burn_in.checks.core_pool import Ended, judged
+from holdfast.probe.burn_in.checks.core_pool import CoreEnded, judged
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -62,11 +62,11 @@ def test_how_a_core_ended_is_told_apart() -> None:
     """A crash speaks against the node, running out of memory speaks against nobody, and one wrong core is named among many."""
     fine: dict[str, Any] = {"wrong": ""}
     told = judged("compute", {0: fine, 3: {"wrong": "7 is 8"}}, {}, fine="well", seconds=0.0)
-    assert (told.mark, told.words) == (Mark.FAILED, "core 3: 7 is 8")
-    assert judged("compute", {0: fine, 1: Ended(-11)}, {}, fine="well", seconds=0.0).mark is Mark.FAILED
-    killed = judged("compute", {0: fine, 1: Ended(-9)}, {}, fine="well", seconds=0.0)
-    assert (killed.mark, killed.words) == (Mark.SKIPPED, "core 1: its process ended by SIGKILL")
-    assert judged("compute", {0: fine}, {}, fine="well", seconds=0.0).mark is Mark.PASSED
+    assert (told.mark, told.words) == (CheckMark.FAILED, "core 3: 7 is 8")
+    assert judged("compute", {0: fine, 1: CoreEnded(-11)}, {}, fine="well", seconds=0.0).mark is CheckMark.FAILED
+    killed = judged("compute", {0: fine, 1: CoreEnded(-9)}, {}, fine="well", seconds=0.0)
+    assert (killed.mark, killed.words) == (CheckMark.SKIPPED, "core 1: its process ended by SIGKILL")
+    assert judged("compute", {0: fine}, {}, fine="well", seconds=0.0).mark is CheckMark.PASSED
 
 
 class StuckBit(bytearray):
@@ -148,7 +148,7 @@ def test_a_byte_that_changed_on_the_disk_is_found(written: disk.Written) -> None
         file.seek(disk.BLOCK + 77)
         file.write(bytes([byte ^ 1]))
     told = disk.told(written, time.monotonic(), free=0)
-    assert (told.mark, told.words) == (Mark.FAILED, "block 1 of 3 was read with another sum than it was written with")
+    assert (told.mark, told.words) == (CheckMark.FAILED, "block 1 of 3 was read with another sum than it was written with")
 
 
 def test_blocks_that_changed_places_and_blocks_that_are_gone_are_found(written: disk.Written) -> None:
@@ -163,7 +163,7 @@ def test_blocks_that_changed_places_and_blocks_that_are_gone_are_found(written: 
 def test_a_disk_check_tells_speed_and_leaves_nothing(tmp_path: Path) -> None:
     """The folder is as empty as before."""
     told = disk.disk(str(tmp_path), 2 * disk.BLOCK, seconds=30)
-    assert told.mark is Mark.PASSED
+    assert told.mark is CheckMark.PASSED
     assert told.figures["MB"] == pytest.approx(2 * disk.BLOCK / 1e6)
     assert told.figures["written MB/s"] > 0
     assert list(tmp_path.iterdir()) == []
@@ -172,22 +172,22 @@ def test_a_disk_check_tells_speed_and_leaves_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_speaks_against_no_disk(tmp_path: Path) -> None:
     """Somebody named the wrong one; a disk without room is the node's trouble."""
     told = disk.disk(str(tmp_path / "gone"), disk.BLOCK, seconds=1)
-    assert (told.mark, "No such file" in told.words) == (Mark.SKIPPED, True)
+    assert (told.mark, "No such file" in told.words) == (CheckMark.SKIPPED, True)
     full = disk.disk(str(tmp_path), 100, seconds=1)
-    assert full.mark is Mark.FAILED
+    assert full.mark is CheckMark.FAILED
     assert "are the least to try it" in full.words
 
 
 def test_clocks_that_go_evenly_pass() -> None:
     """This machine's own."""
-    assert ticking.ticking(0.05).mark is Mark.PASSED
+    assert ticking.ticking(0.05).mark is CheckMark.PASSED
 
 
 def test_a_monotonic_clock_that_falls_is_found() -> None:
     """By how much is told."""
     reads = iter([10.0, 10.1, 9.6])
     told = ticking.ticking(60.0, monotonic=lambda: next(reads))
-    assert (told.mark, told.words) == (Mark.FAILED, "its monotonic clock fell by 0.500000 s")
+    assert (told.mark, told.words) == (CheckMark.FAILED, "its monotonic clock fell by 0.500000 s")
 
 
 def test_a_clock_that_steps_while_it_is_watched_is_found() -> None:
@@ -195,7 +195,7 @@ def test_a_clock_that_steps_while_it_is_watched_is_found() -> None:
     start = time.time()
     reads = iter([start, start + 7.0])
     told = ticking.ticking(0.01, wall=lambda: next(reads))
-    assert told.mark is Mark.FAILED
+    assert told.mark is CheckMark.FAILED
     assert "its clock went +6.9" in told.words or "its clock went +7.0" in told.words
     assert "stood still" in ticking.ticking(0.01, monotonic=lambda: 5.0).words
 
@@ -212,7 +212,7 @@ def test_strangers_on_its_port_fail_no_nodes_network() -> None:
         hands.submit(_trickled, trickle, over)
         sent = traffic.send(TOKEN, 1, 20.0, *door)
         over.set()
-        assert (sent.mark, serving.result().mark) == (Mark.PASSED, Mark.PASSED), (sent.words, serving.result().words)
+        assert (sent.mark, serving.result().mark) == (CheckMark.PASSED, CheckMark.PASSED), (sent.words, serving.result().words)
 
 
 def _trickled(line: socket.socket, over: threading.Event) -> None:
@@ -229,4 +229,4 @@ def test_a_node_to_which_nobody_came_was_not_tried() -> None:
         with socket.create_connection(("127.0.0.1", port.get()), timeout=20) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n")
             told = serving.result()
-    assert (told.mark, told.words) == (Mark.SKIPPED, "nobody who knows the token came in time")
+    assert (told.mark, told.words) == (CheckMark.SKIPPED, "nobody who knows the token came in time")

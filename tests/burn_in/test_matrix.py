@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from detectors.burn_in_results import Mark
+from detectors.burn_in_results import CheckMark
 from holdfast.probe.burn_in.checks import matrix
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def found() -> dict[str, Any]:
 def test_products_on_processors_are_those_in_integers() -> None:
     """With real torch."""
     told = matrix.matrix(0.01)
-    assert (told.mark, told.needed) == (Mark.PASSED, True)
+    assert (told.mark, told.needed) == (CheckMark.PASSED, True)
     assert told.figures["rounds"] >= 1
 
 
@@ -84,7 +84,14 @@ def burnt(number: int, *, speed: float = 50.0, value: float = 1.0, wrong: str = 
 def test_gpus_of_one_kind_are_held_against_each_other() -> None:
     """One that computes otherwise, one that is slow, one that failed by itself, and one that torch does not see."""
     checks = matrix._compared([burnt(0), burnt(1, value=2.0), burnt(2), burnt(3, speed=30.0), burnt(4, wrong="lost")], missing=1)
-    assert [one.mark for one in checks] == [Mark.PASSED, Mark.FAILED, Mark.PASSED, Mark.FAILED, Mark.FAILED, Mark.SKIPPED]
+    assert [one.mark for one in checks] == [
+        CheckMark.PASSED,
+        CheckMark.FAILED,
+        CheckMark.PASSED,
+        CheckMark.FAILED,
+        CheckMark.FAILED,
+        CheckMark.SKIPPED,
+    ]
     assert checks[2].devices == ("0000:02:00.0",)
     assert "differ from those of GPUs [0, 2, 3]" in checks[1].words
     assert checks[3].words == "it made 30.0 float32 TFLOP/s where GPUs of its kind made 50.0"
@@ -94,12 +101,12 @@ def test_a_node_without_gpus_says_so_and_needs_none(monkeypatch: pytest.MonkeyPa
     """One that has a GPU, and no torch to try it, may not pass."""
     monkeypatch.setattr(Path, "glob", lambda *_: iter([]))
     (none,) = matrix.gpu(0.1, 0.5)
-    assert (none.mark, none.needed, none.words) == (Mark.SKIPPED, False, "no NVIDIA device is visible")
+    assert (none.mark, none.needed, none.words) == (CheckMark.SKIPPED, False, "no NVIDIA device is visible")
     (gone,) = matrix.gpu(0.1, 0.5, expected=8)
-    assert (gone.mark, gone.needed, gone.words) == (Mark.SKIPPED, True, "no NVIDIA device is visible, and the cluster file says 8")
+    assert (gone.mark, gone.needed, gone.words) == (CheckMark.SKIPPED, True, "no NVIDIA device is visible, and the cluster file says 8")
     monkeypatch.setattr(Path, "glob", lambda *_: iter(["/dev/nvidia0"]))
     (few,) = matrix.gpu(0.1, 0.5, expected=8)
-    assert (few.mark, few.words) == (Mark.FAILED, "1 NVIDIA device(s) are visible, and the cluster file says 8")
+    assert (few.mark, few.words) == (CheckMark.FAILED, "1 NVIDIA device(s) are visible, and the cluster file says 8")
     monkeypatch.setattr(matrix, "_torch", lambda: "its python3 has no torch")
     (blind,) = matrix.gpu(0.1, 0.5)
-    assert (blind.mark, blind.needed, blind.words) == (Mark.SKIPPED, True, "it has 1 NVIDIA device(s), and its python3 has no torch")
+    assert (blind.mark, blind.needed, blind.words) == (CheckMark.SKIPPED, True, "it has 1 NVIDIA device(s), and its python3 has no torch")

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.history.models import Checkpoint, Generation, Move, Phase, Step
 from holdfast.history.store import History
-from policies.checkpoint_interval import PUBLISHED, Case, Limits, advise, daly, rate_of, waste
+from policies.checkpoint_interval import PUBLISHED, IntervalCase, IntervalLimits, advise, daly, rate_of, waste
 from tests.cli.conftest import Command
 from tests.cli.written_history import PHASES, Author
 
@@ -55,10 +55,10 @@ def test_the_figures_are_those_of_the_history(here: Command, long: Author) -> No
     rate = rate_of(4, 100.0)
     assert told["rate"]["per_node_hour"] == pytest.approx(4.5 / 100)
     assert told["rate"]["between_s"] == pytest.approx(3600 / 0.045 / 2)
-    case = Case(save_s=3.0, step_s=2.0, between_s=rate.between_s(2), rollback=4.5 / 5, recovery_s=DOWN)
+    case = IntervalCase(save_s=3.0, step_s=2.0, between_s=rate.between_s(2), rollback=4.5 / 5, recovery_s=DOWN)
     known = {"save_s": 3.0, "step_s": 2.0, "between_s": 40_000, "rollback": 0.9, "recovery_s": DOWN, "beside_s": 0}
     assert told["case"] == pytest.approx(known)
-    best = advise(case, Limits(least=10, most=10_000))
+    best = advise(case, IntervalLimits(least=10, most=10_000))
     assert told["advised"]["steps"] == best.steps == pytest.approx(daly(3.0, 40_000 / 0.9) / 2, abs=1)
     now, then = waste(case, 50), waste(case, best.steps)
     assert told["present"]["every"] == 50

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.flow_process import Turn
+from holdfast.cli.flow_process import FlowProcessStep
 from holdfast.history import LeaseKeeper, take
 from holdfast.history.models import Job, Move
 from holdfast.history.store import History
@@ -333,10 +333,10 @@ def test_two_commands_at_once_take_turns(holdfast_home: Path) -> None:
     entered = threading.Event()
 
     def enter() -> None:
-        with Turn("a"):
+        with FlowProcessStep("a"):
             entered.set()
 
-    with Turn("a") as first:
+    with FlowProcessStep("a") as first:
         other = threading.Thread(target=enter)
         other.start()
         assert not entered.wait(0.3)

@@ -11,18 +11,18 @@ import pytest
 
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, cordons
-from holdfast.history.cordons import Place
+from holdfast.history.cordons import CordonTable
 from holdfast.history.models import Job
 from holdfast.paths import cluster_directory
-from holdfast.probe.burn_in.runner import Bench
+from holdfast.probe.burn_in.runner import BurnInRunner
 from holdfast.spec import LocalCluster
-from policies.cordons import Node, Owner, Rules, Word
+from policies.cordons import Node, OperatorRequest, Owner, Rules
 from policies.node_states import NodeState
 from policies.quarantine import begin_burn_in, quarantine
 from tests.cli.conftest import Command
 
 SMALL = "{disk_size: 4MiB, network_size: 1MiB, memory_most: 8MiB, torch: false, nice: 0, limits: {disk: LIMIT, network: 0, latency: 0}}"
-PLACE = Place(cluster="small", names=["node-0", "node-1"], rules=Rules())
+PLACE = CordonTable(cluster="small", names=["node-0", "node-1"], rules=Rules())
 OF_SMALL = ("--cluster", "cluster.yaml")
 QUICK = (*OF_SMALL, "--seconds", "0.05")
 
@@ -38,7 +38,7 @@ def small(tmp_path: Path) -> Path:
 def out(history: History, node: str = "node-1") -> None:
     """Have a job quarantine a node."""
     now = time.time()
-    word = Word(owner=Owner(name="job gpt"), because="gpu-off-bus: Xid 79", at=now)
+    word = OperatorRequest(owner=Owner(name="job gpt"), because="gpu-off-bus: Xid 79", at=now)
     cordons.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
 
 
@@ -137,7 +137,7 @@ def test_one_burn_in_at_a_time(here: Command, book: History, small: Path) -> Non
     """The other one goes on."""
     out(book)
     now = time.time()
-    word = Word(owner=Owner(name="node-repair"), because="due", at=now)
+    word = OperatorRequest(owner=Owner(name="node-repair"), because="due", at=now)
     cordons.say(book, PLACE, "node-1", lambda one, _: begin_burn_in(one, word, 1, seconds=600), now=now)
     done = here("burn-in", "node-1", *QUICK)
     assert done.returncode == 2
@@ -152,7 +152,7 @@ def test_one_that_is_broken_off_leaves_nothing_open(here: Command, book: History
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Bench, "_alone", interrupted)
+    monkeypatch.setattr(BurnInRunner, "_alone", interrupted)
     assert here("burn-in", "node-1", *QUICK).returncode == 130
     last = cordons.moves(book, "small", "node-1")[-1]
     assert (last.event, last.because) == ("untried", "the burn-in was broken off")

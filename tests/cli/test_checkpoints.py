@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from holdfast.audit.memstores import There, reach
-from holdfast.audit.verifier_process import Prover
+from holdfast.audit.verifier_process import VerifierProcess
 from holdfast.audit.verify import MemoryAudit
 from holdfast.cli.commands import checkpoints
 from holdfast.cluster.local import LocalNodes
-from holdfast.control.agents.pool import Fleet
+from holdfast.control.agents.pool import AgentPool
 from holdfast.control.config.worker_env import token_of
 from holdfast.history.models import Generation, Move, Step
 from holdfast.history.store import History
@@ -256,7 +256,7 @@ def test_memory_of_other_machines_is_read_through_its_server(original: Made) -> 
                 shutil.copyfile(path, node.vault / path.name)
             node.begin()
         memory = {node.name: There(node.address, TOKEN) for node in nodes}
-        with Prover(sys.executable) as prover:
+        with VerifierProcess(sys.executable) as prover:
             audit = MemoryAudit(memory, 2, [], prover)
             assert [(one.step, one.standing) for one in audit.moments()] == [(11, "whole"), (10, "whole"), (9, "whole")]
             newest = next(path for path, label in shared_memory.labels(nodes[0].vault).items() if label.step == STEP)
@@ -289,7 +289,7 @@ def elsewhere(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhe
     folder = str(scene.made.directory)
     how = {"warm": False, "python": sys.executable, "preload": [], "argv": ["true"], "directory": folder, "log_directory": folder}
     plan = {"lease": 60.0, **how, "environment": {"HOLDFAST_TOKEN": token_of(job)}, "memory": {"limit": None}}
-    mine, other = (Fleet(source, {**plan, "job": name}, epoch=1) for name in (job.id, "another"))
+    mine, other = (AgentPool(source, {**plan, "job": name}, epoch=1) for name in (job.id, "another"))
     mine.each(["node-0", "node-1"], mine.bring_up)
     other.bring_up("node-2")
     yield source

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from holdfast.history import History, cordons
-from holdfast.history.cordons import Place
+from holdfast.history.cordons import CordonTable
 from holdfast.spec import LocalCluster
-from policies.cordons import Owner, Rules, Word
+from policies.cordons import OperatorRequest, Owner, Rules
 from policies.quarantine import quarantine
 from tests.cli.conftest import Command
 
-PLACE = Place(cluster="local", names=LocalCluster().names, rules=Rules())
+PLACE = CordonTable(cluster="local", names=LocalCluster().names, rules=Rules())
 
 
 def taken_out(history: History, node: str) -> None:
     """Have a job quarantine a node."""
     now = time.time()
-    word = Word(owner=Owner(name="job gpt"), because="gpu-off-bus: Xid 79", at=now)
+    word = OperatorRequest(owner=Owner(name="job gpt"), because="gpu-off-bus: Xid 79", at=now)
     cordons.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
 
 

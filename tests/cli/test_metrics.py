@@ -23,9 +23,9 @@ from sqlmodel import SQLModel
 
 from holdfast.history.models import LastLook, NodeMove, Question, ServiceMove, Snapshots
 from holdfast.history.store import History
-from holdfast.report.metrics.exposition import Family, number, text
+from holdfast.report.metrics.exposition import MetricFamily, number, text
 from holdfast.report.metrics.families import collect
-from holdfast.report.metrics.serving import MOST, Server
+from holdfast.report.metrics.serving import MOST, MetricsServer
 from tests.cli.conftest import PROGRAM, Command, environment
 from tests.cli.written_history import Author
 from tests.report import filled
@@ -182,14 +182,14 @@ def test_whatever_a_job_is_called_ends_no_line(book: History) -> None:
 def test_numbers_are_written_as_prometheus_reads_them(given: float, written: str) -> None:
     """Those that are none as well."""
     assert number(given) == written
-    family = Family("x", "gauge", "X.")
+    family = MetricFamily("x", "gauge", "X.")
     family.add(given)
     assert parsed(text([family]))["x"].samples[0].value == pytest.approx(given, nan_ok=True)
 
 
 def test_a_histogram_counts_what_is_at_most_as_large() -> None:
     """A value on a bound belongs below it; the last bucket has all."""
-    family = Family("x", "histogram", "X.")
+    family = MetricFamily("x", "histogram", "X.")
     family.observe([0.5, 1.0, 7.0], (1.0, 5.0), job="a")
     samples = {(one.name, one.labels.get("le")): one.value for one in parsed(text([family]))["x"].samples}
     assert samples == {("x_bucket", "1"): 2, ("x_bucket", "5"): 2, ("x_bucket", "+Inf"): 3, ("x_sum", None): 8.5, ("x_count", None): 3}
@@ -275,9 +275,9 @@ def test_an_address_that_is_none_is_refused_with_the_cure(here: Command, where: 
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
+def serving() -> Iterator[MetricsServer]:
     """Serve in this process."""
-    server = Server(("127.0.0.1", 0), lambda: "told 1\n")
+    server = MetricsServer(("127.0.0.1", 0), lambda: "told 1\n")
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:

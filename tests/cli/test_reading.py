@@ -14,7 +14,7 @@ import pytest
 from holdfast.history import Fault, queries, take
 from holdfast.history.health_samples import keep
 from holdfast.history.store import History
-from policies.node_health import FRESH, Verdict
+from policies.node_health import FRESH, HealthVerdict
 from tests.cli.conftest import Command
 from tests.cli.written_history import TRACEBACK, Author, a_verdict
 
@@ -63,7 +63,7 @@ def test_status_tells_of_nodes_that_are_thought_to_be_sick(here: Command, runnin
     now = time.time()
     cluster = running.job.cluster["name"]
     told = {
-        node: Verdict(node=node, standing=standing, since=at, at=at, seen=at, because=f"{node} is not well")
+        node: HealthVerdict(node=node, standing=standing, since=at, at=at, seen=at, because=f"{node} is not well")
         for node, standing, at in (("n0", "sick", now), ("n1", "sick", now), ("n2", "unreachable", now - 2 * FRESH))
     }
     keep(book, cluster, told, [], {})

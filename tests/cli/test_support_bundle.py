@@ -12,13 +12,13 @@ from typing import cast
 import pytest
 from sqlmodel import SQLModel
 
-from holdfast.cluster.interface import Logs, NodeSource
+from holdfast.cluster.interface import Logs, NodeBackend
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.history.models import Fault, Lease, Remark
 from holdfast.history.store import History
 from holdfast.support.archive import TAIL, Bundle
 from holdfast.support.redactor import Redactor
-from holdfast.support.remote_logs import AHEAD, MOST_BYTES, MOST_OF_NODE, Gathering, in_turn
+from holdfast.support.remote_logs import AHEAD, MOST_BYTES, MOST_OF_NODE, RemoteLogs, in_turn
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
 from tests.cluster.gates import Boxes, ChildReach
@@ -229,7 +229,7 @@ def test_a_node_that_names_logs_without_end_costs_only_some_of_its_own(tmp_path:
     nodes = Boastful()
     with tarfile.open(tmp_path / "b.tar.gz", "w:gz", compresslevel=1) as tar:
         bundle = Bundle(tar, "top", Redactor())
-        Gathering(bundle, cast("NodeSource", nodes), "j", {"boasts": [0], "honest": [0]}).run([], ())
+        RemoteLogs(bundle, cast("NodeBackend", nodes), "j", {"boasts": [0], "honest": [0]}).run([], ())
     with tarfile.open(tmp_path / "b.tar.gz") as tar:
         assert {"top/nodes/honest/agent.log", "top/nodes/honest/rank-0.log", "top/nodes/boasts/agent.log"} <= set(tar.getnames())
     assert sum(nodes.asked) <= MOST_BYTES

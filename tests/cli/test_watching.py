@@ -14,11 +14,11 @@ from functools import partial
 import pytest
 
 from holdfast.cli import watch as watching
-from holdfast.cli.changes import Change, Follower
+from holdfast.cli.changes import JobChange, JobFollower
 from holdfast.cli.frame import spark
-from holdfast.cli.job_view import Outlook
+from holdfast.cli.job_view import JobView
 from holdfast.cli.screens import PlainLines
-from holdfast.cli.watch import Taps, Watch
+from holdfast.cli.watch import JobWatcher, Taps
 from holdfast.history import queries
 from holdfast.history.models import Incident
 from holdfast.history.store import History
@@ -69,15 +69,15 @@ def ended(terminal: Terminal) -> int:
 def test_a_job_that_just_trains_is_looked_at_less_often(running: Author, book: History, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cores are for training; while something is being recovered people want to see it at once."""
     looks: list[float] = []
-    real = Follower.look
+    real = JobFollower.look
 
-    def look(follower: Follower) -> tuple[list[Change], Outlook]:
+    def look(follower: JobFollower) -> tuple[list[JobChange], JobView]:
         looks.append(time.monotonic())
         return real(follower)
 
-    monkeypatch.setattr(Follower, "look", look)
+    monkeypatch.setattr(JobFollower, "look", look)
     monkeypatch.setattr(watching, "LOOK", 3600.0)
-    watch, taps = Watch(book, PlainLines(), job=running.job), Taps()
+    watch, taps = JobWatcher(book, PlainLines(), job=running.job), Taps()
     for _ in range(3):
         watch._turn(taps)
     assert len(looks) == 1 + 3, "an incident is open, and the follower itself looks once when it begins"

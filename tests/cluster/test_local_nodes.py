@@ -16,8 +16,8 @@ from holdfast import gpu_assignment
 from holdfast.cluster import NodeView, open_cluster
 from holdfast.cluster.local import LocalNodes
 from holdfast.cluster.slurm.commands import environment
-from holdfast.control.agents.client import AgentChannel
-from holdfast.control.agents.event_queue import Inbox
+from holdfast.control.agents.client import AgentClient
+from holdfast.control.agents.event_queue import EventQueue
 from holdfast.errors import NodeLost
 from holdfast.gpu_assignment import VISIBLE
 from holdfast.process import NODE_MARK, is_alive, mark_of, marked
@@ -48,8 +48,8 @@ def remains(cluster: LocalNodes, node: str) -> list[int]:
 
 def run_worker(cluster: LocalNodes, node: str) -> int:
     """Have the node's agent run a worker; return its pid."""
-    inbox = Inbox()
-    channel = AgentChannel(node, lambda: cluster.connect(node), inbox, epoch=1, job="job")
+    inbox = EventQueue()
+    channel = AgentClient(node, lambda: cluster.connect(node), inbox, epoch=1, job="job")
     channel.attach()
     log = str(cluster.root / "logs")
     nap = [sys.executable, "-c", "import time; time.sleep(600)"]

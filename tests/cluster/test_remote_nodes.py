@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.event_log import JOURNAL, Journal
+from holdfast.agent.event_log import JOURNAL, EventLog
 from holdfast.cluster.remote import RemoteNodes
-from holdfast.control.agents.pool import Fleet
+from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import AgentGone, NodeLost, NotAskable
 from holdfast.process import NODE_MARK, mark_of, marked
 from holdfast.protocol import Message
@@ -62,7 +62,7 @@ class Talk:
     """A fleet of one node with a worker, and what was heard."""
 
     def __init__(self, nodes: RemoteNodes, tmp_path: Path) -> None:
-        self.fleet = Fleet(nodes, plan(tmp_path), epoch=1)
+        self.fleet = AgentPool(nodes, plan(tmp_path), epoch=1)
         self.channel = self.fleet.bring_up("box-0")
         self.heard: list[Message] = []
         workers = [{"rank": 0, "environment": {}}]
@@ -249,7 +249,7 @@ def test_what_an_agent_journaled_is_heard_through_the_gate_when_it_is_gone(nodes
     nodes.survey()
     folder = nodes.folder("box-0")
     folder.mkdir(parents=True)
-    journal = Journal(folder / JOURNAL)
+    journal = EventLog(folder / JOURNAL)
     journal.hold("job")
     journal.add({"event": "steps", "generation": 1, "steps": [[5, 1.0, 0.1, 0.5]]}, milestone=False)
     (event,) = nodes.past("box-0", "job")

@@ -8,13 +8,13 @@ from detectors.catalogue import Fault
 from detectors.diagnosis import see
 from detectors.evidence import HangLimits
 from holdfast.control.faults.pauses import Pauses
-from holdfast.control.state.generation import Board
+from holdfast.control.state.generation import GenerationState
 from holdfast.protocol import Message
 
 BEAT = {"age": 0.0, "step": None, "managed": True, "section": None, "section_limit": None, "process": "S", "wait": "", "output_age": None}
 
 
-def told(board: Board, name: str, now: float, **facts: Any) -> None:
+def told(board: GenerationState, name: str, now: float, **facts: Any) -> None:
     """Have the board hear an event of generation 1, of all nodes that it is of."""
     for node, here in board.membership.items():
         own = {name: one for name, one in facts.get("ranks", {}).items() if int(name) in here}
@@ -25,7 +25,7 @@ def told(board: Board, name: str, now: float, **facts: Any) -> None:
 
 def test_steps_are_no_measure_for_a_rank_that_has_still_to_come_to_its_first() -> None:
     """Rank 0 is through with its steps before rank 1, whose node has just come up, has a process: that is no hang."""
-    board = Board(1, {"a": [0], "b": [1]})
+    board = GenerationState(1, {"a": [0], "b": [1]})
     told(board, "worker.started", 10.0, rank=0, pid=100)
     told(board, "beats", 10.0, ranks={"0": BEAT, "1": BEAT | {"managed": False}})
     told(board, "worker.stepped", 10.1, rank=0, step=1, until=9)
@@ -47,7 +47,7 @@ def test_steps_are_no_measure_for_a_rank_that_has_still_to_come_to_its_first() -
 def test_a_rank_that_is_never_heard_of_hides_no_standstill_and_is_the_first_suspect() -> None:
     """Neither one whose agent a flow that adopts the job cannot reach, nor one whose agent says nothing of it at a start."""
     limits = HangLimits(first_step=60.0, least=5.0)
-    adopted, started = Board(1, {"a": [0], "b": [1]}), Board(1, {"a": [0], "b": [1]})
+    adopted, started = GenerationState(1, {"a": [0], "b": [1]}), GenerationState(1, {"a": [0], "b": [1]})
     adopted.unseen = {1}
     for board in (adopted, started):
         told(board, "worker.started", 10.0, rank=0, pid=100)
@@ -63,12 +63,12 @@ def test_a_rank_that_is_never_heard_of_hides_no_standstill_and_is_the_first_susp
         assert "rank 1 on b is the first suspect: nothing was heard of it" in fault.quote
 
 
-def told_of_a(board: Board, now: float, *, age: float) -> None:
+def told_of_a(board: GenerationState, now: float, *, age: float) -> None:
     """Have the agent of node a tell how its rank is: it got on *age* seconds ago."""
     board.take("a", {"event": "beats", "generation": 1, "at": now, "ranks": {"0": BEAT | {"age": age}}}, now)
 
 
-def faults_of(board: Board, now: float, limits: HangLimits) -> list[Fault]:
+def faults_of(board: GenerationState, now: float, limits: HangLimits) -> list[Fault]:
     """Return what the ranks' progress speaks against."""
     seen = board.progress(now, steps_expected=True)
     assert seen is not None
@@ -77,10 +77,10 @@ def faults_of(board: Board, now: float, limits: HangLimits) -> list[Fault]:
 
 def test_where_steps_come_by_heartbeat_no_rank_is_waited_for_that_reports_none() -> None:
     """Many scripts report on rank 0 alone. What the ranks went on from is seen by the first step, and by how many lie between two."""
-    before = Board(1, {"a": [0], "b": [1]})
+    before = GenerationState(1, {"a": [0], "b": [1]})
     told(before, "steps", 9.0, steps=[(step, 9.0, 0.1, None) for step in (10, 20, 30)])
     assert before.stride() == 10
-    board = Board(2, {"a": [0], "b": [1]})
+    board = GenerationState(2, {"a": [0], "b": [1]})
     for rank in (0, 1):
         told(board, "worker.started", 10.0, generation=2, rank=rank, pid=100 + rank)
     assert not board.all_stepped()
@@ -89,13 +89,13 @@ def test_where_steps_come_by_heartbeat_no_rank_is_waited_for_that_reports_none()
     assert (board.first_step_at(), board.resumed_step(), board.went_on_from(before)) == (12.0, None, 10)
     seen = board.progress(12.1, steps_expected=True)
     assert seen is None or seen.ranks
-    assert Board(3, {"a": [0]}).went_on_from(board) is None
+    assert GenerationState(3, {"a": [0]}).went_on_from(board) is None
 
 
 def test_ranks_that_have_ended_speak_for_the_job_that_they_leave() -> None:
     """Rank 0 alone printed, and ended: its end is the job's latest sign of life, not the start of the one that is left."""
     limits = HangLimits(output_silence=30.0, end_grace=60.0)
-    board = Board(1, {"a": [0], "b": [1]})
+    board = GenerationState(1, {"a": [0], "b": [1]})
     for rank, pid in ((0, 100), (1, 101)):
         told(board, "worker.started", 10.0, rank=rank, pid=pid)
     silent = BEAT | {"managed": False, "output_age": 0.0, "printed": False}
@@ -116,14 +116,14 @@ def test_ranks_that_have_ended_speak_for_the_job_that_they_leave() -> None:
         assert [fault.kind for fault in see([seen], limits)] == kinds
 
 
-def quiet_for(board: Board, now: float, quiet: float) -> None:
+def quiet_for(board: GenerationState, now: float, quiet: float) -> None:
     """Have both ranks be without progress for so long."""
     told(board, "beats", now, ranks={"0": BEAT | {"age": quiet}, "1": BEAT | {"age": quiet}})
 
 
 def test_a_pause_is_told_of_once_and_gives_later_ones_more_time() -> None:
     """A longer one is told of again; what a recovery ended says nothing of the job."""
-    board, limits, words = Board(1, {"a": [0], "b": [1]}), HangLimits(), list[str]()
+    board, limits, words = GenerationState(1, {"a": [0], "b": [1]}), HangLimits(), list[str]()
     pauses = Pauses(words.append)
     for rank, pid in ((0, 100), (1, 101)):
         told(board, "worker.started", 0.0, rank=rank, pid=pid)
@@ -145,7 +145,7 @@ def test_a_pause_is_told_of_once_and_gives_later_ones_more_time() -> None:
         look(0.0, now)
     assert [one.split(" (")[0] for one in words] == ["no rank made progress for 10.0 s", "no rank made progress for 80.0 s"]
     assert board.longest_pause == 80.0
-    after = Board(2, {"a": [0], "b": [1]})
+    after = GenerationState(2, {"a": [0], "b": [1]})
     after.keep(board)
     assert after.longest_pause == 80.0
     assert "counts as a hang after 300 s" in words[0]

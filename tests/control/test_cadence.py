@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from holdfast.control.checkpoints.interval import ENOUGH, Cadence, case_of, parts_of
+from holdfast.control.checkpoints.interval import ENOUGH, CheckpointInterval, case_of, parts_of
 from holdfast.history import models
-from holdfast.history.statistics import Fleet, Work
+from holdfast.history.statistics import FleetStatistics, StepStatistics
 from holdfast.spec import CheckpointPlan
-from policies.checkpoint_interval import Case, Limits, advise, rate_of
+from policies.checkpoint_interval import IntervalCase, IntervalLimits, advise, rate_of
 
 AUTO = CheckpointPlan(every="auto")
-FLEET = Fleet(
+FLEET = FleetStatistics(
     jobs=3, node_hours=1000.0, faults=9, rungs={"restart-in-place": 9}, back=9, phases={"detect": 1.0, "load": 4.0, "rollback": 50.0}
 )
-WORK = Work(saves=20, save_s=2.0, steps=1000, step_s=0.5)
+WORK = StepStatistics(saves=20, save_s=2.0, steps=1000, step_s=0.5)
 
 
-def a_cadence(plan: CheckpointPlan = AUTO, fleet: Fleet = FLEET, work: Work = WORK, **more: Any) -> Cadence:
+def a_cadence(plan: CheckpointPlan = AUTO, fleet: FleetStatistics = FLEET, work: StepStatistics = WORK, **more: Any) -> CheckpointInterval:
     """Return what a flow knows."""
-    return Cadence(plan=plan, fleet=fleet, work=work, **more)
+    return CheckpointInterval(plan=plan, fleet=fleet, work=work, **more)
 
 
 def an_incident(rung: str, source: str | None = None) -> models.Incident:
@@ -48,7 +48,7 @@ def test_a_number_in_the_job_file_is_the_users_own_choice() -> None:
 
 def test_before_enough_saves_the_cadence_stays_as_it_is() -> None:
     """At the launch that is a hundred steps, within the limits."""
-    fresh = a_cadence(work=Work())
+    fresh = a_cadence(work=StepStatistics())
     first = fresh.choose(None, nodes=2, incidents=(), steps=())
     assert first is not None
     assert (first.every, first.because) == (100, f"0 save(s) have been measured, {ENOUGH} are needed to judge what they cost")
@@ -63,10 +63,10 @@ def test_a_job_that_ran_before_begins_with_what_its_runs_have_shown() -> None:
     """As the policy says, of its own nodes and of the faults that go back."""
     found = a_cadence().choose(None, nodes=4, incidents=(), steps=())
     rate = rate_of(9, 1000.0)
-    case = Case(save_s=2.0, step_s=0.5, between_s=3600 / rate.per_node_hour / 4, rollback=9.5 / 10, recovery_s=5.0)
+    case = IntervalCase(save_s=2.0, step_s=0.5, between_s=3600 / rate.per_node_hour / 4, rollback=9.5 / 10, recovery_s=5.0)
     assert case_of(FLEET, WORK, 4) == (case, rate)
     assert found is not None
-    assert found.every == advise(case, Limits(least=10, most=10_000)).steps > 125
+    assert found.every == advise(case, IntervalLimits(least=10, most=10_000)).steps > 125
     assert "a save costs 2 s" in found.because
 
 
@@ -139,4 +139,4 @@ def test_the_parts_of_a_recovery_are_named_by_the_phases_they_are() -> None:
         "rollback": 7.0,
     }
     parts = {"detection": 3.5, "reschedule": 3.0, "communication": 4.0, "load": 5.0, "compilation": 6.0}
-    assert parts_of(Fleet(phases=phases)) == parts
+    assert parts_of(FleetStatistics(phases=phases)) == parts

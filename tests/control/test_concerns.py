@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from detectors.catalogue import Fault, Level, Levels
+from detectors.catalogue import Fault, Levels, RecommendedAction
 from detectors.diagnosis import see
 from detectors.evidence import BadLoss, Copies, HangLimits
-from holdfast.control.faults.alerts import HEARD, PAUSE, Concerns
-from holdfast.control.faults.rank_status import RollCall, standing_of
-from holdfast.control.state.generation import Board, Roles
+from holdfast.control.faults.alerts import HEARD, PAUSE, Alerts
+from holdfast.control.faults.rank_status import RankStatusQuery, standing_of
+from holdfast.control.state.generation import GenerationState, Roles
 from holdfast.protocol import Message
 from tests.control.test_board import BEAT
 
@@ -24,7 +24,7 @@ class Watched:
     """A board of three ranks, each on a node of its own, and who looks at it."""
 
     def __init__(self) -> None:
-        self.board, self.concerns, self.now = Board(1, {"a": [0], "b": [1], "c": [2]}), Concerns(), 100.0
+        self.board, self.concerns, self.now = GenerationState(1, {"a": [0], "b": [1], "c": [2]}), Alerts(), 100.0
         for rank, node in enumerate("abc"):
             self.hear(node, "worker.started", rank=rank, pid=100 + rank)
             self.hear(node, "worker.stepped", rank=rank, step=1, until=None)
@@ -199,7 +199,7 @@ class Fleet:
 def test_ranks_are_asked_when_they_have_been_quiet_for_half_of_the_limit_and_not_too_often(watched: Watched) -> None:
     """Nodes that cannot be asked are left out; what is told is of use until the next sign of progress."""
     fleet, limits = Fleet(), HangLimits()
-    roll = RollCall(fleet)  # type: ignore[arg-type]
+    roll = RankStatusQuery(fleet)  # type: ignore[arg-type]
     for rank in range(3):
         watched.beat(rank)
     watched.hear("a", "steps", steps=[(step, watched.now, 0.1, None) for step in range(1, 9)])
@@ -252,7 +252,7 @@ def test_an_answer_that_cannot_be_understood_is_none(said: Message) -> None:
 
 def test_a_bad_loss_that_a_policy_makes_act_is_evidence_and_no_mere_word(watched: Watched) -> None:
     """Once; under the catalogue's level it is told of, and training goes on."""
-    watched.concerns = Concerns(lambda: Levels(changed={"loss-not-finite": Level.RESTART_PROCESS}))
+    watched.concerns = Alerts(lambda: Levels(changed={"loss-not-finite": RecommendedAction.RESTART_PROCESS}))
     watched.hear("b", "worker.loss", rank=1, step=7, loss=math.nan)
     assert [fault.kind for _ in range(4) for fault in watched.look(HEARD)] == []
     assert [type(one) for one in watched.board.evidence] == [BadLoss]

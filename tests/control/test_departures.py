@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from detectors.evidence import NodeLeaving
-from holdfast.control.state.rank_table import Lineup
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.state.rank_table import RankTable
+from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.supervise import steering
 from holdfast.spec import LocalCluster, TrainingJob
 from tasks.detect import settled
@@ -21,42 +21,44 @@ MEMBERSHIP = {"node-0": [0], "node-1": [1]}
 
 
 @pytest.fixture
-def run(holdfast_home: Path, tmp_path: Path) -> Iterator[Run]:
+def run(holdfast_home: Path, tmp_path: Path) -> Iterator[JobController]:
     """Give a flow that steers a job of two ranks on two nodes; nothing of it runs."""
     assert holdfast_home.is_dir()
     spec = TrainingJob.model_validate({"name": "left", "command": ["true"], "preflight": False, "nodes": {"wanted": 2}})
     with steering(spec, LocalCluster(name="c", nodes=2, directory=str(tmp_path))) as run:
-        assert isinstance(run, Run)
-        run.enter_generation(1, dict(MEMBERSHIP), lineup=Lineup.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), because="launch")
+        assert isinstance(run, JobController)
+        run.enter_generation(1, dict(MEMBERSHIP), lineup=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), because="launch")
         run.fleet.leaving.update(MEMBERSHIP)  # none is free: no agent is started on one
         yield run
 
 
-def says(run: Run, name: str, **facts: Any) -> None:
+def says(run: JobController, name: str, **facts: Any) -> None:
     """Have the agent of node 1 say something."""
     run.fleet.inbox.put(("node-1", {"event": name, "at": time.time(), **facts}))
 
 
-def ended(run: Run, *, by: signal.Signals = signal.SIGTERM, code: int | None = None) -> None:
+def ended(run: JobController, *, by: signal.Signals = signal.SIGTERM, code: int | None = None) -> None:
     """Have it say that its rank has ended, and nobody had ordered that."""
     end = {"code": code, "signal": None if code is not None else int(by), "finished": False, "ordered": False, "raised": None}
     facts = {"generation": 1, "rank": 1, "pid": 7, "step": 3, "ended": time.time(), "oom": None, "oom_blind": None, "output": ""}
     says(run, "worker.exited", **facts, **end)
 
 
-def told_to_go(run: Run) -> None:
+def told_to_go(run: JobController) -> None:
     """Have it say that its node will be gone."""
     says(run, "agent.leaving", seconds=25.0)
 
 
-def left(run: Run) -> list[str]:
+def left(run: JobController) -> list[str]:
     """Return the nodes whose time is up, as far as is known."""
     run.pump(0.0)
     return [one.node for one in run.board.evidence if isinstance(one, NodeLeaving)]
 
 
 @pytest.mark.parametrize("code", [None, 128 + signal.SIGTERM])
-def test_a_rank_that_ends_by_the_signal_that_its_node_got_goes_with_it_whichever_is_heard_first(run: Run, code: int | None) -> None:
+def test_a_rank_that_ends_by_the_signal_that_its_node_got_goes_with_it_whichever_is_heard_first(
+    run: JobController, code: int | None
+) -> None:
     """A batch system sends it to all there is at once."""
     ended(run, code=code)
     assert not left(run)
@@ -66,7 +68,7 @@ def test_a_rank_that_ends_by_the_signal_that_its_node_got_goes_with_it_whichever
     assert left(run) == ["node-1"]
 
 
-def test_the_other_way_round(run: Run) -> None:
+def test_the_other_way_round(run: JobController) -> None:
     """The node's word comes first."""
     told_to_go(run)
     assert not left(run)
@@ -74,25 +76,25 @@ def test_the_other_way_round(run: Run) -> None:
     assert left(run) == ["node-1"]
 
 
-def test_another_end_says_nothing_of_the_node(run: Run) -> None:
+def test_another_end_says_nothing_of_the_node(run: JobController) -> None:
     """A rank that is killed on a node that is to go is restarted, or moved, as any other."""
     told_to_go(run)
     ended(run, by=signal.SIGKILL)
     assert not left(run)
 
 
-def test_the_word_of_the_node_is_waited_for_before_its_rank_is_judged(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_word_of_the_node_is_waited_for_before_its_rank_is_judged(run: JobController, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the rank would be started again where it will be killed within seconds."""
     ended(run)
     run.pump(0.0)
     assert [fault.kind for fault in run.faults()] == ["worker-sigterm"]
-    pump = Run.pump
+    pump = JobController.pump
 
-    def listens(run: Run, seconds: float) -> None:
+    def listens(run: JobController, seconds: float) -> None:
         told_to_go(run)
         pump(run, seconds)
 
-    monkeypatch.setattr(Run, "pump", listens)
+    monkeypatch.setattr(JobController, "pump", listens)
     faults, silences = settled(run, [])
     assert {fault.kind for fault in faults} == {"worker-sigterm", "node-leaving"}
     assert not silences

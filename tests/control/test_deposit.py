@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from holdfast.cluster.local import LocalNodes
-from holdfast.control.agents.pool import Fleet
+from holdfast.control.agents.pool import AgentPool
 from holdfast.control.backup import outbox
-from holdfast.control.backup.outbox import Collector, Deposit, Forged, sealed, unsealed
+from holdfast.control.backup.outbox import ControllerOutbox, Forged, OutboxCollector, sealed, unsealed
 from holdfast.history import History, Job, Lease, Request, models, queries, take
-from holdfast.history.changes import Change, added, amended
+from holdfast.history.changes import RowChange, added, amended
 from holdfast.history.fence import Fence
 from holdfast.history.lease import give_back
 from holdfast.history.outbox_file import as_records
@@ -46,15 +46,15 @@ class Stage:
         for node in self.nodes.names():
             self.fleet.bring_up(node)
 
-    def _next(self) -> tuple[Lease, Fleet]:
+    def _next(self) -> tuple[Lease, AgentPool]:
         lease = take(self.history, self.job, holder="a flow")
         plan = {**PLAN, "job": self.job.id, "log_directory": str(self.folder / "logs")}
-        return lease, Fleet(self.nodes, plan, epoch=lease.epoch)
+        return lease, AgentPool(self.nodes, plan, epoch=lease.epoch)
 
-    def leave(self, changes: list[Change], first: int = 0) -> None:
+    def leave(self, changes: list[RowChange], first: int = 0) -> None:
         """Leave rows with the agents, as a flow does whose history is away."""
         records = as_records(changes, Fence(self.job.id, self.lease.epoch))
-        Deposit(self.fleet, self.lease.outbox_key, lambda _: None).keep(first, first + len(records), lambda _: records)
+        ControllerOutbox(self.fleet, self.lease.outbox_key, lambda _: None).keep(first, first + len(records), lambda _: records)
 
     def put(self, *lines: dict[str, Any]) -> None:
         """Write lines into the file of the first node, as the job's script can."""
@@ -67,7 +67,7 @@ class Stage:
         self.fleet.close(end=False)
         self.lease, self.fleet = self._next()
         told = self.fleet.adopt_all(self.nodes.names())
-        taken = Collector(
+        taken = OutboxCollector(
             fleet=self.fleet, history=self.history, lease=self.lease, spill=self.folder / "spill", remark=self.remarks.append
         ).collect(told)
         if settled:
@@ -120,7 +120,7 @@ def test_no_signature_opens_another_job_or_table() -> None:
     """A key is one job's alone, and flows leave rows of the tables that they record."""
     own, key = Fence("j1", 3), "k" * 64
 
-    def opened(row: Change, by: Fence = own) -> Change:
+    def opened(row: RowChange, by: Fence = own) -> RowChange:
         return unsealed(sealed(as_records([row], by)[0], 5, key), key, "j1").change
 
     step = added(a_step("j1", 1))

@@ -13,10 +13,10 @@ import pytest
 
 from holdfast.agent.event_log import LARGEST
 from holdfast.control.agents import event_queue
-from holdfast.control.agents.client import AgentChannel
-from holdfast.control.agents.event_queue import Inbox
+from holdfast.control.agents.client import AgentClient
+from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.faults import event_budget
-from holdfast.control.faults.event_budget import Budget, Newest
+from holdfast.control.faults.event_budget import Newest, NodeBudget
 from holdfast.control.supervisor import event_handlers
 from holdfast.control.supervisor.reattach import token_of_members
 from holdfast.history import queries
@@ -71,8 +71,8 @@ def test_what_waits_of_one_node_is_bounded_and_nothing_of_it_is_lost(monkeypatch
     """The connection ends where nobody takes in what comes over it, and what was missed is told again once somebody does."""
     monkeypatch.setattr(event_queue, "MOST", 2**19)
     monkeypatch.setattr("holdfast.control.agents.reactor.CHUNK", 2**14)
-    waiting, agent = Inbox(), Flooding()
-    channel = AgentChannel("a", agent.connect, waiting, epoch=1)
+    waiting, agent = EventQueue(), Flooding()
+    channel = AgentClient("a", agent.connect, waiting, epoch=1)
     channel.send("attach", lambda _: None, since=0)
     channel.agent, channel._told = "x", 0
     wait_until(lambda: channel.away_since is not None, seconds=60)
@@ -114,7 +114,7 @@ def test_a_node_that_tells_of_ever_new_troubles_fills_no_history(told: Told, mon
 
 def test_steps_are_recorded_up_to_a_budget_of_their_own(told: Told) -> None:
     """A journal of days is within it; steps that no training makes so fast are not."""
-    told.hearing._steps = Budget("steps", 60, 1000, told.remarks.append)
+    told.hearing._steps = NodeBudget("steps", 60, 1000, told.remarks.append)
     told.steps(*((step, 0.5) for step in range(1, 3001)))
     assert 1000 <= len(told.curve()) <= 1010
     assert any("more steps than" in one for one in told.remarks)

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.local import LocalNodes
-from holdfast.control.agents.client import AgentChannel
-from holdfast.control.agents.event_queue import Inbox
-from holdfast.control.state.rank_table import Lineup
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.agents.client import AgentClient
+from holdfast.control.agents.event_queue import EventQueue
+from holdfast.control.state.rank_table import RankTable
+from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.control.supervisor.supervise import steering
 from holdfast.history import models
 from holdfast.process import is_alive
 from holdfast.spec import LocalCluster, TrainingJob
-from policies.case import Decision, Rung, Seat
+from policies.case import Decision, Placement, RecoveryAction
 from policies.states import Event
 from tasks import takeover
 from tests.waiting import wait_until
@@ -39,8 +39,8 @@ def nodes(tmp_path: Path) -> Iterator[LocalNodes]:
 def run_worker(nodes: LocalNodes, job: str) -> int:
     """Have the agent of node 1 run a worker of *job*, as a flow does from which it is cut off then; return its pid."""
     nodes.start_agent("node-1")
-    inbox = Inbox()
-    channel = AgentChannel("node-1", lambda: nodes.connect("node-1"), inbox, epoch=1, job=job)
+    inbox = EventQueue()
+    channel = AgentClient("node-1", lambda: nodes.connect("node-1"), inbox, epoch=1, job=job)
     channel.attach()
     nap = [sys.executable, "-c", "import time; time.sleep(600)"]
     channel.order("prepare", lease=60.0, warm=False, argv=nap, directory="/", environment={}, log_directory=str(nodes.root / "logs"))
@@ -58,8 +58,8 @@ def test_a_rank_that_is_taken_over_from_a_node_out_of_reach_is_ended_there_as_so
     assert holdfast_home.is_dir()
     spec = TrainingJob.model_validate({"name": "taken", "command": ["true"], "preflight": False, "nodes": {"wanted": 2}})
     with steering(spec, LocalCluster(name="c", nodes=2, directory=str(nodes.root))) as run:
-        assert isinstance(run, Run)
-        run.enter_generation(1, dict(MEMBERSHIP), lineup=Lineup.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), because="launch")
+        assert isinstance(run, JobController)
+        run.enter_generation(1, dict(MEMBERSHIP), lineup=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), because="launch")
         run.held["node-1"] = 1
         pid = run_worker(nodes, run.job.id)
         now = time.time()
@@ -67,8 +67,8 @@ def test_a_rank_that_is_taken_over_from_a_node_out_of_reach_is_ended_there_as_so
             job_id=run.job.id, number=1, kind="job-hang", subject="rank 1", fault_at=now, detected_at=now, generation_before=1, because="x"
         )
         incident = IncidentInWork(row=row, lap_at=now, board=run.board)
-        seat = Seat(rank=1, node="node-0", standby=7)
-        incident.decision = Decision(rung=Rung.TAKE_OVER, because="rank 1 goes on in standby 7 on node-0", seats=(seat,))
+        seat = Placement(rank=1, node="node-0", standby=7)
+        incident.decision = Decision(rung=RecoveryAction.TAKE_OVER, because="rank 1 goes on in standby 7 on node-0", seats=(seat,))
         assert takeover.isolate(run, incident).event is Event.ISOLATED
         wait_until(lambda: not is_alive(pid, None), seconds=60)
         assert incident.lost == {"node-1"}

@@ -12,9 +12,9 @@ import pytest
 from detectors.catalogue import CATALOGUE_LEVELS
 from holdfast.accounting.losses import losses
 from holdfast.control.faults.node_faults import REPEATED
-from holdfast.control.state.generation import Board
-from holdfast.control.supervisor.controller import Run
-from holdfast.control.supervisor.event_handlers import GATHERED, Hearing
+from holdfast.control.state.generation import GenerationState
+from holdfast.control.supervisor.controller import JobController
+from holdfast.control.supervisor.event_handlers import GATHERED, EventHandlers
 from holdfast.history import History, Recorder, models, queries
 from holdfast.spec import TrainingJob
 from tests.history.rows import a_fault
@@ -36,13 +36,13 @@ class Told:
             "spec": TrainingJob(name="j", command=["x"]),
         }
         self.run = SimpleNamespace(**beside, job=self.job, recorder=self.recorder, best=0, managed=True, cadence=None, tell=lambda *_: None)
-        self.hearing = Hearing(cast("Run", self.run))
+        self.hearing = EventHandlers(cast("JobController", self.run))
         self.recorder.add(self.job)
         self.begin(1)
 
     def begin(self, generation: int) -> None:
         """Begin a generation."""
-        self.run.generation, self.run.board = generation, Board(generation, MEMBERSHIP)
+        self.run.generation, self.run.board = generation, GenerationState(generation, MEMBERSHIP)
         self.hearing.begin()
 
     def hears(self, name: str, generation: int | None = None, *, node: str = "a", **facts: Any) -> None:
@@ -174,6 +174,6 @@ def test_of_jobs_on_a_busy_machine_the_first_says_so_and_the_next_ones_do_not(to
     told.run.incident, told.run.history = None, told.history
     facts: dict[str, Any] = {"kind": "host-overloaded", "part": "processors", "quote": "load 9", "source": "host check"}
     for remarks, (name, at) in enumerate([("c", 100.0 + REPEATED), ("c", 101.0 + REPEATED), ("d", 101.0)]):
-        told.run.cluster, told.hearing = SimpleNamespace(kind="local", name=name), Hearing(cast("Run", told.run))
+        told.run.cluster, told.hearing = SimpleNamespace(kind="local", name=name), EventHandlers(cast("JobController", told.run))
         told.hears("node.fault", seen_at=at, **facts)
         assert len(told.remarks) == remarks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from detectors.evidence import GroupTrouble, TakeOverTrouble, WorkerExit
-from holdfast.control.state.generation import Board
+from detectors.evidence import GroupTrouble, ReplaceRanksTrouble, WorkerExit
+from holdfast.control.state.generation import GenerationState
 from holdfast.protocol import Message
 
 MEMBERSHIP = {"a": [0, 1], "b": [2]}
@@ -33,14 +33,14 @@ def an_exit(rank: int, generation: int, **facts: Any) -> Message:
     return an_event("worker.exited", rank, generation, ordered=False, **{**end, **facts})
 
 
-def boards() -> tuple[Board, Board]:
+def boards() -> tuple[GenerationState, GenerationState]:
     """Return a generation in which all have told of their groups, and the next one, in which rank 2 is new."""
-    before = Board(1, MEMBERSHIP)
+    before = GenerationState(1, MEMBERSHIP)
     for rank in range(3):
         before.take(HOME[rank], an_event("worker.started", rank, 1), 10.0)
         before.take(HOME[rank], an_event("worker.groups", rank, 1), 10.0)
         before.take(HOME[rank], an_event("worker.stepped", rank, 1, step=7, until=None), 10.0)
-    after = Board(2, MEMBERSHIP, since=1, kept=(0, 1))
+    after = GenerationState(2, MEMBERSHIP, since=1, kept=(0, 1))
     after.keep(before)
     return before, after
 
@@ -61,7 +61,7 @@ def test_who_lives_on_keeps_what_was_known_of_it_and_starts_with_the_agents_word
 
 def test_a_rank_that_ended_unseen_leaves_the_others_what_they_are() -> None:
     """A flow that comes later hears from the agents which of those that live have groups that can be mended."""
-    board = Board(1, MEMBERSHIP)
+    board = GenerationState(1, MEMBERSHIP)
     for rank in range(3):
         board.take(HOME[rank], an_event("worker.started", rank, 1), 10.0)
     board.take("b", an_exit(2, 1), 10.0)
@@ -97,7 +97,7 @@ def test_broken_groups_and_refusals_are_evidence() -> None:
     after.take("a", an_event("worker.cannot", 1, 2, why="no copy"), 11.0)
     assert after.evidence == [
         GroupTrouble(node="a", rank=0, at=10.0, why="reset", group="0", step=7),
-        TakeOverTrouble(node="a", rank=1, at=10.0, why="no copy"),
+        ReplaceRanksTrouble(node="a", rank=1, at=10.0, why="no copy"),
     ]
 
 
@@ -111,7 +111,7 @@ def test_a_rank_that_went_over_by_itself_is_seen() -> None:
 
 def test_a_rank_that_nobody_could_ask_since_the_job_was_adopted_is_presumed_to_do_what_the_others_do() -> None:
     """Until it is heard of; nothing is presumed where none is heard of."""
-    board = Board(1, MEMBERSHIP)
+    board = GenerationState(1, MEMBERSHIP)
     board.unseen = {0, 1, 2}
     assert (board.all_started(), board.all_stepped(), board.grouped()) == (False, False, False)
     for rank in (0, 1):

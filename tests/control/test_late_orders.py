@@ -17,8 +17,8 @@ from holdfast.cluster.interface import Confirm
 from holdfast.cluster.local import LocalNodes
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.control.agents import pool as fleets
-from holdfast.control.agents.client import AgentChannel
-from holdfast.control.agents.pool import Fleet
+from holdfast.control.agents.client import AgentClient
+from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import LeaseLost, NodeTrouble, Superseded, Unconfirmed
 from holdfast.memstore import shared_memory
 from holdfast.process import boot_time, is_alive, mark_of
@@ -39,7 +39,7 @@ class Flow:
     def __init__(self, folder: Path, epoch: int) -> None:
         self.reach = ChildReach()
         self.nodes = RemoteNodes(Boxes(str(folder), names=[NODE]), self.reach)
-        self.fleet = Fleet(self.nodes, PLAN, epoch=epoch)
+        self.fleet = AgentPool(self.nodes, PLAN, epoch=epoch)
 
     def close(self) -> None:
         """Part from the node."""
@@ -105,7 +105,7 @@ def test_the_newest_epoch_outlives_the_agents_that_heard_of_it(flows: tuple[Flow
             act(NODE)
     assert second.nodes.survey()[0].standing == "idle"
     second.nodes.start_agent(NODE, lambda: second.fleet.confirm(NODE))
-    late = AgentChannel(NODE, lambda: first.nodes.connect(NODE), first.fleet.inbox, epoch=1, job="job")
+    late = AgentClient(NODE, lambda: first.nodes.connect(NODE), first.fleet.inbox, epoch=1, job="job")
     with pytest.raises(LeaseLost):
         late.order("prepare", **PLAN)
     late.close()
@@ -170,7 +170,7 @@ def test_between_the_fence_and_the_wipe_it_is_asked_again(tmp_path: Path) -> Non
     nodes.folder("node-0").mkdir(parents=True)
     place = shared_memory.vault_of(mark_of(nodes.folder("node-0")), "job")
     shared_memory.make(place)
-    fleet = Fleet(nodes, PLAN, epoch=1)
+    fleet = AgentPool(nodes, PLAN, epoch=1)
     with pytest.raises(LeaseLost):
         fleet.clear("node-0")
     assert place.is_dir()
@@ -182,7 +182,7 @@ def test_what_could_not_be_confirmed_is_done_once_it_can_be(tmp_path: Path, monk
     """A node of this machine, too, that was let go of while nobody knew who steers is ended and free again afterwards."""
     monkeypatch.setattr(fleets, "CONFIRM_SECONDS", 0.1)
     nodes = LocalNodes("c", tmp_path, 1)
-    fleet = Fleet(nodes, {**PLAN, "memory": None}, epoch=1)
+    fleet = AgentPool(nodes, {**PLAN, "memory": None}, epoch=1)
     sure = fleet.lease_until
     nodes.start_agent("node-0")
     fleet.lease_until = lambda: 0.0
@@ -227,7 +227,7 @@ def test_a_gate_that_names_ever_newer_flows_is_a_node_in_trouble_and_ends_nobody
             assert confirm is not None
             raise Superseded(node, confirm().epoch + 1, "a newer flow steers this job")
 
-    fleet, asked = Fleet(Lying("c", tmp_path, 1), PLAN, epoch=1), list[int]()
+    fleet, asked = AgentPool(Lying("c", tmp_path, 1), PLAN, epoch=1), list[int]()
 
     def outrank(epoch: int) -> int:
         asked.append(epoch)

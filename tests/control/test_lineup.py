@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.control.config.worker_env import rank_environments, seat_environment
-from holdfast.control.state.rank_table import Lineup
+from holdfast.control.state.rank_table import RankTable
 
-FIRST = Lineup.fresh(3, {"a": [0, 1], "b": [2, 3]}, ("10.0.0.1", 4711))
+FIRST = RankTable.fresh(3, {"a": [0, 1], "b": [2, 3]}, ("10.0.0.1", 4711))
 
 
 def test_a_fresh_line_up_has_only_new_processes_which_have_all_joined() -> None:
@@ -48,11 +48,11 @@ def test_ranks_that_nobody_holds_are_vacant_until_somebody_takes_them() -> None:
 def test_a_line_up_survives_the_history() -> None:
     """The next flow reads what this one wrote."""
     second = FIRST.after(4, {"a": [0, 1], "s": [2, 3]}, frozenset({2, 3}))
-    assert Lineup.from_record(second.as_record()) == second
+    assert RankTable.from_record(second.as_record()) == second
     paced = replace(second, every=250)
-    assert Lineup.from_record(paced.as_record()) == paced
+    assert RankTable.from_record(paced.as_record()) == paced
     before = {name: value for name, value in second.as_record().items() if name != "every"}
-    assert Lineup.from_record(before) == second  # written by a Holdfast that left the cadence alone
+    assert RankTable.from_record(before) == second  # written by a Holdfast that left the cadence alone
 
 
 def test_processes_that_live_on_keep_their_cadence_until_they_are_told_another() -> None:

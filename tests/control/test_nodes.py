@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.control.faults.node_faults import NodeNews, with_growth
+from holdfast.control.faults.node_faults import NodeFaultDedup, with_growth
 from holdfast.protocol import Message
 
 FAULT: Message = {
@@ -17,13 +17,13 @@ FAULT: Message = {
 
 def test_a_fault_is_taken_once_whoever_tells_it_again() -> None:
     """A flow that adopts a job hears the agents' journals again, and knows from the history what the one before has recorded."""
-    news = NodeNews()
+    news = NodeFaultDedup()
     fault = news.take("n0", FAULT)
     assert fault is not None
     assert (fault.node, fault.at, fault.signature, fault.source) == ("n0", 5.0, "gpu-off-bus GPU 0000:18:00.0", "kernel log on n0")
     assert fault.device == "GPU 0000:18:00.0"
     assert news.take("n0", FAULT) is None
-    later = NodeNews()
+    later = NodeFaultDedup()
     later.remember([(fault.kind, fault.node, fault.at)])
     assert later.take("n0", FAULT) is None
     assert later.take("n1", FAULT) is not None, "another node has one of its own"
@@ -32,7 +32,7 @@ def test_a_fault_is_taken_once_whoever_tells_it_again() -> None:
 
 def test_a_kind_that_only_a_newer_agent_knows_is_left_alone() -> None:
     """The flow could say nothing of it."""
-    assert NodeNews().take("n0", {**FAULT, "kind": "of-next-year"}) is None
+    assert NodeFaultDedup().take("n0", {**FAULT, "kind": "of-next-year"}) is None
 
 
 def test_growth_of_several_nodes_stands_beside_what_is_known_of_an_incident() -> None:

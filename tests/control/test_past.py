@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from holdfast.control.faults.history import COUNTED, MOST, Past
+from holdfast.control.faults.history import COUNTED, MOST, FaultHistory
 from holdfast.history import History, queries
 from holdfast.history.models import Fault, Job
 
@@ -18,7 +18,7 @@ def a_row(kind: str = "gpu-off-bus", at: float = 1.0, **more: Any) -> Fault:
 
 def test_the_faults_of_the_present_incident_are_no_past() -> None:
     """Nor is what the diagnosis sees now, though training went on through it when it came."""
-    past = Past()
+    past = FaultHistory()
     old, ours, seen = a_row(at=3.0, incident_id="old"), a_row(incident_id="now"), a_row(at=2.0, incident_id=None, root=False)
     past.remember([old, ours, seen, a_row("worker-sigkill", incident_id="old"), a_row(node=None, incident_id="old")])
     assert [one.at for one in past.of({"gpu-off-bus"}, but=(), incident="now")] == [2.0, 3.0]
@@ -27,7 +27,7 @@ def test_the_faults_of_the_present_incident_are_no_past() -> None:
 
 def test_a_fault_that_becomes_an_incidents_root_is_counted_as_that() -> None:
     """By its row: it is one fault."""
-    past, row = Past(), a_row(incident_id=None, root=False, evidence={"device": "0000:18:00"})
+    past, row = FaultHistory(), a_row(incident_id=None, root=False, evidence={"device": "0000:18:00"})
     past.remember([row])
     row.incident_id, row.root = "i", True
     past.remember([row])
@@ -37,7 +37,7 @@ def test_a_fault_that_becomes_an_incidents_root_is_counted_as_that() -> None:
 
 def test_what_is_remembered_and_given_is_bounded() -> None:
     """The newest are kept."""
-    past = Past()
+    past = FaultHistory()
     past.remember(a_row(at=float(number), incident_id=str(number)) for number in range(MOST + 50))
     found = past.of({"gpu-off-bus"}, but=(), incident="")
     assert len(found) == COUNTED

@@ -10,28 +10,33 @@ from holdfast.control.nodes.preflight import Preflight
 from holdfast.history import History
 from holdfast.history.health_samples import keep
 from holdfast.spec import LocalCluster, cluster_of
-from policies.node_health import FRESH, Finding, Standing, Verdict
+from policies.node_health import FRESH, HealthFinding, HealthVerdict, NodeHealthState
 from tests.waiting import wait_until
 
 CLUSTER = LocalCluster(name="c", nodes=4)
 
 
-def thought(node: str, standing: Standing, *, ago: float = 0.0) -> Verdict:
+def thought(node: str, standing: NodeHealthState, *, ago: float = 0.0) -> HealthVerdict:
     """Return a verdict that is *ago* seconds old."""
     at = time.time() - ago
-    finding = Finding(kind="gpu-off-bus", part="gpu 0", quote="Xid 79", since=at, seen=at)
-    findings = (finding,) if standing is Standing.SICK else ()
-    return Verdict(node=node, standing=str(standing), since=at, at=at, seen=at, findings=findings)
+    finding = HealthFinding(kind="gpu-off-bus", part="gpu 0", quote="Xid 79", since=at, seen=at)
+    findings = (finding,) if standing is NodeHealthState.SICK else ()
+    return HealthVerdict(node=node, standing=str(standing), since=at, at=at, seen=at, findings=findings)
 
 
-def told(history: History, *verdicts: Verdict) -> None:
+def told(history: History, *verdicts: HealthVerdict) -> None:
     """Have the history say this of nodes."""
     keep(history, "c", {one.node: one for one in verdicts}, [], {})
 
 
 def test_a_sick_node_comes_last_and_says_why(history: History) -> None:
     """Others keep their order: not to be seen, silent, or degraded is no reason to pass a node over that brings an agent up."""
-    told(history, thought("node-0", Standing.SICK), thought("node-1", Standing.UNKNOWN), thought("node-2", Standing.DEGRADED))
+    told(
+        history,
+        thought("node-0", NodeHealthState.SICK),
+        thought("node-1", NodeHealthState.UNKNOWN),
+        thought("node-2", NodeHealthState.DEGRADED),
+    )
     preflight = Preflight(CLUSTER, history)
     preflight.remember()
     assert preflight.by_worth(["node-0", "node-1", "node-2", "node-3"]) == ["node-1", "node-2", "node-3", "node-0"]
@@ -42,7 +47,7 @@ def test_a_sick_node_comes_last_and_says_why(history: History) -> None:
 
 def test_a_verdict_that_is_old_counts_for_nothing(history: History) -> None:
     """Nobody knows how the node is now."""
-    told(history, thought("node-0", Standing.SICK, ago=FRESH + 60))
+    told(history, thought("node-0", NodeHealthState.SICK, ago=FRESH + 60))
     preflight = Preflight(CLUSTER, history)
     preflight.remember()
     assert preflight.against("node-0") == ""
@@ -79,7 +84,7 @@ def test_what_cannot_be_looked_at_stops_nobody(history: History) -> None:
 
 def test_switched_off_it_asks_nobody(history: History) -> None:
     """Neither the nodes nor the history."""
-    told(history, thought("node-0", Standing.SICK))
+    told(history, thought("node-0", NodeHealthState.SICK))
     preflight = Preflight(CLUSTER, history, on=False)
     preflight.remember()
     preflight.begin(["node-0"])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster import open_cluster
-from holdfast.control.agents.pool import Fleet
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.agents.pool import AgentPool
+from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.supervise import steering
 from holdfast.errors import AgentGone
 from holdfast.history import History, queries
@@ -52,7 +52,7 @@ def test_a_flow_that_lets_go_has_ended_what_it_was_bringing_up(holdfast_home: Pa
         asked.close()
 
     with closing(history), steering(spec, cluster) as run:
-        assert isinstance(run, Run)
+        assert isinstance(run, JobController)
         job = run.job.id
         run.refill._told = False  # as once all nodes were there
         run.refill.look(0.0)
@@ -76,7 +76,7 @@ def test_a_node_that_was_given_up_is_tried_at_once_when_it_answers_again(
     """Otherwise it has to wait for its turn, as a node that never comes up would be tried all the time."""
     assert holdfast_home.is_dir()
 
-    def tried(run: Run, at: float) -> bool:
+    def tried(run: JobController, at: float) -> bool:
         run.refill.look(at)
         begun = run.refill._thread
         if begun is None or not begun.is_alive():
@@ -86,7 +86,7 @@ def test_a_node_that_was_given_up_is_tried_at_once_when_it_answers_again(
         return True
 
     with steering(TrainingJob(name="short", command=["true"], preflight=False), cluster) as run:
-        assert isinstance(run, Run)
+        assert isinstance(run, JobController)
         assert tried(run, 100.0)
         run.fleet.owed.add("node-0")
         assert not tried(run, 100.1)
@@ -98,7 +98,7 @@ def test_a_node_that_was_given_up_is_tried_at_once_when_it_answers_again(
 def test_who_has_parted_from_all_agents_starts_no_other(cluster: LocalCluster, tmp_path: Path) -> None:
     """A thread may be at it still."""
     spec = TrainingJob(name="freed", command=["true"])
-    fleet = Fleet(open_cluster(cluster), {"job": "1", "name": spec.name}, epoch=1)
+    fleet = AgentPool(open_cluster(cluster), {"job": "1", "name": spec.name}, epoch=1)
     fleet.close(end=False)
     with pytest.raises(AgentGone, match="node-0 is gone: this flow has parted from all agents"):
         fleet.bring_up("node-0")

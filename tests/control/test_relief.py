@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.control.backup import partition_failover
-from holdfast.control.backup.prerequisites import Ahead
-from holdfast.control.supervisor.leadership import Standby
+from holdfast.control.backup.prerequisites import BackupPrerequisites
+from holdfast.control.supervisor.leadership import StandbyController
 from holdfast.history import History, LeaseKeeper, holder_of, queries, take
 from holdfast.ports import free_port
 from holdfast.spec import TrainingJob, cluster_of
@@ -30,7 +30,7 @@ def test_a_standby_that_reaches_no_node_either_asks_for_nothing_and_leaves_the_j
     spec, cluster = TrainingJob(name="gpt", script="train.py"), cluster_of(fields)
     job = a_job(spec=spec.model_dump(mode="json"), cluster=cluster.model_dump(mode="json"), directory=str(tmp_path))
     lease = take(history, job, holder="the flow of another host")
-    standby = Standby(history, spec, Ahead(), wanted=cluster)
+    standby = StandbyController(history, spec, BackupPrerequisites(), wanted=cluster)
     deaf = threading.Event()
     deaf.set()
     with LeaseKeeper(history, lease, lambda _taker: None, deaf.is_set):

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.local import LocalNodes
-from holdfast.control.agents.pool import Fleet
+from holdfast.control.agents.pool import AgentPool
 from holdfast.control.checkpoints.replicas import Replicas
 from holdfast.spec.job import MemoryPlan
 from tests.waiting import wait_until
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
+def fleet(tmp_path: Path) -> Iterator[AgentPool]:
     """Give a fleet whose nodes are known and not reached."""
-    fleet = Fleet(LocalNodes("here", tmp_path, 3), {"job": "job"}, epoch=1)
+    fleet = AgentPool(LocalNodes("here", tmp_path, 3), {"job": "job"}, epoch=1)
     fleet.memory = {"node-0": ("127.0.0.1", 1000), "node-1": ("127.0.0.1", 1001)}
     yield fleet
     fleet.close(end=False)
 
 
-def test_a_trouble_is_news_once_until_it_is_over(fleet: Fleet) -> None:
+def test_a_trouble_is_news_once_until_it_is_over(fleet: AgentPool) -> None:
     """A home is called by its node's name."""
     replicas, now = Replicas(fleet, MemoryPlan()), time.time()
     lost = {"event": "replica.lost", "at": now + 1, "peer": "127.0.0.1:1001", "why": "refused"}
@@ -40,7 +40,7 @@ def test_a_trouble_is_news_once_until_it_is_over(fleet: Fleet) -> None:
     assert replicas.take("node-0", {**lost, "at": now + 5})[0] is not None
 
 
-def test_what_is_on_record_is_not_told_again(fleet: Fleet) -> None:
+def test_what_is_on_record_is_not_told_again(fleet: AgentPool) -> None:
     """A flow that adopts a job hears the journals from before its time."""
     replicas, before = Replicas(fleet, MemoryPlan()), time.time() - 10
     replicas.remember([("replica-lost", "node-0", before), ("worker-sigkill", "node-1", before)])
@@ -49,7 +49,7 @@ def test_what_is_on_record_is_not_told_again(fleet: Fleet) -> None:
     assert replicas.take("node-0", {"event": "replica.lost", "at": before + 2, "peer": "x", "why": "refused"})[0] is not None
 
 
-def test_nodes_without_memory_are_all_on_record_and_one_is_remarked(fleet: Fleet) -> None:
+def test_nodes_without_memory_are_all_on_record_and_one_is_remarked(fleet: AgentPool) -> None:
     """A cluster of containers without /dev/shm is one remark."""
     replicas = Replicas(fleet, MemoryPlan())
     found = [replicas.take(f"node-{number}", {"event": "memory.none", "at": 1.0, "why": "no /dev/shm"}) for number in range(3)]
@@ -57,7 +57,7 @@ def test_nodes_without_memory_are_all_on_record_and_one_is_remarked(fleet: Fleet
     assert [bool(words) for _, words in found] == [True, False, False]
 
 
-def test_workers_are_told_where_their_own_server_is_and_those_of_nodes_without_ranks(fleet: Fleet) -> None:
+def test_workers_are_told_where_their_own_server_is_and_those_of_nodes_without_ranks(fleet: AgentPool) -> None:
     """Where there are any; the others tell of theirs. So no more is told to each of thousands than to each of two."""
     replicas, first, second = Replicas(fleet, MemoryPlan()), '"node-0": ["127.0.0.1", 1000]', '"node-1": ["127.0.0.1", 1001]'
     assert replicas.environments({"node-0"}, ["node-0"])["node-0"] == {"HOLDFAST_MEMORY_SERVERS": f"{{{first}, {second}}}"}
@@ -68,19 +68,19 @@ def test_workers_are_told_where_their_own_server_is_and_those_of_nodes_without_r
 
 
 @pytest.fixture
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentPool]:
     """Give two nodes with agents that keep state in memory."""
     folder = tmp_path_factory.mktemp("n")
     how = {"warm": False, "python": sys.executable, "preload": [], "argv": ["true"], "directory": str(folder), "log_directory": str(folder)}
     plan = {"job": "job", "lease": 60.0, **how, "environment": {"HOLDFAST_TOKEN": "secret"}, "memory": {"limit": None}}
-    fleet = Fleet(LocalNodes("pair", folder, 2), plan, epoch=1)
+    fleet = AgentPool(LocalNodes("pair", folder, 2), plan, epoch=1)
     for node in fleet.source.names():
         fleet.bring_up(node)
     yield fleet
     fleet.close(end=True)
 
 
-def test_a_node_without_any_home_is_told_once_and_gets_the_next_one(pair: Fleet) -> None:
+def test_a_node_without_any_home_is_told_once_and_gets_the_next_one(pair: AgentPool) -> None:
     """The only other node goes away with the replicas and comes back empty; what is heard of it late is no news."""
     replicas, (host, port) = Replicas(pair, MemoryPlan()), pair.memory["node-1"]
     assert replicas.keep_up(["node-0"]) == []

@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.config.policy_file import Rulebook
+from holdfast.control.config.policy_file import WatchedPolicy
 from holdfast.spec import TrainingJob
 from policies.policy import NAMED
 from tests.waiting import wait_until
 
-Open = Callable[..., Rulebook]
+Open = Callable[..., WatchedPolicy]
 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Open]:
     """Give what opens the rulebook of a job that names a file, whose folder is another one."""
-    books: list[Rulebook] = []
+    books: list[WatchedPolicy] = []
 
-    def begin(text: str | None, **fields: object) -> Rulebook:
+    def begin(text: str | None, **fields: object) -> WatchedPolicy:
         file = tmp_path / "mine.yaml"
         if text is not None:
             file.write_text(text)
         job = TrainingJob.model_validate({"name": "a", "script": "b.py", "policy": str(file), **fields})
-        books.append(Rulebook(job, tmp_path / "job"))
+        books.append(WatchedPolicy(job, tmp_path / "job"))
         return books[-1]
 
     yield begin
@@ -33,7 +33,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
         book.close()
 
 
-def hears(book: Rulebook, words: str) -> str:
+def hears(book: WatchedPolicy, words: str) -> str:
     """Wait for news with these *words*; return them."""
     heard: list[str] = []
 
@@ -105,7 +105,7 @@ def test_without_any_file_that_can_be_used_the_usual_policy_is_in_force(opened: 
 
 def test_a_named_policy_needs_no_file(tmp_path: Path) -> None:
     """Nothing is watched, and a look costs nothing."""
-    book = Rulebook(TrainingJob.model_validate({"name": "a", "script": "b.py", "policy": "patient"}), tmp_path)
+    book = WatchedPolicy(TrainingJob.model_validate({"name": "a", "script": "b.py", "policy": "patient"}), tmp_path)
     book.look_now()
     assert (book.present, book.news()) == (NAMED["patient"], [])
     book.close()

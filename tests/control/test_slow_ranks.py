@@ -8,18 +8,18 @@ from typing import Any, cast
 import pytest
 
 from detectors.catalogue import CATALOGUE_LEVELS, Fault
-from detectors.evidence import Pace, Paces
+from detectors.evidence import StepPace, StepPaces
 from detectors.stragglers import LONG
 from holdfast.agent.workers.step_timing import BLOCK
-from holdfast.control.faults.stragglers import AGAIN, SlowRanks
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.faults.stragglers import AGAIN, Stragglers
+from holdfast.control.supervisor.controller import JobController
 from holdfast.history import models
 from holdfast.spec import TrainingJob
 from policies.policy import NAMED
 
-WELL = Pace(own=0.3, talk=0.05, data=0.0)
-WAITS = Pace(own=0.3, talk=0.25, data=0.0)
-SLOW = Pace(own=0.5, talk=0.05, data=0.0)
+WELL = StepPace(own=0.3, talk=0.05, data=0.0)
+WAITS = StepPace(own=0.3, talk=0.25, data=0.0)
+SLOW = StepPace(own=0.5, talk=0.05, data=0.0)
 HOT = Fault(kind="gpu-thermal-throttle", at=1.0, node="n1", quote="slowed down by its temperature", signature="hot")
 NARROW = Fault(kind="ib-rate-low", at=1.0, node="n1", quote="100 of 400 Gb/s", signature="narrow")
 
@@ -30,7 +30,7 @@ class TheRun:
     def __init__(self, wanted: str = "auto") -> None:
         self.spec = TrainingJob.model_validate({"name": "a", "script": "b.py", "checks": {"straggler": wanted}})
         self.policy, self.levels, self.members = NAMED["balanced"], CATALOGUE_LEVELS, ("n0", "n1", "n2")
-        self.paces: Paces = paces(WELL, WELL, WELL)
+        self.paces: StepPaces = paces(WELL, WELL, WELL)
         self.roles: tuple[tuple[int, ...], ...] = ((0, 1, 2),)
         self.job, self.cluster = SimpleNamespace(id="j"), SimpleNamespace(kind="ssh")
         self.kept: list[models.Weighing] = []
@@ -41,7 +41,7 @@ class TheRun:
         self.remark = self.said.append
         ranks = {rank: SimpleNamespace(rank=rank, node=f"n{rank}") for rank in range(3)}
         self.board = SimpleNamespace(now=0.0, step_before=100, ranks=ranks, until=lambda: 50_000, paces=lambda *_: self.paces)
-        self.ranks = SlowRanks(cast("Run", self))
+        self.ranks = Stragglers(cast("JobController", self))
         self.clock = 0.0
 
     def look(self, steps: int = (LONG + 1) * BLOCK) -> None:
@@ -59,11 +59,11 @@ class TheRun:
         return ("n3",)
 
 
-def paces(*now: Pace, first: Pace = WELL) -> Paces:
+def paces(*now: StepPace, first: StepPace = WELL) -> StepPaces:
     """Return the paces of ranks that all began with *first*."""
     nodes = {rank: f"n{rank}" for rank in range(len(now))}
     blocks: dict[int, Any] = {rank: (one,) * LONG for rank, one in enumerate(now)}
-    return Paces(at=0.0, step=100, nodes=nodes, first=dict.fromkeys(nodes, (first,) * LONG), blocks=blocks, roles=((0, 1, 2),))
+    return StepPaces(at=0.0, step=100, nodes=nodes, first=dict.fromkeys(nodes, (first,) * LONG), blocks=blocks, roles=((0, 1, 2),))
 
 
 def test_a_degraded_node_is_left_while_it_costs_nothing_and_left_behind_when_it_does() -> None:
@@ -132,13 +132,13 @@ def test_what_only_goes_on_is_announced_once_and_again_when_it_costs_far_more() 
     run.cluster.kind = "local"
     for node in ("n0", "n1", "n2"):
         run.ranks.note(Fault(kind="host-overloaded", at=1.0, node=node, quote="load 9 on 2 processors", signature="load"))
-    slower = Pace(own=0.6, talk=0.05, data=0.0)
+    slower = StepPace(own=0.6, talk=0.05, data=0.0)
     for now in (paces(WAITS, SLOW, WAITS), paces(SLOW, WAITS, WAITS), paces(WAITS, WAITS, SLOW), paces(WAITS, slower, WAITS)) * 3:
         run.paces = now
         run.look()
     assert len(run.kept) > 3
     assert len(run.said) == 1, run.said
-    waits = Pace(own=0.3, talk=1.75, data=0.0)
-    run.paces = paces(waits, Pace(own=2.0, talk=0.05, data=0.0), waits)
+    waits = StepPace(own=0.3, talk=1.75, data=0.0)
+    run.paces = paces(waits, StepPace(own=2.0, talk=0.05, data=0.0), waits)
     run.look()
     assert len(run.said) == 2

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.control.checkpoints.recovery_facts import came_back, facts_of
-from holdfast.control.checkpoints.snapshot_stats import Snapshots, age_of, row_of
-from holdfast.control.state.generation import Board, RankView
+from holdfast.control.checkpoints.snapshot_stats import SnapshotStats, age_of, row_of
+from holdfast.control.state.generation import GenerationState, RankState
 from holdfast.history import History, Recorder, queries
 
 COST: dict[str, Any] = {"copied": 2.0, "hidden": 1.5, "paused": 0.2, "prepared": 0.1, "slowed": 0.3, "trained": 30.0}
@@ -22,7 +22,7 @@ def beat(at_step: int | None, replica: int | None = None, **snapshot: Any) -> di
     return {**BEAT, "step": at_step, "replica": replica, "snapshot": snapshot}
 
 
-def told(board: Board, now: float, ranks: dict[int, dict[str, Any]]) -> Board:
+def told(board: GenerationState, now: float, ranks: dict[int, dict[str, Any]]) -> GenerationState:
     """Have the board hear of its ranks, from the node of each."""
     for node, here in board.membership.items():
         own = {str(rank): one for rank, one in ranks.items() if rank in here}
@@ -31,9 +31,9 @@ def told(board: Board, now: float, ranks: dict[int, dict[str, Any]]) -> Board:
 
 
 @pytest.fixture
-def board() -> Board:
+def board() -> GenerationState:
     """Give a generation of two ranks of which nothing is known."""
-    return Board(3, {"a": [0], "b": [1]})
+    return GenerationState(3, {"a": [0], "b": [1]})
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def recorder(history: History, tmp_path: Path) -> Iterator[Recorder]:
     recorder.close()
 
 
-def test_the_newest_snapshot_is_the_one_that_all_ranks_have(board: Board) -> None:
+def test_the_newest_snapshot_is_the_one_that_all_ranks_have(board: GenerationState) -> None:
     """As long as one of them has none, there is none; its age is that of the rank which is furthest behind."""
     assert row_of(board, "job", 1.0, {}) is None
     told(board, 1.0, {0: beat(11, 10, step=10, age=0.2, every=1, size=100, **COST), 1: beat(11, size=0)})
@@ -60,14 +60,14 @@ def test_the_newest_snapshot_is_the_one_that_all_ranks_have(board: Board) -> Non
     assert row.ages == {"1": 4, "2": 1}
 
 
-def test_an_old_word_of_a_lost_rank_makes_no_snapshot_older(board: Board) -> None:
+def test_an_old_word_of_a_lost_rank_makes_no_snapshot_older(board: GenerationState) -> None:
     """What it said last is of a few steps ago; how far it was behind itself then is what counts."""
     told(board, 1.0, {0: beat(5, step=4, age=0.1), 1: beat(5, step=4, age=0.1)})
     told(board, 2.0, {0: beat(9, step=8, age=0.1)})
     assert age_of(board) == 1
 
 
-def test_why_ranks_take_none_is_kept(board: Board) -> None:
+def test_why_ranks_take_none_is_kept(board: GenerationState) -> None:
     """In their own words."""
     told(board, 1.0, {0: beat(5, why="no optimizer"), 1: beat(5, why="no optimizer")})
     row = row_of(board, "job", 1.0, {})
@@ -75,9 +75,9 @@ def test_why_ranks_take_none_is_kept(board: Board) -> None:
     assert (row.step, row.because, row.hidden, row.cost) == (None, "no optimizer", None, None)
 
 
-def test_the_history_has_one_row_a_generation_with_the_newest_word(board: Board, history: History, recorder: Recorder) -> None:
+def test_the_history_has_one_row_a_generation_with_the_newest_word(board: GenerationState, history: History, recorder: Recorder) -> None:
     """Ages are counted while the job trains, and go on being counted by the flow that comes next."""
-    keeps = Snapshots(recorder, "job")
+    keeps = SnapshotStats(recorder, "job")
     keeps.look(board, 0.0, training=True)
     for step in (7, 8, 9):
         told(board, float(step), {rank: beat(step, step=step - 1, age=0.1, **COST) for rank in (0, 1)})
@@ -85,11 +85,11 @@ def test_the_history_has_one_row_a_generation_with_the_newest_word(board: Board,
     assert recorder.flush(10)
     (row,) = queries.snapshots(history, "job")
     assert (row.generation, row.at, row.step, row.age_steps, row.ages) == (3, 9.0, 8, 1, {"1": 2})
-    later = Snapshots(recorder, "job")
+    later = SnapshotStats(recorder, "job")
     later.adopt(row)
     told(board, 12.0, {rank: beat(12, step=9, age=0.4) for rank in (0, 1)})
     later.look(board, 12.0, training=True)
-    following = told(Board(4, {"a": [0, 1]}), 13.0, {rank: beat(13, step=12, age=0.1) for rank in (0, 1)})
+    following = told(GenerationState(4, {"a": [0, 1]}), 13.0, {rank: beat(13, step=12, age=0.1) for rank in (0, 1)})
     later.look(following, 13.0, training=True)
     assert recorder.flush(10)
     assert [(one.generation, one.step, one.ages) for one in queries.snapshots(history, "job")] == [
@@ -101,7 +101,7 @@ def test_the_history_has_one_row_a_generation_with_the_newest_word(board: Board,
     assert newest.generation == 4
 
 
-def test_an_agent_of_an_older_version_tells_of_no_snapshots(board: Board) -> None:
+def test_an_agent_of_an_older_version_tells_of_no_snapshots(board: GenerationState) -> None:
     """Its beats have no such fields."""
     told(board, 1.0, {rank: {**BEAT, "step": 5} for rank in (0, 1)})
     assert age_of(board) is None
@@ -111,12 +111,12 @@ def test_an_agent_of_an_older_version_tells_of_no_snapshots(board: Board) -> Non
 def test_it_is_known_how_many_ranks_went_on_from_a_replica() -> None:
     """Of processes that were all started anew, and of a take-over."""
 
-    def view(rank: int, *, path: str | None = None, replica: bool = False) -> RankView:
-        return RankView(rank=rank, node="a", resumed=7, resumed_from=path, resumed_replica=replica)
+    def view(rank: int, *, path: str | None = None, replica: bool = False) -> RankState:
+        return RankState(rank=rank, node="a", resumed=7, resumed_from=path, resumed_replica=replica)
 
     assert came_back([view(0), view(1, replica=True)]) == {"source": "memory", "replicas": 1}
     assert came_back([view(0, path="/c/step-7"), view(1, path="/c/step-7")]) == {"source": "checkpoint", "replicas": 0}
-    assert came_back([RankView(rank=0, node="a", resumed=0)]) is None
+    assert came_back([RankState(rank=0, node="a", resumed=0)]) is None
     facts = facts_of({rank: {"source": "memory", "replica": rank == 0, "seconds": {}} for rank in (0, 1)}, {})
     assert facts is not None
     assert (facts["source"], facts["replicas"]) == ("memory", 1)

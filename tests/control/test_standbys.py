@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from holdfast.control.nodes.hot_spares import MOST_LOSSES, Pool, Wanted, places_for
+from holdfast.control.nodes.hot_spares import MOST_LOSSES, HotSparePool, HotSpareSpec, places_for
 from holdfast.errors import OrderRefused
 
 ROLES = ((0,), (1, 2, 3))
@@ -38,15 +38,17 @@ class Agents:
         return answer
 
 
-def a_pool(*nodes: str, refuses: bool = False, epoch: int = 1) -> tuple[Pool, Agents, list[str]]:
+def a_pool(*nodes: str, refuses: bool = False, epoch: int = 1) -> tuple[HotSparePool, Agents, list[str]]:
     """Return an empty pool, its agents, and where its remarks go."""
     agents, remarks = Agents(*nodes, refuses=refuses, epoch=epoch), list[str]()
-    return Pool(agents, remarks.append), agents, remarks  # type: ignore[arg-type]
+    return HotSparePool(agents, remarks.append), agents, remarks  # type: ignore[arg-type]
 
 
-def wanted(world: int = 4) -> Wanted:
+def wanted(world: int = 4) -> HotSpareSpec:
     """Return what standbys of a job with two roles are for."""
-    return Wanted(roles=ROLES, world=world, environment=lambda rank, number, role: {"RANK": str(rank), "N": str(number), "P": str(role)})
+    return HotSpareSpec(
+        roles=ROLES, world=world, environment=lambda rank, number, role: {"RANK": str(rank), "N": str(number), "P": str(role)}
+    )
 
 
 def started(agents: Agents) -> list[tuple[str, int, str]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from holdfast.control.backup.prerequisites import Ahead
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.backup.prerequisites import BackupPrerequisites
+from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.flow_run import FlowRun
-from holdfast.control.supervisor.leadership import Standby, Wheel
+from holdfast.control.supervisor.leadership import Leadership, StandbyController
 from holdfast.control.supervisor.supervise import steering
 from holdfast.history import History, models, queries
 from holdfast.spec import LocalCluster, TrainingJob
@@ -20,7 +20,7 @@ SPEC = TrainingJob(name="put-aside", command=["true"], preflight=False)
 def suspended(cluster: LocalCluster, flow_run: str = "first") -> str:
     """Have a job suspended before it was launched, by the controller in that flow run; return its id."""
     with steering(SPEC, cluster, flow_run=FlowRun(id=flow_run)) as run:
-        assert isinstance(run, Run)
+        assert isinstance(run, JobController)
         run.move(Event.SUSPEND_ASKED, "suspended in Prefect")
         assert (run.live, run.over, run.released) == (False, False, True)
         return run.job.id
@@ -33,13 +33,13 @@ def test_a_standby_controller_leaves_a_suspended_job_alone(holdfast_home: Path, 
     job = suspended(cluster, "first")
     own = History.open()
     try:
-        other = Standby(own, SPEC, Ahead(), wanted=cluster, flow_run=FlowRun(id="second"))
+        other = StandbyController(own, SPEC, BackupPrerequisites(), wanted=cluster, flow_run=FlowRun(id="second"))
         other.ahead.prepare(cluster)
         assert other.look() is None
-        same = Standby(own, SPEC, Ahead(), wanted=cluster, flow_run=FlowRun(id="first"))
+        same = StandbyController(own, SPEC, BackupPrerequisites(), wanted=cluster, flow_run=FlowRun(id="first"))
         same.ahead.prepare(cluster)
         found = same.look()
-        assert isinstance(found, Wheel)
+        assert isinstance(found, Leadership)
         assert (found.job.id, found.adopted) == (job, True)
     finally:
         own.close()
@@ -55,7 +55,7 @@ def test_whoever_starts_a_suspended_job_again_gets_the_same_job_with_its_past(ho
         session.add(models.Generation(job_id=job, number=4, at=time.time(), world_size=1, ranks={"node-0": [0]}))
         session.add(models.Step(job_id=job, generation=4, step=17, at=time.time(), seconds=0.1))
     with steering(SPEC, cluster, flow_run=FlowRun(id="second")) as run:
-        assert isinstance(run, Run)
+        assert isinstance(run, JobController)
         assert (run.job.id, run.state, run.best, run.newest, run.members) == (job, State.SUSPENDED, 17, 4, ())
         run.move(Event.RESUME_ASKED, "resumed")
         assert run.state is State.LAUNCHING

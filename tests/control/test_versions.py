@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.control.agents import client
-from holdfast.control.agents.event_queue import Inbox
+from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.supervisor.reattach import refuse_another_version
 from holdfast.errors import NodeLost, OrderRefused, OtherVersion
 from holdfast.process import is_alive
@@ -34,7 +34,7 @@ def test_a_flow_of_another_version_is_refused_and_the_workers_go_on(node: Node, 
         own.start(1)
         pid = own.pid()
         monkeypatch.setattr(client, "PROTOCOL", spoken)
-        other = client.AgentChannel("w1", lambda: connect(node.folder / "agent.sock", seconds=30), Inbox(), epoch=9, job="job")
+        other = client.AgentClient("w1", lambda: connect(node.folder / "agent.sock", seconds=30), EventQueue(), epoch=9, job="job")
         with pytest.raises(OrderRefused) as about:
             other.about()
         with pytest.raises(OrderRefused, match=f"this agent speaks protocol 1, the flow {spoken}"):

@@ -8,39 +8,39 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from holdfast.control.nodes.approvals import Consent
-from holdfast.control.nodes.eligibility import Wards
+from holdfast.control.nodes.approvals import Approvals
+from holdfast.control.nodes.eligibility import NodeEligibility
 from holdfast.control.nodes.preflight import Preflight
 from holdfast.history import History, approvals, cordons
-from holdfast.history.approvals import ISOLATE, KEEP, WITHDRAWN, Reply
-from holdfast.history.cordons import Place
+from holdfast.history.approvals import ISOLATE, KEEP, WITHDRAWN, ApprovalAnswer
+from holdfast.history.cordons import CordonTable
 from holdfast.history.models import Job, Question
 from holdfast.spec import LocalCluster
 from holdfast.spec.planned import Maintenance
-from policies.cordons import Owner, Rules, Word
-from policies.node_faults import Offence
+from policies.cordons import OperatorRequest, Owner, Rules
+from policies.node_faults import NodeFault
 from policies.node_states import NodeState
 from policies.quarantine import cancel_drain, drain, hold, readmit, release
 from tests.waiting import wait_until
 
 CLUSTER = LocalCluster(name="c", nodes=4)
-PLACE = Place(cluster="c", names=CLUSTER.names, rules=Rules())
+PLACE = CordonTable(cluster="c", names=CLUSTER.names, rules=Rules())
 ANN = Owner(name="ann@desk", person=True)
 
 
-Begin = Callable[..., tuple[Wards, list[str]]]
+Begin = Callable[..., tuple[NodeEligibility, list[str]]]
 
 
 @pytest.fixture
 def begin() -> Iterator[Begin]:
     """Give a maker of wards that follow a history, with what they remark; all are closed at the end."""
-    made: list[Wards] = []
+    made: list[NodeEligibility] = []
 
-    def make(history: History, seconds: float = 3600.0, cluster: LocalCluster = CLUSTER) -> tuple[Wards, list[str]]:
+    def make(history: History, seconds: float = 3600.0, cluster: LocalCluster = CLUSTER) -> tuple[NodeEligibility, list[str]]:
         remarks: list[str] = []
         job = Job(name="gpt", spec={}, cluster={"name": "c"}, directory="", at=0.0)
-        asking = Consent(history, job, seconds, remarks.append, lambda _event, _facts: None)
-        made.append(Wards(cluster, history, lambda: cluster.names, Owner(name="job gpt"), remarks.append, asking))
+        asking = Approvals(history, job, seconds, remarks.append, lambda _event, _facts: None)
+        made.append(NodeEligibility(cluster, history, lambda: cluster.names, Owner(name="job gpt"), remarks.append, asking))
         asking.begin()
         made[-1].begin()
         return made[-1], remarks
@@ -51,9 +51,9 @@ def begin() -> Iterator[Begin]:
         wards.consent.close(ended=True)
 
 
-def found(node: str, *, grave: bool = True, because: str = "gpu-off-bus: Xid 79") -> Offence:
+def found(node: str, *, grave: bool = True, because: str = "gpu-off-bus: Xid 79") -> NodeFault:
     """Return what speaks against a node."""
-    return Offence(node=node, grave=grave, because=because, evidence=(because,), seen=time.time())
+    return NodeFault(node=node, grave=grave, because=because, evidence=(because,), seen=time.time())
 
 
 def state(history: History, node: str) -> NodeState | None:
@@ -62,9 +62,9 @@ def state(history: History, node: str) -> NodeState | None:
     return known.state if known else None
 
 
-def word() -> Word:
+def word() -> OperatorRequest:
     """Return a person's word of now."""
-    return Word(owner=ANN, because="looked at it", at=time.time())
+    return OperatorRequest(owner=ANN, because="looked at it", at=time.time())
 
 
 def test_what_is_found_bars_a_node_at_once_and_for_all_soon(history: History, begin: Begin) -> None:
@@ -116,14 +116,16 @@ def test_by_a_persons_leave_more_than_the_share_goes(history: History, begin: Be
     assert "node-2: gpu-off-bus: Xid 79" in asked.because
     assert any(f"`holdfast approve {asked.number}`" in one for one in remarks)
     assert wards.usable(CLUSTER.names) == ["node-0"], "what is asked about is not used meanwhile"
-    approvals.reply(history, asked.number, Reply(answer=ISOLATE, picked=("node-3",), by="ann@desk", words="as I saw"), now=time.time())
+    approvals.reply(
+        history, asked.number, ApprovalAnswer(answer=ISOLATE, picked=("node-3",), by="ann@desk", words="as I saw"), now=time.time()
+    )
     wait_until(lambda: state(history, "node-3") is NodeState.QUARANTINED, seconds=60)
     (hold,) = [one for one in cordons.holds(history, "c", "node-3") if one.ended_at is None]
     assert (hold.owner, hold.person, hold.because) == ("job gpt", False, "gpu-off-bus: Xid 79 (approved by ann@desk)")
     wait_until(lambda: not wards.bars("node-2"), seconds=60)
     assert state(history, "node-2") is NodeState.SUSPECT
     with pytest.raises(approvals.AnsweredAlready, match=r"isolate node-3 by ann@desk: as I saw"):
-        approvals.reply(history, asked.number, Reply(answer=KEEP), now=time.time())
+        approvals.reply(history, asked.number, ApprovalAnswer(answer=KEEP), now=time.time())
 
 
 def test_when_nobody_answers_programs_take_out_no_more(history: History, begin: Begin) -> None:
@@ -145,12 +147,12 @@ def test_a_flow_that_comes_later_takes_up_what_was_asked_and_the_jobs_end_withdr
     wards.close()
     wards.consent.close(ended=False)
     assert the_question(history).number == number
-    after = Consent(history, wards.consent.job, 3600.0, print, lambda _event, _facts: None)
+    after = Approvals(history, wards.consent.job, 3600.0, print, lambda _event, _facts: None)
     after.begin()
     wait_until(lambda: after.is_open("share"), seconds=60)
-    heir = Wards(CLUSTER, history, lambda: CLUSTER.names, Owner(name="job gpt"), print, after)
+    heir = NodeEligibility(CLUSTER, history, lambda: CLUSTER.names, Owner(name="job gpt"), print, after)
     heir.begin()
-    approvals.reply(history, number, Reply(answer=ISOLATE, by="ann@desk"), now=time.time())
+    approvals.reply(history, number, ApprovalAnswer(answer=ISOLATE, by="ann@desk"), now=time.time())
     wait_until(lambda: state(history, "node-2") is NodeState.QUARANTINED, seconds=60)
     heir.accuse([found("node-3")])
     again = the_question(history)

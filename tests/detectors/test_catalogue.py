@@ -9,16 +9,16 @@ from collections.abc import Iterable
 import pytest
 
 from detectors.associations import follows_step
-from detectors.catalogue import CATALOGUE, Blame, Fault, FaultKind, Level, kind
+from detectors.catalogue import CATALOGUE, Blame, Fault, FaultKind, RecommendedAction, kind
 from detectors.diagnosis import diagnose, see
-from detectors.evidence import LogLine, Sample, WorkerExit
+from detectors.evidence import LogLine, LossSample, WorkerExit
 from detectors.exceptions import PEER_LOST
 
 KINDS = sorted(name for name, entry in CATALOGUE.items() if not isinstance(entry.sick.evidence, LogLine))
 """Kinds that the flow sees; tests/classify has those that stand in logs."""
 
 
-def kinds_seen(sample: Sample) -> set[str]:
+def kinds_seen(sample: LossSample) -> set[str]:
     """Return what is seen in *sample*; several pieces of evidence are an incident, and its root is what counts."""
     several = isinstance(sample.evidence, tuple)
     faults = see(sample.evidence if several else [sample.evidence], sample.limits)
@@ -73,10 +73,18 @@ def the(entries: Iterable[FaultKind]) -> set[str]:
 def test_a_level_asks_for_no_more_than_the_blame_bears() -> None:
     """A node leaves only for what speaks against a node, and only the diagnosis calls something the user's error."""
     entries = [CATALOGUE[name] for name in KINDS]
-    assert the(one for one in entries if one.level is Level.USER_ERROR) == {"user-error"}
-    assert {one.blame for one in entries if one.level in (Level.EVICT_NOW, Level.EVICT_WHEN_IDLE)} == {Blame.NODE, Blame.GPU, Blame.STORAGE}
-    assert {one.blame for one in entries if one.level is Level.RESET_DEVICE} == {Blame.GPU}
-    watched = the(one for one in entries if one.level in (Level.RECORD, Level.WATCH) and one.blame in (Blame.USER_CODE, Blame.NONE))
+    assert the(one for one in entries if one.level is RecommendedAction.USER_ERROR) == {"user-error"}
+    assert {one.blame for one in entries if one.level in (RecommendedAction.EVICT_NOW, RecommendedAction.EVICT_WHEN_IDLE)} == {
+        Blame.NODE,
+        Blame.GPU,
+        Blame.STORAGE,
+    }
+    assert {one.blame for one in entries if one.level is RecommendedAction.RESET_DEVICE} == {Blame.GPU}
+    watched = the(
+        one
+        for one in entries
+        if one.level in (RecommendedAction.RECORD, RecommendedAction.WATCH) and one.blame in (Blame.USER_CODE, Blame.NONE)
+    )
     assert watched == {"loss-not-finite", "loss-spike", "job-zombie"}, "what is only watched speaks against somebody, a loss aside"
     assert the(one for one in entries if one.blame is Blame.NONE) == {PEER_LOST.id, "recovery-cut-short", "take-over-failed"}
 

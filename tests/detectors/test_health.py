@@ -11,7 +11,7 @@ from detectors.evidence import NOT_ASKED, Blind
 from detectors.findings import HOUR, Look, grown, growths
 from detectors.gpu_readings import Gpu, GpuReading
 from detectors.health import JUDGES, blind_spots, judge
-from detectors.readings import Growth, NodeReading
+from detectors.readings import CounterGrowth, NodeReading
 from detectors.thresholds import THRESHOLDS
 
 PARTS = {field.name for field in dataclasses.fields(NodeReading)} - {"node", "at"}
@@ -30,14 +30,14 @@ def test_a_look_that_saw_nothing_has_no_fault() -> None:
     assert judge(dark, dark) == []
 
 
-SAMPLES = {name: entry.sick.evidence for name, entry in CATALOGUE.items() if isinstance(entry.sick.evidence, NodeReading | Growth)}
+SAMPLES = {name: entry.sick.evidence for name, entry in CATALOGUE.items() if isinstance(entry.sick.evidence, NodeReading | CounterGrowth)}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_look_before_that_saw_nothing_takes_nothing_away(name: str) -> None:
     """What one look shows is a fault still; what two are needed for is none, and never an end."""
     sample = SAMPLES[name]
-    now = sample.now if isinstance(sample, Growth) else sample
+    now = sample.now if isinstance(sample, CounterGrowth) else sample
     dark = NodeReading(node="n0", at=now.at - 60.0, **dict.fromkeys(PARTS, DARK))
     assert {fault.kind for fault in judge(now, dark)} == ({name} if isinstance(sample, NodeReading) else set())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from detectors.catalogue import CATALOGUE, CATALOGUE_LEVELS, Fault, Level, Levels
+from detectors.catalogue import CATALOGUE, CATALOGUE_LEVELS, Fault, Levels, RecommendedAction
 from detectors.diagnosis import diagnose, seconds_to_settle
 
 STRAGGLER = Fault(kind="straggler-gpu", at=0.0, node="n0", rank=0)
@@ -17,13 +17,13 @@ def test_the_catalogue_speaks_where_nothing_is_changed() -> None:
 
 def test_a_kind_that_is_made_to_act_may_be_the_root() -> None:
     """What asks for nothing is no root of what it does not explain."""
-    calm = Levels(changed={"worker-sigkill": Level.RECORD, "straggler-gpu": Level.RESTART_PROCESS})
+    calm = Levels(changed={"worker-sigkill": RecommendedAction.RECORD, "straggler-gpu": RecommendedAction.RESTART_PROCESS})
     assert diagnose([STRAGGLER, KILL]).root is KILL
     assert diagnose([STRAGGLER, KILL], levels=calm).root is STRAGGLER
-    assert CATALOGUE["straggler-gpu"].level is Level.WATCH
+    assert CATALOGUE["straggler-gpu"].level is RecommendedAction.WATCH
 
 
 def test_nobody_waits_for_the_cause_of_what_asks_for_nothing() -> None:
     """An echo that is only recorded needs no cause."""
     assert seconds_to_settle([ECHO], 2) > 0.0
-    assert seconds_to_settle([ECHO], 2, levels=Levels(changed={"worker-peer-lost": Level.RECORD})) == 0.0
+    assert seconds_to_settle([ECHO], 2, levels=Levels(changed={"worker-peer-lost": RecommendedAction.RECORD})) == 0.0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from detectors.evidence import BadLoss, Losses, SameState
+from detectors.evidence import BadLoss, LossHistory, SameState
 from tests.detectors.evidence_of import seen, the_fault
 
 Curve = Callable[[random.Random, int], float]
@@ -35,14 +35,14 @@ def test_a_clean_run_is_never_accused(name: str, seed: int) -> None:
     """Looked at every few steps of a thousand, as the flow does."""
     noise = random.Random(seed)
     curve = [(step, CLEAN[name](noise, step)) for step in range(1, 1001)]
-    assert [seen(Losses(at=0.0, losses=tuple(curve[max(0, end - 512) : end]))) for end in range(1, 1000, 7)] == [[]] * 143
+    assert [seen(LossHistory(at=0.0, losses=tuple(curve[max(0, end - 512) : end]))) for end in range(1, 1000, 7)] == [[]] * 143
 
 
-def run(*tail: float, steps: int = 100, seed: int = 1) -> Losses:
+def run(*tail: float, steps: int = 100, seed: int = 1) -> LossHistory:
     """Return a falling loss that ends in *tail*."""
     noise = random.Random(seed)
     whole = [CLEAN["falling"](noise, step) for step in range(1, steps + 1)] + list(tail)
-    return Losses(at=9.0, losses=tuple(enumerate(whole, 1)))
+    return LossHistory(at=9.0, losses=tuple(enumerate(whole, 1)))
 
 
 def test_a_spike_that_stays_is_told_with_its_first_step() -> None:
@@ -82,8 +82,8 @@ def test_a_loss_frozen_to_the_bit_is_a_zombie() -> None:
 def test_a_loss_that_always_came_in_runs_must_stand_for_much_longer() -> None:
     """Reported every 20 steps: 64 in a row may come, 80 never did."""
     curve = [3.0 - (step // 20) * 0.01 for step in range(200)]
-    assert seen(Losses(at=0.0, losses=tuple(enumerate([*curve, *[1.0] * 79])))) == []
-    assert the_fault(Losses(at=0.0, losses=tuple(enumerate([*curve, *[1.0] * 80])))).kind == "job-zombie"
+    assert seen(LossHistory(at=0.0, losses=tuple(enumerate([*curve, *[1.0] * 79])))) == []
+    assert the_fault(LossHistory(at=0.0, losses=tuple(enumerate([*curve, *[1.0] * 80])))).kind == "job-zombie"
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
@@ -102,7 +102,7 @@ def test_a_loss_that_does_not_become_a_number_again_is_lost() -> None:
         fault = the_fault(run(*[math.nan] * count))
         assert (fault.kind, fault.step, fault.signature) == ("loss-lost", 101, "loss-lost since step 101")
     assert "since step 101; at step 100 it was" in fault.quote
-    assert seen(Losses(at=0.0, losses=tuple((step, math.nan) for step in range(200)))) == []
+    assert seen(LossHistory(at=0.0, losses=tuple((step, math.nan) for step in range(200)))) == []
 
 
 def test_parameters_that_never_change_are_a_zombie() -> None:

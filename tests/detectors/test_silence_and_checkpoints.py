@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.catalogue import Level
+from detectors.catalogue import RecommendedAction
 from detectors.evidence import Blind, CheckpointTrouble
 from tests.detectors.evidence_of import a_silence, seen, the_fault
 
@@ -12,12 +12,12 @@ from tests.detectors.evidence_of import a_silence, seen, the_fault
 @pytest.mark.parametrize(
     ("answers", "kind", "level"),
     [
-        (True, "agent-lost", Level.RESTART_PROCESS),
-        (False, "node-lost", Level.EVICT_NOW),
-        (Blind("the probe timed out"), "node-unknown", Level.EVICT_NOW),
+        (True, "agent-lost", RecommendedAction.RESTART_PROCESS),
+        (False, "node-lost", RecommendedAction.EVICT_NOW),
+        (Blind("the probe timed out"), "node-unknown", RecommendedAction.EVICT_NOW),
     ],
 )
-def test_a_second_look_tells_a_dead_agent_from_a_dead_node(answers: bool | Blind, kind: str, level: Level) -> None:  # noqa: FBT001
+def test_a_second_look_tells_a_dead_agent_from_a_dead_node(answers: bool | Blind, kind: str, level: RecommendedAction) -> None:  # noqa: FBT001
     """A node that answers keeps its ranks; one that nobody could look at is not called lost, but cannot be used either."""
     fault = the_fault(a_silence(node_answers=answers, step=7))
     assert (fault.kind, fault.entry.level, fault.node, fault.step) == (kind, level, "n0", 7)
@@ -47,7 +47,7 @@ def test_a_checkpoints_trouble_keeps_its_name_and_never_stops_the_job(kind: str)
     """Training goes on through all of them."""
     fault = the_fault(trouble(kind))
     assert fault.kind == kind
-    assert fault.entry.level in (Level.RECORD, Level.WATCH)
+    assert fault.entry.level in (RecommendedAction.RECORD, RecommendedAction.WATCH)
     assert "/ckpt/step-00000100" in fault.quote
     assert "No space left" in fault.quote
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from detectors.evidence import InGroup, InWork, Progress, RankProgress, Standing
+from detectors.evidence import InGroup, InWork, Progress, RankProgress, RankStatus
 from detectors.hang_analysis import explain, operations
 from tests.detectors.evidence_of import seen, the_fault
 
@@ -26,12 +26,12 @@ def member(*pending: InWork, ranks: tuple[int, ...] = (0, 1, 2), name: str = "dp
     return InGroup(name=name, ranks=ranks, counts=begun, pending=pending)
 
 
-def standing(*groups: InGroup, waits: str = "", place: str = "train.py:31 in load") -> Standing:
+def standing(*groups: InGroup, waits: str = "", place: str = "train.py:31 in load") -> RankStatus:
     """Return where a rank stands."""
-    return Standing(waits=waits, seconds=4.2 if waits else 0.0, groups=groups, place=place)
+    return RankStatus(waits=waits, seconds=4.2 if waits else 0.0, groups=groups, place=place)
 
 
-def ranks(*standings: Standing | None, age: float = 900.0, process: str = "S") -> dict[int, RankProgress]:
+def ranks(*standings: RankStatus | None, age: float = 900.0, process: str = "S") -> dict[int, RankProgress]:
     """Return ranks that stand like this, each on a node of its own; one without a standing did not answer."""
     return {
         rank: RankProgress(node=f"node-{rank}", step=40, age=age, standing=one, process=process if one is None else "S")
@@ -39,7 +39,7 @@ def ranks(*standings: Standing | None, age: float = 900.0, process: str = "S") -
     }
 
 
-def quiet(*standings: Standing | None, **facts: object) -> Progress:
+def quiet(*standings: RankStatus | None, **facts: object) -> Progress:
     """Return a job that has been quiet for long, whose ranks stand like this."""
     return Progress(at=100.0, ranks=ranks(*standings, **facts), step_seconds=STEADY, asked=True)  # type: ignore[arg-type]
 
@@ -84,7 +84,7 @@ def test_a_stage_that_waits_for_what_was_not_sent_names_the_sender() -> None:
     assert "recv #3 of group dp (from rank 1)" in finding.quote
 
 
-def waits_for(rank: int) -> Standing:
+def waits_for(rank: int) -> RankStatus:
     """Return a rank that waits for something that *rank* has not sent."""
     return standing(member(work(1, "recv", way=f"recv<{rank}")), waits="pipeline")
 
@@ -154,8 +154,8 @@ def test_a_collective_that_all_have_come_to_is_held_by_what_lies_between() -> No
 
 def test_without_counted_operations_the_stack_tells_who_waits() -> None:
     """Groups of torch's own: all but one are inside of a collective."""
-    inside = Standing(waits="collective", place="train.py:40 in step")
-    fault = the_fault(quiet(inside, Standing(place="train.py:31 in load"), inside))
+    inside = RankStatus(waits="collective", place="train.py:40 in step")
+    fault = the_fault(quiet(inside, RankStatus(place="train.py:31 in load"), inside))
     assert (fault.kind, fault.rank) == ("job-hang", 1)
     assert "rank 1 on node-1 does not wait for anybody, while ranks 0, 2 wait for others" in fault.quote
 
@@ -163,14 +163,14 @@ def test_without_counted_operations_the_stack_tells_who_waits() -> None:
 @pytest.mark.parametrize(("odd", "others"), [("", "backward"), ("backward", "collective"), ("data", "backward")])
 def test_a_rank_in_backward_works_or_waits_as_the_others_have_it(odd: str, others: str) -> None:
     """DDP waits inside of backward."""
-    finding = explain(ranks(Standing(waits=others), Standing(waits=others), Standing(waits=odd, place="train.py:9 in load")))
+    finding = explain(ranks(RankStatus(waits=others), RankStatus(waits=others), RankStatus(waits=odd, place="train.py:9 in load")))
     assert finding is not None
     assert finding.rank == 2
 
 
 def test_where_the_standings_say_nothing_the_first_suspect_is_named_as_before() -> None:
     """All are in backward, which may be work or a wait."""
-    inside = Standing(waits="backward", place="train.py:41 in step")
+    inside = RankStatus(waits="backward", place="train.py:41 in step")
     fault = the_fault(quiet(inside, inside, inside))
     assert fault.kind == "job-hang"
     assert "is the first suspect" in fault.quote
@@ -211,7 +211,7 @@ def test_a_first_step_that_does_not_come_names_its_culprit_too() -> None:
 @pytest.mark.parametrize("culprit", range(4))
 def test_a_ring_of_stages_names_the_one_that_stopped(culprit: int) -> None:
     """Each stage waits for the one before it; who stopped first sent nothing on."""
-    held: list[Standing] = []
+    held: list[RankStatus] = []
     for rank in range(4):
         before, sent = (rank - 1) % 4, {f"to_{(rank + 1) % 4}": 1}
         pending = [] if rank == culprit else [work(2, "recv", way=f"recv<{before}")]

@@ -13,16 +13,16 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from holdfast.cluster import open_cluster
-from holdfast.control.agents.client import AgentChannel
-from holdfast.control.agents.event_queue import Inbox
+from holdfast.control.agents.client import AgentClient
+from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.agents.event_schema import complaint
-from holdfast.control.agents.pool import Fleet
-from holdfast.control.checkpoints.final_checkpoint import Held
+from holdfast.control.agents.pool import AgentPool
+from holdfast.control.checkpoints.final_checkpoint import HeldSnapshots
 from holdfast.control.config.worker_env import how_to_run
-from holdfast.control.state.generation import Board
-from holdfast.control.state.rank_table import Lineup
-from holdfast.control.supervisor.controller import Run
-from holdfast.control.supervisor.event_handlers import Hearing
+from holdfast.control.state.generation import GenerationState
+from holdfast.control.state.rank_table import RankTable
+from holdfast.control.supervisor.controller import JobController
+from holdfast.control.supervisor.event_handlers import EventHandlers
 from holdfast.control.supervisor.requests import Requests
 from holdfast.errors import OrderRefused
 from holdfast.history import History, Recorder, models, queries
@@ -33,7 +33,10 @@ from tests.fuzz.examples import ANYTHING, SOCKETS
 Message = dict[str, Any]
 MEMBERSHIP: Final = {"a": [0], "b": [1]}
 NAMES: Final = sorted(
-    name.removeprefix("_on_").replace("_", ".", 1) for kind in (Board, Hearing) for name in vars(kind) if name.startswith("_on_")
+    name.removeprefix("_on_").replace("_", ".", 1)
+    for kind in (GenerationState, EventHandlers)
+    for name in vars(kind)
+    if name.startswith("_on_")
 )
 BEAT: Final[Message] = {
     "step": 5, "age": 0.1, "section": None, "section_limit": None, "managed": True, "process": "S", "wait": "", "output_age": 0.3,
@@ -69,7 +72,7 @@ def spoiled(draw: some.DrawFn, whole: Message) -> Message:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobController]:
     """Give a job of two ranks on two nodes, in its first generation; nothing of it runs."""
     place = tmp_path_factory.mktemp("run")
     history = History.open(f"sqlite:///{place / 'history.db'}")
@@ -78,17 +81,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     cluster = LocalCluster(name="c", nodes=2, directory=str(place))
     job = models.Job(name="fuzzed", spec={}, cluster={}, directory=str(place), at=0.0)
     recorder.add(job)
-    made = Run(
+    made = JobController(
         job=job,
         spec=spec,
         cluster=cluster,
         history=history,
         recorder=recorder,
-        fleet=Fleet(open_cluster(cluster), how_to_run(spec, cluster, job), epoch=1),
+        fleet=AgentPool(open_cluster(cluster), how_to_run(spec, cluster, job), epoch=1),
     )
     lease = models.Lease(job_id=job.id, epoch=1, holder="", host="", pid=0, pid_started=0.0, expires_at=0.0)
     made.requests = Requests(history, recorder, lease, made.handover, made.flow_run)
-    made.enter_generation(1, dict(MEMBERSHIP), lineup=Lineup.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), because="launch")
+    made.enter_generation(1, dict(MEMBERSHIP), lineup=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), because="launch")
     yield made
     made.requests.close()
     made.fleet.close(end=False)
@@ -96,7 +99,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     history.close()
 
 
-def hears(run: Run, *told: tuple[str, Message]) -> None:
+def hears(run: JobController, *told: tuple[str, Message]) -> None:
     """Have agents say something, and the flow take it in."""
     for one in told:
         run.fleet.inbox.put(one)
@@ -109,7 +112,7 @@ def hears(run: Run, *told: tuple[str, Message]) -> None:
 @example(name="worker.exited", facts={**FACTS, "signal": "nine"})
 @example(name="steps", facts={"generation": 1, "steps": [[5]]})
 @example(name="worker.stepped", facts={**FACTS, "step": 2**70})
-def test_whatever_an_agent_tells_the_flow_goes_on_and_can_judge(run: Run, name: str, facts: Message) -> None:
+def test_whatever_an_agent_tells_the_flow_goes_on_and_can_judge(run: JobController, name: str, facts: Message) -> None:
     """What was believed can be explained, and goes into the history."""
     hears(run, ("a", {"event": name, **facts}))
     run.seen()
@@ -119,7 +122,7 @@ def test_whatever_an_agent_tells_the_flow_goes_on_and_can_judge(run: Run, name: 
 
 @SOCKETS
 @given(name=some.sampled_from(NAMES), facts=spoiled(FACTS))
-def test_no_node_speaks_for_the_ranks_of_another(run: Run, name: str, facts: Message) -> None:
+def test_no_node_speaks_for_the_ranks_of_another(run: JobController, name: str, facts: Message) -> None:
     """Beats, ends and exceptions of a rank are believed from its own agent alone."""
     before = repr(run.board.ranks[1]), list(run.board.evidence)
     if name.startswith("worker."):
@@ -128,7 +131,7 @@ def test_no_node_speaks_for_the_ranks_of_another(run: Run, name: str, facts: Mes
         run.begin_generation(1, dict(MEMBERSHIP), lineup=run.lineup)
 
 
-def test_an_agent_that_is_reached_late_and_knows_of_an_older_generation_has_the_recovery_decided_anew(run: Run) -> None:
+def test_an_agent_that_is_reached_late_and_knows_of_an_older_generation_has_the_recovery_decided_anew(run: JobController) -> None:
     """It was presumed to be in the present one, of which the flow before did not live to tell it."""
     run.begin_generation(1, dict(MEMBERSHIP), lineup=run.lineup)
     run.board.unseen = {1}
@@ -141,7 +144,7 @@ def test_an_agent_that_is_reached_late_and_knows_of_an_older_generation_has_the_
     run.begin_generation(1, dict(MEMBERSHIP), lineup=run.lineup)
 
 
-def test_nonsense_is_told_once_and_sense_is_heard_after_it(run: Run) -> None:
+def test_nonsense_is_told_once_and_sense_is_heard_after_it(run: JobController) -> None:
     """A remark names the node; the history took in all that was believed."""
     hears(run, ("b", {"event": "worker.hello"}), ("b", {"event": "worker.hello", "rank": "1"}), ("b", {"event": "worker.hello", "rank": 1}))
     assert run.board.ranks[1].hello
@@ -176,7 +179,7 @@ READ: Final[dict[str, Callable[[Message], object]]] = {
     "prepare": lambda told: int((told.get("memory") or {}).get("port") or 0),
     "port": lambda told: int(told["port"]),
     "stored": lambda told: [
-        Held(node="a", **{name: one[name] for name in ANSWERED["stored"]["snapshots"][0]}) for one in told["snapshots"]
+        HeldSnapshots(node="a", **{name: one[name] for name in ANSWERED["stored"]["snapshots"][0]}) for one in told["snapshots"]
     ],
     "living": lambda told: {rank for rank in told["ranks"] if told["generation"] == 1},
     "token": lambda told: str(told["token"]),
@@ -186,7 +189,7 @@ READ: Final[dict[str, Callable[[Message], object]]] = {
 
 
 @pytest.fixture(scope="module")
-def agent() -> Iterator[tuple[AgentChannel, dict[str, Message]]]:
+def agent() -> Iterator[tuple[AgentClient, dict[str, Message]]]:
     """Give a connection to an agent that answers each order as the table says that comes with it."""
     ours, theirs = socket.socketpair()
     answers: dict[str, Message] = {}
@@ -199,7 +202,7 @@ def agent() -> Iterator[tuple[AgentChannel, dict[str, Message]]]:
 
     serving = threading.Thread(target=serve)
     serving.start()
-    channel = AgentChannel("a", lambda: ours, Inbox(), epoch=1)
+    channel = AgentClient("a", lambda: ours, EventQueue(), epoch=1)
     yield channel, answers
     channel.close()
     serving.join()
@@ -210,7 +213,7 @@ def agent() -> Iterator[tuple[AgentChannel, dict[str, Message]]]:
 @example(told=("prepare", {"memory": [1]}))
 @example(told=("stored", {"snapshots": [{}]}))
 def test_an_answer_to_an_order_can_be_read_or_is_the_nodes_trouble(
-    agent: tuple[AgentChannel, dict[str, Message]], told: tuple[str, Message]
+    agent: tuple[AgentClient, dict[str, Message]], told: tuple[str, Message]
 ) -> None:
     """As a flow reads it; what an honest agent says is understood."""
     channel, answers = agent

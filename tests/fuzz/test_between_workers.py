@@ -20,8 +20,8 @@ from hypothesis import strategies as some
 
 from holdfast.authenticated_listener import BURST
 from holdfast.runtime.groups import control_tree, kv_store
-from holdfast.runtime.groups.control_tree import Desk, call
-from holdfast.runtime.groups.kv_store import Server, Store, Verb
+from holdfast.runtime.groups.control_tree import PeerAcceptor, call
+from holdfast.runtime.groups.kv_store import KvServer, KvStore, Verb
 from tests.fuzz.examples import ANYTHING, SOCKETS, mutated
 from tests.waiting import wait_until
 
@@ -56,16 +56,16 @@ def speak(port: int, data: bytes) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[tuple[Server, Store]]:
+def server() -> Iterator[tuple[KvServer, KvStore]]:
     """Give a store, and one that is connected to it all the while."""
-    made = Server(0, TOKEN)
-    mine = Store("127.0.0.1", made.port, TOKEN, LONG)
+    made = KvServer(0, TOKEN)
+    mine = KvStore("127.0.0.1", made.port, TOKEN, LONG)
     yield made, mine
     mine.close()
     made.close()
 
 
-def serves(mine: Store) -> None:
+def serves(mine: KvStore) -> None:
     """Tell that the store does its work."""
     stamp = str(time.monotonic())
     mine.set("mine", stamp)
@@ -74,7 +74,7 @@ def serves(mine: Store) -> None:
 
 @given(data=some.binary(max_size=120) | some.sampled_from(SAYINGS).flatmap(mutated))
 @SOCKETS
-def test_a_stranger_gets_no_word_out_of_the_store(server: tuple[Server, Store], data: bytes) -> None:
+def test_a_stranger_gets_no_word_out_of_the_store(server: tuple[KvServer, KvStore], data: bytes) -> None:
     """Unless it says the token, in which case it is none."""
     made, mine = server
     heard = speak(made.port, data)
@@ -84,14 +84,14 @@ def test_a_stranger_gets_no_word_out_of_the_store(server: tuple[Server, Store], 
 
 @given(said=some.lists(some.sampled_from(SAYINGS) | some.sampled_from(SAYINGS).flatmap(mutated) | some.binary(max_size=40), max_size=6))
 @SOCKETS
-def test_a_rank_gone_mad_ends_its_own_connection_alone(server: tuple[Server, Store], said: list[bytes]) -> None:
+def test_a_rank_gone_mad_ends_its_own_connection_alone(server: tuple[KvServer, KvStore], said: list[bytes]) -> None:
     """Verbs that there are none of, parts that are missing, lengths that lie."""
     made, mine = server
     speak(made.port, HELLO + b"".join(said))
     serves(mine)
 
 
-def test_a_stranger_cannot_have_megabytes_kept(server: tuple[Server, Store]) -> None:
+def test_a_stranger_cannot_have_megabytes_kept(server: tuple[KvServer, KvStore]) -> None:
     """A frame that says how long it will be is refused before it has come."""
     made, mine = server
     before = memory()
@@ -105,13 +105,13 @@ def test_a_stranger_cannot_have_megabytes_kept(server: tuple[Server, Store]) -> 
     assert memory() - before < 32 * 2**20
 
 
-def test_more_strangers_than_there_is_room_for_shut_nobody_out(server: tuple[Server, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_strangers_than_there_is_room_for_shut_nobody_out(server: tuple[KvServer, KvStore], monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go; who knows the token comes in among them."""
     made, mine = server
     monkeypatch.setattr(kv_store, "MOST_STRANGERS", 20)
     with contextlib.ExitStack() as lines:
         idle = [lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=20)) for _ in range(60)]
-        late = Store("127.0.0.1", made.port, TOKEN, LONG)
+        late = KvStore("127.0.0.1", made.port, TOKEN, LONG)
         serves(late)
         late.close()
         assert idle[0].recv(1) == b""  # hung up on
@@ -119,7 +119,7 @@ def test_more_strangers_than_there_is_room_for_shut_nobody_out(server: tuple[Ser
     serves(mine)
 
 
-def test_strangers_are_hung_up_on_though_nobody_else_comes(server: tuple[Server, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_are_hung_up_on_though_nobody_else_comes(server: tuple[KvServer, KvStore], monkeypatch: pytest.MonkeyPatch) -> None:
     """They have their time, and no more."""
     made, mine = server
     monkeypatch.setattr(kv_store, "HELLO_SECONDS", 0.3)
@@ -131,7 +131,7 @@ def test_strangers_are_hung_up_on_though_nobody_else_comes(server: tuple[Server,
 
 @pytest.mark.parametrize("of", ["store", "desk"])
 def test_many_strangers_cost_a_training_process_no_threads_and_few_descriptors(
-    of: str, server: tuple[Server, Store], desk: Desk, monkeypatch: pytest.MonkeyPatch
+    of: str, server: tuple[KvServer, KvStore], desk: PeerAcceptor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They come at once and stay; a moment later there are few of them, long before the time for a hello is over."""
     for one in (kv_store, control_tree):
@@ -156,14 +156,14 @@ def test_many_strangers_cost_a_training_process_no_threads_and_few_descriptors(
 
 
 @pytest.fixture(scope="module")
-def desk() -> Iterator[Desk]:
+def desk() -> Iterator[PeerAcceptor]:
     """Give a desk at which other ranks knock."""
-    made = Desk(TOKEN)
+    made = PeerAcceptor(TOKEN)
     yield made
     made.close()
 
 
-def lets_in(desk: Desk, incarnation: int) -> None:
+def lets_in(desk: PeerAcceptor, incarnation: int) -> None:
     """Tell that the desk lets a rank in."""
     with call(("127.0.0.1", desk.port), TOKEN, 3, incarnation) as line:
         found: list[socket.socket] = []
@@ -190,7 +190,7 @@ HELLOS: Final = some.dictionaries(some.sampled_from(("token", "rank", "incarnati
 
 @given(data=some.binary(max_size=80) | HELLOS | mutated(knock(json.dumps({"token": TOKEN, "rank": 1, "incarnation": 1}).encode())))
 @SOCKETS
-def test_whatever_knocks_at_a_desk_the_next_rank_is_let_in(desk: Desk, data: bytes) -> None:
+def test_whatever_knocks_at_a_desk_the_next_rank_is_let_in(desk: PeerAcceptor, data: bytes) -> None:
     """And no thread ends with a traceback, which pytest would make an error of."""
     with socket.create_connection(("127.0.0.1", desk.port), timeout=20) as line:
         line.sendall(data)  # where it is a hello after all, the desk keeps the line
@@ -207,13 +207,13 @@ def test_whatever_knocks_at_a_desk_the_next_rank_is_let_in(desk: Desk, data: byt
     ],
     ids=["deep", "deep token", "infinite", "list"],
 )
-def test_a_hello_that_nobody_thought_of_is_hung_up_on(desk: Desk, body: bytes) -> None:
+def test_a_hello_that_nobody_thought_of_is_hung_up_on(desk: PeerAcceptor, body: bytes) -> None:
     """Nesting up to the interpreter's limit, numbers that are none."""
     assert speak(desk.port, knock(body)) == b""
     lets_in(desk, 2)
 
 
-def test_who_says_a_byte_now_and_then_is_hung_up_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_says_a_byte_now_and_then_is_hung_up_on(desk: PeerAcceptor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hello has its time as a whole, not each byte of it; and a desk full of them lets the next rank in."""
     monkeypatch.setattr(control_tree, "HELLO_SECONDS", 1.0)
     monkeypatch.setattr(control_tree, "MOST_STRANGERS", 10)

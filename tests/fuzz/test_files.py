@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast.agent.event_log import Journal
+from holdfast.agent.event_log import EventLog
 from holdfast.errors import BadFile
 from holdfast.history import History
 from holdfast.history.outbox_file import absorb
@@ -78,7 +78,7 @@ def test_a_file_of_any_bytes_is_read_or_refused_with_words(tmp_path: Path, data:
 def test_a_journal_that_the_disk_has_damaged_is_told_as_far_as_it_is_whole(tmp_path: Path, change: bytes, place: int) -> None:
     """Every line that is told is a message with its number; numbers grow; what is in memory is told in any case."""
     path = tmp_path / "journal.jsonl"
-    journal = Journal(path, remembered=3)
+    journal = EventLog(path, remembered=3)
     for number in range(8):
         journal.add({"event": "steps", "number": number}, milestone=number == 1)
     data = path.read_bytes()

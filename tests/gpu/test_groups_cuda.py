@@ -17,9 +17,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from holdfast.runtime.groups import state_transfer
-from holdfast.runtime.groups.backends import Way, build, nccl_can_abort
+from holdfast.runtime.groups.backends import BuildOptions, build, nccl_can_abort
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.step_transaction import Attempt
+from holdfast.runtime.groups.step_transaction import StepTransaction
 from holdfast.runtime.state.training import Training
 
 pytestmark = pytest.mark.gpu
@@ -44,10 +44,15 @@ def test_collectives_go_through_the_library_of_their_device(device: str) -> None
         pytest.skip("the NCCL of this GPU is older than the gate allows")
     devices = ("cpu", "cuda") if device == "cuda" else ("cpu",)
     store = dist.HashStore()
-    group = ManagedGroup("g", [0], 0, Attempt(), LONG)
+    group = ManagedGroup("g", [0], 0, StepTransaction(), LONG)
     for turn in range(2):
         inner = build(
-            store, f"turn-{turn}", 0, 1, way=Way(devices=devices, timeout=LONG, host="127.0.0.1", first=turn == 0), gave_up=lambda: False
+            store,
+            f"turn-{turn}",
+            0,
+            1,
+            way=BuildOptions(devices=devices, timeout=LONG, host="127.0.0.1", first=turn == 0),
+            gave_up=lambda: False,
         )
         before = group.give(inner, {0: turn})
         if before is not None:
@@ -65,7 +70,7 @@ def test_collectives_go_through_the_library_of_their_device(device: str) -> None
 
 def _move(rank: int, port: int, folder: str, device: str) -> None:
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=60))
-    inner = build(store, "pair", rank, 2, way=Way(devices=("cpu",), timeout=LONG, host="127.0.0.1"), gave_up=lambda: False)
+    inner = build(store, "pair", rank, 2, way=BuildOptions(devices=("cpu",), timeout=LONG, host="127.0.0.1"), gave_up=lambda: False)
     torch.manual_seed(1)
     images = torch.randn(2, 3, 5, 7, device=device).to(memory_format=torch.channels_last)
     tensors = [

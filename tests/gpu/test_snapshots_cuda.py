@@ -13,12 +13,12 @@ import torch
 
 from holdfast.memstore import write_requests
 from holdfast.memstore.shared_memory import labels
-from holdfast.memstore.write_requests import FlushOrder
-from holdfast.runtime.agent_client import Link
+from holdfast.memstore.write_requests import WriteRequest
+from holdfast.runtime.agent_client import AgentLink
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.checkpoint.storage import Pace, Reader
-from holdfast.runtime.checkpoint.storage_errors import Teller
-from holdfast.runtime.checkpoint_writer.write_task import Job
+from holdfast.runtime.checkpoint.storage import CheckpointReader, WritePace
+from holdfast.runtime.checkpoint.storage_errors import StorageErrorReporter
+from holdfast.runtime.checkpoint_writer.write_task import WriteTask
 from tests.runtime.trainer import FIRST, Trainer, opened, restore, same
 
 pytestmark = [
@@ -61,10 +61,10 @@ def test_a_checkpoint_is_written_without_the_gpu(tmp_path: Path, device: str) ->
     (path,) = [path for path, label in labels(tmp_path).items() if label.step == STEP]
     ours = tmp_path / "checkpoints"
     more = {"lineage": 1, "rank": 0, "world": 1, "generation": 1, "directory": str(ours), "keep": 2}
-    order = FlushOrder.of({"snapshot": path.name, "step": STEP, **more})
+    order = WriteRequest.of({"snapshot": path.name, "step": STEP, **more})
     order.write(tmp_path)
-    Job(order, tmp_path, Link(None), Pace(None), Teller()).run()
+    WriteTask(order, tmp_path, AgentLink(None), WritePace(None), StorageErrorReporter()).run()
     assert not write_requests.orders(tmp_path)
     other = Trainer(tmp_path / "none", device=device)
-    other.training.load(Reader(manifest.folder_of(ours, STEP)), 0)
+    other.training.load(CheckpointReader(manifest.folder_of(ours, STEP)), 0)
     assert same(other.state(), wanted)

@@ -15,10 +15,10 @@ from typing import Final
 
 from holdfast.errors import HoldfastError, JobAlreadyRunning
 from holdfast.history import History, LeaseKeeper, queries, take
-from holdfast.history.cordons import Place
+from holdfast.history.cordons import CordonTable
 from holdfast.history.cordons import say as say_of
 from policies import quarantine as acts
-from policies.cordons import Answer, Changed, Node, Owner, Rules, Ward, Word
+from policies.cordons import Answer, Changed, Node, OperatorRequest, Owner, QuarantineLimits, Rules
 from tests.history.rows import a_job, a_step
 
 ROOT: Final = Path(__file__).parents[2]
@@ -167,19 +167,19 @@ def write_or_say(url: str) -> None:
 
 def speak_of_nodes(url: str, name: str, rounds: str) -> None:
     """Take nodes out and back by turns as a program and as a person; say how many a program saw isolated after its own word."""
-    place = Place(cluster="c", names=[f"n{number}" for number in range(8)], rules=Rules())
+    place = CordonTable(cluster="c", names=[f"n{number}" for number in range(8)], rules=Rules())
     history, program, person = History.open(url, patience=15), Owner(name=name), Owner(name=f"{name}@desk", person=True)
     most = 0
 
-    def out(node: Node, ward: Ward) -> Answer:
+    def out(node: Node, ward: QuarantineLimits) -> Answer:
         nonlocal most
-        answer = acts.quarantine(node, Word(owner=program, because="sick", at=time.time()), ward)
+        answer = acts.quarantine(node, OperatorRequest(owner=program, because="sick", at=time.time()), ward)
         if isinstance(answer, Changed):
             most = max(most, ward.isolated + 1)
         return answer
 
-    def back(node: Node, _: Ward) -> Answer:
-        return acts.readmit(node, Word(owner=person, because="well", at=time.time()))
+    def back(node: Node, _: QuarantineLimits) -> Answer:
+        return acts.readmit(node, OperatorRequest(owner=person, because="well", at=time.time()))
 
     say("ready")
     sys.stdin.readline()

@@ -41,8 +41,8 @@ def recovered(job: str, number: int, rung: str, phases: dict[str, float], **fiel
 
 def test_an_empty_history_has_measured_nothing(history: History) -> None:
     """Zeros and blanks, no error."""
-    assert statistics.fleet(history) == statistics.Fleet()
-    assert statistics.work(history, "nobody") == statistics.Work()
+    assert statistics.fleet(history) == statistics.FleetStatistics()
+    assert statistics.work(history, "nobody") == statistics.StepStatistics()
 
 
 def test_node_hours_are_those_in_which_nodes_belonged_to_a_generation(history: History) -> None:

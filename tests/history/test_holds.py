@@ -15,23 +15,23 @@ from sqlmodel import select
 
 from holdfast.history import History, NodeHold, ServiceMove
 from holdfast.history import cordons as record
-from holdfast.history.cordons import Place, say
+from holdfast.history.cordons import CordonTable, say
 from policies import quarantine as acts
-from policies.cordons import Answer, Changed, HoldKind, NeedsPerson, Node, Owner, Rules, Stale, Ward, Word
+from policies.cordons import Answer, Changed, CordonKind, NeedsPerson, Node, OperatorRequest, OutOfDate, Owner, QuarantineLimits, Rules
 from policies.node_states import NodeState
 from tests.history.children import Child
 from tests.policies.test_quarantine_laws import NAMES, RULES, Wards
 
 PROGRAM, ANN = Owner(name="job gpt"), Owner(name="ann@desk", person=True)
-PLACE = Place(cluster="c", names=[f"n{number}" for number in range(8)], rules=Rules())
+PLACE = CordonTable(cluster="c", names=[f"n{number}" for number in range(8)], rules=Rules())
 
 
-def word(owner: Owner, at: float, seen: float | None = None) -> Word:
+def word(owner: Owner, at: float, seen: float | None = None) -> OperatorRequest:
     """Return what *owner* says at that time."""
-    return Word(owner=owner, because="Xid 79", at=at, seen=seen, evidence=("NVRM: Xid 79",))
+    return OperatorRequest(owner=owner, because="Xid 79", at=at, seen=seen, evidence=("NVRM: Xid 79",))
 
 
-def out(at: float, seen: float | None = None) -> Callable[[Node, Ward], Answer]:
+def out(at: float, seen: float | None = None) -> Callable[[Node, QuarantineLimits], Answer]:
     """Return a program's word that takes a node out."""
     return lambda node, ward: acts.quarantine(node, word(PROGRAM, at, seen), ward)
 
@@ -43,7 +43,7 @@ class WardsOnRecord(Wards):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.history = History.open(f"sqlite:///{self.folder.name}/history.db")
-        self.place = Place(cluster="c", names=NAMES, rules=RULES)
+        self.place = CordonTable(cluster="c", names=NAMES, rules=RULES)
 
     def teardown(self) -> None:
         """Leave nothing."""
@@ -55,14 +55,14 @@ class WardsOnRecord(Wards):
         with self.history.session() as session:
             return record._node(session, self.place, name, self.now)
 
-    def say(self, name: str, act: Callable[[Node, Ward], Answer]) -> Answer:
+    def say(self, name: str, act: Callable[[Node, QuarantineLimits], Answer]) -> Answer:
         """Say it to the history."""
         return say(self.history, self.place, name, act, now=self.now)
 
     def run_out(self, name: str) -> int:
         """Let any word, one that comes to nothing, settle what has run out."""
         before = self.read(name).moves
-        self.say(name, lambda _, __: Stale("nothing"))
+        self.say(name, lambda _, __: OutOfDate("nothing"))
         return self.read(name).moves - before
 
     def counters_never_fall(self, before: Node, after: Node, moves: int | None = None) -> None:
@@ -99,7 +99,7 @@ def test_a_hold_is_kept_with_all_that_belongs_to_it(history: History) -> None:
         ("healthy", "quarantined", "quarantined", False),
         ("quarantined", "readmitted", "healthy", True),
     ]
-    assert isinstance(say(history, PLACE, "n1", out(210.0, seen=199.0), now=210.0), Stale), "what was seen before it came back"
+    assert isinstance(say(history, PLACE, "n1", out(210.0, seen=199.0), now=210.0), OutOfDate), "what was seen before it came back"
     again = say(history, PLACE, "n1", out(220.0), now=220.0)
     assert isinstance(again, Changed)
     assert again.node.holds[0].until == 220.0 + 2 * Rules().cool, "it is counted, and stays out for longer"
@@ -120,7 +120,7 @@ def test_a_burn_in_that_ran_out_is_not_the_one_that_runs(history: History) -> No
         lambda node, _: acts.end_burn_in(node, word(PROGRAM, 135.0), first.burn_in, passed=True, rules=Rules()),
         now=135.0,
     )
-    assert isinstance(late, Stale)
+    assert isinstance(late, OutOfDate)
     passed = say(
         history,
         PLACE,
@@ -141,13 +141,13 @@ def test_a_persons_hold_that_ran_out_leaves_the_node_to_a_burn_in(history: Histo
     assert len(record.moves(history, "c", "n1")) == 1
     say(history, PLACE, "n1", lambda node, _: acts.hold(node, word(ANN, 160.0)), now=160.0)
     assert [one.event for one in record.moves(history, "c", "n1")] == ["held", "returned", "held"]
-    assert [one.kind for one in record.holds(history, "c", "n1")] == [HoldKind.PERSON, HoldKind.UNTESTED, HoldKind.PERSON]
+    assert [one.kind for one in record.holds(history, "c", "n1")] == [CordonKind.PERSON, CordonKind.UNTESTED, CordonKind.PERSON]
 
 
 def test_only_nodes_of_the_cluster_count_for_the_share(history: History) -> None:
     """One that is no longer in its file isolates nothing; another cluster's are not looked at."""
-    say(history, Place(cluster="c", names=["gone"], rules=Rules()), "gone", out(100.0), now=100.0)
-    say(history, Place(cluster="d", names=["n0"], rules=Rules()), "n0", out(100.0), now=100.0)
+    say(history, CordonTable(cluster="c", names=["gone"], rules=Rules()), "gone", out(100.0), now=100.0)
+    say(history, CordonTable(cluster="d", names=["n0"], rules=Rules()), "n0", out(100.0), now=100.0)
     assert isinstance(say(history, PLACE, "n0", out(101.0), now=101.0), Changed)
     assert isinstance(say(history, PLACE, "n1", out(102.0), now=102.0), Changed)
     assert isinstance(say(history, PLACE, "n2", out(103.0), now=103.0), NeedsPerson)

@@ -7,13 +7,13 @@ import pytest
 from detectors.probe_result import Missed, NodeLook
 from detectors.readings import ClockReading, NodeReading
 from holdfast.history import History, LastLook
-from holdfast.history.health_samples import Known, keep, known_nodes, verdict_changes, verdicts
-from policies.node_health import Verdict, change_of, verdict_on
+from holdfast.history.health_samples import KnownHealth, keep, known_nodes, verdict_changes, verdicts
+from policies.node_health import HealthVerdict, change_of, verdict_on
 
 
-def swept(history: History, node: str, at: float, reading: NodeReading | None) -> Verdict:
+def swept(history: History, node: str, at: float, reading: NodeReading | None) -> HealthVerdict:
     """Keep what a sweep found of one node."""
-    before = known_nodes(history, "c").get(node, Known())
+    before = known_nodes(history, "c").get(node, KnownHealth())
     found = reading or Missed(times=3, why="refused")
     told = verdict_on(NodeLook(node=node, at=at, seconds=0.1, found=found), before.verdict, before.reading)
     change = change_of(before.verdict, told)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import HistoryUnreachable
 from holdfast.history import History, Incident, Lease, Move, Recorder, Step, absorb, queries, take
-from holdfast.history.changes import Change, added
+from holdfast.history.changes import RowChange, added
 from holdfast.history.fence import Fence
 from holdfast.history.lease import give_back
 from holdfast.history.outbox_file import spill_out
@@ -312,7 +312,7 @@ for number in range(1, 2001):
 
 cells = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=5)
 records = st.builds(
-    lambda table, values, key: Change(table=table, values=values, key=key),
+    lambda table, values, key: RowChange(table=table, values=values, key=key),
     st.just("move"),
     st.dictionaries(st.sampled_from(["job_id", "at", "after", "generation"]), cells),
     st.none() | st.fixed_dictionaries({"id": st.text(max_size=5)}),
@@ -321,6 +321,6 @@ records = st.builds(
 
 @given(records)
 @settings(max_examples=50)
-def test_a_change_is_the_same_after_a_spill(change: Change) -> None:
+def test_a_change_is_the_same_after_a_spill(change: RowChange) -> None:
     """Through JSON and back."""
-    assert Change.from_record(json.loads(json.dumps(change.as_record()))) == change
+    assert RowChange.from_record(json.loads(json.dumps(change.as_record()))) == change

@@ -10,24 +10,24 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.runtime.groups.recovery_manager import Keeper
+from holdfast.runtime.groups.recovery_manager import RecoveryManager
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 folder, gates, example = Path(sys.argv[1]), {int(one) for one in sys.argv[2].split(",")}, sys.argv[3]
-begin = Keeper.begin
+begin = RecoveryManager.begin
 
 
-def held(self: Keeper, step: int) -> None:
+def held(self: RecoveryManager, step: int) -> None:
     """Wait at the gate of *step*, if there is one, and go on."""
     while step in gates and not (folder / f"gate-{step}").exists():
         time.sleep(0.005)
     begin(self, step)
 
 
-Keeper.begin = held  # type: ignore[method-assign]
+RecoveryManager.begin = held  # type: ignore[method-assign]
 sys.path.insert(0, str(EXAMPLES))
 sys.argv = [str(EXAMPLES / example), *sys.argv[4:]]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 finally:
-    Keeper.begin = begin  # type: ignore[method-assign]
+    RecoveryManager.begin = begin  # type: ignore[method-assign]

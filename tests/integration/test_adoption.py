@@ -11,8 +11,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from holdfast.control.agents.client import AgentChannel
-from holdfast.control.agents.event_queue import Inbox
+from holdfast.control.agents.client import AgentClient
+from holdfast.control.agents.event_queue import EventQueue
 from holdfast.history import Lease, queries
 from holdfast.ports import free_port
 from holdfast.process import is_alive, started_at
@@ -59,7 +59,7 @@ def test_agents_that_remember_more_flows_than_a_restored_history_are_adopted_by_
     before = play.pids()
     play.dies()
     for node, epoch in (("node-0", 8), ("node-1", 9)):
-        channel = AgentChannel(node, partial(stage.nodes.connect, node), Inbox(), epoch=epoch, job=play.job.id)
+        channel = AgentClient(node, partial(stage.nodes.connect, node), EventQueue(), epoch=epoch, job=play.job.id)
         channel.attach()
         channel.close()
     again = stage.again("restored", play.spec)
@@ -165,7 +165,7 @@ def test_ranks_that_a_dead_flow_had_stopped_are_started_again(stage: Stage) -> N
     play.steps_to(10)
     play.dies()
     for node in ("node-0", "node-1"):
-        channel = AgentChannel(node, partial(stage.nodes.connect, node), Inbox(), epoch=1, job=play.job.id)
+        channel = AgentClient(node, partial(stage.nodes.connect, node), EventQueue(), epoch=1, job=play.job.id)
         channel.order("stop", generation=1, signal=int(signal.SIGKILL), grace=0.0)
         channel.close()
     again = stage.again("stranded", play.spec)

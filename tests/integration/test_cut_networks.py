@@ -20,7 +20,7 @@ import pytest
 from holdfast.cli.watch import request_stop
 from holdfast.history import Fault, queries
 from holdfast.testing.chaos import Placed
-from policies.policy import Deadlines
+from policies.policy import PolicyTimeouts
 from tests.hosts.fixture import rack_of
 from tests.hosts.host import Direction, Host, Whom
 from tests.hosts.job import HostJob, set_up
@@ -232,7 +232,7 @@ def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack,
     number = job.generation().number + 1
     job.until(lambda: job.state() == "RESUMING" and taken_over(job, number, before), "a take-over that has been ordered")
     during = job.chaos.ranks()
-    deadline = time.time() + Deadlines().take_over
+    deadline = time.time() + PolicyTimeouts().take_over
     with deaf(rack, job):
         (job.place / "hang-1").unlink()
         begun = job.step()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from holdfast.history import History, cordons
-from holdfast.history.cordons import Place
-from policies.cordons import HeldFault, Owner, Rules, Word
+from holdfast.history.cordons import CordonTable
+from policies.cordons import CordonedFault, OperatorRequest, Owner, Rules
 from policies.node_states import NodeState
 from policies.quarantine import hold, quarantine, readmit
 from tests.integration.conftest import PrefectServer
@@ -39,16 +39,16 @@ node_repair(cluster(1e9), seconds=0.05)
 node_repair(cluster(1e9), seconds=0.05)
 node_repair(cluster(1e9), seconds=0.05)
 """
-PLACE = Place(cluster="mended", names=["node-0", "node-1", "node-2"], rules=Rules(share=1.0, cool=0.0, failures=2))
+PLACE = CordonTable(cluster="mended", names=["node-0", "node-1", "node-2"], rules=Rules(share=1.0, cool=0.0, failures=2))
 
 
 def test_nodes_come_back_by_passing_and_are_retired_by_failing(prefect_server: PrefectServer) -> None:
     """Node-1 is healthy again, as memory and processors were exercised; node-0 fails twice, node-2 is held by a person."""
     now = time.time()
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}")) as history:
-        faults = (HeldFault(kind="memory-uncorrected"), HeldFault(kind="cpu-machine-check", device="CPU 3"))
-        word = Word(owner=Owner(name="job gpt"), because="memory-uncorrected: a word was lost", faults=faults, at=now)
-        held = Word(owner=Owner(name="ann@desk", person=True), because="new fan", at=now)
+        faults = (CordonedFault(kind="memory-uncorrected"), CordonedFault(kind="cpu-machine-check", device="CPU 3"))
+        word = OperatorRequest(owner=Owner(name="job gpt"), because="memory-uncorrected: a word was lost", faults=faults, at=now)
+        held = OperatorRequest(owner=Owner(name="ann@desk", person=True), because="new fan", at=now)
         for node in ("node-0", "node-1"):
             cordons.say(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
         cordons.say(history, PLACE, "node-2", lambda one, _: hold(one, held), now=now)
@@ -91,10 +91,10 @@ node_repair(cluster_of({"name": "no-gpu", "nodes": 2, "burn_in": burn_in}), node
 @pytest.mark.skipif(any(Path("/dev").glob("nvidia[0-9]*")), reason="this machine has an NVIDIA device")
 def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_server: PrefectServer) -> None:
     """Every other check passes; state message, artifact, log and history say why it stays and what to do. A person returns it."""
-    place, now = Place(cluster="no-gpu", names=["node-0", "node-1"], rules=Rules()), time.time()
+    place, now = CordonTable(cluster="no-gpu", names=["node-0", "node-1"], rules=Rules()), time.time()
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}")) as history:
-        ecc = HeldFault(kind="cuda-uncorrectable-ecc")
-        word = Word(owner=Owner(name="job gpt"), because="cuda-uncorrectable-ecc: CUDA error", faults=(ecc,), at=now)
+        ecc = CordonedFault(kind="cuda-uncorrectable-ecc")
+        word = OperatorRequest(owner=Owner(name="job gpt"), because="cuda-uncorrectable-ecc: CUDA error", faults=(ecc,), at=now)
         cordons.say(history, place, "node-0", lambda one, ward: quarantine(one, word, ward), now=now)
         done = subprocess.run(
             [sys.executable, "-c", BLIND], cwd=ROOT, env=prefect_server.environment, capture_output=True, text=True, check=False
@@ -105,7 +105,7 @@ def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_serv
         *_, last = cordons.moves(history, "no-gpu", "node-0")
         why = "no check could exercise the GPU (no NVIDIA device is visible)"
         assert (last.event, last.because) == ("untried", why)
-        ann = Word(owner=Owner(name="ann@desk", person=True), because="swapped the card", at=time.time())
+        ann = OperatorRequest(owner=Owner(name="ann@desk", person=True), because="swapped the card", at=time.time())
         cordons.say(history, place, "node-0", lambda one, _: readmit(one, ann), now=time.time())
         assert cordons.nodes(history, place, now=time.time())["node-0"].state is NodeState.HEALTHY
 

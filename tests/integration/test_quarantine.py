@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.history import Fault, approvals, cordons, queries
 from holdfast.history.health_samples import keep
 from holdfast.history.models import Question
-from policies.node_health import Finding, Verdict
+from policies.node_health import HealthFinding, HealthVerdict
 from tests.integration.stage import BOOTED, Play, Stage
 from tests.lookouts import is_read
 from tests.waiting import wait_until
@@ -135,8 +135,8 @@ def standings(stage: Stage) -> dict[str, str]:
 def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: Path) -> None:
     """The launch takes others, a spare one included, and says who holds one and why, and what the cluster-health flow left of the other."""
     stage.count, now = 4, time.time()
-    finding = Finding(kind="gpu-off-bus", part="gpu 0", quote="GPU 0: Xid 79", since=now, seen=now)
-    sick = Verdict(node="node-1", standing="sick", since=now, at=now, seen=now, findings=(finding,))
+    finding = HealthFinding(kind="gpu-off-bus", part="gpu 0", quote="GPU 0: Xid 79", since=now, seen=now)
+    sick = HealthVerdict(node="node-1", standing="sick", since=now, at=now, seen=now, findings=(finding,))
     keep(stage.history, "stage", {"node-1": sick}, [], {})
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     said = say(stage, tmp_path, "hold", "node-0", "--because", "new fan", "--for", "2h")

@@ -11,7 +11,7 @@ import paramiko
 import pytest
 
 from holdfast.control.backup import prerequisites
-from holdfast.control.backup.prerequisites import Ahead
+from holdfast.control.backup.prerequisites import BackupPrerequisites
 from holdfast.errors import SecretAway, UnusableFile
 from holdfast.ports import free_port
 from holdfast.prefect.server import STANDS_IN
@@ -69,7 +69,7 @@ def test_a_standby_has_its_secrets_before_it_needs_them(
     monkeypatch.setenv("PREFECT_HOME", str(holdfast_home))
     monkeypatch.setattr(prerequisites, "AGAIN", 0.0)
     fields = {"kind": "ssh", "name": "site", "hosts": ["n0"], "user": "u", "known_hosts": str(holdfast_home / "known")}
-    cluster, standby = cluster_of({**fields, "key": "block:site-key"}), Ahead()
+    cluster, standby = cluster_of({**fields, "key": "block:site-key"}), BackupPrerequisites()
     standby.prepare(cluster)
     assert not standby.is_ready(cluster)
     assert "Start it" in standby.trouble

@@ -15,10 +15,10 @@ import pytest
 
 from holdfast import exit_codes
 from holdfast.history import cordons, holder_of, queries
-from holdfast.history.cordons import Place
+from holdfast.history.cordons import CordonTable
 from holdfast.spec import SlurmCluster
 from holdfast.testing.chaos import Chaos
-from policies.cordons import Answer, Changed, Node, Owner, Word
+from policies.cordons import Answer, Changed, Node, OperatorRequest, Owner
 from policies.quarantine import hold, release
 from tests.integration.conftest import PrefectServer
 from tests.integration.flow_server import Flows
@@ -79,10 +79,10 @@ def holdfast(stage: SlurmStage, *words: str) -> str:
     return done.stdout
 
 
-def said(stage: SlurmStage, node: str, verb: Callable[[Node, Word], Answer], because: str) -> None:
+def said(stage: SlurmStage, node: str, verb: Callable[[Node, OperatorRequest], Answer], because: str) -> None:
     """Say a person's word about a node to the history alone, as somebody who has no Slurm at hand would."""
-    word = Word(owner=Owner(name="ann@desk", person=True), because=because, at=time.time())
-    place = Place(cluster="slurm", names=stage.slurm.names, rules=SlurmCluster(kind="slurm").quarantine.rules)
+    word = OperatorRequest(owner=Owner(name="ann@desk", person=True), because=because, at=time.time())
+    place = CordonTable(cluster="slurm", names=stage.slurm.names, rules=SlurmCluster(kind="slurm").quarantine.rules)
     answer = cordons.say(stage.history, place, node, lambda node, _ward: verb(node, word), now=word.at)
     assert isinstance(answer, Changed), answer
 

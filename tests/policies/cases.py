@@ -6,7 +6,7 @@ from typing import Any
 
 from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
-from policies.escalation import POLICIES, Case, Decision, Recovery, Rung, decide
+from policies.escalation import POLICIES, Case, Decision, PastRecovery, RecoveryAction, decide
 
 NOW = 10_000.0
 
@@ -18,9 +18,11 @@ def a_verdict(kind: str = "worker-sigkill", node: str | None = "a", *beside: tup
     return Diagnosis(root=root, echoes=others, because=f"{kind} of {root.subject}: what was seen")
 
 
-def a_recovery(rung: Rung = Rung.RESTART_IN_PLACE, node: str | None = "a", at: float = NOW - 60, *, gained: bool = True) -> Recovery:
+def a_recovery(
+    rung: RecoveryAction = RecoveryAction.RESTART_IN_PLACE, node: str | None = "a", at: float = NOW - 60, *, gained: bool = True
+) -> PastRecovery:
     """Return an earlier recovery."""
-    return Recovery(at=at, rung=rung, node=node, gained=gained)
+    return PastRecovery(at=at, rung=rung, node=node, gained=gained)
 
 
 def a_case(kind: str = "worker-sigkill", node: str | None = "a", *beside: tuple[str, str], **facts: Any) -> Case:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from detectors.burn_in_results import Check, Mark, check_of
+from detectors.burn_in_results import Check, CheckMark, check_of
 from detectors.codec import Misshapen, packed
-from policies.burn_in import Limits, held_against, outcome, seen
+from policies.burn_in import BurnInThresholds, held_against, outcome, seen
 
-LIMITS = Limits(disk=100.0, network=50.0, latency=2.0, clock=1.0)
+LIMITS = BurnInThresholds(disk=100.0, network=50.0, latency=2.0, clock=1.0)
 
 
-def a_check(mark: Mark = Mark.PASSED, **fields: Any) -> Check:
+def a_check(mark: CheckMark = CheckMark.PASSED, **fields: Any) -> Check:
     """Return a check that ended so."""
     return Check(**{"name": "network", "mark": mark, "words": "fine", **fields})
 
@@ -33,9 +33,9 @@ def test_a_figure_beyond_its_limit_fails_the_check(case: str) -> None:
     """And says by how much."""
     figures, words = BEYOND[case]
     found = held_against(a_check(figures=figures), LIMITS)
-    assert found.mark is Mark.FAILED
+    assert found.mark is CheckMark.FAILED
     assert words in found.words
-    assert held_against(a_check(figures=figures), Limits(disk=0, network=0, latency=0, clock=0)).mark is Mark.PASSED
+    assert held_against(a_check(figures=figures), BurnInThresholds(disk=0, network=0, latency=0, clock=0)).mark is CheckMark.PASSED
 
 
 @pytest.mark.parametrize(
@@ -43,31 +43,31 @@ def test_a_figure_beyond_its_limit_fails_the_check(case: str) -> None:
 )
 def test_a_figure_within_its_limit_passes(figures: dict[str, float]) -> None:
     """An offset that the way of the question may explain is none."""
-    assert held_against(a_check(figures=figures), LIMITS).mark is Mark.PASSED
+    assert held_against(a_check(figures=figures), LIMITS).mark is CheckMark.PASSED
 
 
 def test_limits_are_held_against_nothing_that_did_not_pass() -> None:
     """What failed says why by itself, and what could not be made has no figures to speak of."""
-    for mark in (Mark.FAILED, Mark.SKIPPED):
+    for mark in (CheckMark.FAILED, CheckMark.SKIPPED):
         found = a_check(mark, figures={"sent MB/s": 1.0})
         assert held_against(found, LIMITS) is found
 
 
 def test_one_failure_is_one_too_many_and_being_blind_is_no_pass() -> None:
     """Unless what could not be seen is not needed."""
-    blind, spare = a_check(Mark.SKIPPED, name="disk", words="no way in"), a_check(Mark.SKIPPED, name="gpu", needed=False)
-    assert outcome("a", [a_check(), spare]).mark is Mark.PASSED
-    assert outcome("a", [a_check(), blind]).mark is Mark.SKIPPED
+    blind, spare = a_check(CheckMark.SKIPPED, name="disk", words="no way in"), a_check(CheckMark.SKIPPED, name="gpu", needed=False)
+    assert outcome("a", [a_check(), spare]).mark is CheckMark.PASSED
+    assert outcome("a", [a_check(), blind]).mark is CheckMark.SKIPPED
     assert "disk: no way in" in outcome("a", [a_check(), blind]).because
-    failed = outcome("a", [a_check(Mark.FAILED, words="a bit was lost"), blind])
-    assert (failed.mark, failed.because) == (Mark.FAILED, "network: a bit was lost")
-    assert outcome("a", [spare]).mark is Mark.SKIPPED, "where nothing was tried nothing was passed"
-    assert outcome("a", []).mark is Mark.SKIPPED
+    failed = outcome("a", [a_check(CheckMark.FAILED, words="a bit was lost"), blind])
+    assert (failed.mark, failed.because) == (CheckMark.FAILED, "network: a bit was lost")
+    assert outcome("a", [spare]).mark is CheckMark.SKIPPED, "where nothing was tried nothing was passed"
+    assert outcome("a", []).mark is CheckMark.SKIPPED
 
 
 def test_a_check_travels_as_json() -> None:
     """And comes back as it was."""
-    one = a_check(Mark.FAILED, figures={"MB": 3.5}, seconds=0.25, needed=False)
+    one = a_check(CheckMark.FAILED, figures={"MB": 3.5}, seconds=0.25, needed=False)
     assert check_of(json.loads(json.dumps(packed(one)))) == one
     assert seen(one) == "fine (3.5 MB)"
 

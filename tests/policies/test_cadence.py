@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from policies.checkpoint_interval import (
     PUBLISHED,
-    Case,
-    Limits,
+    IntervalCase,
+    IntervalLimits,
     Waste,
     advise,
     daly,
@@ -27,9 +27,9 @@ from policies.checkpoint_interval import (
     young,
 )
 
-WIDE = Limits(least=1, most=10**9)
+WIDE = IntervalLimits(least=1, most=10**9)
 CASES = st.builds(
-    Case,
+    IntervalCase,
     save_s=st.floats(0.01, 300),
     step_s=st.floats(0.01, 30),
     between_s=st.floats(60, 1e7),
@@ -57,7 +57,7 @@ def exact_tail(most: int, mean: float) -> float:
     return sum(math.exp(number * math.log(mean) - mean - math.lgamma(number + 1)) for number in range(most + 1))
 
 
-def simulated(case: Case, steps: int, saves: int, chance: Random) -> tuple[Waste, float]:
+def simulated(case: IntervalCase, steps: int, saves: int, chance: Random) -> tuple[Waste, float]:
     """Train with faults until so many saves stand; return where the time went, and the work that a fault threw away on average."""
     clock = {"save": 0.0, "rollback": 0.0, "recovery": 0.0, "work": 0.0}
     work, faults = steps * case.step_s, 0
@@ -120,7 +120,7 @@ def test_a_save_that_takes_longer_than_two_faults_are_apart_is_answered_with_the
 @pytest.mark.parametrize(("steps", "between"), [(50, 400.0), (400, 4000.0), (100, 300.0)])
 def test_the_waste_is_what_a_job_under_random_faults_loses(rollback: float, steps: int, between: float) -> None:
     """Simulated fault by fault, also those in saves and in recoveries; some 15,000 faults leave a per cent or two to chance."""
-    case = Case(save_s=6.0, step_s=0.5, between_s=between, rollback=rollback, recovery_s=30.0)
+    case = IntervalCase(save_s=6.0, step_s=0.5, between_s=between, rollback=rollback, recovery_s=30.0)
     seen, again = simulated(case, steps, round(15_000 * between / (steps * case.step_s + case.save_s)), Random(7))
     said = waste(case, steps)
     assert said.save == pytest.approx(seen.save, rel=0.02)
@@ -132,7 +132,7 @@ def test_the_waste_is_what_a_job_under_random_faults_loses(rollback: float, step
 
 @given(CASES)
 @settings(max_examples=200)
-def test_the_advice_is_as_good_as_trying_every_cadence(case: Case) -> None:
+def test_the_advice_is_as_good_as_trying_every_cadence(case: IntervalCase) -> None:
     """Brute force over the whole numbers around: none wastes noticeably less."""
     advice = advise(case, WIDE)
     tried = {max(1, round(advice.steps * factor / 200)) for factor in range(20, 800)} | {
@@ -145,7 +145,7 @@ def test_the_advice_is_as_good_as_trying_every_cadence(case: Case) -> None:
 
 
 @given(CASES, st.integers(1, 5000))
-def test_the_shares_of_a_cadence_are_parts_of_all_time(case: Case, steps: int) -> None:
+def test_the_shares_of_a_cadence_are_parts_of_all_time(case: IntervalCase, steps: int) -> None:
     """None is negative, all together are less than everything; a job that gets nowhere wastes all."""
     said = waste(case, steps)
     assert min(said.save, said.rollback, said.recovery) >= 0
@@ -158,15 +158,15 @@ def test_the_shares_of_a_cadence_are_parts_of_all_time(case: Case, steps: int) -
 
 def test_a_cadence_that_is_never_reached_wastes_everything() -> None:
     """Without an overflow, and in words."""
-    said = waste(Case(save_s=1, step_s=1, between_s=10), 10**7)
+    said = waste(IntervalCase(save_s=1, step_s=1, between_s=10), 10**7)
     assert said.total == 1
     assert "never gets from one save to the next" in said.because
 
 
 @given(CASES, st.integers(1, 500), st.integers(1, 500))
-def test_the_advice_stays_within_its_limits_and_says_when_they_bind(case: Case, one: int, other: int) -> None:
+def test_the_advice_stays_within_its_limits_and_says_when_they_bind(case: IntervalCase, one: int, other: int) -> None:
     """The best number is named when it is not the one advised."""
-    limits, free = Limits(least=min(one, other), most=max(one, other)), advise(case, WIDE)
+    limits, free = IntervalLimits(least=min(one, other), most=max(one, other)), advise(case, WIDE)
     bound = advise(case, limits)
     assert bound.steps == min(limits.most, max(limits.least, free.steps))
     assert ("would be best" in bound.because) == (bound.steps != free.steps)
@@ -174,7 +174,7 @@ def test_the_advice_stays_within_its_limits_and_says_when_they_bind(case: Case, 
 
 def test_recoveries_from_living_ranks_make_saves_rarer() -> None:
     """Only faults that send the job back count for the cadence: a quarter of them, twice the interval."""
-    case = Case(save_s=1, step_s=0.1, between_s=36_000)
+    case = IntervalCase(save_s=1, step_s=0.1, between_s=36_000)
     assert advise(replace(case, rollback=0.25), WIDE).steps == pytest.approx(2 * advise(case, WIDE).steps, rel=0.01)
     assert rollback_share(0, 0) == 1
     assert rollback_share(0, 3) == pytest.approx(1 / 8)
@@ -183,7 +183,7 @@ def test_recoveries_from_living_ranks_make_saves_rarer() -> None:
 
 def test_the_downtime_of_a_fault_does_not_move_the_best_cadence() -> None:
     """Daly: it is a factor of the whole."""
-    case = Case(save_s=5, step_s=1, between_s=5000, recovery_s=0)
+    case = IntervalCase(save_s=5, step_s=1, between_s=5000, recovery_s=0)
     assert advise(case, WIDE).steps == advise(replace(case, recovery_s=900), WIDE).steps
     assert waste(case, 200).total < waste(replace(case, recovery_s=900), 200).total
 
@@ -226,7 +226,7 @@ def test_without_a_fault_the_published_rate_holds_until_peace_has_lasted_longer(
 
 def test_a_fault_loses_half_an_interval_and_what_its_recovery_takes() -> None:
     """T0 counts over all faults; what was never measured is empty and part of what is assumed."""
-    case = Case(save_s=2, step_s=1, between_s=1e6, rollback=0.5, recovery_s=9)
+    case = IntervalCase(save_s=2, step_s=1, between_s=1e6, rollback=0.5, recovery_s=9)
     one = loss(case, 100, {"detection": 1.0, "reschedule": 2.0, "communication": 3.0, "load": 1.5, "compilation": 1.5})
     assert one.rollback == pytest.approx(0.5 * 51, rel=1e-3)
     assert (one.reschedule, one.communication, one.load, one.compilation) == (2.0, 3.0, 1.5, 1.5)
@@ -237,8 +237,8 @@ def test_a_fault_loses_half_an_interval_and_what_its_recovery_takes() -> None:
 
 def test_no_save_is_advised_before_the_one_before_is_written() -> None:
     """Training hardly stands still for one that is written beside it; the disk sets the pace then."""
-    cheap = Case(save_s=0.01, step_s=1, between_s=20_000)
-    limits = Limits(least=1, most=10_000)
+    cheap = IntervalCase(save_s=0.01, step_s=1, between_s=20_000)
+    limits = IntervalLimits(least=1, most=10_000)
     assert advise(cheap, limits).steps == 20
     slow = replace(cheap, beside_s=100)
     assert advise(slow, limits).steps == 125
@@ -248,7 +248,7 @@ def test_no_save_is_advised_before_the_one_before_is_written() -> None:
 
 def test_the_table_shows_the_advice_shorter_and_longer_ones_and_those_asked_for() -> None:
     """In order, each once, none beyond the limits but those that a person asks about."""
-    case, limits = Case(save_s=2, step_s=1, between_s=20_000), Limits(least=100, most=500)
+    case, limits = IntervalCase(save_s=2, step_s=1, between_s=20_000), IntervalLimits(least=100, most=500)
     advice = advise(case, limits)
     rows = table(case, advice, limits, also=[7, advice.steps, 0, 9000])
     assert 200 < advice.steps < 500
@@ -260,6 +260,6 @@ def test_the_table_shows_the_advice_shorter_and_longer_ones_and_those_asked_for(
 def test_only_a_difference_of_more_than_a_quarter_is_worth_a_change() -> None:
     """It costs less than 3 % of the waste of saves and rollbacks."""
     assert [differs(100, other) for other in (74, 75, 100, 125, 126)] == [True, False, False, False, True]
-    case = Case(save_s=1, step_s=1, between_s=1e6, recovery_s=0)
+    case = IntervalCase(save_s=1, step_s=1, between_s=1e6, recovery_s=0)
     best = advise(case, WIDE).steps
     assert waste(case, round(best * 1.25)).total < 1.03 * waste(case, best).total

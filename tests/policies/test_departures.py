@@ -8,33 +8,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.drains import AGAIN, STOP, Act, Departure, Seen, ends_at, next_act
-from policies.escalation import Rung
+from policies.drains import AGAIN, STOP, Drain, DrainAction, DrainView, ends_at, next_act
+from policies.escalation import RecoveryAction
 from policies.node_faults import offences
 from tests.policies.cases import a_case, decided
 
 NOW = 1_000_000.0
-DRAIN = Departure(node="n1", because="drained by ann@desk until 18:00: new fan", since=NOW, by=NOW + 600)
-CAN = Seen(now=NOW, room=True, save=30.0)
+DRAIN = Drain(node="n1", because="drained by ann@desk until 18:00: new fan", since=NOW, by=NOW + 600)
+CAN = DrainView(now=NOW, room=True, save=30.0)
 
 
 @pytest.mark.parametrize(
     ("departure", "seen", "act", "words"),
     [
-        (DRAIN, CAN, Act.MOVE, "new fan"),
-        (replace(DRAIN, by=None), CAN, Act.MOVE, "new fan"),
-        (DRAIN, replace(CAN, room=False), Act.STAY, "no other node is free; training goes on there; shortly before that time it is saved"),
-        (replace(DRAIN, by=None), replace(CAN, room=False), Act.STAY, "until they can, as no time is set"),
-        (DRAIN, replace(CAN, barred="the groups are not Holdfast's own"), Act.STAY, "as the groups are not Holdfast's own"),
-        (DRAIN, replace(CAN, tried=NOW - 1, outcome="standby 3 is lost"), Act.STAY, "a planned move came to nothing: standby 3 is lost"),
-        (DRAIN, replace(CAN, tried=NOW - AGAIN), Act.MOVE, "new fan"),
-        (DRAIN, replace(CAN, now=NOW + 559), Act.MOVE, "new fan"),
-        (DRAIN, replace(CAN, now=NOW + 560, room=False), Act.LEAVE, "new fan; no other node is free"),
-        (DRAIN, replace(CAN, now=NOW + 560, tried=NOW + 550), Act.LEAVE, "a planned move has not come to an end"),
-        (replace(DRAIN, by=None), replace(CAN, now=NOW + 1e9, room=False), Act.STAY, "no time is set"),
+        (DRAIN, CAN, DrainAction.MOVE, "new fan"),
+        (replace(DRAIN, by=None), CAN, DrainAction.MOVE, "new fan"),
+        (
+            DRAIN,
+            replace(CAN, room=False),
+            DrainAction.STAY,
+            "no other node is free; training goes on there; shortly before that time it is saved",
+        ),
+        (replace(DRAIN, by=None), replace(CAN, room=False), DrainAction.STAY, "until they can, as no time is set"),
+        (DRAIN, replace(CAN, barred="the groups are not Holdfast's own"), DrainAction.STAY, "as the groups are not Holdfast's own"),
+        (
+            DRAIN,
+            replace(CAN, tried=NOW - 1, outcome="standby 3 is lost"),
+            DrainAction.STAY,
+            "a planned move came to nothing: standby 3 is lost",
+        ),
+        (DRAIN, replace(CAN, tried=NOW - AGAIN), DrainAction.MOVE, "new fan"),
+        (DRAIN, replace(CAN, now=NOW + 559), DrainAction.MOVE, "new fan"),
+        (DRAIN, replace(CAN, now=NOW + 560, room=False), DrainAction.LEAVE, "new fan; no other node is free"),
+        (DRAIN, replace(CAN, now=NOW + 560, tried=NOW + 550), DrainAction.LEAVE, "a planned move has not come to an end"),
+        (replace(DRAIN, by=None), replace(CAN, now=NOW + 1e9, room=False), DrainAction.STAY, "no time is set"),
     ],
 )
-def test_what_is_done_about_a_node_that_is_to_be_left(departure: Departure, seen: Seen, act: Act, words: str) -> None:
+def test_what_is_done_about_a_node_that_is_to_be_left(departure: Drain, seen: DrainView, act: DrainAction, words: str) -> None:
     """Room and time decide, and the words say so."""
     found = next_act(departure, seen)
     assert found.act is act
@@ -44,8 +54,8 @@ def test_what_is_done_about_a_node_that_is_to_be_left(departure: Departure, seen
 def test_a_short_notice_leaves_half_of_its_time_to_the_attempt_to_move() -> None:
     """Of the 25 s of a SIGTERM a last save of 30 s would leave none."""
     short = replace(DRAIN, by=NOW + 25)
-    assert next_act(short, replace(CAN, now=NOW + 12)).act is Act.MOVE
-    assert next_act(short, replace(CAN, now=NOW + 12.5)).act is Act.LEAVE
+    assert next_act(short, replace(CAN, now=NOW + 12)).act is DrainAction.MOVE
+    assert next_act(short, replace(CAN, now=NOW + 12.5)).act is DrainAction.LEAVE
     assert short.is_pressing(NOW, save=30.0), "a job that has nowhere to go need not wait"
     assert not DRAIN.is_pressing(NOW, save=30.0)
 
@@ -63,19 +73,19 @@ def test_ranks_never_stay_beyond_the_last_moment_and_never_leave_with_time_to_sp
 ) -> None:
     """Of what is left then, a last save gets its seconds where the notice was that long, and half of the notice where it was not."""
     departure = replace(DRAIN, by=NOW + by)
-    act = next_act(departure, Seen(now=NOW + at, room=room, barred=barred, save=save)).act
+    act = next_act(departure, DrainView(now=NOW + at, room=room, barred=barred, save=save)).act
     last = departure.latest(save)
-    assert (act is Act.LEAVE) == (NOW + at >= last)
-    assert act is not Act.MOVE or (room and not barred)
+    assert (act is DrainAction.LEAVE) == (NOW + at >= last)
+    assert act is not DrainAction.MOVE or (room and not barred)
     assert NOW + by - last == pytest.approx(min(save + STOP, by / 2), abs=1e-6)
 
 
 def test_the_ladder_leaves_the_node_and_holds_nothing_against_it() -> None:
     """With a spare it is replaced; without one the job goes on smaller where it may, or waits: nobody need be asked."""
     for facts, rung, drop in (
-        ({"spares": ("s",), "least": 3}, Rung.REPLACE_NODE, ("a",)),
-        ({"least": 2}, Rung.SHRINK, ("a",)),
-        ({"least": 3, "askable": True}, Rung.WAIT_FOR_CAPACITY, ("a",)),
+        ({"spares": ("s",), "least": 3}, RecoveryAction.REPLACE_NODE, ("a",)),
+        ({"least": 2}, RecoveryAction.SHRINK, ("a",)),
+        ({"least": 3, "askable": True}, RecoveryAction.WAIT_FOR_CAPACITY, ("a",)),
     ):
         case = a_case("node-leaving", "a", **facts)
         made = decided("balanced", case)

@@ -11,11 +11,11 @@ from detectors.all_kinds import CATALOGUE
 from detectors.associations import follows_step
 from holdfast.spec import TrainingJob
 from holdfast.spec.job import POLICIES as NAMES
-from policies.escalation import POLICIES, Budget, Case, Decision, Pass, Rung, decide
+from policies.escalation import POLICIES, Case, Decision, Pass, RecoveryAction, RecoveryBudget, decide
 from policies.policy import BASE, NAMED
 from tests.policies.cases import NOW, a_case, a_recovery, a_verdict, decided
 
-RETRY, TAKE_OVER, NARROW, IN_PLACE, GO_BACK, REPLACE, SHRINK, ASK, WAIT, GIVE_UP = Rung
+RETRY, TAKE_OVER, NARROW, IN_PLACE, GO_BACK, REPLACE, SHRINK, ASK, WAIT, GIVE_UP = RecoveryAction
 SPENT = tuple(a_recovery(node="a", at=NOW - 100 * n) for n in range(1, 4))
 """As many restarts in place of node a as its budget allows."""
 FRUITLESS = (a_recovery(), *(a_recovery(node=node, gained=False) for node in "abc"))
@@ -24,15 +24,15 @@ ECC, LAUNCH = "cuda-uncorrectable-ecc", "cuda-launch-failure"
 AGAIN = replace(a_recovery(), kind=LAUNCH)
 """A restart in place of node a for a failed CUDA launch."""
 
-Row = tuple[Case, dict[str, Rung]]
+Row = tuple[Case, dict[str, RecoveryAction]]
 
 
-def all_say(rung: Rung) -> dict[str, Rung]:
+def all_say(rung: RecoveryAction) -> dict[str, RecoveryAction]:
     """Return that every policy decides the same."""
     return dict.fromkeys(POLICIES, rung)
 
 
-def they_say(patient: Rung, balanced: Rung, aggressive: Rung) -> dict[str, Rung]:
+def they_say(patient: RecoveryAction, balanced: RecoveryAction, aggressive: RecoveryAction) -> dict[str, RecoveryAction]:
     """Return what each policy decides."""
     return {"patient": patient, "balanced": balanced, "aggressive": aggressive}
 
@@ -59,7 +59,7 @@ CASES: dict[str, Row] = {
     "the node's budget spent before the window": (
         a_case(past=tuple(a_recovery(at=NOW - 3600.0) for _ in range(3))), all_say(IN_PLACE),
     ),
-    "no restarts in place allowed, a spare": (a_case(budget=Budget(in_place=0), spares=("s",)), all_say(REPLACE)),
+    "no restarts in place allowed, a spare": (a_case(budget=RecoveryBudget(in_place=0), spares=("s",)), all_say(REPLACE)),
     "a GPU that has to be reset, a spare": (a_case("gpu-memory-double-bit", spares=("s",)), all_say(REPLACE)),
     "a GPU that has to be reset, no spare": (a_case("gpu-memory-double-bit"), all_say(WAIT)),
     "a GPU that has to be reset, no spare, fewer do": (a_case("gpu-memory-double-bit", least=2), they_say(WAIT, SHRINK, SHRINK)),
@@ -224,7 +224,7 @@ def test_a_node_that_its_peers_do_not_reach_after_a_restart_either_is_replaced()
 
 def test_a_decision_repeats_the_verdict_and_counts() -> None:
     """A person reads why, and how much is left."""
-    second = decided("balanced", a_case(past=SPENT[:1], budget=Budget(in_place=5)))
+    second = decided("balanced", a_case(past=SPENT[:1], budget=RecoveryBudget(in_place=5)))
     assert second.because == f"{a_verdict().because}; restart 2 of 5 within 3600 s"
     for case, rungs in CASES.values():
         for policy, rung in rungs.items():
@@ -285,7 +285,7 @@ def test_the_policies_are_those_that_a_job_can_name() -> None:
 
 def test_the_rungs_are_words_of_the_history() -> None:
     """They are stored, and must not change."""
-    assert [str(rung) for rung in Rung] == [
+    assert [str(rung) for rung in RecoveryAction] == [
         *("retry-step", "take-over", "narrow", "restart-in-place", "go-back", "replace-node", "shrink", "ask-a-person"),
         *("wait-for-capacity", "give-up"),
     ]

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
-from policies.case import Case, Copies, Decision, Pass, Rung, Seat, Standby
+from policies.case import Case, Copies, Decision, HotSpare, Pass, Placement, RecoveryAction
 from policies.case_codec import from_record, to_record
 from policies.escalation import ORDERS, POLICIES, decide
 from policies.placement import membership_after
-from policies.shrink_live import Narrow, places_to_widen, whole_copies, wins_by_a_start
+from policies.shrink_live import ShrinkLive, places_to_widen, whole_copies, wins_by_a_start
 from tests.policies.cases import NOW, a_recovery
 
 PLAIN: Copies = ((0,), (1,), (2,))
@@ -32,12 +32,12 @@ def a_loss(lost: str = "c", *, nodes: str = "abc", ranks: int = 1, copies: Copie
     return Case(now=NOW, diagnosis=diagnosis, members=tuple(nodes), **given)
 
 
-ANSWERS: dict[str, tuple[Case, tuple[int, ...], tuple[Seat, ...]]] = {
+ANSWERS: dict[str, tuple[Case, tuple[int, ...], tuple[Placement, ...]]] = {
     "one copy of three": (a_loss(), (2,), ()),
     "the first one": (a_loss("a"), (0,), ()),
     "two at once": (a_loss("ab"), (0, 1), ()),
     "two at once, a standby for one of them": (
-        a_loss("ab", standbys=(Standby(id=4, node="c", role=0),)), (1,), (Seat(rank=0, node="c", standby=4),),
+        a_loss("ab", standbys=(HotSpare(id=4, node="c", role=0),)), (1,), (Placement(rank=0, node="c", standby=4),),
     ),
     "a stage of one pipeline: the other stage of it has nothing to do": (
         a_loss("b", nodes="abcd", copies=PIPELINES), (1, 3), (),
@@ -53,9 +53,9 @@ ANSWERS: dict[str, tuple[Case, tuple[int, ...], tuple[Seat, ...]]] = {
 def test_who_finds_no_place_is_left_out_with_its_copy_of_the_model(name: str) -> None:
     """All others stay where they are."""
     case, vacate, seats = ANSWERS[name]
-    answer = Narrow()(case)
+    answer = ShrinkLive()(case)
     assert isinstance(answer, Decision), answer
-    assert (answer.rung, answer.vacate, answer.seats) == (Rung.NARROW, vacate, seats)
+    assert (answer.rung, answer.vacate, answer.seats) == (RecoveryAction.NARROW, vacate, seats)
     assert set(answer.drop) == case.lost
 
 
@@ -65,10 +65,10 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "fewer nodes than the job needs": (a_loss(least=3), "2 node(s) left, the job needs 3"),
     "a spare": (a_loss(spares=("s",)), "every rank that is lost finds a place"),
     "no copy is whole": (a_loss("bc", nodes="abcd", copies=PIPELINES), "no copy of the model is whole"),
-    "nobody is left who lives": (a_loss("ab", nodes="ab", copies=((0,), (1,)), standbys=(Standby(id=1, node="s"),)), "no copy"),
+    "nobody is left who lives": (a_loss("ab", nodes="ab", copies=((0,), (1,)), standbys=(HotSpare(id=1, node="s"),)), "no copy"),
     "a sixth one": (a_loss(takeovers=5), "5 recoveries in living processes"),
     "it failed, for a node that lives": (
-        replace(a_loss(tried=(Rung.NARROW,), dead=frozenset({2})), lost=frozenset()), "tried already",
+        replace(a_loss(tried=(RecoveryAction.NARROW,), dead=frozenset({2})), lost=frozenset()), "tried already",
     ),
 }  # fmt: skip
 
@@ -77,7 +77,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
 def test_why_it_cannot_be_is_said(name: str) -> None:
     """The next rung reads it, and so does a person."""
     case, why = REFUSALS[name]
-    answer = Narrow()(case)
+    answer = ShrinkLive()(case)
     assert isinstance(answer, Pass), answer
     assert why in answer.why
 
@@ -85,18 +85,21 @@ def test_why_it_cannot_be_is_said(name: str) -> None:
 def test_a_policy_goes_on_in_the_living_processes_before_it_restarts_on_fewer_nodes() -> None:
     """The patient one waits for its full width all the same."""
     rungs = {name: decide(rules, a_loss(least=2)).decision.rung for name, rules in POLICIES.items()}
-    assert rungs == {"patient": Rung.WAIT_FOR_CAPACITY, "balanced": Rung.NARROW, "aggressive": Rung.NARROW}
+    assert rungs == {"patient": RecoveryAction.WAIT_FOR_CAPACITY, "balanced": RecoveryAction.NARROW, "aggressive": RecoveryAction.NARROW}
     failed = a_loss(least=2, barred="it failed in this incident: a rank could not")
-    assert decide(POLICIES["balanced"], failed).decision.rung is Rung.SHRINK
-    assert all(Rung.NARROW not in order or order.index(Rung.NARROW) < order.index(Rung.SHRINK) for order in ORDERS.values())
+    assert decide(POLICIES["balanced"], failed).decision.rung is RecoveryAction.SHRINK
+    assert all(
+        RecoveryAction.NARROW not in order or order.index(RecoveryAction.NARROW) < order.index(RecoveryAction.SHRINK)
+        for order in ORDERS.values()
+    )
 
 
 def test_an_error_that_follows_the_step_is_not_answered_so_twice() -> None:
     """It would take one copy of the model after the other with it."""
-    case = a_loss("c", past=(a_recovery(Rung.NARROW, gained=False),))
+    case = a_loss("c", past=(a_recovery(RecoveryAction.NARROW, gained=False),))
     root = Fault(kind="worker-exception", at=NOW, node="c", rank=2, quote="seen")
     case = replace(case, diagnosis=Diagnosis(root=root, echoes=(), because="x"))
-    answer = Narrow()(case)
+    answer = ShrinkLive()(case)
     assert isinstance(answer, Pass)
     assert "may follow the step" in answer.why
 
@@ -131,7 +134,7 @@ def test_whoever_stays_is_of_a_whole_copy_and_no_whole_copy_is_left_out(mesh: tu
     case = Case(now=NOW, diagnosis=diagnosis, members=tuple(names), least=2, barred="", lost=nodes, ranks=held, copies=copies)
     gone = {rank for name in nodes for rank in held[name]}
     whole = [one for one in copies if gone.isdisjoint(one)]
-    answer = Narrow()(case)
+    answer = ShrinkLive()(case)
     left = {node for node, ranks in held.items() if any(rank in one for one in whole for rank in ranks)}
     if isinstance(answer, Pass):
         assert len(left) < 2

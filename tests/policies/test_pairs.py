@@ -7,19 +7,19 @@ from collections.abc import Collection, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.burn_in_results import Mark
-from policies.pair_schedule import ROUNDS, Meeting, findings, next_round
+from detectors.burn_in_results import CheckMark
+from policies.pair_schedule import ROUNDS, PairTest, findings, next_round
 
 
-def after_all_rounds(tested: Sequence[str], partners: Sequence[str], bad: Collection[str]) -> list[Meeting]:
+def after_all_rounds(tested: Sequence[str], partners: Sequence[str], bad: Collection[str]) -> list[PairTest]:
     """Let nodes meet, of whom those that are *bad* spoil each pair that they are in."""
-    met: list[Meeting] = []
+    met: list[PairTest] = []
     for _ in range(ROUNDS):
         pairs = next_round(tested, partners, met)
         ends = [end for pair in pairs for end in pair]
         assert len(ends) == len(set(ends)), "nobody is in two places"
         assert not {frozenset(pair) for pair in pairs} & {one.ends for one in met}, "nobody meets twice"
-        met += [Meeting(a=a, b=b, mark=Mark.FAILED if {a, b} & set(bad) else Mark.PASSED) for a, b in pairs]
+        met += [PairTest(a=a, b=b, mark=CheckMark.FAILED if {a, b} & set(bad) else CheckMark.PASSED) for a, b in pairs]
     return met
 
 
@@ -36,7 +36,7 @@ def test_nobody_is_blamed_for_another_and_nobody_bad_is_cleared(fleet: tuple[lis
     """However many are bad: who passes is well, and whose own end is called bad is bad."""
     tested, partners, bad = fleet
     for node, found in findings(tested, after_all_rounds(tested, partners, bad)).items():
-        if found.mark is Mark.PASSED:
+        if found.mark is CheckMark.PASSED:
             assert node not in bad
         elif "its own" in found.words:
             assert node in bad
@@ -51,7 +51,7 @@ def test_one_bad_node_among_three_or_more_is_named_and_all_others_pass(count: in
     tested = names[: data.draw(st.integers(1, count))]
     partners, bad = names[len(tested) :], data.draw(st.sampled_from(names))
     for node, found in findings(tested, after_all_rounds(tested, partners, {bad})).items():
-        assert found.mark is (Mark.FAILED if node == bad else Mark.PASSED), (node, bad, found)
+        assert found.mark is (CheckMark.FAILED if node == bad else CheckMark.PASSED), (node, bad, found)
         assert node != bad or "the bad end is its own" in found.words
 
 
@@ -61,13 +61,13 @@ def test_several_bad_nodes_are_all_named_where_enough_are_well(many: int, data: 
     names = [f"n{number}" for number in range(4 * many)]
     bad = set(data.draw(st.lists(st.sampled_from(names), min_size=many, max_size=many, unique=True)))
     found = findings(names, after_all_rounds(names, [], bad))
-    assert {node for node, one in found.items() if one.mark is Mark.FAILED and "its own" in one.words} == bad
+    assert {node for node, one in found.items() if one.mark is CheckMark.FAILED and "its own" in one.words} == bad
 
 
 def test_of_two_nodes_alone_the_bad_one_is_not_known() -> None:
     """It is said so of both."""
     found = findings(["a", "b"], after_all_rounds(["a", "b"], [], {"b"}))
-    assert [one.mark for one in found.values()] == [Mark.FAILED] * 2
+    assert [one.mark for one in found.values()] == [CheckMark.FAILED] * 2
     assert all("not known which" in one.words for one in found.values())
 
 
@@ -75,26 +75,26 @@ def test_partners_are_asked_only_where_they_are_needed() -> None:
     """Nodes under test meet each other; who is left over, or in a bad pair, meets a partner."""
     assert next_round(["a", "b"], ["p", "q"], []) == [("a", "b")]
     assert next_round(["a", "b", "c"], ["p", "q"], []) == [("a", "b"), ("c", "p")]
-    failed = [Meeting(a="a", b="b", mark=Mark.FAILED)]
+    failed = [PairTest(a="a", b="b", mark=CheckMark.FAILED)]
     assert next_round(["a", "b"], ["p", "q"], failed) == [("a", "p"), ("b", "q")]
-    passed = [Meeting(a="a", b="b", mark=Mark.PASSED)]
+    passed = [PairTest(a="a", b="b", mark=CheckMark.PASSED)]
     assert next_round(["a", "b"], ["p", "q"], passed) == [], "both are known to be well"
 
 
 def test_a_way_that_is_bad_between_two_good_ends_blames_neither() -> None:
     """Both are well with others."""
     met = [
-        Meeting(a="a", b="b", mark=Mark.FAILED, words="slow"),
-        Meeting(a="a", b="c", mark=Mark.PASSED),
-        Meeting(a="b", b="d", mark=Mark.PASSED),
+        PairTest(a="a", b="b", mark=CheckMark.FAILED, words="slow"),
+        PairTest(a="a", b="c", mark=CheckMark.PASSED),
+        PairTest(a="b", b="d", mark=CheckMark.PASSED),
     ]
     found = findings(["a", "b"], met)
-    assert [one.mark for one in found.values()] == [Mark.PASSED] * 2
+    assert [one.mark for one in found.values()] == [CheckMark.PASSED] * 2
     assert "the way between, and neither end, is bad: with b: slow" in found["a"].words
 
 
 def test_a_meeting_that_could_not_be_speaks_against_nobody() -> None:
     """Nor does having nobody to meet."""
-    met = [Meeting(a="a", b="b", mark=Mark.SKIPPED, words="b is away")]
-    assert findings(["a", "c"], met)["a"].mark is Mark.SKIPPED
+    met = [PairTest(a="a", b="b", mark=CheckMark.SKIPPED, words="b is away")]
+    assert findings(["a", "c"], met)["a"].mark is CheckMark.SKIPPED
     assert findings(["a", "c"], met)["c"].words == "there was no other node to try it with"

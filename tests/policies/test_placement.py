@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.escalation import Decision, Rung
+from policies.escalation import Decision, RecoveryAction
 from policies.placement import members_after, place
 
 MEMBERS = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True).map(tuple)
@@ -16,7 +16,7 @@ CHOICE = st.randoms(use_true_random=False)
 
 def decision(drop: tuple[str, ...] = (), add: tuple[str, ...] = (), *, rotate: bool = False) -> Decision:
     """Return a decision that changes who is in."""
-    return Decision(rung=Rung.REPLACE_NODE, because="a test", drop=drop, add=add, rotate=rotate)
+    return Decision(rung=RecoveryAction.REPLACE_NODE, because="a test", drop=drop, add=add, rotate=rotate)
 
 
 def test_a_spare_takes_the_place_of_the_node_it_replaces() -> None:

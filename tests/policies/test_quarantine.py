@@ -7,22 +7,35 @@ from typing import Any
 
 import pytest
 
-from detectors.catalogue import CATALOGUE_LEVELS, Fault, Level, Levels
+from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels, RecommendedAction
 from detectors.diagnosis import Diagnosis
-from policies.cordons import Answer, Changed, HeldFault, NeedsPerson, Node, Owner, Refused, Rules, Stale, Ward, Word, in_words
+from policies.cordons import (
+    Answer,
+    Changed,
+    CordonedFault,
+    NeedsPerson,
+    Node,
+    OperatorRequest,
+    OutOfDate,
+    Owner,
+    QuarantineLimits,
+    Rules,
+    TransitionRefused,
+    in_words,
+)
 from policies.node_faults import offences, takes_out
 from policies.node_states import NodeState
 from policies.quarantine import begin_burn_in, doubt, end_burn_in, hold, quarantine, readmit, release, retire, settle
 from tests.policies.cases import NOW, a_case
 
 JOB, ANN, BOB = Owner(name="job gpt"), Owner(name="ann@desk", person=True), Owner(name="bob@desk", person=True)
-WARD = Ward(size=8, isolated=0)
+WARD = QuarantineLimits(size=8, isolated=0)
 FRESH = Node(name="a")
 
 
-def word(at: float, owner: Owner = JOB, **fields: Any) -> Word:
+def word(at: float, owner: Owner = JOB, **fields: Any) -> OperatorRequest:
     """Return a word that *owner* says at that time."""
-    return Word(**{"owner": owner, "because": "Xid 79", "at": at, **fields})
+    return OperatorRequest(**{"owner": owner, "because": "Xid 79", "at": at, **fields})
 
 
 def done(answer: Answer) -> Node:
@@ -37,7 +50,7 @@ def test_the_third_doubt_within_a_day_quarantines() -> None:
     ward = replace(WARD, rules=rules)
     once = done(doubt(FRESH, word(10.0), ward))
     assert (once.state, once.holds[0].until) == (NodeState.SUSPECT, 110.0)
-    assert isinstance(doubt(once, word(11.0, seen=9.0), ward), Stale)
+    assert isinstance(doubt(once, word(11.0, seen=9.0), ward), OutOfDate)
     twice = done(doubt(once, word(20.0), ward))
     assert twice.state is NodeState.SUSPECT
     assert len(twice.holds) == 1, "the newer doubt stands for both"
@@ -52,10 +65,11 @@ def test_the_third_doubt_within_a_day_quarantines() -> None:
 def test_a_hold_names_every_fault_that_it_is_for() -> None:
     """A further fault of a quarantined node joins its hold, also while a burn-in runs; the same one again is nothing new."""
     gpu, disk, link = (
-        HeldFault(kind=kind, device=device) for kind, device in (("gpu-off-bus", "0000:18:00"), ("smart-failed", ""), ("link-down", "eth0"))
+        CordonedFault(kind=kind, device=device)
+        for kind, device in (("gpu-off-bus", "0000:18:00"), ("smart-failed", ""), ("link-down", "eth0"))
     )
     out = done(quarantine(FRESH, word(1.0, faults=(gpu,), evidence=("gpu-off-bus",)), WARD))
-    assert isinstance(quarantine(out, word(2.0, faults=(gpu,)), WARD), Stale)
+    assert isinstance(quarantine(out, word(2.0, faults=(gpu,)), WARD), OutOfDate)
     both = done(quarantine(out, word(3.0, faults=(disk,), evidence=("smart-failed",)), WARD))
     assert (both.state, len(both.holds), both.moves) == (NodeState.QUARANTINED, 1, out.moves)
     assert (both.holds[0].faults, both.holds[0].evidence) == ((gpu, disk), ("gpu-off-bus", "smart-failed"))
@@ -67,7 +81,7 @@ def test_a_hold_names_every_fault_that_it_is_for() -> None:
 def test_doubts_that_add_up_to_a_quarantine_hand_on_their_faults() -> None:
     """Each of the three is to be tested."""
     node = FRESH
-    faults = [HeldFault(kind=kind) for kind in ("cuda-contained", "worker-sigill", "cuda-contained")]
+    faults = [CordonedFault(kind=kind) for kind in ("cuda-contained", "worker-sigill", "cuda-contained")]
     for at, fault in enumerate(faults, start=1):
         node = done(doubt(node, word(float(at), faults=(fault,)), WARD))
     assert node.state is NodeState.QUARANTINED
@@ -109,12 +123,12 @@ def test_a_repeated_offender_stays_out_twice_as_long_and_is_retired_at_last() ->
 )
 def test_programs_take_out_a_quarter_at_most_and_one_always(size: int, isolated: int, may: bool) -> None:  # noqa: FBT001 (a row of a table)
     """What goes beyond needs a person, who may."""
-    answer = quarantine(FRESH, word(1.0), Ward(size=size, isolated=isolated))
+    answer = quarantine(FRESH, word(1.0), QuarantineLimits(size=size, isolated=isolated))
     assert isinstance(answer, Changed if may else NeedsPerson)
     if not may:
         assert isinstance(answer, NeedsPerson)
         assert f"{isolated} of the cluster's {size} node(s) are out of service" in answer.why
-        approved = quarantine(FRESH, replace(word(1.0), approved="ann@desk"), Ward(size=size, isolated=isolated))
+        approved = quarantine(FRESH, replace(word(1.0), approved="ann@desk"), QuarantineLimits(size=size, isolated=isolated))
         assert isinstance(approved, Changed)
     assert isinstance(hold(FRESH, word(1.0, ANN)), Changed)
 
@@ -141,11 +155,11 @@ def test_of_two_persons_holds_one_has_to_be_named() -> None:
     """A person does not lift another one's by accident; the numbers are told."""
     both = done(hold(done(hold(FRESH, word(1.0, ANN))), word(2.0, BOB)))
     answer = release(both, word(3.0, ANN))
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, TransitionRefused)
     assert "1 (ann@desk: Xid 79), 2 (bob@desk: Xid 79)" in answer.why
     one = done(release(both, word(3.0, ANN), 1))
     assert (one.state, [left.number for left in one.holds]) == (NodeState.HELD, [2])
-    assert isinstance(release(one, word(4.0, ANN), 1), Stale)
+    assert isinstance(release(one, word(4.0, ANN), 1), OutOfDate)
 
 
 @pytest.mark.parametrize("verb", [hold, release, readmit, retire])
@@ -153,8 +167,8 @@ def test_a_persons_word_needs_a_person_and_a_reason(verb: Any) -> None:
     """Both are said in the refusal."""
     held = done(hold(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
     for owner, because, words in ((JOB, "well", "job gpt is a program"), (ANN, " ", "needs a reason")):
-        answer = verb(held, Word(owner=owner, because=because, at=3.0))
-        assert isinstance(answer, Refused)
+        answer = verb(held, OperatorRequest(owner=owner, because=because, at=3.0))
+        assert isinstance(answer, TransitionRefused)
         assert words in answer.why
 
 
@@ -164,14 +178,14 @@ def test_a_fault_in_a_burn_in_fails_it() -> None:
     assert isinstance(begun, Changed)
     failed = done(quarantine(begun.node, word(3.0), WARD))
     assert (failed.state, len(failed.quarantines), failed.holds[0].number) == (NodeState.QUARANTINED, 1, 1)
-    assert isinstance(end_burn_in(failed, word(4.0), begun.burn_in, passed=True, rules=Rules()), Stale)
+    assert isinstance(end_burn_in(failed, word(4.0), begun.burn_in, passed=True, rules=Rules()), OutOfDate)
 
 
 def test_a_retired_node_is_not_tested() -> None:
     """The cure is a person's word."""
     gone = done(retire(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
     answer = begin_burn_in(gone, word(3.0), 1, seconds=60.0)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, TransitionRefused)
     assert "`holdfast nodes readmit a --because ...`" in answer.why
     assert done(readmit(gone, word(4.0, ANN))).state is NodeState.HEALTHY
 
@@ -256,7 +270,7 @@ def test_what_came_on_many_nodes_is_held_against_none_and_what_came_too_often_ag
     """What the rules of the policy noted counts; so do the levels of a policy file."""
     told = a_case("gpu-off-bus", "a")
     assert offences(replace(told, common=frozenset({"gpu-off-bus"})), ("a",)) == []
-    soft = replace(told, levels=Levels(changed={"gpu-off-bus": Level.WATCH}))
+    soft = replace(told, levels=Levels(changed={"gpu-off-bus": RecommendedAction.WATCH}))
     assert [one.grave for one in offences(soft, ("a",))] == [False]
     worn = replace(soft, worn=frozenset({"a"}), notes=("gpu-off-bus for time 4 within 86400 s on a: too often, the node leaves",))
     (found,) = offences(worn, ("a",))

@@ -14,16 +14,16 @@ from policies.cordons import (
     TESTABLE,
     Answer,
     Changed,
-    HoldKind,
+    CordonKind,
     NeedsPerson,
     Node,
+    OperatorRequest,
+    OutOfDate,
     Owner,
-    Refused,
+    QuarantineLimits,
     Rules,
-    Stale,
+    TransitionRefused,
     Trial,
-    Ward,
-    Word,
     state_of,
 )
 from policies.node_states import IN_SERVICE, NODE_MOVES, NodeState
@@ -37,7 +37,7 @@ A_NUMBER = st.integers(0, 12)
 AN_OUTCOME = st.sampled_from([True, False, None])
 """Of a burn-in: passed, failed, could not be made."""
 RULES = Rules(share=0.4, doubts=2, doubt_window=50.0, cool=10.0, retire=3, failures=2, window=200.0)
-KEPT = frozenset({HoldKind.QUARANTINE, HoldKind.UNTESTED, HoldKind.RETIREMENT})
+KEPT = frozenset({CordonKind.QUARANTINE, CordonKind.UNTESTED, CordonKind.RETIREMENT})
 
 
 class Wards(RuleBasedStateMachine):
@@ -54,11 +54,11 @@ class Wards(RuleBasedStateMachine):
         """Return the node as it is."""
         return self.nodes[name]
 
-    def ward(self, name: str) -> Ward:
+    def ward(self, name: str) -> QuarantineLimits:
         """Return the cluster around a node."""
-        return Ward(size=len(NAMES), isolated=sum(self.read(one).is_isolated for one in NAMES if one != name), rules=RULES)
+        return QuarantineLimits(size=len(NAMES), isolated=sum(self.read(one).is_isolated for one in NAMES if one != name), rules=RULES)
 
-    def say(self, name: str, act: Callable[[Node, Ward], Answer]) -> Answer:
+    def say(self, name: str, act: Callable[[Node, QuarantineLimits], Answer]) -> Answer:
         """Say a word about a node, and keep what comes of it."""
         answer = act(self.read(name), self.ward(name))
         if isinstance(answer, Changed):
@@ -76,7 +76,9 @@ class Wards(RuleBasedStateMachine):
 
     # -- what must never happen -----------------------------------------------------------------------------------------
 
-    def hear(self, name: str, act: Callable[[Node, Ward], Answer], *, person: bool = False, lifts: Iterable[int] = ()) -> Answer:
+    def hear(
+        self, name: str, act: Callable[[Node, QuarantineLimits], Answer], *, person: bool = False, lifts: Iterable[int] = ()
+    ) -> Answer:
         """Say a word; hold what came of it against what must never happen. A word may lift the holds *lifts* and no other one."""
         before, out, rights = self.read(name), self.isolated(), frozenset(lifts)
         answer = self.say(name, act)
@@ -109,10 +111,10 @@ class Wards(RuleBasedStateMachine):
         """See that a hold which keeps a node out goes only by a word that may lift it, or into a stronger one of a program."""
         left = {one.number for one in after.holds}
         for hold in before.holds:
-            if hold.number in left or hold.number in lifts or hold.kind is HoldKind.DOUBT:
+            if hold.number in left or hold.number in lifts or hold.kind is CordonKind.DOUBT:
                 continue
-            assert hold.kind is HoldKind.UNTESTED, f"hold {hold.number} was lost"
-            assert {one.kind for one in after.holds} & {HoldKind.QUARANTINE, HoldKind.RETIREMENT}
+            assert hold.kind is CordonKind.UNTESTED, f"hold {hold.number} was lost"
+            assert {one.kind for one in after.holds} & {CordonKind.QUARANTINE, CordonKind.RETIREMENT}
 
     def counters_never_fall(self, before: Node, after: Node, moves: int | None = None) -> None:
         """No number is given twice, and nothing that was counted is forgotten."""
@@ -125,9 +127,9 @@ class Wards(RuleBasedStateMachine):
 
     # -- words ----------------------------------------------------------------------------------------------------------
 
-    def word(self, owner: Owner, late: float = 0.0) -> Word:
+    def word(self, owner: Owner, late: float = 0.0) -> OperatorRequest:
         """Return a word of *owner*, whose evidence is so many seconds old."""
-        return Word(owner=owner, because="it was seen", at=self.now, seen=self.now - late)
+        return OperatorRequest(owner=owner, because="it was seen", at=self.now, seen=self.now - late)
 
     @rule(seconds=st.floats(0.5, 60.0))
     def time_passes(self, seconds: float) -> None:
@@ -136,7 +138,7 @@ class Wards(RuleBasedStateMachine):
         for name in NAMES:
             before = self.read(name)
             moves = self.run_out(name)
-            ended = {one.number for one in before.of_kind(HoldKind.PERSON) if one.until is not None and one.until <= self.now}
+            ended = {one.number for one in before.of_kind(CordonKind.PERSON) if one.until is not None and one.until <= self.now}
             assert self.read(name).is_isolated == before.is_isolated
             self.no_hold_is_lost(before, self.read(name), frozenset(ended))
             self.counters_never_fall(before, self.read(name), moves)
@@ -146,7 +148,7 @@ class Wards(RuleBasedStateMachine):
         """See a soft fault."""
         stale = self.now - late <= self.read(name).back
         answer = self.hear(name, lambda node, ward: acts.doubt(node, self.word(PROGRAM, late), ward))
-        assert not stale or isinstance(answer, Stale)
+        assert not stale or isinstance(answer, OutOfDate)
 
     @rule(name=A_NODE, late=st.floats(0.0, 80.0))
     def quarantine(self, name: str, late: float) -> None:
@@ -154,7 +156,7 @@ class Wards(RuleBasedStateMachine):
         node, out = self.read(name), self.isolated()
         answer = self.hear(name, lambda node, ward: acts.quarantine(node, self.word(PROGRAM, late), ward))
         if self.now - late <= node.back:
-            assert isinstance(answer, Stale)
+            assert isinstance(answer, OutOfDate)
         elif not node.is_isolated:
             assert isinstance(answer, NeedsPerson) == (out >= 2)
 
@@ -172,7 +174,7 @@ class Wards(RuleBasedStateMachine):
         """Begin a burn-in, perhaps for a hold that is not open."""
         is_open = number in {one.number for one in self.read(name).of_kind(*TESTABLE)}
         answer = self.hear(name, lambda node, _: acts.begin_burn_in(node, self.word(PROGRAM), number, seconds=seconds))
-        assert is_open or isinstance(answer, Stale)
+        assert is_open or isinstance(answer, OutOfDate)
 
     @precondition(lambda self: any(self.read(name).of_kind(*TESTABLE) for name in NAMES))
     @rule(data=st.data())
@@ -204,7 +206,7 @@ class Wards(RuleBasedStateMachine):
             lambda node, _: acts.end_burn_in(node, self.word(PROGRAM), ran, passed=passed, rules=RULES),
             lifts={ran.hold} if passed and is_it else (),
         )
-        assert isinstance(answer, Changed if is_it else Stale)
+        assert isinstance(answer, Changed if is_it else OutOfDate)
 
     @rule(name=A_NODE, who=WHO, lasts=st.none() | st.floats(1.0, 60.0))
     def hold(self, name: str, who: Owner, lasts: float | None) -> None:
@@ -216,7 +218,7 @@ class Wards(RuleBasedStateMachine):
     @rule(name=A_NODE, who=WHO, number=st.none() | A_NUMBER)
     def release(self, name: str, who: Owner, number: int | None) -> None:
         """Lift a person's hold; a program may not, and where there are several it has to be named."""
-        held = {one.number for one in self.read(name).of_kind(HoldKind.PERSON)}
+        held = {one.number for one in self.read(name).of_kind(CordonKind.PERSON)}
         wanted = held if number is None else held & {number}
         answer = self.hear(
             name, lambda node, _: acts.release(node, self.word(who), number), person=True, lifts=wanted if who.person else ()
@@ -254,13 +256,13 @@ class Wards(RuleBasedStateMachine):
         answer = self.hear(name, lambda node, _: acts.readmit(node, self.word(who), number), person=True, lifts=lifts)
         if isinstance(answer, Changed):
             assert who.person
-            assert self.read(name).of_kind(HoldKind.PERSON) == before.of_kind(HoldKind.PERSON)
+            assert self.read(name).of_kind(CordonKind.PERSON) == before.of_kind(CordonKind.PERSON)
 
     @rule(name=A_NODE, who=WHO)
     def retire(self, name: str, who: Owner) -> None:
         """Give a node up; a program may not by its word alone."""
         answer = self.hear(name, lambda node, _: acts.retire(node, self.word(who)), person=True)
-        assert who.person or isinstance(answer, Refused)
+        assert who.person or isinstance(answer, TransitionRefused)
 
     # -- always -----------------------------------------------------------------------------------------------------------
 
@@ -284,7 +286,7 @@ TestWards = Wards.TestCase
 def test_a_node_is_never_changed_in_place() -> None:
     """A word that comes to nothing cannot leave anything behind."""
     node = Node(name="a")
-    answer = acts.quarantine(node, Word(owner=PROGRAM, because="Xid 79", at=5.0), Ward(size=4, isolated=0))
+    answer = acts.quarantine(node, OperatorRequest(owner=PROGRAM, because="Xid 79", at=5.0), QuarantineLimits(size=4, isolated=0))
     assert isinstance(answer, Changed)
     assert node == Node(name="a")
     assert replace(answer.node, holds=()).state is NodeState.QUARANTINED

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import diagnose
-from policies.case_codec import MANY_FAULTS, MOST_BYTES, MOST_FAULTS, VERSION, Unreadable, bounded, from_record, to_record
-from policies.escalation import POLICIES, Case, Rung, decide
+from policies.case_codec import MANY_FAULTS, MOST_BYTES, MOST_FAULTS, VERSION, UnreadableCase, bounded, from_record, to_record
+from policies.escalation import POLICIES, Case, RecoveryAction, decide
 from tests.policies.cases import NOW, a_case
 from tests.policies.test_ladder_laws import cases
 
@@ -85,7 +85,7 @@ def test_a_case_that_cannot_be_kept_whole_is_left_out(echoes: int, most: int, wh
     """Half a case could be decided otherwise than the whole one was; the record says why there is none."""
     record = bounded(a_case("node-lost", "a", *[("worker-sigkill", "b")] * echoes), most)
     assert len(json.dumps(record)) < 200
-    with pytest.raises(Unreadable, match=why):
+    with pytest.raises(UnreadableCase, match=why):
         from_record(through_json(record))
 
 
@@ -111,13 +111,13 @@ def test_a_record_from_before_a_fact_was_known_has_its_default() -> None:
 )
 def test_what_is_no_case_says_why(spoilt: Any, why: str) -> None:
     """A person reads it: a reason, no traceback."""
-    with pytest.raises(Unreadable, match=why):
+    with pytest.raises(UnreadableCase, match=why):
         from_record(spoilt)
 
 
 def test_a_wrong_value_is_refused() -> None:
     """A number where a name belongs would only be found by a rule, or by nobody."""
-    record = through_json(to_record(a_case(tried=(Rung.SHRINK,))))
+    record = through_json(to_record(a_case(tried=(RecoveryAction.SHRINK,))))
     for name, value in (("members", [1]), ("tried", ["fly"]), ("least", "two")):
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableCase):
             from_record({**record, "case": {**record["case"], name: value}})

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from detectors.catalogue import Fault, Level, Levels
+from detectors.catalogue import Fault, Levels, RecommendedAction
 from detectors.diagnosis import Diagnosis
-from policies.case import Case, Earlier, Noted, Pass, Rung, Standby
+from policies.case import Case, Earlier, HotSpare, Noted, Pass, RecoveryAction
 from policies.escalation import POLICIES, decide
-from policies.recurrence import ExcuseWhenCommon, LeaveWhenFlapping, LeaveWhenFrequent
+from policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
 from tests.policies.cases import NOW, a_case, a_recovery, decided
 
 KILL, GPU, HANGS = "worker-sigkill", "gpu-memory-double-bit", "gpu-channel-timeout"
@@ -49,18 +49,18 @@ def test_a_fault_on_three_nodes_is_held_against_none() -> None:
     others = (*before(60, kind="gpu-off-bus", node="x"), *before(599, kind="gpu-off-bus", node="y"))
     case = a_case("gpu-off-bus", spares=("s",), earlier=others)
     assert a_case("gpu-off-bus", spares=("s",)).unfit == ("a",)
-    after = noted(ExcuseWhenCommon(), case)
+    after = noted(ExcuseWhenCorrelated(), case)
     assert (after.unfit, after.bad) == ((), ())
     decision = decided("balanced", case)
-    assert decision.rung is Rung.RESTART_IN_PLACE
+    assert decision.rung is RecoveryAction.RESTART_IN_PLACE
     assert "gpu-off-bus came on 3 nodes (a, x, y) within 600 s: held against none of them" in decision.because
-    assert decided("aggressive", case).rung is Rung.RESTART_IN_PLACE
+    assert decided("aggressive", case).rung is RecoveryAction.RESTART_IN_PLACE
 
 
 def test_faults_of_one_incident_count_as_well() -> None:
     """Three nodes that fail at once are as many as three that fail one after the other."""
     case = a_case("gpu-off-bus", "a", ("gpu-off-bus", "b"), ("gpu-off-bus", "c"), spares=("s", "t", "u"))
-    assert noted(ExcuseWhenCommon(), case).common == {"gpu-off-bus"}
+    assert noted(ExcuseWhenCorrelated(), case).common == {"gpu-off-bus"}
     assert decided("balanced", case).drop == ()
 
 
@@ -75,14 +75,14 @@ def test_faults_of_one_incident_count_as_well() -> None:
 )
 def test_fewer_nodes_or_another_kind_or_time_is_no_common_fault(earlier: tuple[Earlier, ...]) -> None:
     """Each is answered for itself."""
-    assert "not on 3" in passed(ExcuseWhenCommon(), a_case(earlier=earlier))
+    assert "not on 3" in passed(ExcuseWhenCorrelated(), a_case(earlier=earlier))
 
 
 def test_a_node_that_is_lost_leaves_however_many_others_had_the_same() -> None:
     """Nobody can go on without it; and that nodes are lost is never common."""
     others = (*before(10, node="b"), *before(20, node="c"))
     case = a_case(lost="a", spares=("s",), earlier=others)
-    assert noted(ExcuseWhenCommon(), case).unfit == ("a",)
+    assert noted(ExcuseWhenCorrelated(), case).unfit == ("a",)
     assert decided("balanced", case).drop == ("a",)
     dark = tuple(one for node in "bc" for one in before(10, kind="node-lost", node=node))
     assert decided("balanced", a_case("node-lost", spares=("s",), earlier=dark)).drop == ("a",)
@@ -91,7 +91,7 @@ def test_a_node_that_is_lost_leaves_however_many_others_had_the_same() -> None:
 def test_another_fault_of_the_same_node_still_counts() -> None:
     """What is common excuses its own kind only."""
     case = a_case(KILL, "a", ("gpu-off-bus", "b"), spares=("s",), earlier=(*before(10, node="b"), *before(20, node="c")))
-    assert noted(ExcuseWhenCommon(), case).unfit == ("b",)
+    assert noted(ExcuseWhenCorrelated(), case).unfit == ("b",)
 
 
 def test_restarts_for_a_common_fault_do_not_spend_the_budget_of_a_node() -> None:
@@ -99,17 +99,17 @@ def test_restarts_for_a_common_fault_do_not_spend_the_budget_of_a_node() -> None
     past = tuple(a_recovery(at=NOW - 100 * n) for n in range(1, 4))
     spent = tuple(replace(one, kind=KILL) for one in past)
     others = (*before(10, node="b"), *before(20, node="c"))
-    assert decided("balanced", a_case(past=spent, spares=("s",), earlier=others)).rung is Rung.RESTART_IN_PLACE
-    assert decided("balanced", a_case(past=spent, spares=("s",))).rung is Rung.REPLACE_NODE
+    assert decided("balanced", a_case(past=spent, spares=("s",), earlier=others)).rung is RecoveryAction.RESTART_IN_PLACE
+    assert decided("balanced", a_case(past=spent, spares=("s",))).rung is RecoveryAction.REPLACE_NODE
 
 
 def test_a_share_of_the_nodes_is_enough_where_it_is_set() -> None:
     """Two nodes at least, and the number alone decides without it."""
     case = a_case(members=tuple("abcd"), earlier=before(10, node="b"))
-    assert noted(ExcuseWhenCommon(share=0.5), case).common == {KILL}
-    assert "not on 3" in passed(ExcuseWhenCommon(), case)
-    assert "not on 2" in passed(ExcuseWhenCommon(share=0.1), a_case(members=("a",), least=1))
-    assert passed(ExcuseWhenCommon(nodes=0), case) == "switched off"
+    assert noted(ExcuseWhenCorrelated(share=0.5), case).common == {KILL}
+    assert "not on 3" in passed(ExcuseWhenCorrelated(), case)
+    assert "not on 2" in passed(ExcuseWhenCorrelated(share=0.1), a_case(members=("a",), least=1))
+    assert passed(ExcuseWhenCorrelated(nodes=0), case) == "switched off"
 
 
 # -- too often ------------------------------------------------------------------------------------------------------------
@@ -124,25 +124,25 @@ def test_the_fourth_incident_of_one_kind_on_one_node_moves_it_out() -> None:
     """Though a restart in place would be allowed."""
     case = again(7200, 40_000, 86_399, spares=("s",))
     decision = decided("balanced", case)
-    assert (decision.rung, decision.drop, decision.add) == (Rung.REPLACE_NODE, ("a",), ("s",))
+    assert (decision.rung, decision.drop, decision.add) == (RecoveryAction.REPLACE_NODE, ("a",), ("s",))
     assert f"{HANGS} for time 4 within 86400 s on a: too often, the node leaves" in decision.because
-    assert decided("patient", case).rung is Rung.RESTART_IN_PLACE
-    assert decided("balanced", again(7200, 40_000, 86_400, spares=("s",))).rung is Rung.RESTART_IN_PLACE
+    assert decided("patient", case).rung is RecoveryAction.RESTART_IN_PLACE
+    assert decided("balanced", again(7200, 40_000, 86_400, spares=("s",))).rung is RecoveryAction.RESTART_IN_PLACE
 
 
 def test_what_is_possible_decides_a_node_stays_where_no_spare_is() -> None:
     """A sick place is better than none."""
     case = again(10, 20, 30, least=1)
-    assert "no spare is there" in passed(LeaveWhenFrequent(), case)
-    assert decided("balanced", case).rung is Rung.RESTART_IN_PLACE
+    assert "no spare is there" in passed(LeaveWhenRecurring(), case)
+    assert decided("balanced", case).rung is RecoveryAction.RESTART_IN_PLACE
 
 
 def test_what_ends_processes_is_counted_only_where_somebody_says_so() -> None:
     """It tells of the script as well, and has a budget of its own."""
     case = a_case(spares=("s",), earlier=before(10, 20, 30))
-    assert passed(LeaveWhenFrequent(), case) == f"{KILL} is not counted"
-    assert noted(LeaveWhenFrequent(processes=4), case).worn == {"a"}
-    assert "of 5" in passed(LeaveWhenFrequent(processes=5), case)
+    assert passed(LeaveWhenRecurring(), case) == f"{KILL} is not counted"
+    assert noted(LeaveWhenRecurring(processes=4), case).worn == {"a"}
+    assert "of 5" in passed(LeaveWhenRecurring(processes=5), case)
 
 
 @pytest.mark.parametrize(
@@ -158,23 +158,23 @@ def test_what_ends_processes_is_counted_only_where_somebody_says_so() -> None:
 )
 def test_only_roots_of_one_kind_on_one_node_are_counted(case: Case) -> None:
     """What happened elsewhere, or to others, is not this node's."""
-    assert isinstance(LeaveWhenFrequent()(case), Pass)
+    assert isinstance(LeaveWhenRecurring()(case), Pass)
 
 
 def test_attempts_of_one_incident_are_one() -> None:
     """A recovery that fails three times is one bad moment."""
     same = tuple(Earlier(kind=HANGS, at=NOW - age, node="a", incident="i", root=True) for age in (30, 20, 10))
-    assert "for time 2" in passed(LeaveWhenFrequent(), a_case(HANGS, spares=("s",), earlier=same))
+    assert "for time 2" in passed(LeaveWhenRecurring(), a_case(HANGS, spares=("s",), earlier=same))
 
 
 def test_a_device_is_told_from_others_where_it_is_known() -> None:
     """Two GPUs with one fault each are no GPU with two."""
     earlier = (*before(10, kind=GPU, device="0000:18:00"), *before(20, kind=GPU, device="0000:3b:00"))
     unknown = a_case(GPU, spares=("s",), earlier=earlier)
-    assert "for time 3" in passed(LeaveWhenFrequent(), unknown)
+    assert "for time 3" in passed(LeaveWhenRecurring(), unknown)
     root = Fault(kind=GPU, at=NOW, node="a", device="0000:3b:00")
     known = replace(unknown, diagnosis=Diagnosis(root=root, echoes=(), because="seen"))
-    assert "for time 2 within 86400 s on a (0000:3b:00)" in passed(LeaveWhenFrequent(), known)
+    assert "for time 2 within 86400 s on a (0000:3b:00)" in passed(LeaveWhenRecurring(), known)
 
 
 def test_a_take_over_moves_all_ranks_of_a_node_that_leaves() -> None:
@@ -182,10 +182,10 @@ def test_a_take_over_moves_all_ranks_of_a_node_that_leaves() -> None:
     ranks = {"a": (0, 1), "b": (2, 3)}
     case = again(
         10, 20, 30, members=("a", "b"), least=2, barred="", ranks=ranks, dead=frozenset({1}), spares=("s",),
-        standbys=(Standby(id=5, node="s"),),
+        standbys=(HotSpare(id=5, node="s"),),
     )  # fmt: skip
     decision = decided("balanced", case)
-    assert decision.rung is Rung.TAKE_OVER
+    assert decision.rung is RecoveryAction.TAKE_OVER
     assert {seat.rank: seat.node for seat in decision.seats} == {0: "s", 1: "s"}
     assert decision.drop == ("a",)
 
@@ -199,7 +199,7 @@ def test_a_fault_that_comes_and_goes_moves_the_node_out_though_training_went_on(
     case = a_case(KILL, "b", ("link-down", "a"), spares=("s",), earlier=comings)
     assert noted(LeaveWhenFlapping(), case).worn == {"a"}
     decision = decided("balanced", case)
-    assert (decision.rung, decision.drop) == (Rung.REPLACE_NODE, ("a",))
+    assert (decision.rung, decision.drop) == (RecoveryAction.REPLACE_NODE, ("a",))
     assert "link-down came 5 time(s) within 600 s on a: too often" in decision.because
 
 
@@ -218,7 +218,7 @@ def test_processes_that_die_again_and_again_do_not_flap() -> None:
 def test_what_is_only_recorded_or_long_ago_does_not_flap() -> None:
     """Its level says that it does not matter; and a week is no flapping."""
     comings = before(100, 200, 300, 400, kind="link-down", root=False)
-    silent = Levels(changed={"link-down": Level.RECORD})
+    silent = Levels(changed={"link-down": RecommendedAction.RECORD})
     assert isinstance(LeaveWhenFlapping()(a_case(KILL, "b", ("link-down", "a"), spares=("s",), earlier=comings, levels=silent)), Pass)
     rare = before(100, 700, 1300, 1900, kind="link-down", root=False)
     assert isinstance(LeaveWhenFlapping()(a_case(KILL, "b", ("link-down", "a"), spares=("s",), earlier=rare)), Pass)
@@ -232,6 +232,6 @@ def test_a_common_fault_is_not_counted_against_a_node_that_had_it_often() -> Non
     """One broken script must not take a cluster apart node by node."""
     often = (*before(10, 20, 30, 40, 50, kind=HANGS), *before(15, kind=HANGS, node="b"), *before(25, kind=HANGS, node="c"))
     answer = decide(POLICIES["balanced"], a_case(HANGS, spares=("s",), earlier=often))
-    assert answer.decision.rung is Rung.RESTART_IN_PLACE
-    assert list(answer.noted) == ["ExcuseWhenCommon"]
-    assert answer.passed_over["LeaveWhenFrequent"] == "it came on many nodes"
+    assert answer.decision.rung is RecoveryAction.RESTART_IN_PLACE
+    assert list(answer.noted) == ["ExcuseWhenCorrelated"]
+    assert answer.passed_over["LeaveWhenRecurring"] == "it came on many nodes"

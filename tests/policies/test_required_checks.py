@@ -5,44 +5,44 @@ from __future__ import annotations
 import pytest
 
 from detectors.all_kinds import CATALOGUE
-from detectors.burn_in_results import Check, Mark
-from detectors.catalogue import COMPONENTS, Level
+from detectors.burn_in_results import Check, CheckMark
+from detectors.catalogue import COMPONENTS, RecommendedAction
 from policies.burn_in import outcome, stays_out
-from policies.cordons import HeldFault
-from policies.required_checks import BY_BLAME, EXERCISES, OF_COMPONENT, UNTESTED, Part, needs, part_of, unproven
+from policies.cordons import CordonedFault
+from policies.required_checks import BY_BLAME, EXERCISES, OF_COMPONENT, UNTESTED, NodePart, needs, part_of, unproven
 
-SOUND = tuple(Check(name=name, mark=Mark.PASSED, words="fine") for name in ("compute", "memory", "disk", "clock", "network"))
-NO_GPU = Check(name="gpu", mark=Mark.SKIPPED, words="no NVIDIA device is visible", needed=False)
-GPU_0 = Check(name="gpu 0", mark=Mark.PASSED, words="every product is the same", devices=("0000:18:00.0",))
+SOUND = tuple(Check(name=name, mark=CheckMark.PASSED, words="fine") for name in ("compute", "memory", "disk", "clock", "network"))
+NO_GPU = Check(name="gpu", mark=CheckMark.SKIPPED, words="no NVIDIA device is visible", needed=False)
+GPU_0 = Check(name="gpu 0", mark=CheckMark.PASSED, words="every product is the same", devices=("0000:18:00.0",))
 
 
 def network_of(*devices: str) -> Check:
     """Return a network check that passed over those devices."""
-    return Check(name="network", mark=Mark.PASSED, words="well with node-1", devices=devices)
+    return Check(name="network", mark=CheckMark.PASSED, words="well with node-1", devices=devices)
 
 
 def disk_of(*devices: str) -> Check:
     """Return a disk check that passed on those devices."""
-    return Check(name="disk", mark=Mark.PASSED, words="every block was read as it was written", devices=devices)
+    return Check(name="disk", mark=CheckMark.PASSED, words="every block was read as it was written", devices=devices)
 
 
-PARTS: dict[str, Part | None] = {
-    "cuda-uncorrectable-ecc": Part.GPU,
-    "gpu-off-bus": Part.GPU,
-    "gpu-driver-not-loaded": Part.GPU,
-    "cuda-no-device": Part.GPU,
-    "gpu-pcie-slow": Part.GPU,
-    "cpu-machine-check": Part.PROCESSOR,
-    "memory-uncorrected": Part.MEMORY,
-    "memory-ecc-uncorrectable": Part.MEMORY,
-    "nvme-media-error": Part.DISK,
-    "filesystem-read-only": Part.DISK,
-    "link-down": Part.NETWORK,
-    "node-severed": Part.NETWORK,
-    "bandwidth-low": Part.NETWORK,
-    "clocksource-unstable": Part.CLOCK,
-    "kernel-oops": Part.HOST,
-    "worker-sigsegv": Part.HOST,
+PARTS: dict[str, NodePart | None] = {
+    "cuda-uncorrectable-ecc": NodePart.GPU,
+    "gpu-off-bus": NodePart.GPU,
+    "gpu-driver-not-loaded": NodePart.GPU,
+    "cuda-no-device": NodePart.GPU,
+    "gpu-pcie-slow": NodePart.GPU,
+    "cpu-machine-check": NodePart.PROCESSOR,
+    "memory-uncorrected": NodePart.MEMORY,
+    "memory-ecc-uncorrectable": NodePart.MEMORY,
+    "nvme-media-error": NodePart.DISK,
+    "filesystem-read-only": NodePart.DISK,
+    "link-down": NodePart.NETWORK,
+    "node-severed": NodePart.NETWORK,
+    "bandwidth-low": NodePart.NETWORK,
+    "clocksource-unstable": NodePart.CLOCK,
+    "kernel-oops": NodePart.HOST,
+    "worker-sigsegv": NodePart.HOST,
     "psu-failed": None,
     "fan-failed": None,
     "nvlink-error": None,
@@ -65,14 +65,18 @@ def test_every_component_and_every_part_has_its_place() -> None:
     """A new component of the catalogue has to say how it is tested, and no kind is without a part or a reason."""
     listed = OF_COMPONENT.keys() | BY_BLAME.keys() | UNTESTED.keys()
     assert listed == {component for components in COMPONENTS.values() for component in components}
-    assert {part for parts in EXERCISES.values() for part in parts} == set(Part)
+    assert {part for parts in EXERCISES.values() for part in parts} == set(NodePart)
     nowhere = [kind.id for kind in CATALOGUE.values() if part_of(kind) is None and kind.component not in UNTESTED]
     assert nowhere == []
 
 
 def test_most_kinds_that_take_a_node_out_can_be_tested() -> None:
     """The rest is a person's to return, or a setting's: links between devices, power, cooling, and other vendors' accelerators."""
-    out = [kind for kind in CATALOGUE.values() if kind.level in {Level.RESET_DEVICE, Level.EVICT_WHEN_IDLE, Level.EVICT_NOW}]
+    out = [
+        kind
+        for kind in CATALOGUE.values()
+        if kind.level in {RecommendedAction.RESET_DEVICE, RecommendedAction.EVICT_WHEN_IDLE, RecommendedAction.EVICT_NOW}
+    ]
     tested = [kind for kind in out if part_of(kind) is not None]
     assert len(tested) > len(out) / 2
 
@@ -115,27 +119,27 @@ def test_most_kinds_that_take_a_node_out_can_be_tested() -> None:
 )
 def test_only_a_passed_check_that_used_the_device_proves_anything(kind: str, device: str, checks: tuple[Check, ...], words: str) -> None:
     """A check that was skipped, or that used another device, does not."""
-    found = unproven(needs([HeldFault(kind=kind, device=device)]), checks)
+    found = unproven(needs([CordonedFault(kind=kind, device=device)]), checks)
     assert words in "; ".join(map(str, found)) if words else found == ()
 
 
 def test_a_part_that_could_not_be_tested_keeps_the_node_out_and_says_what_to_do() -> None:
     """A failure goes before; without a fault to prove wrong the same checks pass."""
-    wanted = needs([HeldFault(kind="cuda-uncorrectable-ecc")])
+    wanted = needs([CordonedFault(kind="cuda-uncorrectable-ecc")])
     found = outcome("node-0", (*SOUND, NO_GPU), wanted)
-    assert found.mark is Mark.SKIPPED
+    assert found.mark is CheckMark.SKIPPED
     assert stays_out(found, "quarantined") == (
         "node-0 stays quarantined: no check could exercise the GPU (no NVIDIA device is visible). "
         "Repair the driver or the card, or return it by hand with `holdfast nodes readmit node-0 --because ...`."
     )
-    assert outcome("node-0", (*SOUND, NO_GPU)).mark is Mark.PASSED
-    assert outcome("node-0", (*SOUND, GPU_0), wanted).mark is Mark.PASSED
-    bad = Check(name="disk", mark=Mark.FAILED, words="a block was read wrong")
-    assert outcome("node-0", (*SOUND, bad, NO_GPU), wanted).mark is Mark.FAILED
+    assert outcome("node-0", (*SOUND, NO_GPU)).mark is CheckMark.PASSED
+    assert outcome("node-0", (*SOUND, GPU_0), wanted).mark is CheckMark.PASSED
+    bad = Check(name="disk", mark=CheckMark.FAILED, words="a block was read wrong")
+    assert outcome("node-0", (*SOUND, bad, NO_GPU), wanted).mark is CheckMark.FAILED
 
 
 def test_a_cluster_may_accept_what_no_check_can_test() -> None:
     """By component, and nothing else with it."""
-    faults = [HeldFault(kind="psu-failed"), HeldFault(kind="fan-failed")]
+    faults = [CordonedFault(kind="psu-failed"), CordonedFault(kind="fan-failed")]
     assert [one.kind for one in needs(faults, ["power"])] == ["fan-failed"]
     assert needs(faults, ["power", "cooling"]) == ()

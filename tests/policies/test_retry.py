@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.catalogue import Fault, Level, Levels
-from policies.case import Case, Decision, Pass, Rung
+from detectors.catalogue import Fault, Levels, RecommendedAction
+from policies.case import Case, Decision, Pass, RecoveryAction
 from policies.escalation import POLICIES, decide
 from policies.retry import RetryStep
 from tests.policies.cases import NOW, a_recovery
@@ -23,16 +23,16 @@ def why_not(case: Case) -> str:
 def test_groups_that_broke_while_all_live_are_built_anew_and_nothing_else_happens(policy: str) -> None:
     """The finest rung comes first, and moves nobody."""
     decision = decide(POLICIES[policy], a_loss("group-broken")).decision
-    assert (decision.rung, decision.seats, decision.drop) == (Rung.RETRY_STEP, (), ())
+    assert (decision.rung, decision.seats, decision.drop) == (RecoveryAction.RETRY_STEP, (), ())
     assert "all 4 stay in their processes" in decision.because
 
 
 def test_a_policy_may_have_a_hang_answered_by_a_retry_first() -> None:
     """The rank that it names is spared once; the next rung replaces it."""
-    levels = Levels(changed={"job-hang": Level.RETRY_STEP})
+    levels = Levels(changed={"job-hang": RecommendedAction.RETRY_STEP})
     assert isinstance(RetryStep()(a_loss("job-hang", levels=levels)), Decision)
-    answer = decide(POLICIES["balanced"], a_loss("job-hang", levels=levels, tried=(Rung.RETRY_STEP,)))
-    assert (answer.decision.rung, [seat.rank for seat in answer.decision.seats]) == (Rung.TAKE_OVER, [1])
+    answer = decide(POLICIES["balanced"], a_loss("job-hang", levels=levels, tried=(RecoveryAction.RETRY_STEP,)))
+    assert (answer.decision.rung, [seat.rank for seat in answer.decision.seats]) == (RecoveryAction.TAKE_OVER, [1])
 
 
 def test_what_only_explains_why_the_groups_broke_does_not_keep_the_step_from_being_done_again() -> None:
@@ -52,9 +52,9 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "a node that a fault asks to leave": (
         a_loss("group-broken", 1, Fault(kind="gpu-off-bus", at=NOW, node="b")), "b cannot hold ranks",
     ),
-    "a second time": (a_loss("group-broken", tried=(Rung.RETRY_STEP,)), "tried already"),
+    "a second time": (a_loss("group-broken", tried=(RecoveryAction.RETRY_STEP,)), "tried already"),
     "a retry that brought nothing": (
-        a_loss("group-broken", past=(a_recovery(Rung.RETRY_STEP, gained=False),)), "brought no new step",
+        a_loss("group-broken", past=(a_recovery(RecoveryAction.RETRY_STEP, gained=False),)), "brought no new step",
     ),
 }  # fmt: skip
 
@@ -68,6 +68,6 @@ def test_a_step_is_not_done_again_where_that_cannot_help(name: str) -> None:
 
 def test_a_retry_that_failed_is_not_repeated_as_a_take_over_of_nobody() -> None:
     """It would be the same thing under another name."""
-    answer = decide(POLICIES["balanced"], a_loss("group-broken", tried=(Rung.RETRY_STEP,)))
-    assert answer.decision.rung is Rung.RESTART_IN_PLACE
+    answer = decide(POLICIES["balanced"], a_loss("group-broken", tried=(RecoveryAction.RETRY_STEP,)))
+    assert answer.decision.rung is RecoveryAction.RESTART_IN_PLACE
     assert answer.passed_over["TakeOver"] == "tried already in this incident"

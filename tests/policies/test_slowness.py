@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.policy import NAMED
-from policies.slowness import PAUSE, RECOVERY, TRUST, MovedBefore, MoveWhenItPays, SlowAct, SlowRank, Wanted
+from policies.slowness import PAUSE, RECOVERY, TRUST, MovedBefore, MoveWhenItPays, SlowAct, SlowRank, StragglerAction
 
 NOW = 1_000_000.0
 RULE = MoveWhenItPays()
@@ -32,10 +32,14 @@ BEFORE = MovedBefore(at=NOW - 60, rank=3, node="n0")
         (replace(SLOW, pauses=(400.0,)), SlowAct.STAY, "left there, as a move has to bring 20.1 min at least"),
         (replace(SLOW, spares=()), SlowAct.WATCH, "there is no other node to move it to"),
         (replace(SLOW, barred="its groups are torch's"), SlowAct.WATCH, "it cannot move while training goes on: its groups are torch's"),
-        (replace(SLOW, wanted=Wanted.TELL), SlowAct.WATCH, "as the job says (`checks.straggler: tell`); staying costs 80 ms a step"),
-        (replace(SLOW, wanted=Wanted.MIGRATE, remaining=1), SlowAct.MOVE, "as the job says (`checks.straggler: migrate`)"),
+        (
+            replace(SLOW, wanted=StragglerAction.TELL),
+            SlowAct.WATCH,
+            "as the job says (`checks.straggler: tell`); staying costs 80 ms a step",
+        ),
+        (replace(SLOW, wanted=StragglerAction.MIGRATE, remaining=1), SlowAct.MOVE, "as the job says (`checks.straggler: migrate`)"),
         (replace(SLOW, moved=(BEFORE,)), SlowAct.WATCH, "that is its work, not its node"),
-        (replace(SLOW, moved=(BEFORE,), wanted=Wanted.MIGRATE), SlowAct.WATCH, "that is its work, not its node"),
+        (replace(SLOW, moved=(BEFORE,), wanted=StragglerAction.MIGRATE), SlowAct.WATCH, "that is its work, not its node"),
         (replace(SLOW, moved=(replace(BEFORE, rank=4, node="n1"),)), SlowAct.WATCH, "this one is not to follow each time"),
         (replace(SLOW, moved=(replace(BEFORE, at=NOW - RULE.window),)), SlowAct.MOVE, "moved"),
         (replace(SLOW, moved=tuple(MovedBefore(at=NOW, rank=9 + n, node=f"m{n}") for n in range(4))), SlowAct.WATCH, "as many as may be"),
@@ -59,7 +63,7 @@ CASES = st.builds(
     step=st.floats(1e-6, 100.0),
     lost=COST,
     remaining=st.none() | st.integers(0, 10**6),
-    wanted=st.sampled_from(list(Wanted)),
+    wanted=st.sampled_from(list(StragglerAction)),
     spares=st.sampled_from([(), ("n7",)]),
     pauses=st.lists(COST, max_size=4).map(tuple),
     failed=st.integers(0, 5),
@@ -80,7 +84,7 @@ def test_no_policy_moves_a_rank_for_less_than_it_brings(slow: SlowRank, policy: 
     if found.act is SlowAct.MOVE:
         assert slow.spares
         assert not any(one.rank == slow.rank and NOW - one.at < rule.window for one in slow.moved)
-        assert slow.wanted is Wanted.MIGRATE or found.staying >= max(rule.least, rule.factor * found.moving)
+        assert slow.wanted is StragglerAction.MIGRATE or found.staying >= max(rule.least, rule.factor * found.moving)
     assert rule(SlowRank.of(json.loads(json.dumps(slow.as_record())))) == found
 
 

@@ -8,15 +8,15 @@ import pytest
 
 from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
-from policies.case import Case, Decision, Pass, Rung, Seat, Standby
+from policies.case import Case, Decision, HotSpare, Pass, Placement, RecoveryAction
 from policies.escalation import POLICIES, decide
 from policies.placement import filled_up, membership_after, place, regular
-from policies.replace_ranks import TakeOver
+from policies.replace_ranks import ReplaceRanks
 from tests.policies.cases import NOW, a_recovery
 
 RANKS = {"a": (0, 1), "b": (2, 3)}
-BESIDE = Standby(id=7, node="a", role=0)
-ELSEWHERE = Standby(id=8, node="s", role=0)
+BESIDE = HotSpare(id=7, node="a", role=0)
+ELSEWHERE = HotSpare(id=8, node="s", role=0)
 
 
 def a_loss(kind: str = "worker-sigkill", rank: int | None = 1, *beside: Fault, **facts: Any) -> Case:
@@ -28,57 +28,60 @@ def a_loss(kind: str = "worker-sigkill", rank: int | None = 1, *beside: Fault, *
     return Case(now=NOW, diagnosis=diagnosis, members=("a", "b"), least=2, **given)
 
 
-def seats(case: Case) -> tuple[Seat, ...]:
+def seats(case: Case) -> tuple[Placement, ...]:
     """Return where the sick ranks go on."""
-    answer = TakeOver()(case)
+    answer = ReplaceRanks()(case)
     assert isinstance(answer, Decision), answer
-    assert answer.rung is Rung.TAKE_OVER
+    assert answer.rung is RecoveryAction.TAKE_OVER
     return answer.seats
 
 
 def why_not(case: Case) -> str:
     """Return why a take-over does not answer."""
-    answer = TakeOver()(case)
+    answer = ReplaceRanks()(case)
     assert isinstance(answer, Pass), answer
     return answer.why
 
 
-PLACES: dict[str, tuple[Case, tuple[Seat, ...]]] = {
-    "a standby beside it": (a_loss(standbys=(ELSEWHERE, BESIDE)), (Seat(rank=1, node="a", standby=7),)),
-    "a standby elsewhere": (a_loss(standbys=(ELSEWHERE,)), (Seat(rank=1, node="s", standby=8),)),
+PLACES: dict[str, tuple[Case, tuple[Placement, ...]]] = {
+    "a standby beside it": (a_loss(standbys=(ELSEWHERE, BESIDE)), (Placement(rank=1, node="a", standby=7),)),
+    "a standby elsewhere": (a_loss(standbys=(ELSEWHERE,)), (Placement(rank=1, node="s", standby=8),)),
     "a failure that may follow the step goes to another node": (
-        a_loss("worker-exception", standbys=(BESIDE, ELSEWHERE)), (Seat(rank=1, node="s", standby=8),),
+        a_loss("worker-exception", standbys=(BESIDE, ELSEWHERE)), (Placement(rank=1, node="s", standby=8),),
     ),
     "its own role rather than its own node": (
-        a_loss(standbys=(BESIDE, Standby(id=9, node="s", role=1))), (Seat(rank=1, node="s", standby=9),),
+        a_loss(standbys=(BESIDE, HotSpare(id=9, node="s", role=1))), (Placement(rank=1, node="s", standby=9),),
     ),
-    "no standby: fresh where it was": (a_loss(), (Seat(rank=1, node="a"),)),
-    "a stopped rank": (a_loss("worker-stopped", 3), (Seat(rank=3, node="b"),)),
-    "a rank that hangs": (a_loss("job-hang", 3), (Seat(rank=3, node="b"),)),
+    "no standby: fresh where it was": (a_loss(), (Placement(rank=1, node="a"),)),
+    "a stopped rank": (a_loss("worker-stopped", 3), (Placement(rank=3, node="b"),)),
+    "a rank that hangs": (a_loss("job-hang", 3), (Placement(rank=3, node="b"),)),
     "a lost node: standbys elsewhere, then fresh ones on a spare": (
-        a_loss("node-lost", None, node="b", lost=frozenset("b"), standbys=(ELSEWHERE, Standby(id=9, node="b")), spares=("s",)),
-        (Seat(rank=2, node="s", standby=8), Seat(rank=3, node="s")),
+        a_loss("node-lost", None, node="b", lost=frozenset("b"), standbys=(ELSEWHERE, HotSpare(id=9, node="b")), spares=("s",)),
+        (Placement(rank=2, node="s", standby=8), Placement(rank=3, node="s")),
     ),
     "a node that is cut off: who was suspected of the standstill that follows from it stays": (
         a_loss("node-severed", None, Fault(kind="job-hang", at=NOW, node="a", rank=0), node="b", spares=("s",)),
-        (Seat(rank=2, node="s"), Seat(rank=3, node="s")),
+        (Placement(rank=2, node="s"), Placement(rank=3, node="s")),
     ),
-    "a lost agent whose node answers": (a_loss("agent-lost", None, node="b"), (Seat(rank=2, node="b"), Seat(rank=3, node="b"))),
+    "a lost agent whose node answers": (a_loss("agent-lost", None, node="b"), (Placement(rank=2, node="b"), Placement(rank=3, node="b"))),
     "an end beside a lost node: who lost the node chooses first": (
         a_loss(
             "node-lost", None, Fault(kind="worker-sigkill", at=NOW, node="a", rank=0), node="b", lost=frozenset("b"),
-            standbys=(ELSEWHERE, Standby(id=9, node="s", role=1)),
+            standbys=(ELSEWHERE, HotSpare(id=9, node="s", role=1)),
         ),
-        (Seat(rank=0, node="a"), Seat(rank=2, node="s", standby=8), Seat(rank=3, node="s", standby=9)),
+        (Placement(rank=0, node="a"), Placement(rank=2, node="s", standby=8), Placement(rank=3, node="s", standby=9)),
     ),
     "broken groups alone: all stay": (a_loss("group-broken"), ()),
-    "broken groups and a process that has ended": (a_loss("group-broken", 0, dead=frozenset({3})), (Seat(rank=3, node="b"),)),
-    "a new process that was killed": (a_loss(seated=frozenset({1}), takeovers=1), (Seat(rank=1, node="a"),)),
-    "a new process that was stopped": (a_loss("worker-stopped", seated=frozenset({1})), (Seat(rank=1, node="a"),)),
-    "a new process that lost a peer": (a_loss("worker-peer-lost", seated=frozenset({1}), dead=frozenset({1})), (Seat(rank=1, node="a"),)),
-    "another rank that raised": (a_loss("worker-exception", seated=frozenset({3})), (Seat(rank=1, node="a"),)),
+    "broken groups and a process that has ended": (a_loss("group-broken", 0, dead=frozenset({3})), (Placement(rank=3, node="b"),)),
+    "a new process that was killed": (a_loss(seated=frozenset({1}), takeovers=1), (Placement(rank=1, node="a"),)),
+    "a new process that was stopped": (a_loss("worker-stopped", seated=frozenset({1})), (Placement(rank=1, node="a"),)),
+    "a new process that lost a peer": (
+        a_loss("worker-peer-lost", seated=frozenset({1}), dead=frozenset({1})),
+        (Placement(rank=1, node="a"),),
+    ),
+    "another rank that raised": (a_loss("worker-exception", seated=frozenset({3})), (Placement(rank=1, node="a"),)),
     "a failure after a rank was lost in the take-over before": (
-        a_loss(tried=(Rung.TAKE_OVER,), takeovers=4), (Seat(rank=1, node="a"),),
+        a_loss(tried=(RecoveryAction.TAKE_OVER,), takeovers=4), (Placement(rank=1, node="a"),),
     ),
 }  # fmt: skip
 
@@ -94,7 +97,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "groups of torch": (a_loss(barred="the groups are torch's"), "the groups are torch's"),
     "a hang of nobody": (a_loss("job-output-silent", None), "do not name"),
     "a flow that died": (a_loss("recovery-cut-short", None), "do not name"),
-    "one that failed": (a_loss("recovery-overrun", None, tried=(Rung.TAKE_OVER,)), "tried already"),
+    "one that failed": (a_loss("recovery-overrun", None, tried=(RecoveryAction.TAKE_OVER,)), "tried already"),
     "a fifth one": (a_loss(takeovers=5), "5 take-overs"),
     "a new process that raised": (a_loss("worker-exception", seated=frozenset({1})), "rank(s) 1 failed for a reason of its own"),
     "a new process that ran out of memory": (a_loss("host-no-memory", seated=frozenset({1})), "rank(s) 1 failed for a reason of its own"),
@@ -104,7 +107,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "nobody left": (a_loss(dead=frozenset({0, 2, 3})), "no rank is left"),
     "no place": (a_loss("node-lost", None, node="b", lost=frozenset("b")), "no standby for rank(s) 2, 3"),
     "an exception again": (
-        a_loss("worker-exception", past=(a_recovery(Rung.TAKE_OVER, gained=False),)), "may follow the step",
+        a_loss("worker-exception", past=(a_recovery(RecoveryAction.TAKE_OVER, gained=False),)), "may follow the step",
     ),
 }  # fmt: skip
 
@@ -119,8 +122,8 @@ def test_a_take_over_that_cannot_help_says_why(name: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_it_is_the_first_answer_of_every_policy(policy: str) -> None:
     """Before anything restarts; and after the stops."""
-    assert decide(POLICIES[policy], a_loss()).decision.rung is Rung.TAKE_OVER
-    assert decide(POLICIES[policy], a_loss("user-error")).decision.rung is Rung.GIVE_UP
+    assert decide(POLICIES[policy], a_loss()).decision.rung is RecoveryAction.TAKE_OVER
+    assert decide(POLICIES[policy], a_loss("user-error")).decision.rung is RecoveryAction.GIVE_UP
 
 
 def test_the_reason_names_who_goes_where_and_who_stays() -> None:
@@ -132,8 +135,8 @@ def test_the_reason_names_who_goes_where_and_who_stays() -> None:
 def test_a_membership_after_a_take_over_keeps_places_and_drops_empty_nodes() -> None:
     """A rank replaced on its node stays in its place there."""
     before = {"a": [0, 1], "b": [2]}
-    assert membership_after(before, (Seat(rank=0, node="a"), Seat(rank=2, node="s"))) == {"a": [0, 1], "s": [2]}
-    assert membership_after(before, (Seat(rank=0, node="b"),)) == {"a": [1], "b": [2, 0]}
+    assert membership_after(before, (Placement(rank=0, node="a"), Placement(rank=2, node="s"))) == {"a": [0, 1], "s": [2]}
+    assert membership_after(before, (Placement(rank=0, node="b"),)) == {"a": [1], "b": [2, 0]}
     assert before == {"a": [0, 1], "b": [2]}
 
 

@@ -19,10 +19,10 @@ from detectors.readings import (
     NetworkReading,
     Nic,
     NodeReading,
-    Service,
     ServiceReading,
+    ServiceState,
 )
-from policies.node_health import CLEAN, FRESH, HELD, Standing, Verdict, change_of, verdict_on
+from policies.node_health import CLEAN, FRESH, HELD, HealthVerdict, NodeHealthState, change_of, verdict_on
 
 FATAL = "NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus."
 
@@ -45,13 +45,13 @@ def a_node(*, lines: tuple[str, ...] = (), ssh: bool = True, errors: int = 0, at
         network=NetworkReading(nics=(nic,), ib_ports=()),
         host=host,
         clock=ClockReading(synchronized=True, offset=0.0, worst=0.001),
-        services=ServiceReading(services=(Service(name="sshd", present=True, running=ssh, needed=True),)),
+        services=ServiceReading(services=(ServiceState(name="sshd", present=True, running=ssh, needed=True),)),
     )
 
 
-def story(*found: Found, every: float = 60.0) -> Iterator[Verdict]:
+def story(*found: Found, every: float = 60.0) -> Iterator[HealthVerdict]:
     """Yield what is thought of a node after each of these looks, one every *every* seconds."""
-    before: Verdict | None = None
+    before: HealthVerdict | None = None
     earlier: NodeReading | None = None
     for number, one in enumerate(found):
         at = number * every
@@ -197,7 +197,7 @@ def test_evidence_has_the_worst_first() -> None:
     (told,) = story(a_node(lines=(FATAL,), ssh=False))
     assert [words.partition(":")[0] for words in told.evidence] == ["gpu-off-bus", "service-down"]
     assert told.is_bad
-    assert told.standing == Standing.SICK
+    assert told.standing == NodeHealthState.SICK
 
 
 def test_a_verdict_grows_old() -> None:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.maintenance import Window, closing
+from policies.maintenance import MaintenanceWindow, closing
 
 BEGINS = datetime(2026, 12, 1, 22, 0, tzinfo=UTC)
 AT = BEGINS.timestamp()
 HOUR = 3600.0
-ONCE = Window(nodes=frozenset({"a"}), begins=BEGINS, lasts=timedelta(hours=4), ahead=timedelta(minutes=30), because="firmware")
-WEEKLY = Window(nodes=frozenset({"a", "b"}), begins=BEGINS, lasts=timedelta(hours=2), every=timedelta(days=7))
+ONCE = MaintenanceWindow(nodes=frozenset({"a"}), begins=BEGINS, lasts=timedelta(hours=4), ahead=timedelta(minutes=30), because="firmware")
+WEEKLY = MaintenanceWindow(nodes=frozenset({"a", "b"}), begins=BEGINS, lasts=timedelta(hours=2), every=timedelta(days=7))
 
 
 @pytest.fixture
@@ -68,7 +68,12 @@ def test_of_those_that_come_again_the_right_one_counts(week: int, into: float) -
 @pytest.mark.usefixtures("berlin")
 def test_one_without_a_zone_stays_at_its_hour_when_the_clocks_change() -> None:
     """A week of the last Sunday in March has an hour less."""
-    nightly = Window(nodes=frozenset({"a"}), begins=datetime(2026, 3, 26, 22, 0), lasts=timedelta(hours=1), every=timedelta(days=1))  # noqa: DTZ001 (that is the point)
+    nightly = MaintenanceWindow(
+        nodes=frozenset({"a"}),
+        begins=datetime(2026, 3, 26, 22, 0),  # noqa: DTZ001 (that is the point)
+        lasts=timedelta(hours=1),
+        every=timedelta(days=1),
+    )
     winter, summer = (datetime(2026, 3, day, 12, 0).timestamp() for day in (27, 30))  # noqa: DTZ001
     for now in (winter, summer):
         found = nightly.around(now)

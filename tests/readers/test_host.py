@@ -17,7 +17,7 @@ import pytest
 
 from detectors.evidence import Blind
 from detectors.health import judge
-from detectors.readings import ClockReading, HostReading, NodeReading, Service
+from detectors.readings import ClockReading, HostReading, NodeReading, ServiceState
 from holdfast.probe.readers.clock import read_clock
 from holdfast.probe.readers.host import read_host
 from holdfast.probe.readers.processes import ALL_OF_THE_NODE, read_processes, sees_the_whole_node
@@ -195,7 +195,7 @@ def test_names_with_blanks_and_brackets_are_read(tree: Tree) -> None:
 SWITCH = {"sys/bus/pci/devices/0000:05:00.0/vendor": "0x10de", "sys/bus/pci/devices/0000:05:00.0/class": "0x068000"}
 
 
-def the_service(root: Path, name: str) -> Service | None:
+def the_service(root: Path, name: str) -> ServiceState | None:
     """Return one service of a tree."""
     return next((service for service in read_services(root).services if service.name == name), None)
 

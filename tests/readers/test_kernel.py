@@ -13,7 +13,7 @@ import pytest
 
 from detectors.evidence import HangLimits
 from detectors.health import judge, see_growth
-from detectors.readings import Growth, KernelLine, KernelReading, NodeReading
+from detectors.readings import CounterGrowth, KernelLine, KernelReading, NodeReading
 from detectors.xids import xid_of
 from holdfast.probe.readers.kernel import ELSEWHERE, KernelLog, parsed, read_kernel
 
@@ -111,7 +111,7 @@ XID = "NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', name=<unknown>, GPU has 
 def test_only_lines_since_the_look_before_count() -> None:
     """What stood there when the generation began has been answered, or is not its own."""
     before, same = a_look(0.0, XID), a_look(60.0, XID)
-    assert see_growth(Growth(before=before, now=same), HangLimits()) == []
+    assert see_growth(CounterGrowth(before=before, now=same), HangLimits()) == []
     now = a_look(60.0, XID, "I/O error, dev nvme0n1, sector 5 op 0x0:(READ)")
     (fault,) = judge(now, before)
     assert (fault.kind, fault.signature) == ("io-errors", "io-errors nvme0n1")

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from holdfast.probe.readers.bundle import BOOT
-from holdfast.probe.readiness.finding import Facts, State
+from holdfast.probe.readiness.finding import Facts, ReadinessState
 from holdfast.probe.readiness.inspection import probe
 from holdfast.probe.readiness.judge import judge
 from tests.cli.conftest import Command, holdfast  # noqa: F401 (a fixture)
@@ -154,7 +154,7 @@ def test_a_host_whose_user_is_another_one_cannot_save_with_the_others(open_folde
         one = _node("n1")
         one.shared = {"seen": True, "alone": False, "by": "n0", **left, why: "Permission denied"}
         (found,) = [found for found in judge([one]) if found.check == "checkpoints"]
-        assert found.state is State.MISSING
+        assert found.state is ReadinessState.MISSING
         assert "Permission denied" in found.words
         assert "`id -u`" in found.cure
 
@@ -178,24 +178,24 @@ def _node(name: str, **told: Any) -> Facts:
 @pytest.mark.parametrize(
     ("told", "check", "state"),
     [
-        ({"torch": {"version": "2.12.0"}}, "torch", State.MISSING),
-        ({"torch": {"cuda": None, "devices": 0}}, "torch", State.MISSING),
-        ({"torch": {"cuda": None, "hip": "6.4"}}, "torch", State.MISSING),
-        ({"torch": {"devices": 0, "why": "The NVIDIA driver on your system is too old"}}, "torch", State.MISSING),
-        ({"torch": {"gloo": False}}, "torch", State.MISSING),
-        ({"probe": {"python": "3.11.2"}}, "python", State.DOUBTFUL),
-        ({"gpus": {"gpus": [{"index": 0}]}}, "gpus", State.MISSING),
-        ({"gpus": {"gpus": {"blind": "no NVML"}}}, "gpus", State.MISSING),
-        ({"gpus": {"gpus": [{"index": 0}, {"index": 1, "failed": 15}]}}, "gpus", State.MISSING),
-        ({"gpus": {"driver_version": "570.2"}}, "gpus", State.DOUBTFUL),
-        ({"probe": {"infiniband": ["mlx5_0"]}}, "limits", State.DOUBTFUL),
-        ({"probe": {"shm": {"free": 10**7, "total": 6 * 10**7}}}, "memory", State.DOUBTFUL),
-        ({"probe": {"shm": None}}, "memory", State.DOUBTFUL),
+        ({"torch": {"version": "2.12.0"}}, "torch", ReadinessState.MISSING),
+        ({"torch": {"cuda": None, "devices": 0}}, "torch", ReadinessState.MISSING),
+        ({"torch": {"cuda": None, "hip": "6.4"}}, "torch", ReadinessState.MISSING),
+        ({"torch": {"devices": 0, "why": "The NVIDIA driver on your system is too old"}}, "torch", ReadinessState.MISSING),
+        ({"torch": {"gloo": False}}, "torch", ReadinessState.MISSING),
+        ({"probe": {"python": "3.11.2"}}, "python", ReadinessState.DOUBTFUL),
+        ({"gpus": {"gpus": [{"index": 0}]}}, "gpus", ReadinessState.MISSING),
+        ({"gpus": {"gpus": {"blind": "no NVML"}}}, "gpus", ReadinessState.MISSING),
+        ({"gpus": {"gpus": [{"index": 0}, {"index": 1, "failed": 15}]}}, "gpus", ReadinessState.MISSING),
+        ({"gpus": {"driver_version": "570.2"}}, "gpus", ReadinessState.DOUBTFUL),
+        ({"probe": {"infiniband": ["mlx5_0"]}}, "limits", ReadinessState.DOUBTFUL),
+        ({"probe": {"shm": {"free": 10**7, "total": 6 * 10**7}}}, "memory", ReadinessState.DOUBTFUL),
+        ({"probe": {"shm": None}}, "memory", ReadinessState.DOUBTFUL),
     ],
 )
-def test_who_has_something_else_than_most_is_told(told: dict[str, Any], check: str, state: State) -> None:
+def test_who_has_something_else_than_most_is_told(told: dict[str, Any], check: str, state: ReadinessState) -> None:
     """What this machine cannot have is judged from what such a node would tell; the others are well."""
-    found = [one for one in judge([_node("a"), _node("b"), _node("c", **told)]) if one.state is not State.OK]
+    found = [one for one in judge([_node("a"), _node("b"), _node("c", **told)]) if one.state is not ReadinessState.OK]
     assert [(one.node, one.check, one.state) for one in found] == [("c", check, state)]
     assert all(one.cure for one in found)
 
@@ -225,7 +225,7 @@ def test_a_node_is_held_against_what_the_cluster_file_says_of_it(
 ) -> None:
     """Only those of which it says nothing are compared with each other; a torch that all have alike may be none for their GPUs."""
     facts = [_node(name, **told) for name, told in zip("abc", nodes, strict=False)]
-    found = [one for one in judge(facts, gpus=declared) if one.state is not State.OK]
+    found = [one for one in judge(facts, gpus=declared) if one.state is not ReadinessState.OK]
     assert [(one.node, one.check) for one in found] == [(node, check) for node, check, _ in wrong]
     for one, (_, _, words) in zip(found, wrong, strict=True):
         assert words in one.words

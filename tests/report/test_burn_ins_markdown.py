@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from detectors.burn_in_results import Check, Mark
+from detectors.burn_in_results import Check, CheckMark
 from holdfast.report.burn_ins import burn_ins_markdown, in_a_sentence
-from policies.burn_in import Outcome, outcome
-from policies.cordons import HeldFault
+from policies.burn_in import BurnInOutcome, outcome
+from policies.cordons import CordonedFault
 from policies.node_states import NodeState
 from policies.required_checks import needs
 
-SOUND = Check(name="compute", mark=Mark.PASSED, words="every answer is the known one", figures={"cores": 8.0}, seconds=21.0)
-ODD = Check(name="disk", mark=Mark.FAILED, words="*block* 3 | of <4>\nwas read wrong", devices=("/", "sda1"))
-NO_GPU = Check(name="gpu", mark=Mark.SKIPPED, words="no NVIDIA device is visible", needed=False)
-FOUND: dict[str, Outcome] = {
+SOUND = Check(name="compute", mark=CheckMark.PASSED, words="every answer is the known one", figures={"cores": 8.0}, seconds=21.0)
+ODD = Check(name="disk", mark=CheckMark.FAILED, words="*block* 3 | of <4>\nwas read wrong", devices=("/", "sda1"))
+NO_GPU = Check(name="gpu", mark=CheckMark.SKIPPED, words="no NVIDIA device is visible", needed=False)
+FOUND: dict[str, BurnInOutcome] = {
     "node-0": outcome("node-0", [SOUND]),
-    "node-1": outcome("node-1", [SOUND, NO_GPU], needs([HeldFault(kind="gpu-off-bus")])),
+    "node-1": outcome("node-1", [SOUND, NO_GPU], needs([CordonedFault(kind="gpu-off-bus")])),
     "node-2": outcome("node-2", [SOUND, ODD]),
 }
 STATES = {

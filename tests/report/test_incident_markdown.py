@@ -15,14 +15,14 @@ from markdown_it.token import Token
 from holdfast.history.models import Decision, Fault, Incident, Job, Phase
 from holdfast.history.store import History
 from holdfast.report import wording
-from holdfast.report.case import Case
+from holdfast.report.case import IncidentCase
 from holdfast.report.markdown import incident_markdown
 from holdfast.report.story import Story
 from tests.cli.written_history import a_verdict
 from tests.report import filled, odd
 
 
-def _written(case: Case) -> str:
+def _written(case: IncidentCase) -> str:
     return incident_markdown(case, "gpt")
 
 
@@ -44,12 +44,12 @@ def shape(markdown: str) -> list[str]:
 
 
 @pytest.fixture
-def killed(story_of: Callable[[Callable[[History], Job]], Story]) -> Case:
+def killed(story_of: Callable[[Callable[[History], Job]], Story]) -> IncidentCase:
     """Give the first incident of the usual job."""
     return story_of(filled.three_incidents).cases[0]
 
 
-def test_it_answers_what_somebody_on_call_asks_first(killed: Case) -> None:
+def test_it_answers_what_somebody_on_call_asks_first(killed: IncidentCase) -> None:
     """What happened, what was done, what it cost, what to do; then the numbers, without an empty head."""
     written = incident_markdown(killed, "gpt", quarantined={"node-0": "Xid 79"}, run_link="http://ui/run", page_link="http://ui/page")
     assert written.startswith("# Incident 1: rank 1 on node-0 killed (SIGKILL), recovered in 1.12 s\n")
@@ -72,7 +72,7 @@ def test_it_answers_what_somebody_on_call_asks_first(killed: Case) -> None:
     assert "[Flow run](http://ui/run) · [Job page](http://ui/page) · `holdfast show 1 --job gpt`" in written
 
 
-def test_it_says_what_was_seen_and_what_was_decided_and_folds_what_was_not_done(killed: Case) -> None:
+def test_it_says_what_was_seen_and_what_was_decided_and_folds_what_was_not_done(killed: IncidentCase) -> None:
     """The reason of the decision stands there word for word; what the policy passed over is there in plain words."""
     written = _written(killed)
     for line in (
@@ -88,14 +88,14 @@ def test_it_says_what_was_seen_and_what_was_decided_and_folds_what_was_not_done(
     assert "<summary>1 secondary failure</summary>" in written
 
 
-def test_a_traceback_of_the_root_is_code(killed: Case) -> None:
+def test_a_traceback_of_the_root_is_code(killed: IncidentCase) -> None:
     """Line for line."""
     root = killed.faults[0].model_copy(update={"evidence": {"detail": filled.TRACEBACK}, "root": True})
     fences = [one.content for one in tokens(_written(replace(killed, faults=[root]))) if one.type == "fence"]
     assert fences == [filled.TRACEBACK]
 
 
-def test_the_root_comes_first_whatever_came_first(killed: Case) -> None:
+def test_the_root_comes_first_whatever_came_first(killed: IncidentCase) -> None:
     """A reader wants the cause before its echoes."""
     assert _written(replace(killed, faults=killed.faults[::-1])) == _written(killed)
 
@@ -103,7 +103,7 @@ def test_the_root_comes_first_whatever_came_first(killed: Case) -> None:
 def test_an_incident_that_is_only_open_is_said_to_be() -> None:
     """Nothing decided, nothing timed, nothing closed."""
     incident = Incident(job_id="j", number=7, kind="job-hang", subject="job", fault_at=10.0, detected_at=12.5, generation_before=3)
-    written = _written(Case(incident=incident, faults=[], decisions=[], phases=[]))
+    written = _written(IncidentCase(incident=incident, faults=[], decisions=[], phases=[]))
     for words in (
         "# Incident 7: the job hung: no rank made progress, recovery under way",
         "| Outcome | open |",
@@ -137,7 +137,7 @@ def _saying(text: str) -> str:
     act = {"node": text + "x"}
     decision = Decision(job_id="j", incident_id="i", at=0.0, rung=text, rule=text, because=text, act=act, passed_over={text: text})
     phase = Phase(job_id="j", incident_id="i", position=0, name=text, seconds=1.0)
-    return _written(Case(incident=incident, faults=[fault, echo], decisions=[decision], phases=[phase]))
+    return _written(IncidentCase(incident=incident, faults=[fault, echo], decisions=[decision], phases=[phase]))
 
 
 hostile: Sequence[str] = [
@@ -171,7 +171,7 @@ def test_no_text_changes_the_shape_of_the_markdown(text: str) -> None:
     assert any(" ".join(wording.visible(text).split()) in one for one in shown)
 
 
-def test_it_says_how_the_incident_was_explained(killed: Case) -> None:
+def test_it_says_how_the_incident_was_explained(killed: IncidentCase) -> None:
     """Each explanation with its weight and its evidence; an incident from before that was kept says nothing of it."""
     written = _written(replace(killed, verdicts=[a_verdict(killed.incident, 0.8)]))
     for line in (
@@ -191,5 +191,5 @@ def test_no_evidence_of_an_explanation_changes_the_shape(text: str) -> None:
     for words in (f"x{text}", "word"):
         verdict = a_verdict(incident, 0.8)
         verdict.candidates[0]["evidence"][0] |= {"quote": words, "source": words}
-        shapes.append(shape(_written(Case(incident=incident, faults=[], decisions=[], phases=[], verdicts=[verdict]))))
+        shapes.append(shape(_written(IncidentCase(incident=incident, faults=[], decisions=[], phases=[], verdicts=[verdict]))))
     assert shapes[0] == shapes[1]

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.report.layout import CUT, Layout, Told, recognise
+from holdfast.report.layout import CUT, Layout, ProfileFacts, recognise
 from tests.report.recorded import CHUNKS, FILE, operations_of
 
 RECORDED: list[dict[str, Any]] = json.loads(FILE.read_text())
 
 
-def told_of(operations: list[Any], *, offset: int = 0, times: int = 1, **more: Any) -> dict[int, Told]:
+def told_of(operations: list[Any], *, offset: int = 0, times: int = 1, **more: Any) -> dict[int, ProfileFacts]:
     """Return what the ranks of a pipeline tell, whose rank r has the number *offset* + r x *times*."""
     return {
-        offset + rank * times: Told(operations=[(what, offset + peer * times) for what, peer in done], **more)
+        offset + rank * times: ProfileFacts(operations=[(what, offset + peer * times) for what, peer in done], **more)
         for rank, done in enumerate(operations)
     }
 
@@ -57,7 +57,7 @@ def test_pipelines_side_by_side_are_told_apart(schedule: str) -> None:
     """Two copies of a pipeline: ranks 0 and 2, ranks 1 and 3."""
     operations = recorded(schedule, 2, 4)
     told = {
-        rank: Told(operations=one.operations, copies=[rank // 2 * 2, rank // 2 * 2 + 1])
+        rank: ProfileFacts(operations=one.operations, copies=[rank // 2 * 2, rank // 2 * 2 + 1])
         for offset in (0, 1)
         for rank, one in told_of(operations, offset=offset, times=2).items()
     }
@@ -70,14 +70,14 @@ def test_pipelines_side_by_side_are_told_apart(schedule: str) -> None:
 @pytest.mark.parametrize(
     ("told", "width", "shards", "copies"),
     [
-        ({rank: Told(copies=range(4)) for rank in range(4)}, 4, 1, 4),
-        ({rank: Told(copies=[rank], sharded=True) for rank in range(4)}, 4, 4, 1),
-        ({rank: Told(copies=[rank % 2, rank % 2 + 2], sharded=True) for rank in range(4)}, 4, 2, 2),
-        ({0: Told()}, 4, 1, 1),
+        ({rank: ProfileFacts(copies=range(4)) for rank in range(4)}, 4, 1, 4),
+        ({rank: ProfileFacts(copies=[rank], sharded=True) for rank in range(4)}, 4, 4, 1),
+        ({rank: ProfileFacts(copies=[rank % 2, rank % 2 + 2], sharded=True) for rank in range(4)}, 4, 2, 2),
+        ({0: ProfileFacts()}, 4, 1, 1),
     ],
     ids=["DDP", "FSDP2", "HSDP", "one of four"],
 )
-def test_copies_and_shards(told: dict[int, Told], width: int, shards: int, copies: int) -> None:
+def test_copies_and_shards(told: dict[int, ProfileFacts], width: int, shards: int, copies: int) -> None:
     """Without a pipeline all ranks train on data of their own."""
     found = recognise(4, told)
     assert (found.schedule, found.width, found.shards, found.copies) == ("none", width, shards, copies)

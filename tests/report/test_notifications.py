@@ -8,14 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.history.models import Decision, Fault, Incident, Question
-from holdfast.report.case import Case
-from holdfast.report.notifications import MOST, PATIENCE, SETTLE, WINDOW, Level, Notification, Notifications, Sender, of_nodes
+from holdfast.report.case import IncidentCase
+from holdfast.report.notifications import (
+    MOST,
+    PATIENCE,
+    SETTLE,
+    WINDOW,
+    Notification,
+    NotificationLevel,
+    Notifications,
+    NotificationSource,
+    of_nodes,
+)
 
-LAB = Sender(job="gpt", cluster="lab", host="head", link="http://ui/runs/flow-run/1", incident_page=lambda number: f"http://ui/{number}")
+LAB = NotificationSource(
+    job="gpt", cluster="lab", host="head", link="http://ui/runs/flow-run/1", incident_page=lambda number: f"http://ui/{number}"
+)
 TRACEBACK = "RuntimeError: sizes do not fit in /home/ann/a/very/long/path/model.py:12"
 
 
-def an_incident(number: int = 1, **facts: Any) -> Case:
+def an_incident(number: int = 1, **facts: Any) -> IncidentCase:
     """Return an incident as the history has it: a rank that was killed."""
     known: dict[str, Any] = {
         "because": "ended by signal 9",
@@ -32,10 +44,10 @@ def an_incident(number: int = 1, **facts: Any) -> Case:
     )  # fmt: skip
     act = {"seats": [{"rank": 1, "node": "node-2", "standby": 0}]}
     decision = Decision(job_id="j", incident_id=incident.id, at=0.0, rung="take-over", rule="TakeOver", because="it can", act=act)
-    return Case(incident=incident, faults=[fault], decisions=[decision], phases=[])
+    return IncidentCase(incident=incident, faults=[fault], decisions=[decision], phases=[])
 
 
-def ended(number: int = 1, outcome: str = "recovered", **facts: Any) -> Case:
+def ended(number: int = 1, outcome: str = "recovered", **facts: Any) -> IncidentCase:
     """Return one that is over."""
     return an_incident(number, outcome=outcome, rung="take-over", downtime_s=0.26, steps_lost=0, **facts)
 
@@ -47,7 +59,7 @@ def test_what_is_over_soon_is_one_notification() -> None:
     desk.closed(ended(), 1.0)
     assert desk.tick(1.0) == []
     (told,) = desk.tick(1.0 + SETTLE)
-    assert (told.id, told.state, told.level) == ("incident i1", "over", Level.INFO)
+    assert (told.id, told.state, told.level) == ("incident i1", "over", NotificationLevel.INFO)
     assert told.subject == "[lab/gpt] incident 1: rank 1 on node-1 killed (SIGKILL), recovered in 260 ms"
     assert told.text.split("\n\n") == [
         "14:02:11 UTC: rank 1 on node-1 was killed (SIGKILL); hot spare on node-2 took over; training again after 260 ms, 0 steps lost.",
@@ -66,12 +78,12 @@ def test_what_lasts_is_told_once_while_it_does_and_its_end_replaces_that() -> No
     desk.opened(an_incident(), 0.0)
     desk.moved("WAITING", "no node is free")
     (told,) = desk.tick(PATIENCE)
-    assert (told.state, told.level) == ("open", Level.ATTENTION)
+    assert (told.state, told.level) == ("open", NotificationLevel.ATTENTION)
     assert "Now: no node is free" in told.text
     assert desk.tick(1e5) == []
     desk.closed(ended(), 2e5)
     (over,) = desk.tick(2e5 + SETTLE)
-    assert (over.id, over.state, over.level) == (told.id, "over", Level.RESOLVED)
+    assert (over.id, over.state, over.level) == (told.id, "over", NotificationLevel.RESOLVED)
 
 
 def test_a_job_that_fails_by_an_incident_is_one_notification() -> None:
@@ -82,7 +94,7 @@ def test_a_job_that_fails_by_an_incident_is_one_notification() -> None:
     desk.closed(ended(outcome="gave-up", because="the same again"), 1.0)
     assert desk.tick(PATIENCE) == []
     (told,) = desk.last(PATIENCE)
-    assert (told.id, told.state, told.level) == ("incident i1", "ended", Level.ATTENTION)
+    assert (told.id, told.state, told.level) == ("incident i1", "ended", NotificationLevel.ATTENTION)
     assert told.subject == "[lab/gpt] job failed: rank 1 on node-1 was killed (SIGKILL) (incident 1)"
     assert "Why: the same again" in told.text
     assert "`holdfast run gpt.yaml`" in told.text
@@ -90,7 +102,11 @@ def test_a_job_that_fails_by_an_incident_is_one_notification() -> None:
 
 def test_the_end_of_a_job_is_told_and_needs_a_person_only_when_it_failed() -> None:
     """An incident just before is a notification of its own where it recovered."""
-    for state, level in (("COMPLETED", Level.INFO), ("CANCELLED", Level.INFO), ("FAILED", Level.ATTENTION)):
+    for state, level in (
+        ("COMPLETED", NotificationLevel.INFO),
+        ("CANCELLED", NotificationLevel.INFO),
+        ("FAILED", NotificationLevel.ATTENTION),
+    ):
         desk = Notifications(LAB)
         desk.opened(an_incident(), 0.0)
         desk.closed(ended(), 1.0)
@@ -111,14 +127,14 @@ def test_a_quarantine_belongs_to_its_incident_and_needs_a_person() -> None:
         if late:
             desk.quarantined("node-1", "Xid 79")
         (told,) = desk.tick(1.0 + SETTLE)
-        assert told.level is Level.ATTENTION
+        assert told.level is NotificationLevel.ATTENTION
         assert told.subject.endswith("recovered in 260 ms; node-1 quarantined")
         assert "Action: node-1 is quarantined: Xid 79." in told.text
         assert desk.tick(1e6) == []
     desk = Notifications(LAB)
     desk.quarantined("node-3", "doubted too often")
     (told,) = desk.tick(0.0)
-    assert (told.level, told.subject, told.nodes) == (Level.ATTENTION, "[lab/gpt] node-3 quarantined", ("node-3",))
+    assert (told.level, told.subject, told.nodes) == (NotificationLevel.ATTENTION, "[lab/gpt] node-3 quarantined", ("node-3",))
 
 
 def test_a_question_is_told_at_once_and_so_is_its_answer() -> None:
@@ -129,10 +145,10 @@ def test_a_question_is_told_at_once_and_so_is_its_answer() -> None:
         at=0.0, until=60.0,
     )  # fmt: skip
     (told,) = desk.asked(question, "`holdfast approve 7`")
-    assert (told.level, told.subject) == (Level.ATTENTION, "[lab/gpt] question 7: may n1, n2 be isolated?")
+    assert (told.level, told.subject) == (NotificationLevel.ATTENTION, "[lab/gpt] question 7: may n1, n2 be isolated?")
     assert "`holdfast approve 7`" in told.text
     (answered,) = desk.answered(question, "keep n1, n2 by ann")
-    assert (answered.id, answered.level) == (told.id, Level.RESOLVED)
+    assert (answered.id, answered.level) == (told.id, NotificationLevel.RESOLVED)
     assert answered.text.startswith("Answered: keep n1, n2 by ann")
 
 
@@ -141,7 +157,7 @@ def test_of_many_nodes_one_notification_tells() -> None:
     changes = {f"n{number}": ("unreachable", "no answer") for number in range(30)} | {"n99": ("healthy", "passed")}
     told = of_nodes("lab", changes, host="head", link="http://ui/1")
     assert told is not None
-    assert (told.level, told.cluster, len(told.nodes)) == (Level.ATTENTION, "lab", 30)
+    assert (told.level, told.cluster, len(told.nodes)) == (NotificationLevel.ATTENTION, "lab", 30)
     assert told.subject == "[lab] n0, n1, n2, n3, n4 and 25 more unreachable"
     assert "and 10 more" in told.text
     assert of_nodes("lab", {"n99": ("healthy", "passed")}, host="head", link="") is None

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from detectors.catalogue import CATALOGUE
 from holdfast.accounting.bill import bill
-from holdfast.accounting.losses import Losses, losses
+from holdfast.accounting.losses import FailureCosts, losses
 from holdfast.errors import NotWritable
 from holdfast.history.models import Fault, Incident, Job, Move, Remark, Verdict
 from holdfast.history.store import History
 from holdfast.report import wording, write_report
-from holdfast.report.case import Case
+from holdfast.report.case import IncidentCase
 from holdfast.report.facts import tiles
 from holdfast.report.page import page
-from holdfast.report.story import Steps, Story, gather
+from holdfast.report.story import Story, StorySteps, gather
 from holdfast.report.wording import count, duration, share
 from tests.report import filled, odd
 from tests.report.parsed import Element, Page
@@ -251,13 +251,13 @@ def _bare(text: str) -> Story:
     verdict = Verdict(
         job_id=job.id, incident_id=incident.id, at=1.0, kind=text, subject=text, weight=0.5, because=text, candidates=[weighed, weighed]
     )
-    case = Case(incident=incident, faults=[fault], decisions=[], phases=[], verdicts=[verdict])
+    case = IncidentCase(incident=incident, faults=[fault], decisions=[], phases=[], verdicts=[verdict])
     number, real = np.empty(0, dtype=np.int64), np.empty(0)
-    empty = Steps(generation=number, step=number, at=real, seconds=real, loss=real, given_up=np.empty(0, dtype=np.bool_))
+    empty = StorySteps(generation=number, step=number, at=real, seconds=real, loss=real, given_up=np.empty(0, dtype=np.bool_))
     remark = Remark(job_id=job.id, at=1.0, text=text)
     return Story(
         job=job, now=filled.BEGAN, moves=[move], generations=[], cases=[case], loose_faults=[fault], node_moves=[], checkpoints=[],
-        snapshots=[], remarks=[remark], steps=empty, losses=Losses.sum(()),
+        snapshots=[], remarks=[remark], steps=empty, losses=FailureCosts.sum(()),
     )  # fmt: skip
 
 

@@ -22,12 +22,12 @@ from holdfast.memstore.shared_memory import Slot
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.checkpoint.save import Saver
-from holdfast.runtime.groups.control_tree import _DOWN, Peer
-from holdfast.runtime.groups.membership import Assembly, assembly
-from holdfast.runtime.groups.migration import Moves, Prepared
+from holdfast.runtime.groups.control_tree import _DOWN, TreePeer
+from holdfast.runtime.groups.membership import MembershipManager, assembly
+from holdfast.runtime.groups.migration import LiveMigrations, Prepared
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.recovery_manager import Keeper
-from holdfast.runtime.groups.transfer_plan import Mover
+from holdfast.runtime.groups.recovery_manager import RecoveryManager
+from holdfast.runtime.groups.transfer_plan import TransferPlan
 from holdfast.runtime.snapshots.copier import _Memory
 from holdfast.runtime.snapshots.restore import Restorer
 from holdfast.runtime.world import World
@@ -123,7 +123,7 @@ def _before_answers() -> None:
 
     ``tell-2`` is where it is about to pass on to rank 2 what rank 0 told all.
     """
-    real, tell, telling = Peer.send, World.told, []
+    real, tell, telling = TreePeer.send, World.told, []
 
     def told(self: World, value: Any) -> Any:
         telling.append(value)
@@ -134,12 +134,12 @@ def _before_answers() -> None:
 
     World.told = told  # type: ignore[method-assign]
 
-    def send(self: Peer, generation: int, number: int, kind: int, body: bytes) -> None:
+    def send(self: TreePeer, generation: int, number: int, kind: int, body: bytes) -> None:
         if kind == _DOWN:
             reach(f"{'tell' if telling else 'answer'}-{self.rank}", link().step)
         real(self, generation, number, kind, body)
 
-    Peer.send = send  # type: ignore[method-assign]
+    TreePeer.send = send  # type: ignore[method-assign]
 
 
 def _before_operations() -> None:
@@ -155,31 +155,31 @@ def _before_operations() -> None:
 
 def _in_planned_moves() -> None:
     """Make places of the beginnings of a rank's and a newcomer's preparation; and have a rank say that it knows it may switch."""
-    build, come_in, hear = Moves._build, Moves.come_in, Moves.hear
+    build, come_in, hear = LiveMigrations._build, LiveMigrations.come_in, LiveMigrations.hear
 
-    def preparing(self: Moves, prepared: Prepared) -> None:
+    def preparing(self: LiveMigrations, prepared: Prepared) -> None:
         reach("preparing")
         build(self, prepared)
 
-    def coming(self: Moves, order: Message) -> None:
+    def coming(self: LiveMigrations, order: Message) -> None:
         reach("coming")
         come_in(self, order)
 
-    def heard(self: Moves, order: Message) -> None:
+    def heard(self: LiveMigrations, order: Message) -> None:
         hear(self, order)
         if order.get("do") == "switch":
             link().report("may switch", generation=order["generation"])
 
-    Moves._build, Moves.come_in, Moves.hear = preparing, coming, heard  # type: ignore[method-assign]
+    LiveMigrations._build, LiveMigrations.come_in, LiveMigrations.hear = preparing, coming, heard  # type: ignore[method-assign]
 
 
 if "CHAOS" in os.environ:  # in a worker: a test that only names faults must not break its own process
-    _around(Keeper, "_decide", "vote", "voted")
-    _around(Assembly, "convene", "meeting")
-    _around(Assembly, "rebuild", "rebuilding")
-    _around(Mover, "_receive", "loading", "loaded")
+    _around(RecoveryManager, "_decide", "vote", "voted")
+    _around(MembershipManager, "convene", "meeting")
+    _around(MembershipManager, "rebuild", "rebuilding")
+    _around(TransferPlan, "_receive", "loading", "loaded")
     _around(Saver, "save", "saving")
-    _around(Mover, "_send", "giving")
+    _around(TransferPlan, "_send", "giving")
     _around(Slot, "begin", "opening", "opened")
     _around(_Memory, "copy", "copying", "copied")
     _around(Slot, "seal", "sealing", "sealed")

@@ -15,7 +15,7 @@ from holdfast.memstore.shared_memory import Label, Slot, Snapshot, word_sum
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.collective_save import write
 from holdfast.runtime.checkpoint.storage import write_metadata
-from holdfast.runtime.checkpoint_verifier.disk import Checkpoint
+from holdfast.runtime.checkpoint_verifier.disk import VerifiedCheckpoint
 from holdfast.runtime.state import tree
 from holdfast.runtime.world import World
 from tests.runtime.ranks import Ranks
@@ -56,7 +56,7 @@ def make(ranks: Ranks, base: Path, **more: Any) -> Made:
 
 def rewrite(folder: Path, change: Change) -> None:
     """Write a checkpoint anew, digests and all, with a *change* to its tensors and its ranks' trees."""
-    one = Checkpoint(folder)
+    one = VerifiedCheckpoint(folder)
     tensors, trees = {key: one.read(key) for key in one.shapes}, dict(one.trees)
     change(tensors, trees)
     tensors |= {f"tree.{rank:05d}": tree.to_bytes(told) for rank, told in trees.items()}

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 from holdfast.memstore import write_requests
-from holdfast.memstore.write_requests import FlushOrder
-from holdfast.runtime.agent_client import Link
+from holdfast.memstore.write_requests import WriteRequest
+from holdfast.runtime.agent_client import AgentLink
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.checkpoint.storage import Pace
-from holdfast.runtime.checkpoint.storage_errors import Teller
+from holdfast.runtime.checkpoint.storage import WritePace
+from holdfast.runtime.checkpoint.storage_errors import StorageErrorReporter
 from holdfast.runtime.checkpoint_writer import rendezvous
-from holdfast.runtime.checkpoint_writer.write_task import Job
+from holdfast.runtime.checkpoint_writer.write_task import WriteTask
 
 EVENTS = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"})
 rendezvous.STALL = 10.0  # type: ignore[misc]  # who waits in vain says so: then the checkpoint is missing
@@ -30,7 +30,7 @@ def whole(directory: Path) -> list[int]:
         try:
             for name, wanted in manifest.read(folder).files.items():
                 manifest.check(folder, name, wanted)
-        except manifest.Unusable:
+        except manifest.UnusableCheckpoint:
             if folder.exists():
                 raise
             return whole(directory)  # a flusher that lives has retired it meanwhile
@@ -38,7 +38,7 @@ def whole(directory: Path) -> list[int]:
     return steps
 
 
-def begun(order: FlushOrder, vault: Path, directory: Path, *, until: int | None = None) -> int:
+def begun(order: WriteRequest, vault: Path, directory: Path, *, until: int | None = None) -> int:
     """Carry *order* out in a fork that is killed at its event number *until*; return its pid."""
     pid = os.fork()
     if pid == 0:
@@ -52,7 +52,7 @@ def begun(order: FlushOrder, vault: Path, directory: Path, *, until: int | None 
                 seen += 1
 
         sys.addaudithook(hook)
-        Job(order, vault, Link(None), Pace(None), Teller()).run()
+        WriteTask(order, vault, AgentLink(None), WritePace(None), StorageErrorReporter()).run()
         os._exit(0)
     return pid
 

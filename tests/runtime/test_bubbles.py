@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from holdfast.runtime.snapshots import copy_schedule
 from holdfast.runtime.snapshots.copy_schedule import MARGIN, PROFILE, Profile, Terms, plan
-from holdfast.runtime.snapshots.measurements import ENOUGH, REPLAN, Planning
-from holdfast.runtime.telemetry.wait_windows import Idle, Window
+from holdfast.runtime.snapshots.measurements import ENOUGH, REPLAN, StepMeasurements
+from holdfast.runtime.telemetry.wait_windows import WaitWindow, WaitWindows
 
 MEGABYTE = 2**20
 SPEED = 1e9
@@ -20,7 +20,7 @@ def lived(*windows: tuple[int, float, float], step: float = 0.1, steps: int = 8,
     """Return the profile of steps that were all alike: *windows* are numbers, begins and lengths."""
     profile = Profile()
     for _ in range(steps):
-        profile.add(step, [Window(begin, begin + length, kind, number) for number, begin, length in windows])
+        profile.add(step, [WaitWindow(begin, begin + length, kind, number) for number, begin, length in windows])
     return profile
 
 
@@ -65,8 +65,8 @@ def test_windows_are_counted_on_as_short_as_they_mostly_come() -> None:
     """One in ten was missing, another one varies."""
     profile = Profile()
     for number in range(10):
-        windows = [Window(0.0, 0.01 + 0.001 * number, "vote", 4)]
-        profile.add(0.1, windows if number % 2 else [*windows, Window(0.05, 0.06, "data", 2)])
+        windows = [WaitWindow(0.0, 0.01 + 0.001 * number, "vote", 4)]
+        profile.add(0.1, windows if number % 2 else [*windows, WaitWindow(0.05, 0.06, "data", 2)])
     assert [(one.number, one.kind, round(one.length, 4)) for one in profile.predicted()] == [(4, "vote", 0.011)]
 
 
@@ -94,12 +94,12 @@ def test_a_plan_never_promises_more_than_the_windows_hold(
 
 def test_there_is_a_new_plan_when_the_job_is_no_longer_what_it_was() -> None:
     """Not sooner: a plan is made anew when steps took a fifth longer, and when pauses turned out shorter than was predicted."""
-    planning = Planning(Terms())
+    planning = StepMeasurements(Terms())
     planning.profile = lived((1, 0.0, 0.05))
     first = planning.plan_for([MEGABYTE] * 20)
     assert planning.plan_for([MEGABYTE] * 20) is first
     for _ in range(PROFILE):
-        planning.profile.add(0.2, [Window(0.0, 0.05, "pipeline", 1)])
+        planning.profile.add(0.2, [WaitWindow(0.0, 0.05, "pipeline", 1)])
     plans = [planning.plan_for([MEGABYTE] * 20) for _ in range(REPLAN)]
     assert plans[0] is first
     assert plans[-1] is not first
@@ -108,7 +108,7 @@ def test_there_is_a_new_plan_when_the_job_is_no_longer_what_it_was() -> None:
 
 def test_what_was_measured_counts_more_than_what_was_predicted() -> None:
     """The prediction says that it does not fit; nobody has waited for it."""
-    planning = Planning(Terms())
+    planning = StepMeasurements(Terms())
     planning.profile = lived((1, 0.0, 0.01))
     planning.measured(MEGABYTE, MEGABYTE / SPEED)
     assert planning.plan_for([MEGABYTE] * 40).every == 34
@@ -119,14 +119,14 @@ def test_what_was_measured_counts_more_than_what_was_predicted() -> None:
 
 def test_a_process_that_has_just_come_in_copies_whenever_it_waits() -> None:
     """It knows nothing of its steps yet, and the others need its snapshot."""
-    planning = Planning(Terms())
+    planning = StepMeasurements(Terms())
     found = planning.plan_for([MEGABYTE] * 3)
     assert [found.gate(number) for number in (1, 2, 99)] == [3, 3, 3]
 
 
 def test_windows_are_noted_once_however_waits_are_nested() -> None:
     """The vote contains waits of its own; short ones are none."""
-    idle = Idle()
+    idle = WaitWindows()
     assert idle.enter("vote")
     assert not idle.enter("pipeline")
     while not idle.windows:

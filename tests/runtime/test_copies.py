@@ -12,10 +12,10 @@ from torch import nn
 
 from holdfast.runtime import agent_client
 from holdfast.runtime.telemetry import rank_status, replica_checksums
-from holdfast.runtime.telemetry.replica_checksums import OFTENEST, SHARE, Checker, sums_of
+from holdfast.runtime.telemetry.replica_checksums import OFTENEST, SHARE, ReplicaChecksums, sums_of
 from holdfast.runtime.telemetry.sections import section
-from holdfast.runtime.telemetry.step_timing import PaceMaker
-from holdfast.runtime.telemetry.wait_windows import Idle
+from holdfast.runtime.telemetry.step_timing import StepTimer
+from holdfast.runtime.telemetry.wait_windows import WaitWindows
 from tests.runtime.agent_double import AgentDouble
 
 
@@ -48,7 +48,7 @@ def told(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentD
     """Give an agent that this process's link speaks to."""
     for name, value in agent.environment.items():
         monkeypatch.setenv(name, value)
-    ours = agent_client.Link.from_env()
+    ours = agent_client.AgentLink.from_env()
     for module in (replica_checksums, rank_status, agent_client):
         monkeypatch.setattr(module, "link", lambda: ours)
     yield agent
@@ -58,7 +58,7 @@ def told(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentD
 def test_digests_are_told_at_their_steps_and_sums_when_asked_for(told: AgentDouble) -> None:
     """Of the newest checks only: nobody asks for older ones."""
     model = nn.Linear(4, 4)
-    checker = Checker(model, {"HOLDFAST_CHECK_EVERY": "4"})
+    checker = ReplicaChecksums(model, {"HOLDFAST_CHECK_EVERY": "4"})
     for step in range(26):
         checker.look(step, "p")
     found = told.wait_for("check", 6)
@@ -74,7 +74,7 @@ def test_digests_are_told_at_their_steps_and_sums_when_asked_for(told: AgentDoub
 @pytest.mark.parametrize(("setting", "steps"), [("0", []), ("auto", [OFTENEST]), ("", [OFTENEST])])
 def test_checks_can_be_turned_off(told: AgentDouble, setting: str, steps: list[int]) -> None:
     """And are on where nobody says anything."""
-    checker = Checker(nn.Linear(2, 2), {"HOLDFAST_CHECK_EVERY": setting})
+    checker = ReplicaChecksums(nn.Linear(2, 2), {"HOLDFAST_CHECK_EVERY": setting})
     for step in range(OFTENEST + 1):
         checker.look(step, "")
     agent_client.link().report("end")
@@ -84,7 +84,7 @@ def test_checks_can_be_turned_off(told: AgentDouble, setting: str, steps: list[i
 
 def test_parameters_of_a_strange_kind_end_the_checks_and_not_the_training(told: AgentDouble, caplog: pytest.LogCaptureFixture) -> None:
     """A tensor without values stands for kinds of parameters that nobody thought of."""
-    checker = Checker(nn.Linear(2, 2, device="meta"), {})
+    checker = ReplicaChecksums(nn.Linear(2, 2, device="meta"), {})
     for step in range(OFTENEST, 4 * OFTENEST, OFTENEST):
         checker.look(step, "")
     assert checker.every == 0
@@ -94,7 +94,7 @@ def test_parameters_of_a_strange_kind_end_the_checks_and_not_the_training(told: 
 @given(st.floats(1e-6, 10.0), st.floats(1e-3, 60.0))
 def test_checks_keep_within_their_share_and_all_ranks_can_meet(cost: float, seconds: float) -> None:
     """The least power of two that the cost allows: of two ranks the rarer one's steps are the other's too."""
-    checker = Checker(nn.Linear(2, 2), {})
+    checker = ReplicaChecksums(nn.Linear(2, 2), {})
     checker._costs.append(cost)
     checker._plan(seconds)
     assert checker.every % OFTENEST == 0
@@ -105,8 +105,8 @@ def test_checks_keep_within_their_share_and_all_ranks_can_meet(cost: float, seco
 
 def test_a_step_is_split_into_work_waits_and_data() -> None:
     """What lies between two steps belongs to neither, and one with a section in it is not told."""
-    windows = Idle()
-    pace = PaceMaker(windows)
+    windows = WaitWindows()
+    pace = StepTimer(windows)
     assert pace.end() is None
     pace.begin()
     windows.sums |= {"gradients": 0.25, "vote": 0.5, "data": 0.125}

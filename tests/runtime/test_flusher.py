@@ -20,16 +20,16 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from holdfast.memstore import write_requests
 from holdfast.memstore.shared_memory import PAGE, labels
-from holdfast.memstore.write_requests import FlushOrder
-from holdfast.runtime.agent_client import Leave, Link
+from holdfast.memstore.write_requests import WriteRequest
+from holdfast.runtime.agent_client import AgentLink, Leave
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.save import Keeping, Saver
-from holdfast.runtime.checkpoint.storage import Pace, Reader
-from holdfast.runtime.checkpoint.storage_errors import Teller
+from holdfast.runtime.checkpoint.storage import CheckpointReader, WritePace
+from holdfast.runtime.checkpoint.storage_errors import StorageErrorReporter
 from holdfast.runtime.checkpoint_writer import rendezvous
 from holdfast.runtime.checkpoint_writer.chunks import boxes
-from holdfast.runtime.checkpoint_writer.write_task import Job
-from holdfast.runtime.snapshots.config import Place
+from holdfast.runtime.checkpoint_writer.write_task import WriteTask
+from holdfast.runtime.snapshots.config import SnapshotPlace
 from holdfast.runtime.world import World
 from tests.runtime.trainer import FIRST, Trainer, opened, same
 
@@ -56,7 +56,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=True)
 
 
-class Told(Link):
+class Told(AgentLink):
     """A line to no agent, which remembers what was said and gives leave until told otherwise."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Told(Link):
         return Leave(ok=not self.over, why="generation 1 is over" if self.over else "")
 
 
-def trained(folder: Path, places: list[Place], step: int = STEP) -> list[Trainer]:
+def trained(folder: Path, places: list[SnapshotPlace], step: int = STEP) -> list[Trainer]:
     """Return a trainer for each place, all equal, which have done *step* steps and hold a snapshot of that."""
     trainers = []
     for place in places:
@@ -96,22 +96,22 @@ def vault_of(folder: Path, rank: int) -> Path:
     return place
 
 
-def order_for(trainer: Trainer, vault: Path, directory: Path, rank: int, world: int, *, step: int = STEP, keep: int = 2) -> FlushOrder:
+def order_for(trainer: Trainer, vault: Path, directory: Path, rank: int, world: int, *, step: int = STEP, keep: int = 2) -> WriteRequest:
     """Have the newest snapshot ended, as the next step does, and order it written."""
     trainer.begin()
     trainer.end()
     (path,) = [path for path, label in labels(vault).items() if label.step == step]
     more: dict[str, Any] = {"lineage": 1, "generation": 1, "loss": 0.5, "directory": str(directory), "keep": keep}
-    order = FlushOrder(snapshot=path.name, step=step, rank=rank, world=world, **more)
+    order = WriteRequest(snapshot=path.name, step=step, rank=rank, world=world, **more)
     order.write(vault)
     assert write_requests.orders(vault) == [order]
     return order
 
 
-def carried_out(folder: Path, orders: list[FlushOrder]) -> Told:
+def carried_out(folder: Path, orders: list[WriteRequest]) -> Told:
     """Carry *orders* out, each as if on its own node; return what was told."""
     told = Told()
-    jobs = [Job(order, vault_of(folder, order.rank), told, Pace(None), Teller(told)) for order in orders]
+    jobs = [WriteTask(order, vault_of(folder, order.rank), told, WritePace(None), StorageErrorReporter(told)) for order in orders]
     threads = [threading.Thread(target=job.run) for job in jobs]
     for thread in threads:
         thread.start()
@@ -143,7 +143,7 @@ def test_boxes_are_all_elements_once_and_in_order(shape: list[int], data: st.Dat
 @pytest.mark.parametrize("copies", [1, 2, 3])
 def test_it_is_the_checkpoint_that_ranks_write_themselves(tmp_path: Path, copies: int) -> None:
     """To the bit, for Holdfast and for plain PyTorch, whoever of the copies wrote which part of it."""
-    trainers = trained(tmp_path, [Place(rank, copies, "net", rank, copies) for rank in range(copies)])
+    trainers = trained(tmp_path, [SnapshotPlace(rank, copies, "net", rank, copies) for rank in range(copies)])
     wanted = trainers[0].state()
     torch.manual_seed(1)  # the generators are part of the state
     by_ranks = tmp_path / "by-ranks"
@@ -160,7 +160,7 @@ def test_it_is_the_checkpoint_that_ranks_write_themselves(tmp_path: Path, copies
     found = []
     for rank, place in enumerate((by_ranks, *[ours] * copies)):
         other = Trainer(tmp_path / "none")
-        progress = other.training.load(Reader(manifest.folder_of(place, STEP)), max(0, rank - 1))
+        progress = other.training.load(CheckpointReader(manifest.folder_of(place, STEP)), max(0, rank - 1))
         assert (progress["step"], progress["loss"]) == (STEP, 0.5)
         assert same(other.state(), wanted)
         found.append(progress["rng"])
@@ -177,7 +177,7 @@ def test_it_is_the_checkpoint_that_ranks_write_themselves(tmp_path: Path, copies
 
 def test_what_several_pieces_have_is_written_once(tmp_path: Path) -> None:
     """Ranks with the same model and states of their own: as where an optimizer is split over them."""
-    trainers = trained(tmp_path, [Place(0, 2, "a"), Place(1, 2, "b")])
+    trainers = trained(tmp_path, [SnapshotPlace(0, 2, "a"), SnapshotPlace(1, 2, "b")])
     wanted = trainers[0].state()
     ours = tmp_path / "ours"
     told = carried_out(tmp_path, [order_for(one, vault_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)])
@@ -185,13 +185,13 @@ def test_what_several_pieces_have_is_written_once(tmp_path: Path) -> None:
     sizes = {name: file.size for name, file in manifest.read(ours / f"step-{STEP:08d}").files.items()}
     assert sizes["__1_0.distcp"] < sizes["__0_0.distcp"] / 10
     other = Trainer(tmp_path / "none")
-    other.training.load(Reader(manifest.folder_of(ours, STEP)), 1)
+    other.training.load(CheckpointReader(manifest.folder_of(ours, STEP)), 1)
     assert same(other.state(), wanted)
 
 
 def test_only_the_newest_whole_ones_stay(tmp_path: Path) -> None:
     """As many as were asked for."""
-    (trainer,) = trained(tmp_path, [Place(0, 1, "net")])
+    (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     ours = tmp_path / "ours"
     for step in range(STEP, STEP + 4):
         assert carried_out(tmp_path, [order_for(trainer, vault_of(tmp_path, 0), ours, 0, 1, step=step, keep=2)]).saves == [step]
@@ -200,7 +200,7 @@ def test_only_the_newest_whole_ones_stay(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_in_memory_never_gets_a_digest(tmp_path: Path) -> None:
     """It is found before anything is written, by the rank that has it; the other gives up, and nothing is left."""
-    trainers = trained(tmp_path, [Place(rank, 2, "net", rank, 2) for rank in range(2)])
+    trainers = trained(tmp_path, [SnapshotPlace(rank, 2, "net", rank, 2) for rank in range(2)])
     ours = tmp_path / "ours"
     orders = [order_for(one, vault_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)]
     with (vault_of(tmp_path, 1) / orders[1].snapshot).open("r+b") as file:
@@ -218,7 +218,7 @@ def test_a_flipped_bit_in_memory_never_gets_a_digest(tmp_path: Path) -> None:
 
 def test_another_snapshot_in_its_place_is_not_taken(tmp_path: Path) -> None:
     """Whatever happened meanwhile: a checkpoint is of one step."""
-    trainers = trained(tmp_path, [Place(rank, 2, "net", rank, 2) for rank in range(2)])
+    trainers = trained(tmp_path, [SnapshotPlace(rank, 2, "net", rank, 2) for rank in range(2)])
     ours = tmp_path / "ours"
     orders = [order_for(one, vault_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)]
     (newer,) = [path for path, label in labels(vault_of(tmp_path, 1)).items() if label.step == STEP - 1]
@@ -230,18 +230,18 @@ def test_another_snapshot_in_its_place_is_not_taken(tmp_path: Path) -> None:
 
 def test_nothing_is_put_in_place_for_a_generation_that_is_over(tmp_path: Path) -> None:
     """And nobody hears of a fault, as there is none."""
-    (trainer,) = trained(tmp_path, [Place(0, 1, "net")])
+    (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     ours = tmp_path / "ours"
     order, told = order_for(trainer, vault_of(tmp_path, 0), ours, 0, 1), Told()
     told.over = True
-    Job(order, vault_of(tmp_path, 0), told, Pace(None), Teller(told)).run()
+    WriteTask(order, vault_of(tmp_path, 0), told, WritePace(None), StorageErrorReporter(told)).run()
     assert (told.saves, told.troubles, list(ours.iterdir())) == ([], [], [])
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others do not wait for it for ever."""
     monkeypatch.setattr(rendezvous, "STALL", 0.2)
-    trainers = trained(tmp_path, [Place(rank, 3, "net", rank, 3) for rank in range(3)])
+    trainers = trained(tmp_path, [SnapshotPlace(rank, 3, "net", rank, 3) for rank in range(3)])
     ours = tmp_path / "ours"
     orders = [order_for(one, vault_of(tmp_path, rank), ours, rank, 3) for rank, one in enumerate(trainers)]
     orders[1].remove(vault_of(tmp_path, 1))
@@ -253,7 +253,7 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, disk: Path) -> None:
     """It is told as what it is, everything is cleared away, and with room again the next one stands."""
-    (trainer,) = trained(tmp_path, [Place(0, 1, "net")])
+    (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     filler = disk / "filler"
     free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
     filler.write_bytes(bytes(free - 500_000))
@@ -267,7 +267,7 @@ def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, disk: Path) -> None:
 
 def test_a_place_that_may_not_be_written_is_told_as_that(tmp_path: Path) -> None:
     """A file where the folder should be, a folder of no one."""
-    (trainer,) = trained(tmp_path, [Place(0, 1, "net")])
+    (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     (tmp_path / "file").write_text("")
     told = carried_out(tmp_path, [order_for(trainer, vault_of(tmp_path, 0), tmp_path / "file" / "c", 0, 1)])
     assert [kind for kind, _ in told.troubles] == ["checkpoint-write-failed"]
@@ -281,9 +281,9 @@ def test_a_flusher_killed_anywhere_leaves_whole_checkpoints_alone(tmp_path: Path
     The flusher of the other node has done its part meanwhile and comes to it no more.
     """
     world, ours = len(killed), tmp_path / "ours"
-    trainers = trained(tmp_path, [Place(rank, world, "net", rank, world) for rank in range(world)])
+    trainers = trained(tmp_path, [SnapshotPlace(rank, world, "net", rank, world) for rank in range(world)])
 
-    def ordered(step: int) -> list[FlushOrder]:
+    def ordered(step: int) -> list[WriteRequest]:
         return [order_for(one, vault_of(tmp_path, rank), ours, rank, world, step=step, keep=1) for rank, one in enumerate(trainers)]
 
     assert carried_out(tmp_path, ordered(STEP)).saves == [STEP]
@@ -302,7 +302,7 @@ def test_a_flusher_killed_anywhere_leaves_whole_checkpoints_alone(tmp_path: Path
 
 def test_where_no_flusher_is_left_ranks_write_themselves(tmp_path: Path) -> None:
     """What is ordered there is taken back, so that no slot waits for it; another agent begins anew."""
-    (trainer,) = trained(tmp_path, [Place(0, 1, "net")])
+    (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     vault = vault_of(tmp_path, 0)
     order_for(trainer, vault, tmp_path / "ours", 0, 1)
     write_requests.close(vault)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.runtime.groups import control_tree
-from holdfast.runtime.groups.backends import Abandoned
-from holdfast.runtime.groups.control_tree import Council, Desk, Peer, PeerGone
+from holdfast.runtime.groups.backends import GenerationEnded
+from holdfast.runtime.groups.control_tree import ControlTree, PeerAcceptor, PeerGone, TreePeer
 from tests.waiting import wait_until
 
 TOKEN = "cafe"
@@ -27,23 +27,23 @@ class Table:
 
     def __init__(self, size: int, stride: int = 1) -> None:
         self.size, self.stride = size, stride
-        self.desks = [Desk(TOKEN) for _ in range(size)]
-        self.councils: list[Council] = []
+        self.desks = [PeerAcceptor(TOKEN) for _ in range(size)]
+        self.councils: list[ControlTree] = []
         self.made: list[int] = []
 
     def sit(self, generation: int = 1, changed: tuple[int, ...] = ()) -> None:
         """Convene a generation, in which the *changed* ranks are new processes."""
-        old: list[Council | None] = [None if rank in changed else one for rank, one in enumerate(self.councils)] or [None] * self.size
+        old: list[ControlTree | None] = [None if rank in changed else one for rank, one in enumerate(self.councils)] or [None] * self.size
         for rank in changed:
             self.councils[rank].close()
         since = [generation if rank in changed else 1 for rank in range(self.size)]
         incarnations = dict(enumerate(since))
-        new = [Council(rank, generation, incarnations, self.stride) for rank in range(self.size)]
+        new = [ControlTree(rank, generation, incarnations, self.stride) for rank in range(self.size)]
         find = lambda rank: ("127.0.0.1", self.desks[rank].port)  # noqa: E731 (said once)
         self.made = everybody(lambda rank: new[rank].convene(old[rank], self.desks[rank], TOKEN, find), range(self.size))
         self.councils = new
 
-    def all(self, talk: Callable[[Council], Any], ranks: Any = None) -> list[Any]:
+    def all(self, talk: Callable[[ControlTree], Any], ranks: Any = None) -> list[Any]:
         """Have every rank talk, and return what each got, or the exception that ended it."""
         return everybody(lambda rank: talk(self.councils[rank]), range(self.size) if ranks is None else ranks)
 
@@ -94,7 +94,7 @@ def both(one: dict[str, bool], other: dict[str, bool]) -> dict[str, bool]:
     return {"ok": one["ok"] and other["ok"]}
 
 
-def vote(one: Council, kept: dict[int, Kept], *, ok: bool = True, light: str = "light") -> dict[str, bool]:
+def vote(one: ControlTree, kept: dict[int, Kept], *, ok: bool = True, light: str = "light") -> dict[str, bool]:
     """Vote, and keep what wards give."""
     mine = kept.setdefault(one.rank, [])
     return one.vote({"ok": ok}, both, {"ok": False}, f"{light} of {one.rank}".encode(), lambda ward, given: mine.append((ward, given)))
@@ -141,7 +141,7 @@ def test_facts_are_gathered_by_rank(table: Callable[..., Table]) -> None:
 @given(st.sets(st.integers(0, 11), min_size=1), st.sampled_from([1, 2, 4]))
 def test_with_vacant_places_everybody_is_reached_and_kept(ranks: set[int], stride: int) -> None:
     """The tree has one root and all ranks in it; each light state is with two others where there are two, and both sides know."""
-    councils = {rank: Council(rank, 1, dict.fromkeys(ranks, 1), stride) for rank in ranks}
+    councils = {rank: ControlTree(rank, 1, dict.fromkeys(ranks, 1), stride) for rank in ranks}
     for one in councils.values():
         one.close()
     assert [rank for rank, one in councils.items() if one.parent is None] == [min(ranks)]
@@ -191,7 +191,7 @@ def test_who_waits_is_woken_when_the_generation_ends(table: Callable[..., Table]
     for one in sitting.councils:
         one.give_up()
     waiting.join(5)
-    assert [type(one) for one in done] == [Abandoned, Abandoned]
+    assert [type(one) for one in done] == [GenerationEnded, GenerationEnded]
 
 
 def test_a_new_rank_costs_its_own_connections_and_no_others(table: Callable[..., Table]) -> None:
@@ -211,7 +211,7 @@ def test_a_frame_of_an_older_generation_is_dropped_unread() -> None:
     """One of the present generation waits for its turn, in whatever order frames are asked for."""
     here, there = socket.socketpair()
     here.setblocking(False)
-    sender, receiver = Peer(0, 1, there), Peer(1, 1, here)
+    sender, receiver = TreePeer(0, 1, there), TreePeer(1, 1, here)
     for generation, number in ((1, 9), (2, 1), (2, 2)):
         sender.send(generation, number, 0, f"{generation}.{number}".encode())
     receiver.pump(1)
@@ -227,7 +227,7 @@ def test_a_frame_of_an_older_generation_is_dropped_unread() -> None:
 @pytest.mark.parametrize("hello", [b'{"token": "beef", "rank": 1, "incarnation": 1}', b'{"rank": 1}', b"[]", b"no JSON", b"\xff\xff"])
 def test_a_stranger_is_not_let_in(hello: bytes) -> None:
     """A wrong token, none, or nonsense: the line is closed, and the desk goes on to serve."""
-    desk = Desk(TOKEN)
+    desk = PeerAcceptor(TOKEN)
     with socket.create_connection(("127.0.0.1", desk.port), timeout=5) as line:
         line.sendall(control_tree._HEAD.pack(0, 0, control_tree._HELLO, len(hello)) + hello)
         assert line.recv(1) == b""
@@ -242,7 +242,7 @@ def test_a_stranger_is_not_let_in(hello: bytes) -> None:
 
 def test_a_hello_that_is_too_long_is_not_read() -> None:
     """A stranger cannot have a rank set memory aside for it."""
-    desk = Desk(TOKEN)
+    desk = PeerAcceptor(TOKEN)
     with socket.create_connection(("127.0.0.1", desk.port), timeout=5) as line:
         line.sendall(control_tree._HEAD.pack(0, 0, control_tree._HELLO, 2**31))
         assert line.recv(1) == b""
@@ -269,7 +269,7 @@ def test_a_rank_known_to_be_gone_does_not_keep_light_states_from_the_other_buddy
 
 def test_a_desk_that_closes_hangs_up_on_those_that_nobody_fetched() -> None:
     """Also on one that is let in only then: its thread would be the last to know of it."""
-    desk = Desk(TOKEN)
+    desk = PeerAcceptor(TOKEN)
     callers = [control_tree.call(("127.0.0.1", desk.port), TOKEN, rank, 1) for rank in (0, 1)]
     desk.close()
     for caller in callers:

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from holdfast.runtime.groups.backends import Way, build
-from holdfast.runtime.groups.dry_run import Sandbox
+from holdfast.runtime.groups.backends import BuildOptions, build
+from holdfast.runtime.groups.dry_run import DryRun
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.step_transaction import Attempt
+from holdfast.runtime.groups.step_transaction import StepTransaction
 from holdfast.runtime.process.gloo_threads import let_go
 from tests.runtime.flow_double import FlowDouble, Job, Workers
 
@@ -61,10 +61,10 @@ def test_a_reduction_whose_shares_are_scattered_notes_by_itself_that_a_peer_died
 def test_receiving_from_anybody_tells_who_sent() -> None:
     """Torch asks the work for it."""
     store, groups = dist.HashStore(), dict[int, ManagedGroup]()
-    way = Way(devices=("cpu",), timeout=timedelta(seconds=20), host="127.0.0.1")
+    way = BuildOptions(devices=("cpu",), timeout=timedelta(seconds=20), host="127.0.0.1")
 
     def make(rank: int) -> None:
-        group = ManagedGroup("anybody", [0, 1], rank, Attempt(), way.timeout)
+        group = ManagedGroup("anybody", [0, 1], rank, StepTransaction(), way.timeout)
         group.give(build(store, "anybody", rank, 2, way=way, gave_up=lambda: False), {})
         groups[rank] = group
 
@@ -85,8 +85,8 @@ def test_receiving_from_anybody_tells_who_sent() -> None:
 
 def test_operations_need_no_options() -> None:
     """Torch's own callers leave them out now and then."""
-    group = ManagedGroup("alone", [0, 1, 2], 2, Attempt(), timedelta(seconds=1))
-    group.sandbox = Sandbox(None, [group])
+    group = ManagedGroup("alone", [0, 1, 2], 2, StepTransaction(), timedelta(seconds=1))
+    group.sandbox = DryRun(None, [group])
     gathered = torch.zeros(6)
     group.all_gather_single(gathered, torch.ones(2))
     group.allreduce_coalesced([torch.ones(2)])

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 
-from holdfast.runtime.groups.dry_run import Sandbox
+from holdfast.runtime.groups.dry_run import DryRun
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.recorded_collectives import SMALL, Coverage, Recorder, Tape, key_of
-from holdfast.runtime.groups.step_transaction import Attempt
+from holdfast.runtime.groups.recorded_collectives import SMALL, CollectiveRecorder, Coverage, RecordedCollectives, key_of
+from holdfast.runtime.groups.step_transaction import StepTransaction
 
 ONE = torch.tensor([1.0, 2.0])
 OTHER = torch.tensor([[3.0], [4.0], [5.0]])
@@ -22,8 +22,8 @@ OTHER = torch.tensor([[3.0], [4.0], [5.0]])
 
 def group() -> ManagedGroup:
     """Return a group of three in which this process has the last place."""
-    made = ManagedGroup("g", [0, 1, 2], 2, Attempt(), timedelta(seconds=1))
-    made.sandbox = Sandbox(None, [made])
+    made = ManagedGroup("g", [0, 1, 2], 2, StepTransaction(), timedelta(seconds=1))
+    made.sandbox = DryRun(None, [made])
     return made
 
 
@@ -83,13 +83,13 @@ def test_exchanges_leave_no_garbage(even: bool) -> None:  # noqa: FBT001 (a case
 
 def test_a_tape_answers_in_turn_and_begins_anew_at_its_end(tmp_path: Path) -> None:
     """Several operations alike are told apart by their order."""
-    recorder = Recorder()
+    recorder = CollectiveRecorder()
     for number in (1.0, 2.0):
         ended = recorder.begun(0, "allreduce", out := [torch.full((2,), number)], out)
         assert ended is not None
         ended()
     recorder.write(tmp_path / "tapes" / "t.pt")
-    played = Tape.read(tmp_path / "tapes" / "t.pt")
+    played = RecordedCollectives.read(tmp_path / "tapes" / "t.pt")
     assert played is not None
     answers = []
     for _ in range(3):
@@ -103,7 +103,7 @@ def test_a_tape_answers_in_turn_and_begins_anew_at_its_end(tmp_path: Path) -> No
 
 def test_a_tape_for_which_there_is_no_room_is_an_error_of_the_disk_and_leaves_nothing(tmp_path: Path) -> None:
     """The words that torch has for it are no OSError, and would end the rank."""
-    recorder, many = Recorder(), [torch.zeros(SMALL // 4)]
+    recorder, many = CollectiveRecorder(), [torch.zeros(SMALL // 4)]
     ended = recorder.begun(0, "allreduce", many, many)
     assert ended is not None
     ended()
@@ -119,7 +119,7 @@ def test_a_tape_for_which_there_is_no_room_is_an_error_of_the_disk_and_leaves_no
 
 def test_large_outputs_are_recorded_only_when_asked_for() -> None:
     """Every rank records what is small; what is large costs memory, and one rank of each role is enough."""
-    recorder, large = Recorder(), [torch.zeros(SMALL // 4 + 1)]
+    recorder, large = CollectiveRecorder(), [torch.zeros(SMALL // 4 + 1)]
     assert recorder.begun(0, "allreduce", large, large) is None
     recorder.whole = True
     assert recorder.begun(0, "allreduce", large, large) is not None
@@ -131,7 +131,7 @@ def test_a_tape_that_cannot_be_read_is_none(tmp_path: Path, content: bytes | Non
     path = tmp_path / "t.pt"
     if content is not None:
         path.write_bytes(content)
-    assert Tape.read(path) is None
+    assert RecordedCollectives.read(path) is None
 
 
 def test_coverage_counts_calls_and_lists_those_that_are_new() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from holdfast.runtime.groups.control_tree import Desk, call
-from holdfast.runtime.groups.kv_store import Server, Store, native
+from holdfast.runtime.groups.control_tree import PeerAcceptor, call
+from holdfast.runtime.groups.kv_store import KvServer, KvStore, native
 from holdfast.runtime.peer_errors import is_late_peer, is_peer_loss
 from tests.waiting import wait_until
 
@@ -22,20 +22,20 @@ LONG = timedelta(seconds=15)
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server() -> Iterator[KvServer]:
     """Give a store that is hosted here."""
-    made = Server(0, TOKEN)
+    made = KvServer(0, TOKEN)
     yield made
     made.close()
 
 
 @pytest.fixture
-def connect(server: Server) -> Iterator[Callable[..., Store]]:
+def connect(server: KvServer) -> Iterator[Callable[..., KvStore]]:
     """Give what connects to it."""
-    made: list[Store] = []
+    made: list[KvStore] = []
 
-    def make(timeout: timedelta = LONG) -> Store:
-        made.append(Store("127.0.0.1", server.port, TOKEN, timeout))
+    def make(timeout: timedelta = LONG) -> KvStore:
+        made.append(KvStore("127.0.0.1", server.port, TOKEN, timeout))
         return made[-1]
 
     yield make
@@ -43,12 +43,12 @@ def connect(server: Server) -> Iterator[Callable[..., Store]]:
         one.close()
 
 
-def prefixed(store: Store) -> Any:
+def prefixed(store: KvStore) -> Any:
     """Return *store* behind torch's own prefixes, whose stubs lack half of what a store can do."""
     return dist.PrefixStore("a", dist.PrefixStore("b", store))
 
 
-def test_it_does_what_torch_asks_of_a_store(connect: Callable[..., Store]) -> None:
+def test_it_does_what_torch_asks_of_a_store(connect: Callable[..., KvStore]) -> None:
     """Through torch's own prefixes, as process groups use it; what one leaves another finds."""
     mine, theirs = (prefixed(connect()) for _ in range(2))
     mine.set("text", "words")
@@ -69,9 +69,9 @@ def test_it_does_what_torch_asks_of_a_store(connect: Callable[..., Store]) -> No
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-def test_stores_and_desks_are_reached_by_ipv6_too(server: Server, connect: Callable[..., Store]) -> None:
+def test_stores_and_desks_are_reached_by_ipv6_too(server: KvServer, connect: Callable[..., KvStore]) -> None:
     """A rank tells others the address by which it came; that is theirs to call, and torch's own store takes it as well."""
-    store, desk = Store("::1", server.port, TOKEN, LONG), Desk(TOKEN)
+    store, desk = KvStore("::1", server.port, TOKEN, LONG), PeerAcceptor(TOKEN)
     store.set("desk", f"{store.host} {desk.port}")
     host, port = connect().get("desk").decode().split()
     assert host == "::1"
@@ -85,7 +85,7 @@ def test_stores_and_desks_are_reached_by_ipv6_too(server: Server, connect: Calla
         one.close()
 
 
-def test_what_is_not_there_yet_is_waited_for(connect: Callable[..., Store]) -> None:
+def test_what_is_not_there_yet_is_waited_for(connect: Callable[..., KvStore]) -> None:
     """By many threads on one connection, each for something else, while others ask and leave things on it."""
     mine, theirs = connect(), connect()
     with ThreadPoolExecutor(20) as pool:
@@ -100,7 +100,7 @@ def test_what_is_not_there_yet_is_waited_for(connect: Callable[..., Store]) -> N
         assert all_of_them.result(10) is None
 
 
-def test_large_values_pass(connect: Callable[..., Store]) -> None:
+def test_large_values_pass(connect: Callable[..., KvStore]) -> None:
     """Larger than any buffer on the way, both ways at once."""
     stores = [connect() for _ in range(4)]
     values = [bytes([number]) * (3_000_000 + number) for number in range(4)]
@@ -111,7 +111,7 @@ def test_large_values_pass(connect: Callable[..., Store]) -> None:
         assert [one.result(15) for one in found] == values
 
 
-def test_a_wait_ends_when_its_time_is_up(connect: Callable[..., Store]) -> None:
+def test_a_wait_ends_when_its_time_is_up(connect: Callable[..., KvStore]) -> None:
     """As torch's own store ends it; the connection can be used on."""
     store = connect(timedelta(milliseconds=30))
     with pytest.raises(dist.DistStoreError, match=r"wait timeout.*never") as raised:
@@ -123,7 +123,7 @@ def test_a_wait_ends_when_its_time_is_up(connect: Callable[..., Store]) -> None:
     assert store.get("now") == b"x"
 
 
-def test_who_is_patient_waits_as_long_as_it_said_and_no_longer_than_it_makes_sense(connect: Callable[..., Store]) -> None:
+def test_who_is_patient_waits_as_long_as_it_said_and_no_longer_than_it_makes_sense(connect: Callable[..., KvStore]) -> None:
     """Over the connection of one who is not; the end of a generation ends the waits of those before, and of no later ones."""
     store, other = connect(timedelta(milliseconds=30)), connect()
     shelf = dist.PrefixStore("shelf", store.patiently(timedelta(seconds=60)))
@@ -142,7 +142,7 @@ def test_who_is_patient_waits_as_long_as_it_said_and_no_longer_than_it_makes_sen
 
 
 @pytest.mark.parametrize("end", ["ours", "the server's"])
-def test_the_end_of_a_connection_ends_all_waits_in_it(server: Server, connect: Callable[..., Store], end: str) -> None:
+def test_the_end_of_a_connection_ends_all_waits_in_it(server: KvServer, connect: Callable[..., KvStore], end: str) -> None:
     """With an error that tells of a lost peer."""
     store, errors = connect(), list[BaseException]()
 
@@ -169,11 +169,11 @@ def test_the_end_of_a_connection_ends_all_waits_in_it(server: Server, connect: C
         store.set("later", "x")
 
 
-def test_strangers_are_not_let_in(server: Server, connect: Callable[..., Store]) -> None:
+def test_strangers_are_not_let_in(server: KvServer, connect: Callable[..., KvStore]) -> None:
     """Neither with another token nor with nonsense; nobody else notices."""
     store = connect()
     with pytest.raises(OSError, match=r"closed|reset"):
-        Store("127.0.0.1", server.port, "cd" * 16, LONG)
+        KvStore("127.0.0.1", server.port, "cd" * 16, LONG)
     for nonsense in (b"\xff" * 64, b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\x05\x01\0\0\0\x01hello", b"\0" * 9):
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as line:
             line.sendall(nonsense)
@@ -183,21 +183,21 @@ def test_strangers_are_not_let_in(server: Server, connect: Callable[..., Store])
     assert store.get("a") == b"x"
 
 
-def test_a_port_that_is_taken_is_the_hosts_own_trouble(server: Server) -> None:
+def test_a_port_that_is_taken_is_the_hosts_own_trouble(server: KvServer) -> None:
     """It is no lost peer."""
     with pytest.raises(dist.DistNetworkError, match="EADDRINUSE") as raised:
-        Server(server.port, TOKEN)
+        KvServer(server.port, TOKEN)
     assert not is_peer_loss(raised.value)
 
 
-def test_a_server_that_ends_frees_its_port(server: Server) -> None:
+def test_a_server_that_ends_frees_its_port(server: KvServer) -> None:
     """The next generation may host there."""
     server.close()
-    made: list[Server] = []
+    made: list[KvServer] = []
 
     def again() -> bool:
         try:
-            made.append(Server(server.port, TOKEN))
+            made.append(KvServer(server.port, TOKEN))
         except dist.DistNetworkError:
             return False
         return True
@@ -206,12 +206,12 @@ def test_a_server_that_ends_frees_its_port(server: Server) -> None:
     made[0].close()
 
 
-def test_many_come_at_once(server: Server) -> None:
+def test_many_come_at_once(server: KvServer) -> None:
     """Each leaves something and finds what all others left."""
     count = 100
 
     def rank(number: int) -> int:
-        store = Store("127.0.0.1", server.port, TOKEN, LONG)
+        store = KvStore("127.0.0.1", server.port, TOKEN, LONG)
         store.set(f"rank-{number}", "here")
         store.wait([f"rank-{other}" for other in range(count)])
         total = store.add("done", 1)

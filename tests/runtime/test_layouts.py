@@ -18,9 +18,9 @@ from holdfast import tensor_layout
 from holdfast.memstore.shared_memory import CUT, Entry, Label, Slot, Snapshot, Unusable, labels, word_sum
 from holdfast.runtime.checkpoint_writer.chunks import boxes
 from holdfast.runtime.groups import state_transfer
-from holdfast.runtime.snapshots.config import Config, Place
+from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace
 from holdfast.runtime.snapshots.copy_schedule import Terms
-from holdfast.runtime.snapshots.snapshotter import Taker
+from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.training import ON_DEVICE, Training, on_device
 
@@ -177,8 +177,8 @@ def test_a_state_that_is_handed_over_has_its_bits_and_its_strides(settings: dict
 def test_a_snapshot_has_what_fills_its_memory_as_it_lies_and_pickles_none_of_it(tmp_path: Path) -> None:
     """A network in `channels_last` is copied slice by slice, as any other is: only what has gaps or overlaps goes into the tree."""
     one = training(1, steps=1)
-    taker = Taker(one, Config(vault=tmp_path, limit=0, terms=Terms()))
-    taker.sit(Place(0, 1, "net"), 1)
+    taker = Snapshotter(one, SnapshotConfig(vault=tmp_path, limit=0, terms=Terms()))
+    taker.sit(SnapshotPlace(0, 1, "net"), 1)
     taker.take(1, one.light(), one.copied_buffers())
     taker.finish()
     taker.close()

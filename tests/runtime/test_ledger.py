@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.memstore.shared_memory import labels
 from holdfast.runtime.snapshots import stats_reporter
-from holdfast.runtime.snapshots.stats_reporter import SUMS, Ledger
+from holdfast.runtime.snapshots.stats_reporter import SUMS, StatsReporter
 from tests.runtime.trainer import FIRST, Trainer
 
 
@@ -21,7 +21,7 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_newest_snapshot_told_is_the_newest_whole_one_in_the_vault(tmp_path: Path) -> None:
     """With the moment at which its state was the present one."""
-    trainer, told = Trainer(tmp_path), Ledger()
+    trainer, told = Trainer(tmp_path), StatsReporter()
     assert "step" not in told.said(trainer.taker, 1)
     trainer.to(FIRST + 3)
     newest = max(labels(tmp_path).values(), key=lambda label: label.step)
@@ -34,7 +34,7 @@ def test_the_newest_snapshot_told_is_the_newest_whole_one_in_the_vault(tmp_path:
 
 def test_accounts_of_generations_add_up_to_that_of_the_process(tmp_path: Path) -> None:
     """A process that lives on into another generation counts nothing twice."""
-    trainer, told = Trainer(tmp_path), Ledger()
+    trainer, told = Trainer(tmp_path), StatsReporter()
     told.said(trainer.taker, 1)
     trainer.to(FIRST + 4)
     first = told.said(trainer.taker, 1)
@@ -48,7 +48,7 @@ def test_accounts_of_generations_add_up_to_that_of_the_process(tmp_path: Path) -
 def test_costs_are_told_now_and_then_and_the_newest_step_always(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A beat stays small; a new generation begins with all of it."""
     monkeypatch.setattr(stats_reporter, "PAUSE", math.inf)
-    trainer, told = Trainer(tmp_path), Ledger()
+    trainer, told = Trainer(tmp_path), StatsReporter()
     assert set(told.said(trainer.taker, 1)) == {"every", "size", *SUMS}
     trainer.to(FIRST + 2)
     assert set(told.said(trainer.taker, 1)) == {"step", "at"}
@@ -57,7 +57,7 @@ def test_costs_are_told_now_and_then_and_the_newest_step_always(tmp_path: Path, 
 
 def test_a_rank_that_takes_none_says_why_where_that_is_its_own_doing() -> None:
     """Where the node or the job has none, there is nothing for a rank to say."""
-    told = Ledger()
+    told = StatsReporter()
     assert told.said(None, 1) == {}
     told.why = "no optimizer"
     assert told.said(None, 1) == {"why": "no optimizer"}

@@ -16,21 +16,21 @@ from typing import Any
 import pytest
 
 from holdfast.protocol import listen
-from holdfast.runtime.agent_client import QUEUE, Link
+from holdfast.runtime.agent_client import QUEUE, AgentLink
 from tests.runtime.agent_double import AgentDouble
 from tests.runtime.ranks import ROOT
 from tests.waiting import wait_until
 
-Lines = Callable[..., Link]
+Lines = Callable[..., AgentLink]
 
 
 @pytest.fixture
 def line_to() -> Iterator[Lines]:
     """Give lines that are hung up when the test ends."""
-    made: list[Link] = []
+    made: list[AgentLink] = []
 
-    def line_to(path: Path, **options: int) -> Link:
-        made.append(Link(path, **options))
+    def line_to(path: Path, **options: int) -> AgentLink:
+        made.append(AgentLink(path, **options))
         return made[-1]
 
     yield line_to
@@ -89,7 +89,7 @@ def test_an_exception_leaves_once_with_the_step_in_work(line_to: Lines, agent: A
 
 def test_without_an_agent_nothing_happens() -> None:
     """No variable, no socket, no thread; a checkpoint may be committed."""
-    line = Link.from_env({})
+    line = AgentLink.from_env({})
     threads = threading.active_count()
     line.hello()
     line.beat(1, 1.0, 1.0, 1)

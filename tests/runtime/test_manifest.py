@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 import holdfast
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.checkpoint.manifest import Unusable, Written
-from holdfast.runtime.checkpoint.storage import METADATA, Reader
+from holdfast.runtime.checkpoint.manifest import UnusableCheckpoint, WrittenFile
+from holdfast.runtime.checkpoint.storage import METADATA, CheckpointReader
 from holdfast.runtime.world import World
 from tests.runtime.agent_double import AgentDouble
 from tests.runtime.damage import biggest, cut, flip_a_bit, lengthen, names, swap_for_a_folder
@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, agen
     kind, words, act = DAMAGES[damage]
     newest = tmp_path / "step-00000003"
     act(newest)
-    with pytest.raises(Unusable) as caught:
+    with pytest.raises(UnusableCheckpoint) as caught:
         usable(newest)
     assert (caught.value.flaw, words in caught.value.why) == (kind, True), caught.value
     model = nn.Linear(16, 16)
@@ -121,7 +121,7 @@ def test_every_flipped_bit_of_a_checkpoint_is_caught(tmp_path: Path) -> None:
         path = chance.choice([folder / METADATA, biggest(folder), folder / manifest.MANIFEST])
         before = path.read_bytes()
         flip_a_bit(path, chance.random())
-        with pytest.raises(Unusable):
+        with pytest.raises(UnusableCheckpoint):
             usable(folder)
         path.write_bytes(before)
     usable(folder)
@@ -144,14 +144,14 @@ def test_what_is_not_named_as_a_checkpoint_is_left_alone(tmp_path: Path) -> None
         (tmp_path / name).mkdir()
     (tmp_path / "step-00000012").write_text("not a folder")
     assert [path.name for path in manifest.candidates(tmp_path)] == ["step-00000012", "step-00000001"]
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableCheckpoint):
         manifest.read(tmp_path / "step-00000012")
 
 
 def test_the_files_are_shared_out_once_each_and_about_evenly() -> None:
     """Every file is checked by one rank, and no rank has more than its share and the biggest file."""
     chance = random.Random(1)
-    files = {f"__{n}_0.distcp": Written(chance.randrange(10**6), "") for n in range(50)}
+    files = {f"__{n}_0.distcp": WrittenFile(chance.randrange(10**6), "") for n in range(50)}
     shares = [dict(manifest.share(files, rank, 8)) for rank in range(8)]
     assert sorted(name for share in shares for name in share) == sorted(files)
     loads = [sum(file.size for file in share.values()) for share in shares]
@@ -174,7 +174,7 @@ def test_a_manifest_that_nobody_thought_of_makes_a_checkpoint_unusable(tmp_path:
     folder = manifest.folder_of(tmp_path, 5)
     folder.mkdir()
     (folder / manifest.MANIFEST).write_text(text)
-    with pytest.raises(manifest.Unusable):
+    with pytest.raises(manifest.UnusableCheckpoint):
         manifest.read(folder)
     assert list(manifest.whole_steps(tmp_path)) == []
 
@@ -193,7 +193,7 @@ def test_code_in_the_metadata_is_refused(tmp_path: Path) -> None:
     """DCP's own reader unpickles anything; ours knows DCP's classes only."""
     (tmp_path / METADATA).write_bytes(pickle.dumps(Harm(tmp_path / "harmed")))
     with pytest.raises(pickle.UnpicklingError, match="does not belong"):
-        Reader(tmp_path)
+        CheckpointReader(tmp_path)
     assert not (tmp_path / "harmed").exists()
 
 
@@ -216,7 +216,7 @@ def test_metadata_changes_nothing_that_was_there_before(tmp_path: Path, of: obje
     assert said.endswith(pickle.TUPLE2 + pickle.MEMOIZE + pickle.STOP)
     (tmp_path / METADATA).write_bytes(said[:-3] + pickle.BUILD + pickle.STOP)
     with pytest.raises(pickle.UnpicklingError, match="would change"):
-        Reader(tmp_path)
+        CheckpointReader(tmp_path)
     assert dir(of) == before
     assert Path("/").exists() is True
 
@@ -225,11 +225,11 @@ def test_metadata_that_an_early_python_3_11_wrote_is_read(tmp_path: Path) -> Non
     """It pickles members of enumerations in a way of its own; the same way to anything else is refused."""
     layout = _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
     (tmp_path / METADATA).write_bytes(pickle.dumps(Metadata({}, planner_data=Attribute(_MEM_FORMAT_ENCODING, layout.name))))
-    assert Reader(tmp_path).read_metadata().planner_data is layout
+    assert CheckpointReader(tmp_path).read_metadata().planner_data is layout
     for of, name in ((_MEM_FORMAT_ENCODING, "__subclasses__"), (_MEM_FORMAT_ENCODING, "mro"), (torch.Size, "numel")):
         (tmp_path / METADATA).write_bytes(pickle.dumps(Attribute(of, name)))
         with pytest.raises(pickle.UnpicklingError, match="does not belong"):
-            Reader(tmp_path)
+            CheckpointReader(tmp_path)
 
 
 def test_a_state_that_only_code_could_load_is_refused_before_training(tmp_path: Path) -> None:

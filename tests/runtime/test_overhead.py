@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.runtime.snapshots.contention import RunDelay
 from holdfast.runtime.snapshots.copy_schedule import Terms
-from holdfast.runtime.snapshots.measurements import ENOUGH, Planning
+from holdfast.runtime.snapshots.measurements import ENOUGH, StepMeasurements
 from holdfast.runtime.snapshots.overhead import FIRST, GAP, OFTEN, SELDOM, Overhead, is_control
 
 STEP = 0.27
@@ -136,9 +136,9 @@ def test_control_steps_are_the_same_on_all_ranks(every: int, cycle: int, left_ou
 # -- what a rank asks the others for -------------------------------------------------------------------------------------
 
 
-def planning(copy_seconds: float, *, policy: str = "skip", step: float = STEP) -> Planning:
+def planning(copy_seconds: float, *, policy: str = "skip", step: float = STEP) -> StepMeasurements:
     """Return the plans of a rank whose copies take so long."""
-    made = Planning(Terms(policy=policy))
+    made = StepMeasurements(Terms(policy=policy))
     for _ in range(ENOUGH + 1):
         made.measured(10**6, copy_seconds)
         made.lived(step, [], copied=True)
@@ -168,7 +168,7 @@ def test_a_rank_asks_for_the_interval_that_it_has_measured() -> None:
 def test_on_saturated_cores_the_copies_alone_make_snapshots_rarer_at_once() -> None:
     """Before any steps were compared, however much they scatter; on free cores, where nobody misses what a copy uses, they do not."""
     for delay, used, wanted in ((0.1, 0.1, 20), (0.1, 0.2, 10), (0.001, 0.1, 1), (0.1, 0.0, 1)):
-        made = Planning(Terms())
+        made = StepMeasurements(Terms())
         for number in range(ENOUGH + 1):
             made.measured(10**6, 0.02)
             made.lived(STEP * (1 + number % 2), [], copied=True, delay=delay * STEP * (1 + number % 2), used=used)

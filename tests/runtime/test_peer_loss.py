@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
-from holdfast.runtime.groups.backends import Inner
+from holdfast.runtime.groups.backends import BackendGroup
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.recovery_manager import Keeper
-from holdfast.runtime.groups.step_transaction import Attempt
+from holdfast.runtime.groups.recovery_manager import RecoveryManager
+from holdfast.runtime.groups.step_transaction import StepTransaction
 from holdfast.runtime.peer_errors import LONGEST_MESSAGE, LONGEST_TRACEBACK, describe, is_device_error, is_late_peer, is_peer_loss
 from tests.runtime.ranks import Ranks
 
@@ -126,7 +126,7 @@ def test_an_error_of_the_gpu_is_raised_even_when_somebody_is_lost(error: Runtime
     group, inner = _group()
     group.attempt.fail("rank 3 is lost")
     group.lose(inner, RuntimeError("an echo of the loss, whatever it says"))
-    for connections in (inner, Inner({})):  # and those that were given up meanwhile
+    for connections in (inner, BackendGroup({})):  # and those that were given up meanwhile
         with pytest.raises(type(error)):
             group.lose(connections, error)
     error.__cause__ = DistBackendError("NCCL communicator was aborted on rank 1")
@@ -158,9 +158,9 @@ def test_what_a_step_left_on_the_gpu_is_judged_before_the_vote(
     raises: bool,  # noqa: FBT001 (a table)
 ) -> None:
     """There is no GPU here to wait for: its answer is scripted."""
-    keeper = object.__new__(Keeper)
+    keeper = object.__new__(RecoveryManager)
     on_a_gpu: Any = SimpleNamespace(parameters=lambda: [SimpleNamespace(is_cuda=True)])
-    keeper.training, keeper.assembly = SimpleNamespace(model=on_a_gpu), SimpleNamespace(attempt=Attempt(lost=somebody_is_lost))  # type: ignore[assignment]
+    keeper.training, keeper.assembly = SimpleNamespace(model=on_a_gpu), SimpleNamespace(attempt=StepTransaction(lost=somebody_is_lost))  # type: ignore[assignment]
 
     def synchronize() -> None:
         raise error
@@ -172,8 +172,8 @@ def test_what_a_step_left_on_the_gpu_is_judged_before_the_vote(
         assert not keeper.lost_peer(error)  # nor is it swallowed where all save together
 
 
-def _group() -> tuple[ManagedGroup, Inner]:
-    group, inner = ManagedGroup("g", [0, 1], 0, Attempt(), timedelta(minutes=5)), Inner({})
+def _group() -> tuple[ManagedGroup, BackendGroup]:
+    group, inner = ManagedGroup("g", [0, 1], 0, StepTransaction(), timedelta(minutes=5)), BackendGroup({})
     group.give(inner, {})
     return group, inner
 

@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.snapshots.restore_planner import Fetch, Holding, NoPlan, Plan, Stored, Transfer, plan
+from holdfast.runtime.snapshots.restore_planner import Fetch, NoPlan, RankHolding, RestorePlan, Stored, Transfer, plan
 
 STEPS = st.integers(0, 4)
 PIECES = ("a", "b", "c")
 NODES = ("north", "south")
 
 
-def new(rank: int, piece: str = "model") -> Holding:
+def new(rank: int, piece: str = "model") -> RankHolding:
     """Return what a rank holds whose process is new: nothing."""
-    return Holding(rank=rank, piece=piece)
+    return RankHolding(rank=rank, piece=piece)
 
 
-def keeps(rank: int, live: int, piece: str = "model", *, lights: dict[int, set[int]] | None = None, prepared: bool = False) -> Holding:
+def keeps(rank: int, live: int, piece: str = "model", *, lights: dict[int, set[int]] | None = None, prepared: bool = False) -> RankHolding:
     """Return what a survivor holds after step *live*, with *lights* of others."""
     kept = {ward: frozenset(steps) for ward, steps in (lights or {}).items()}
-    return Holding(rank=rank, piece=piece, live=live, prepared=live + 1 if prepared else None, lights=kept)
+    return RankHolding(rank=rank, piece=piece, live=live, prepared=live + 1 if prepared else None, lights=kept)
 
 
 def kept(rank: int, step: int, piece: str, *, part: int = 0, parts: int = 1, node: str = "", lineage: int = 0) -> Stored:
@@ -34,10 +34,10 @@ def kept(rank: int, step: int, piece: str, *, part: int = 0, parts: int = 1, nod
     return Stored(step=step, lineage=lineage, rank=rank, piece=piece, part=part, parts=parts, node=node, name=f"{rank}.{step}")
 
 
-def planned(holdings: list[Holding], checkpoints: tuple[int, ...] = (), stored: tuple[Stored, ...] = (), most: int = 8) -> Plan:
+def planned(holdings: list[RankHolding], checkpoints: tuple[int, ...] = (), stored: tuple[Stored, ...] = (), most: int = 8) -> RestorePlan:
     """Return the plan, which there must be."""
     found = plan(holdings, checkpoints, stored, most=most)
-    assert isinstance(found, Plan), found
+    assert isinstance(found, RestorePlan), found
     return found
 
 
@@ -76,7 +76,7 @@ def test_a_lost_shard_that_nobody_keeps_comes_from_the_checkpoint_with_all_the_o
 
 def test_a_lost_shard_comes_from_its_replica_while_the_others_go_back_to_their_own_snapshots() -> None:
     """What was kept in memory is newer than what is on disk; the replica of the lost rank's snapshot has its light state with it."""
-    ranks = [Holding(rank=rank, piece=f"shard {rank}", live=14, node=f"node-{rank}") for rank in (0, 1)]
+    ranks = [RankHolding(rank=rank, piece=f"shard {rank}", live=14, node=f"node-{rank}") for rank in (0, 1)]
     stored = (*(kept(rank, 12, f"shard {rank}") for rank in (0, 1)), kept(2, 12, "shard 2", node="node-1"), kept(0, 13, "shard 0"))
     found = planned([*ranks, new(2, "shard 2")], (10,), stored)
     assert (found.step, set(found.roll_back), found.transfers, found.lights) == (12, {0, 1}, (), ())
@@ -99,7 +99,7 @@ def test_copies_that_shared_the_work_are_put_together() -> None:
 def test_each_rank_reads_the_memory_of_its_own_node() -> None:
     """Own snapshot and replica are the same bytes; the near ones cost no network."""
     stored = tuple(kept(rank, 4, f"shard {rank}", node=node) for rank in (0, 1) for node in ("node-0", "node-1"))
-    ranks = [Holding(rank=rank, piece=f"shard {rank}", node=f"node-{rank}") for rank in (0, 1)]
+    ranks = [RankHolding(rank=rank, piece=f"shard {rank}", node=f"node-{rank}") for rank in (0, 1)]
     found = planned(ranks, (), stored)
     assert [[part.node for part in one.parts] for one in found.fetches] == [["node-0"], ["node-1"]]
 
@@ -113,7 +113,7 @@ def test_state_of_two_lineages_is_never_mixed() -> None:
     )
     found = planned([new(0, "shard 0"), new(1, "shard 1")], (5,), stored)
     assert (found.step, found.lineage) == (8, 1)
-    live = Holding(rank=0, piece="shard 0", live=9, lineage=2)
+    live = RankHolding(rank=0, piece="shard 0", live=9, lineage=2)
     assert planned([live, new(1, "shard 1")], (5,), stored).lineage == 2
     assert planned([replace(live, lineage=3), new(1, "shard 1")], (5,), stored).step == 8
 
@@ -184,7 +184,7 @@ def test_many_targets_share_the_sources_evenly() -> None:
 def test_a_holding_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     """It would be a mistake of ours."""
     with pytest.raises(ValueError, match="rank 0"):
-        Holding(rank=0, piece="a", **wrong)  # type: ignore[arg-type]
+        RankHolding(rank=0, piece="a", **wrong)  # type: ignore[arg-type]
 
 
 def test_two_holdings_of_one_rank_are_refused() -> None:
@@ -197,11 +197,11 @@ def test_two_holdings_of_one_rank_are_refused() -> None:
 
 
 @st.composite
-def holding(draw: st.DrawFn, rank: int, world: int) -> Holding:
+def holding(draw: st.DrawFn, rank: int, world: int) -> RankHolding:
     """Draw what a rank holds: often near step 2, at times anything."""
     piece = draw(st.sampled_from(PIECES))
     live = draw(st.sampled_from([None, 2, 2, 2, 1, 1, 3, 0]))
-    return Holding(
+    return RankHolding(
         rank=rank,
         piece=piece,
         live=live,
@@ -213,7 +213,7 @@ def holding(draw: st.DrawFn, rank: int, world: int) -> Holding:
 
 
 @st.composite
-def generations(draw: st.DrawFn) -> list[Holding]:
+def generations(draw: st.DrawFn) -> list[RankHolding]:
     """Draw the holdings of all ranks."""
     world = draw(st.integers(1, 5))
     return [draw(holding(rank, world)) for rank in range(world)]
@@ -236,20 +236,20 @@ STORED = st.lists(
 ).map(tuple)
 
 
-def counts(step: int, ranks: list[Holding]) -> bool:
+def counts(step: int, ranks: list[RankHolding]) -> bool:
     """Say whether those who are prepared for *step* may apply it."""
     survivors = [one for one in ranks if one.live is not None]
     return any(one.live == step for one in survivors) or all(one.prepared == step for one in survivors)
 
 
-def sane(ranks: list[Holding]) -> bool:
+def sane(ranks: list[RankHolding]) -> bool:
     """Say whether the survivors' steps can come of votes: each can be at the last one that anybody has applied."""
     survivors = [one for one in ranks if one.live is not None]
     last = max((one.live or 0 for one in survivors), default=0)
     return all(last in (one.live, one.prepared) for one in survivors)
 
 
-def lives(one: Holding, step: int, ranks: list[Holding]) -> bool:
+def lives(one: RankHolding, step: int, ranks: list[RankHolding]) -> bool:
     """Say whether *one* can be at *step* with its live state."""
     return one.live is not None and sane(ranks) and (one.live == step or (one.prepared == step and counts(step, ranks)))
 
@@ -260,7 +260,7 @@ def in_memory(piece: str, moment: tuple[int, int], stored: tuple[Stored, ...]) -
     return (0, 1) in there or {(0, 2), (1, 2)} <= there
 
 
-def whole(moment: tuple[int, int], ranks: list[Holding], stored: tuple[Stored, ...]) -> bool:
+def whole(moment: tuple[int, int], ranks: list[RankHolding], stored: tuple[Stored, ...]) -> bool:
     """Say by brute force whether memory holds all of a step."""
     step, lineage = moment
     living = [one for one in ranks if lives(one, step, ranks)] if lineage == 1 else []
@@ -280,7 +280,7 @@ CHECKPOINTS = st.frozensets(st.integers(0, 2), max_size=1)
 
 
 @given(generations(), CHECKPOINTS, STORED)
-def test_the_newest_whole_step_is_chosen(ranks: list[Holding], checkpoints: frozenset[int], stored: tuple[Stored, ...]) -> None:
+def test_the_newest_whole_step_is_chosen(ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[Stored, ...]) -> None:
     """As brute force finds it; and memory goes before disk."""
     found = plan(ranks, checkpoints, stored)
     held = {one.moment for one in stored} | {(step, 1) for step in range(6) if any(lives(one, step, ranks) for one in ranks)}
@@ -290,7 +290,7 @@ def test_the_newest_whole_step_is_chosen(ranks: list[Holding], checkpoints: froz
         assert isinstance(found, NoPlan)
         assert found.why.endswith("there is no whole checkpoint")
         return
-    assert isinstance(found, Plan)
+    assert isinstance(found, RestorePlan)
     assert found.step == max(possible)
     assert found.checkpoint == (found.step not in {step for step, _ in memory})
     if not found.checkpoint:
@@ -300,7 +300,7 @@ def test_the_newest_whole_step_is_chosen(ranks: list[Holding], checkpoints: froz
 
 @given(generations(), CHECKPOINTS, STORED)
 def test_what_a_plan_says_can_be_done_and_brings_every_rank_to_its_step(
-    ranks: list[Holding], checkpoints: frozenset[int], stored: tuple[Stored, ...]
+    ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[Stored, ...]
 ) -> None:
     """Nobody sends what it does not hold, and at the end nobody lacks anything."""
     found = plan(ranks, checkpoints, stored)
@@ -309,7 +309,7 @@ def test_what_a_plan_says_can_be_done_and_brings_every_rank_to_its_step(
     step, by_rank = found.step, {one.rank: one for one in ranks}
     assert found.roll_back == {one.rank for one in ranks if max(one.live or 0, one.prepared or 0) > step}
     if found.checkpoint:
-        assert found == Plan(step=step, because=found.because, roll_back=found.roll_back, checkpoint=True)
+        assert found == RestorePlan(step=step, because=found.because, roll_back=found.roll_back, checkpoint=True)
         return
     assert all(by_rank[rank].prepared == step and lives(by_rank[rank], step, ranks) for rank in found.roll_forward)
     at_hand = {one.rank for one in ranks if found.lineage == 1 and lives(one, step, ranks)}
@@ -339,7 +339,7 @@ def test_what_a_plan_says_can_be_done_and_brings_every_rank_to_its_step(
 
 @given(generations(), CHECKPOINTS, STORED)
 def test_each_piece_comes_from_the_fastest_that_has_it(
-    ranks: list[Holding], checkpoints: frozenset[int], stored: tuple[Stored, ...]
+    ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[Stored, ...]
 ) -> None:
     """Ranks that live before the memory of nodes, and of that the own node's before another's."""
     found = plan(ranks, checkpoints, stored)
@@ -356,7 +356,7 @@ def test_each_piece_comes_from_the_fastest_that_has_it(
 
 @given(generations(), CHECKPOINTS, STORED, st.data())
 def test_every_rank_arrives_at_the_same_plan(
-    ranks: list[Holding], checkpoints: frozenset[int], stored: tuple[Stored, ...], data: st.DataObject
+    ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[Stored, ...], data: st.DataObject
 ) -> None:
     """Whatever order it has heard the others in."""
     heard = data.draw(st.permutations(ranks)), sorted(checkpoints), data.draw(st.permutations(stored))

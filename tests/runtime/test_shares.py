@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import holdfast
-from holdfast.runtime.data.batch_shards import Cut, Deal, cut
+from holdfast.runtime.data.batch_shards import BatchShard, BatchSplit, cut
 
 DEALS = st.tuples(st.integers(1, 40), st.integers(1, 9), st.none() | st.integers(1, 12))
 
@@ -23,7 +23,7 @@ def test_every_sample_is_computed_once_and_weighs_the_same(deal: tuple[int, int,
     """Whatever the batch, the copies and the bound: the mean over the copies of weighted means is the mean over the samples."""
     size, copies, most = deal
     values = [float(number) for number in range(size)]
-    found = [cut(values, Deal(place=place, copies=copies, most=most)) for place in range(copies)]
+    found = [cut(values, BatchSplit(place=place, copies=copies, most=most)) for place in range(copies)]
     assert [one for parts in found for samples, told in parts for one in samples if told.samples] == values
     assert len({len(parts) for parts in found}) == 1, "ranks that compute other numbers of shares would wait for each other"
     assert all(told.last is (number == len(parts)) for parts in found for number, (_, told) in enumerate(parts, 1))
@@ -36,7 +36,7 @@ def test_every_sample_is_computed_once_and_weighs_the_same(deal: tuple[int, int,
 def test_parts_of_one_size_are_dealt_whole(units: int, most: int, copies: int) -> None:
     """What is built for one size never sees another; each sample counts once, and all copies have equally many parts."""
     values = [float(number) for number in range(units * most)]
-    found = [cut(values, Deal(place=place, copies=copies, most=most, even=True)) for place in range(copies)]
+    found = [cut(values, BatchSplit(place=place, copies=copies, most=most, even=True)) for place in range(copies)]
     assert {len(samples) for parts in found for samples, _ in parts} == {most}
     assert len({len(parts) for parts in found}) == 1
     assert [one for parts in found for samples, told in parts for one in samples if told.samples] == values
@@ -46,8 +46,8 @@ def test_parts_of_one_size_are_dealt_whole(units: int, most: int, copies: int) -
 
 def test_even_shares_weigh_one() -> None:
     """With all copies there and a batch that they divide nothing is scaled: losses stay what they are to the bit."""
-    assert [told.weight for place in range(4) for _, told in cut(list(range(32)), Deal(place=place, copies=4, most=8))] == [1.0] * 4
-    assert Cut(samples=5, of=16, copies=3, last=True).weight == 15 / 16
+    assert [told.weight for place in range(4) for _, told in cut(list(range(32)), BatchSplit(place=place, copies=4, most=8))] == [1.0] * 4
+    assert BatchShard(samples=5, of=16, copies=3, last=True).weight == 15 / 16
 
 
 def a_loader(workers: int = 0, *, endless: bool = True) -> holdfast.Loader:
@@ -57,7 +57,7 @@ def a_loader(workers: int = 0, *, endless: bool = True) -> holdfast.Loader:
     return holdfast.Loader(DataLoader(data, 6, shuffle=True, generator=order, num_workers=workers), endless=endless)
 
 
-def steps(loader: holdfast.Loader, deal: Deal, count: int) -> list[list[int]]:
+def steps(loader: holdfast.Loader, deal: BatchSplit, count: int) -> list[list[int]]:
     """Return the samples that a copy computes in so many steps."""
     found: list[list[int]] = []
     for _ in range(count):
@@ -74,20 +74,20 @@ def together(*copies: list[list[int]]) -> list[list[int]]:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_step_has_its_samples_whoever_computes_them(workers: int) -> None:
     """Three copies for two steps, then two in the middle of the epoch, then three again over its end: as one copy alone has them."""
-    alone = together(steps(a_loader(), Deal(place=0, copies=1), 9))
+    alone = together(steps(a_loader(), BatchSplit(place=0, copies=1), 9))
     loaders = [a_loader(workers) for _ in range(3)]
-    first = together(*(steps(one, Deal(place=place, copies=3, most=2), 2) for place, one in enumerate(loaders)))
+    first = together(*(steps(one, BatchSplit(place=place, copies=3, most=2), 2) for place, one in enumerate(loaders)))
     state = loaders[0].state_dict()
-    second = together(*(steps(one, Deal(place=place, copies=2, most=2), 1) for place, one in enumerate(loaders[1:])))
+    second = together(*(steps(one, BatchSplit(place=place, copies=2, most=2), 1) for place, one in enumerate(loaders[1:])))
     loaders[0].load_state_dict(loaders[1].state_dict())
-    third = together(*(steps(one, Deal(place=place, copies=3, most=2), 6) for place, one in enumerate(loaders)))
+    third = together(*(steps(one, BatchSplit(place=place, copies=3, most=2), 6) for place, one in enumerate(loaders)))
     assert first + second + third == alone
     assert (state["epoch"], state["consumed"]) == (0, 2)
 
 
 def test_what_the_epoch_ends_with_is_shared_out_too() -> None:
     """The last batch has two samples for three copies: one of them computes at a weight of nothing, and none is missing."""
-    found = together(*(steps(a_loader(endless=False), Deal(place=place, copies=3), 4) for place in range(3)))
+    found = together(*(steps(a_loader(endless=False), BatchSplit(place=place, copies=3), 4) for place in range(3)))
     assert [len(step) for step in found] == [6, 6, 6, 2]
     assert sorted(one for step in found for one in step) == list(range(20))
 
@@ -116,12 +116,12 @@ DATA = TensorDataset(torch.arange(20))
 def test_what_cannot_be_shared_out_is_refused(loader: Callable[[], DataLoader[Any]], words: str) -> None:
     """The error says what to write instead."""
     with pytest.raises(ValueError, match=words):
-        holdfast.Loader(loader()).deal(Deal(place=0, copies=2))
+        holdfast.Loader(loader()).deal(BatchSplit(place=0, copies=2))
 
 
 def test_batches_that_are_shared_out_are_not_given_otherwise() -> None:
     """A loop that takes them both ways would see other samples than it thinks."""
     loader = a_loader()
-    steps(loader, Deal(place=0, copies=2), 1)
+    steps(loader, BatchSplit(place=0, copies=2), 1)
     with pytest.raises(RuntimeError, match="take them from there alone"):
         next(iter(loader))

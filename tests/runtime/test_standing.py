@@ -11,7 +11,7 @@ import torch.distributed as dist
 from detectors.evidence import RankProgress
 from detectors.hang_analysis import explain
 from holdfast.control.faults.rank_status import standing_of
-from holdfast.runtime.groups.in_flight import MOST, Trail
+from holdfast.runtime.groups.in_flight import MOST, InFlightOperations
 from holdfast.runtime.telemetry.rank_status import QUESTIONS, answering
 from tests.runtime.flow_double import FlowDouble, Job
 
@@ -48,7 +48,7 @@ def test_ranks_say_where_they_stand_while_they_wait_and_while_they_dawdle(job: J
 
 def test_a_trail_counts_each_way_by_itself_and_forgets_what_nobody_waits_for() -> None:
     """Sends that are never waited for would fill the memory."""
-    trail, one = Trail(), [torch.ones(4, dtype=torch.bfloat16)]
+    trail, one = InFlightOperations(), [torch.ones(4, dtype=torch.bfloat16)]
     marks = [trail.enter(name, one) for name in ("allreduce", "send>1", "send>1", "recv<2", "broadcast")]
     assert trail.counts == {"": 2, "send>1": 2, "recv<2": 1}
     assert [(mark.way, mark.number, mark.size, mark.kind) for mark in marks][-1] == ("", 2, 4, torch.bfloat16)

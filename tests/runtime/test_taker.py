@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from holdfast.memstore import shared_memory as vault
-from holdfast.memstore.replication_progress import Sender
+from holdfast.memstore.replication_progress import ReplicationProgress
 from holdfast.memstore.shared_memory import Snapshot, labels
-from holdfast.runtime.snapshots.config import Config, Place, Wish
+from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace, WriteWish
 from holdfast.runtime.snapshots.copy_schedule import Terms
-from holdfast.runtime.snapshots.restore import Memory, Restorer, Spoiled
+from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource, Spoiled
 from holdfast.runtime.snapshots.restore_planner import Fetch
-from holdfast.runtime.snapshots.snapshotter import HELD, SLOTS, Taker
+from holdfast.runtime.snapshots.snapshotter import HELD, SLOTS, Snapshotter
 from holdfast.runtime.state.training import Training
 from tests.runtime.trainer import FIRST, Trainer, opened, restore, same, stored
 
@@ -57,7 +57,7 @@ def test_three_slots_take_turns_and_keep_the_newest_two(tmp_path: Path) -> None:
 
 def test_copies_share_a_state_and_both_parts_are_needed(tmp_path: Path) -> None:
     """Two ranks of one model, each its part."""
-    both = [Trainer(tmp_path, place=Place(rank, 1, "net", rank, 2)) for rank in range(2)]
+    both = [Trainer(tmp_path, place=SnapshotPlace(rank, 1, "net", rank, 2)) for rank in range(2)]
     for one in both:
         torch.manual_seed(9)  # the same data
         one.to(FIRST + 3)
@@ -172,7 +172,7 @@ def test_a_spoiled_part_leaves_nothing_taken_for_whole(tmp_path: Path) -> None:
     data = bytearray((tmp_path / one.name).read_bytes())
     data[5000] ^= 1
     (tmp_path / one.name).write_bytes(data)
-    memory = Memory(tmp_path, "here", {}, "")
+    memory = SnapshotSource(tmp_path, "here", {}, "")
     with pytest.raises(Spoiled, match="was changed in memory"):
         Restorer(Trainer(tmp_path).training, memory).take(Fetch(target=0, parts=(one,), light=one), lambda _light: None)
     assert memory.usable([memory.listed(1)]) == {other for steps in stored(tmp_path).values() for other in steps} - {one}
@@ -215,9 +215,9 @@ def test_whatever_an_optimizer_keeps_comes_back_to_its_parameter(tmp_path: Path)
         trainer.optimizer = Counting(trainer.net.parameters(), lr=0.01, momentum=0.9)  # type: ignore[assignment]
         trainer.scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 2, 0.5)
         trainer.training = Training(model=trainer.net, optimizers=[trainer.optimizer], schedulers=[trainer.scheduler], extra=trainer.extra)
-        trainer.taker = Taker(trainer.training, Config(vault=tmp_path, limit=0, terms=Terms()), windows=trainer.idle)
+        trainer.taker = Snapshotter(trainer.training, SnapshotConfig(vault=tmp_path, limit=0, terms=Terms()), windows=trainer.idle)
         opened.append(trainer.taker)
-        trainer.taker.sit(Place(0, 1, "net"), 1)
+        trainer.taker.sit(SnapshotPlace(0, 1, "net"), 1)
         trainers.append(trainer)
     trainers[0].to(FIRST + 2)
     wanted = trainers[0].state()
@@ -229,7 +229,7 @@ def test_whatever_an_optimizer_keeps_comes_back_to_its_parameter(tmp_path: Path)
 
 def test_only_who_is_waited_for_tells_that_replicas_are_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Snapshots are left out by all ranks, for the sake of those whose own are not on the other node; once is enough."""
-    trainer, sender = Trainer(tmp_path), Sender(tmp_path, 0)
+    trainer, sender = Trainer(tmp_path), ReplicationProgress(tmp_path, 0)
     trainer.to(FIRST + 2)
     sender.whole(FIRST, 1)
     trainer.taker.held = True  # for another rank's sake
@@ -246,7 +246,7 @@ def test_only_who_is_waited_for_tells_that_replicas_are_behind(tmp_path: Path, c
 
 def test_no_snapshot_takes_the_place_of_the_last_one_that_is_replicated(tmp_path: Path) -> None:
     """The older of the newest two must be on the other node before the next begins; where nothing is sent nobody waits."""
-    trainer, sender = Trainer(tmp_path), Sender(tmp_path, 0)
+    trainer, sender = Trainer(tmp_path), ReplicationProgress(tmp_path, 0)
     trainer.to(FIRST + 2)
     assert not trainer.taker.behind()
     sender.moves()  # something is on its way, and nothing whole there
@@ -260,7 +260,7 @@ def test_no_snapshot_takes_the_place_of_the_last_one_that_is_replicated(tmp_path
     trainer.to(FIRST + 5)
     assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2]
     assert trainer.taker.counts.held == 2
-    trainer.taker.wish(Wish(step=FIRST + 5, directory=tmp_path, keep=2, loss=None, stood=0.0))
+    trainer.taker.wish(WriteWish(step=FIRST + 5, directory=tmp_path, keep=2, loss=None, stood=0.0))
     trainer.begin()
     trainer.end()
     assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2, FIRST + 5]  # what the other node has stays

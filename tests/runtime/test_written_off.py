@@ -12,7 +12,7 @@ import holdfast
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.invalidated import WrittenOff
-from holdfast.runtime.snapshots.restore import Memory
+from holdfast.runtime.snapshots.restore import SnapshotSource
 from holdfast.runtime.snapshots.restore_planner import Stored
 
 
@@ -39,7 +39,7 @@ def test_checkpoints_are_passed_over_until_they_are_made_anew(tmp_path: Path, mo
 
 def test_snapshots_of_generations_before_do_not_count() -> None:
     """From the step on; nothing else is touched."""
-    memory = Memory.of({"HOLDFAST_WRITTEN_OFF": "5:7,90:9"})
+    memory = SnapshotSource.of({"HOLDFAST_WRITTEN_OFF": "5:7,90:9"})
     told = {"node": "n", "name": "rank-0", "rank": 0, "piece": "p", "part": 0, "parts": 1}
     steps = [(4, 0), (5, 6), (5, 7), (90, 8), (90, 9)]
     kept = memory.usable([[{**told, "step": step, "lineage": lineage} for step, lineage in steps]])

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.runtime.snapshots.config import Config, Place
+from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace
 from holdfast.runtime.snapshots.copy_schedule import PROFILE, Terms
-from holdfast.runtime.snapshots.restore import Memory, Restorer
+from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource
 from holdfast.runtime.snapshots.restore_planner import Fetch, Stored
-from holdfast.runtime.snapshots.snapshotter import Taker
+from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state.training import Training
-from holdfast.runtime.telemetry.wait_windows import Idle
+from holdfast.runtime.telemetry.wait_windows import WaitWindows
 
 FIRST = PROFILE
 """The first step of which a snapshot is taken."""
@@ -36,14 +36,14 @@ class Net(nn.Module):
         return out
 
 
-opened: list[Taker] = []
+opened: list[Snapshotter] = []
 """What is to be closed when a test has ended."""
 
 
 class Trainer:
     """A training and what takes its snapshots."""
 
-    def __init__(self, vault: Path, *, limit: int = 0, place: Place | None = None, device: str = "cpu") -> None:
+    def __init__(self, vault: Path, *, limit: int = 0, place: SnapshotPlace | None = None, device: str = "cpu") -> None:
         torch.manual_seed(3)
         self.net = Net().to(device)
         self.device = device
@@ -51,10 +51,10 @@ class Trainer:
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
         self.extra: dict[str, Any] = {"seen": 0, "mean": torch.zeros(5)}
         self.training = Training(model=self.net, optimizers=[self.optimizer], schedulers=[self.scheduler], extra=self.extra)
-        self.idle = Idle()
-        self.taker = Taker(self.training, Config(vault=vault, limit=limit, terms=Terms()), windows=self.idle)
+        self.idle = WaitWindows()
+        self.taker = Snapshotter(self.training, SnapshotConfig(vault=vault, limit=limit, terms=Terms()), windows=self.idle)
         opened.append(self.taker)
-        self.taker.sit(place or Place(0, 1, "net"), 1)
+        self.taker.sit(place or SnapshotPlace(0, 1, "net"), 1)
         self.step = 0
 
     def begin(self) -> None:
@@ -100,7 +100,7 @@ def same(one: Any, other: Any) -> bool:
 def stored(vault: Path) -> dict[int, list[Stored]]:
     """Return what lies in *vault*, by step."""
     found: dict[int, list[Stored]] = {}
-    for item in Memory(vault, "here", {}, "").listed(1):
+    for item in SnapshotSource(vault, "here", {}, "").listed(1):
         found.setdefault(item["step"], []).append(Stored(**item))
     return found
 
@@ -109,5 +109,7 @@ def restore(trainer: Trainer, vault: Path, step: int) -> list[bytes]:
     """Take *trainer* to *step*; return the light states that came with it."""
     lights: list[bytes] = []
     parts = sorted(stored(vault)[step], key=lambda one: one.part)
-    Restorer(trainer.training, Memory(vault, "here", {}, "")).take(Fetch(target=0, parts=tuple(parts), light=parts[0]), lights.append)
+    Restorer(trainer.training, SnapshotSource(vault, "here", {}, "")).take(
+        Fetch(target=0, parts=tuple(parts), light=parts[0]), lights.append
+    )
     return lights

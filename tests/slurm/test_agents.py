@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster.interface import Wish
+from holdfast.cluster.interface import AllocationRequest
 from holdfast.cluster.slurm.nodes import SlurmNodes
 from holdfast.history.models import Generation, Job
 from holdfast.history.store import History
@@ -31,7 +31,7 @@ def test_agents_outlive_who_asked_for_them_know_no_secrets_and_end_with_their_al
     cluster = SlurmCluster(kind="slurm", allocation="new", directory=str(tmp_path / "n"), options=["--hold"])
     first = SlurmNodes(cluster)
     first.lender.begin("j1", "agents", tmp_path)
-    first.lender.wish(Wish(nodes=1))
+    first.lender.wish(AllocationRequest(nodes=1))
     (held,) = wait_until(lambda: first.lender.present, seconds=60, explain=first.lender.in_words)
     shutil.rmtree(job_directory("agents"))
     slurm.run("scontrol", "release", held.id)

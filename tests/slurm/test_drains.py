@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster.interface import Wish
-from holdfast.cluster.slurm.allocation_request import Request
+from holdfast.cluster.interface import AllocationRequest
+from holdfast.cluster.slurm.allocation_request import SbatchRequest
 from holdfast.cluster.slurm.allocations import Allocations
 from holdfast.cluster.slurm.commands import asked
 from holdfast.cluster.slurm.drains import Drains
@@ -50,10 +50,10 @@ def test_only_what_we_drained_is_ours_and_given_back(slurm: SlurmServer) -> None
     allocations = Allocations(CLUSTER)
     allocations.begin("j1", "drained", Path("/"))
     try:
-        allocations.wish(Wish(out={ours: "gpu-off-bus: it fell off the bus", theirs: "ecc"}))
+        allocations.wish(AllocationRequest(out={ours: "gpu-off-bus: it fell off the bus", theirs: "ecc"}))
         wait_until(lambda: slurm.state(ours).startswith("drain"), seconds=60, explain=allocations.in_words)
         assert slurm.run("sinfo", "-h", "-n", ours, "-o", "%E").endswith("/slurm: gpu-off-bus: it fell off the bus")
-        allocations.wish(Wish())
+        allocations.wish(AllocationRequest())
         wait_until(lambda: slurm.state(ours) == "idle", seconds=60, explain=allocations.in_words)
         assert slurm.state(theirs).startswith("drain")
         (word,) = [one for one in allocations.states.values() if one.name == theirs]
@@ -88,4 +88,4 @@ def test_where_draining_is_not_permitted_the_node_is_excluded_from_what_is_asked
     (said,) = Drains(CLUSTER).keep_up({node: "gpu-off-bus"}, {}, states)
     assert said.startswith(f"{node} is excluded from what Slurm is asked for: Slurm does not let this user drain nodes"), said
     assert slurm.state(node) == "idle"
-    assert f"--exclude={node}" in Request(CLUSTER, "j2", "excluded", Path("/")).words(1, {node})
+    assert f"--exclude={node}" in SbatchRequest(CLUSTER, "j2", "excluded", Path("/")).words(1, {node})

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from holdfast.cluster.slurm.parsing import allocations, names, node_states
-from holdfast.cluster.slurm.transport import SlurmReach
+from holdfast.cluster.slurm.transport import SlurmTransport
 from holdfast.errors import SlurmAway
 from holdfast.spec import SlurmCluster
 
@@ -63,7 +63,7 @@ def test_states_of_nodes_are_read_in_whatever_shape_a_version_prints_them(told: 
 def test_the_address_of_a_node_is_of_ipv6_where_it_has_no_other(told: str, meant: str) -> None:
     """A name that only the nodes can resolve is left to them."""
     (state,) = node_states(json.dumps(OLD).replace("10.0.0.1", told)).values()
-    reach = SlurmReach(SlurmCluster(kind="slurm"), lambda _node: None, {"n1": state}.get)
+    reach = SlurmTransport(SlurmCluster(kind="slurm"), lambda _node: None, {"n1": state}.get)
     assert reach.address("n1") == meant
 
 

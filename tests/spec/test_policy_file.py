@@ -10,7 +10,7 @@ import pytest
 
 from detectors.all_kinds import CATALOGUE
 from detectors.associations import belongs
-from detectors.catalogue import ASKS_NOTHING, Level
+from detectors.catalogue import ASKS_NOTHING, RecommendedAction
 from holdfast.errors import BadFile
 from holdfast.spec import TrainingJob, load_job, review
 from holdfast.spec.durations import text_of
@@ -18,9 +18,9 @@ from holdfast.spec.job import Budget as JobBudget
 from holdfast.spec.load_policy import load_policy, policy_for, policy_of, review_policy
 from holdfast.spec.policy import PolicyFile
 from holdfast.spec.problems import model_in
-from policies.case import Budget, Rung
+from policies.case import RecoveryAction, RecoveryBudget
 from policies.escalation import ORDERS
-from policies.policy import NAMED, Deadlines
+from policies.policy import NAMED, PolicyTimeouts
 
 
 def test_a_file_says_where_it_differs_and_the_rest_is_the_bases(file: Any) -> None:
@@ -32,10 +32,10 @@ def test_a_file_says_where_it_differs_and_the_rest_is_the_bases(file: Any) -> No
     )
     policy, base = load_policy(path), NAMED["patient"]
     assert (policy.name, policy.based_on) == (str(path), "patient")
-    assert policy.levels == {"gpu-off-bus": Level.EVICT_WHEN_IDLE}
-    assert policy.order == (Rung.RESTART_IN_PLACE, Rung.REPLACE_NODE)
-    assert policy.budget == Budget(in_place=1, window=7200.0)
-    assert policy.deadlines == Deadlines(shrink=30.0)
+    assert policy.levels == {"gpu-off-bus": RecommendedAction.EVICT_WHEN_IDLE}
+    assert policy.order == (RecoveryAction.RESTART_IN_PLACE, RecoveryAction.REPLACE_NODE)
+    assert policy.budget == RecoveryBudget(in_place=1, window=7200.0)
+    assert policy.deadlines == PolicyTimeouts(shrink=30.0)
     common, frequent, flapping = policy.noting
     assert (common.share, common.nodes) == (0.5, base.noting[0].nodes)
     assert (frequent.times, frequent.window) == (2, base.noting[1].window)
@@ -129,14 +129,14 @@ def test_no_kind_that_ends_a_rank_can_be_told_to_ask_for_nothing() -> None:
     for kind in ends:
         with pytest.raises(ValueError, match="nobody would answer"):
             PolicyFile.model_validate({"levels": {kind: "watch"}})
-    others = dict.fromkeys(CATALOGUE.keys() - ends, Level.WATCH)
+    others = dict.fromkeys(CATALOGUE.keys() - ends, RecommendedAction.WATCH)
     assert PolicyFile.model_validate({"levels": others}).levels == others
 
 
 def test_the_numbers_that_the_descriptions_name_are_those_in_force() -> None:
     """What is empty is what stands behind *else*."""
     common, frequent, flapping = NAMED["balanced"].noting
-    parts = {"common": common, "frequent": frequent, "flapping": flapping, "budget": Budget(), "deadlines": Deadlines()}
+    parts = {"common": common, "frequent": frequent, "flapping": flapping, "budget": RecoveryBudget(), "deadlines": PolicyTimeouts()}
     for part, values in parts.items():
         for name, field in model_in(PolicyFile.model_fields[part].annotation).model_fields.items():  # type: ignore[union-attr]
             value = getattr(values, name)
@@ -155,8 +155,8 @@ def test_what_the_job_says_goes_before_the_policy_and_that_before_its_base(file:
     job = job.model_copy(update={"deadlines": job.deadlines.model_validate({"shrink": "10s"})})
     for one in (job, TrainingJob.model_validate(job.model_dump(mode="json"))):
         policy = policy_for(one)
-        assert policy.budget == Budget(in_place=5, fruitless=7)
-        assert policy.deadlines == Deadlines(shrink=10.0, take_over=5.0)
+        assert policy.budget == RecoveryBudget(in_place=5, fruitless=7)
+        assert policy.deadlines == PolicyTimeouts(shrink=10.0, take_over=5.0)
 
 
 def test_a_job_names_a_policy_or_a_file_beside_the_job_file(tmp_path: Path) -> None:

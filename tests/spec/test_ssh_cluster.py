@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import get_current_settings
 
-from holdfast.cluster.ssh.endpoints import Door, targets_of
+from holdfast.cluster.ssh.endpoints import Endpoint, targets_of
 from holdfast.errors import BadFile
 from holdfast.spec import LocalCluster, SshCluster, SshHop, cluster_of, load_cluster, load_job
 
@@ -26,9 +26,9 @@ def test_what_is_left_out_is_filled_in(tmp_path: Path) -> None:
     text = "hosts: [a, {name: b, address: '::1', port: 2222, user: root, key: other, jump: []}]\nkey: id\njump: [gate, me@inner:22022]\n"
     a, b = targets_of(cluster(tmp_path, text), lambda: "runner")
     key = str(tmp_path / "id")
-    assert a.door == Door(address="a", port=22, user="runner", key=key)
-    assert a.way == (Door(address="gate", port=22, user="runner", key=key), Door(address="inner", port=22022, user="me", key=key))
-    assert b.door == Door(address="::1", port=2222, user="root", key=str(tmp_path / "other"))
+    assert a.door == Endpoint(address="a", port=22, user="runner", key=key)
+    assert a.way == (Endpoint(address="gate", port=22, user="runner", key=key), Endpoint(address="inner", port=22022, user="me", key=key))
+    assert b.door == Endpoint(address="::1", port=2222, user="root", key=str(tmp_path / "other"))
     assert b.way == ()
 
 

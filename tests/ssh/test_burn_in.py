@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from detectors.burn_in_results import Mark
-from holdfast.cluster.ssh import SshPosts
-from holdfast.probe.burn_in.plan import Plan
-from holdfast.probe.burn_in.runner import Bench
+from detectors.burn_in_results import CheckMark
+from holdfast.cluster.ssh import SshBurnInConnections
+from holdfast.probe.burn_in.plan import BurnInPlan
+from holdfast.probe.burn_in.runner import BurnInRunner
 from tests.ssh.conftest import Site
 from tests.waiting import wait_until
 
@@ -27,10 +27,10 @@ def test_nodes_over_ssh_are_tried_and_meet(site: Site, tmp_path: Path) -> None:
         site.node(name)
     site.nodes["away"].stop()
     cluster = site.cluster(burn_in=settings(tmp_path))
-    with SshPosts(cluster) as posts:
+    with SshBurnInConnections(cluster) as posts:
         assert posts.names() == ["one", "two", "away"]
-        found = Bench(posts, Plan.of(cluster.burn_in, seconds=0.05)).try_out(["one", "two", "away"])
-    assert {node: one.mark for node, one in found.items()} == {"one": Mark.PASSED, "two": Mark.PASSED, "away": Mark.SKIPPED}
+        found = BurnInRunner(posts, BurnInPlan.of(cluster.burn_in, seconds=0.05)).try_out(["one", "two", "away"])
+    assert {node: one.mark for node, one in found.items()} == {"one": CheckMark.PASSED, "two": CheckMark.PASSED, "away": CheckMark.SKIPPED}
     assert "well with two" in found["one"].checks[-1].words
     assert "Connection refused" in found["away"].because
     assert list(tmp_path.iterdir()) == [], "the disk is as it was"
@@ -41,9 +41,9 @@ def test_an_interpreter_that_is_not_there_is_told(site: Site, tmp_path: Path) ->
     """By what the node's shell says of it."""
     site.node("one")
     cluster = site.cluster(burn_in=settings(tmp_path), python="/no/such/python3")
-    with SshPosts(cluster) as posts:
-        found = Bench(posts, Plan.of(cluster.burn_in, seconds=0.05)).try_out(["one"])["one"]
-    assert found.mark is Mark.SKIPPED
+    with SshBurnInConnections(cluster) as posts:
+        found = BurnInRunner(posts, BurnInPlan.of(cluster.burn_in, seconds=0.05)).try_out(["one"])["one"]
+    assert found.mark is CheckMark.SKIPPED
     assert "/no/such/python3" in found.because
 
 
@@ -51,10 +51,10 @@ def test_a_node_that_goes_away_in_the_middle_is_blind(site: Site, tmp_path: Path
     """Its server is killed while it works: what it was asked has no answer, and it has not failed."""
     node = site.node("one")
     cluster = site.cluster(burn_in=settings(tmp_path))
-    with SshPosts(cluster) as posts:
-        bench = Bench(
-            posts, Plan.of(cluster.burn_in, seconds=0.05), tell=lambda *_: node.signal(signal.SIGKILL) if node.children() else None
+    with SshBurnInConnections(cluster) as posts:
+        bench = BurnInRunner(
+            posts, BurnInPlan.of(cluster.burn_in, seconds=0.05), tell=lambda *_: node.signal(signal.SIGKILL) if node.children() else None
         )
         found = bench.try_out(["one"])["one"]
-    assert found.mark is Mark.SKIPPED
+    assert found.mark is CheckMark.SKIPPED
     assert "ended or could not be reached" in found.because

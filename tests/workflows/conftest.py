@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 
 from holdfast.history import History
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.checkpoint.manifest import Written
+from holdfast.runtime.checkpoint.manifest import WrittenFile
 from tests.ssh.conftest import Site
 from tests.ssh.sshd import PROGRAM
 
@@ -47,7 +47,7 @@ def save() -> Save:
         with pytest.warns(UserWarning, match="single process"):
             dcp.save({"model": {"weight": torch.full((64,), float(step))}}, checkpoint_id=folder, no_dist=True)
         data = {path.name: path.read_bytes() for path in folder.iterdir()}
-        files = {name: Written(size=len(held), sha256=hashlib.sha256(held).hexdigest()) for name, held in data.items()}
+        files = {name: WrittenFile(size=len(held), sha256=hashlib.sha256(held).hexdigest()) for name, held in data.items()}
         (folder / manifest.MANIFEST).write_text(manifest.manifest(step, 1, 1, files).text())
         return folder
 

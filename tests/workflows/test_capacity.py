@@ -11,20 +11,20 @@ import pytest
 from holdfast.cluster.local import LocalNodes
 from holdfast.errors import CapacityTimeout, NotEnoughNodes, NotOutsideOfJobs
 from holdfast.history import History, cordons
-from holdfast.history.cordons import Place
+from holdfast.history.cordons import CordonTable
 from holdfast.probe.health.capacity import checking_capacity, wait_for
 from holdfast.spec import LocalCluster, cluster_of
-from policies.cordons import Owner, Rules, Word
+from policies.cordons import OperatorRequest, Owner, Rules
 from policies.quarantine import quarantine, readmit
 from tests.ssh.conftest import Site
 
 SMALL = LocalCluster(name="small", nodes=3)
-PLACE = Place(cluster="small", names=SMALL.names, rules=Rules(share=1.0))
+PLACE = CordonTable(cluster="small", names=SMALL.names, rules=Rules(share=1.0))
 
 
-def word(because: str) -> Word:
+def word(because: str) -> OperatorRequest:
     """Return a word of a person now."""
-    return Word(owner=Owner(name="ann@desk", person=True), because=because, at=time.time())
+    return OperatorRequest(owner=Owner(name="ann@desk", person=True), because=because, at=time.time())
 
 
 def quarantined(history: History, node: str) -> None:

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.agent import schema
-from holdfast.agent.memstore.server_client import VaultServer
+from holdfast.agent.memstore.server_client import MemstoreServerClient
 from holdfast.agent.node.identity import Identity
-from holdfast.agent.workers.spawner import MemoryPlan, Plan
+from holdfast.agent.workers.spawner import MemstoreSettings, SpawnPlan
 from holdfast.log import note
 from holdfast.memstore import shared_memory, write_requests
 from holdfast.process import mark_of
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:
-    from holdfast.agent.memstore.writer_client import Flushing
-    from holdfast.agent.workers.group import Crew
+    from holdfast.agent.memstore.writer_client import CheckpointWriterClient
+    from holdfast.agent.workers.group import WorkerGroup
 
 log = logging.getLogger("holdfast.agent")
 
@@ -34,21 +34,23 @@ CGROUP: Final = Path("/sys/fs/cgroup")
 MEMORY: Final = Path("/proc/meminfo")
 
 
-class Vaults:
+class MemstoreManager:
     """Keeps the vault of the job that this agent serves."""
 
-    def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], crew: Crew, flushing: Flushing) -> None:
+    def __init__(
+        self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], crew: WorkerGroup, flushing: CheckpointWriterClient
+    ) -> None:
         self.flushing = flushing
         self._me, self._emit, self._crew = me, emit, crew
         self._mark = mark_of(me.directory)
-        self._server = VaultServer(me, selector, emit, crew.helpers)
+        self._server = MemstoreServerClient(me, selector, emit, crew.helpers)
         self.vault: Path | None = None
         self.limit = 0
         """Bytes of memory for everything in the vault."""
         os.environ.pop("HOLDFAST_VAULT", None)  # of whoever started us: it is none of ours
         os.environ.pop("HOLDFAST_VAULT_LIMIT", None)
 
-    def prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: SpawnPlan) -> None:
         """Make the vault for the job, and have it served; what keeps us from it is told, and training goes on without."""
         place = shared_memory.vault_of(self._mark, plan.job)
         for other in shared_memory.vaults_of(self._mark):
@@ -64,7 +66,7 @@ class Vaults:
         self.flushing.vault = self.vault
         self._crew.tell_of_node(self._environment())
 
-    def _open(self, place: Path, plan: MemoryPlan) -> None:
+    def _open(self, place: Path, plan: MemstoreSettings) -> None:
         try:
             shared_memory.make(place)
             write_requests.reopen(place)
@@ -77,7 +79,7 @@ class Vaults:
             return
         self.vault, self.limit = place, limit
 
-    def _serve(self, place: Path, plan: MemoryPlan, token: str) -> None:
+    def _serve(self, place: Path, plan: MemstoreSettings, token: str) -> None:
         try:
             if not token:
                 raise OSError(errno.EACCES, "the job has no token by which nodes would know each other")  # noqa: TRY301

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from holdfast.agent import schema
 from holdfast.agent.node.identity import Identity
-from holdfast.agent.sidecar import Helper, Part
+from holdfast.agent.sidecar import Sidecar, SidecarSpec
 from holdfast.memstore import shared_memory
 from holdfast.ports import free_port
 from holdfast.process import mark_of
@@ -26,7 +26,7 @@ TOLD: Final = frozenset({"memory.full", "memory.fits", "replica.lost", "replica.
 """What a server may tell the flow."""
 
 
-class VaultServer:
+class MemstoreServerClient:
     """The process that serves this node's vault to other nodes."""
 
     def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], helpers: set[int]) -> None:
@@ -38,8 +38,10 @@ class VaultServer:
         self._orders: Message = {}
         self._facts: Message = {}
         self._listening: socket.socket | None = None
-        part = Part(name="memory", command=self._command, begun=self._begun, heard=self._take, lost=self._lost, given_up=self._given_up)
-        self._helper = Helper(part, me, selector, helpers)
+        part = SidecarSpec(
+            name="memory", command=self._command, begun=self._begun, heard=self._take, lost=self._lost, given_up=self._given_up
+        )
+        self._helper = Sidecar(part, me, selector, helpers)
 
     @property
     def port(self) -> int | None:

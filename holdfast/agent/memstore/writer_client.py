@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.agent import schema
 from holdfast.log import note
 from holdfast.memstore import write_requests
-from holdfast.memstore.write_requests import FlushOrder
+from holdfast.memstore.write_requests import WriteRequest
 from holdfast.process import kill
 from holdfast.protocol import Message
 from holdfast.source_tree import ROOT
 
 if TYPE_CHECKING:
-    from holdfast.agent.connection import Peer
+    from holdfast.agent.connection import ClientConnection
     from holdfast.agent.node.identity import Identity
-    from holdfast.agent.workers.group import Crew
+    from holdfast.agent.workers.group import WorkerGroup
 
 log = logging.getLogger("holdfast.agent")
 
@@ -34,15 +34,17 @@ PAUSE: Final = 0.5
 LARGEST_STEP: Final = 2**53
 
 
-class Flushing:
+class CheckpointWriterClient:
     """Keeps a flusher at work as long as there is something to write."""
 
-    def __init__(self, me: Identity, crew: Crew, emit: Callable[..., None], send: Callable[[Peer, Message], None]) -> None:
+    def __init__(
+        self, me: Identity, crew: WorkerGroup, emit: Callable[..., None], send: Callable[[ClientConnection, Message], None]
+    ) -> None:
         self._me, self._crew, self._emit, self._send = me, crew, emit, send
         self._pid: int | None = None
         self._starting = False
         self._python = ""
-        self._peer: Peer | None = None
+        self._peer: ClientConnection | None = None
         self._lost = 0
         self._ending = False
         self._last: int | None = None
@@ -59,7 +61,7 @@ class Flushing:
         elif self._pid is None and not self._starting and self._again_at is None:
             self._start()
 
-    def last_word(self, generation: int, orders: list[FlushOrder]) -> None:
+    def last_word(self, generation: int, orders: list[WriteRequest]) -> None:
         """Carry *orders* out, the last of *generation*, be it given up or not; raise ``OSError`` when they cannot be written down."""
         if self.vault is None:
             raise OSError(errno.ENOENT, "this node keeps nothing in memory")
@@ -125,13 +127,13 @@ class Flushing:
 
     # -- hearing --------------------------------------------------------------------------------------------------------
 
-    def speaks(self, peer: Peer) -> bool:
+    def speaks(self, peer: ClientConnection) -> bool:
         """Tell whether *peer* is the flusher."""
         if self._starting:
             self._crew.hear_births()  # it may say who that is
         return self._pid is not None and peer.pid == self._pid
 
-    def take(self, peer: Peer, message: Message) -> Message | None:
+    def take(self, peer: ClientConnection, message: Message) -> Message | None:
         """Take in what the flusher says, and return the answer if it asks for one."""
         word = message.get("t")
         try:

@@ -6,7 +6,7 @@ import socket
 import sys
 from pathlib import Path
 
-from holdfast.agent.monitor.loop import Watch
+from holdfast.agent.monitor.loop import MonitorLoop
 from holdfast.log import set_up
 from holdfast.process import let_termination_pass
 
@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> None:
     with socket.socket(fileno=int(descriptor)) as agent:
         agent.set_inheritable(False)
         try:
-            Watch(agent, node, Path(kernel_log), Path(root)).run()
+            MonitorLoop(agent, node, Path(kernel_log), Path(root)).run()
         except (EOFError, ConnectionError):
             return
 

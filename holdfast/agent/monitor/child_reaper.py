@@ -11,7 +11,7 @@ DESCRIPTORS: Final = 256
 """The lookout has a dozen open."""
 
 
-class Children:
+class ChildReaper:
     """Forks that run beside this process, and how each of them ended. One for each process: it takes SIGCHLD."""
 
     def __init__(self) -> None:

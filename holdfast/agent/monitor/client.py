@@ -12,26 +12,28 @@ from typing import Final
 from holdfast.agent import schema
 from holdfast.agent.node.devices import ranks_on
 from holdfast.agent.node.identity import Identity
-from holdfast.agent.sidecar import Helper, Part
-from holdfast.agent.workers.group import Crew
+from holdfast.agent.sidecar import Sidecar, SidecarSpec
+from holdfast.agent.workers.group import WorkerGroup
 from holdfast.protocol import Message
 
 BEGIN: Final = 2.0
 """Seconds from the first order to the lookout's start: a job that begins has other use for the processors."""
 
 
-class Watching:
+class MonitorClient:
     """Has the node watched while a job holds it."""
 
     def __init__(  # noqa: PLR0913, PLR0917 (who the agent is, what it waits with, where to look)
-        self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], crew: Crew, kernel_log: Path, root: Path
+        self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], crew: WorkerGroup, kernel_log: Path, root: Path
     ) -> None:
         self._me, self._emit, self._crew, self._kernel_log, self._root = me, emit, crew, kernel_log, root
         self._generation = 0
         self._begin_at: float | None = None
         self._begun = False
-        part = Part(name="lookout", command=self._command, begun=self._tell, heard=self._take, lost=lambda: None, given_up=self._given_up)
-        self._helper = Helper(part, me, selector, crew.helpers)
+        part = SidecarSpec(
+            name="lookout", command=self._command, begun=self._tell, heard=self._take, lost=lambda: None, given_up=self._given_up
+        )
+        self._helper = Sidecar(part, me, selector, crew.helpers)
 
     def _command(self, line: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
         command = (sys.executable, "-m", "holdfast.agent.monitor", str(line), self._me.node, str(self._kernel_log), str(self._root))

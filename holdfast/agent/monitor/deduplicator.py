@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from detectors.findings import Sighting
+from detectors.findings import FaultFinding
 from holdfast.protocol import Message
 
 QUIET: Final = 60.0
@@ -15,7 +15,7 @@ MOST_LINES: Final = 100
 """Lines of logs that are judged within a second; a log that is flooded says the same over and over, and judging has its price."""
 
 
-class Telling:
+class Deduplicator:
     """Says each fault once: a sighting by its kind and part."""
 
     def __init__(self, node: str, say: Callable[[Message], None]) -> None:
@@ -23,7 +23,7 @@ class Telling:
         self._told: dict[tuple[str, str], float] = {}
         self._present: frozenset[tuple[str, str]] = frozenset()
 
-    def happened(self, seen: Sighting, source: str, at: float, now: float) -> bool:
+    def happened(self, seen: FaultFinding, source: str, at: float, now: float) -> bool:
         """Tell something that happened (*at*, wall clock) unless it was told a moment ago; say whether it was told. *now* is monotonic."""
         key = (seen.kind, seen.part)
         again = key in self._told and now - self._told[key] < QUIET
@@ -32,7 +32,7 @@ class Telling:
             self._tell(seen, source, at)
         return not again
 
-    def looked(self, found: Iterable[tuple[str, Sighting]], at: float, now: float) -> None:
+    def looked(self, found: Iterable[tuple[str, FaultFinding]], at: float, now: float) -> None:
         """Tell what a look found, each with its source, that the look before had not, and that nobody else told a moment ago."""
         seen = {(one.kind, one.part): (source, one) for source, one in found}
         for key in [key for key in seen if key not in self._present]:
@@ -43,11 +43,11 @@ class Telling:
         self._present = frozenset(seen)
         self._told = {key: when for key, when in self._told.items() if now - when < QUIET}
 
-    def _tell(self, seen: Sighting, source: str, at: float) -> None:
+    def _tell(self, seen: FaultFinding, source: str, at: float) -> None:
         self._say({"fault": seen.kind, "part": seen.part, "quote": seen.quote, "source": f"{source} on {self._node}", "at": at})
 
 
-class Budget:
+class EventBudget:
     """How many lines may still be judged."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ POLL: Final = 0.2
 """Seconds between two readings of an ordinary file, which cannot be waited for."""
 
 
-class Follower:
+class KernelLogFollower:
     """Follows the kernel's log: `/dev/kmsg`, or a file in which a syslog daemon keeps it. Says in *blind* why it cannot."""
 
     def __init__(self, path: Path = KERNEL_LOG) -> None:

@@ -20,11 +20,11 @@ from detectors.health import sightings
 from detectors.kernel_lines import sighting_of
 from detectors.readings import KernelLine, NodeReading
 from detectors.xids import sighting
-from holdfast.agent.monitor.child_reaper import Children
-from holdfast.agent.monitor.deduplicator import Budget, Telling
-from holdfast.agent.monitor.kernel_log import Follower
+from holdfast.agent.monitor.child_reaper import ChildReaper
+from holdfast.agent.monitor.deduplicator import Deduplicator, EventBudget
+from holdfast.agent.monitor.kernel_log import KernelLogFollower
 from holdfast.agent.monitor.netlink import drain, hear_links
-from holdfast.agent.monitor.nvml_events import Listener
+from holdfast.agent.monitor.nvml_events import NvmlListener
 from holdfast.log import note
 from holdfast.probe.readers.collect import look
 from holdfast.protocol import LineBuffer, Message, encode
@@ -43,13 +43,13 @@ TOO_LONG: Final = 40.0
 """Seconds after which a look that did not even say what it could not see is given up."""
 
 
-class Watch:
+class MonitorLoop:
     """Everything that the lookout waits for. One thread, so that it may fork."""
 
     def __init__(self, agent: socket.socket, node: str, kernel_log: Path, root: Path) -> None:
         self._agent, self._node, self._root = agent, node, root
         self._lines = LineBuffer()
-        self._telling, self._budget = Telling(node, self._say), Budget()
+        self._telling, self._budget = Deduplicator(node, self._say), EventBudget()
         self._selector = selectors.DefaultSelector()
         self._before: NodeReading | None = None
         self._baseline: NodeReading | None = None
@@ -57,10 +57,10 @@ class Watch:
         """Generation in which something ended and the look from before it: the difference is to be told with the next look."""
         self._looking: tuple[int, int, bytearray] | None = None
         """The process that looks now: its pid, its pipe, and what it has said."""
-        self._children = Children()
-        self._listener = Listener(self._children, self._selector, self._xid, self._say)
+        self._children = ChildReaper()
+        self._listener = NvmlListener(self._children, self._selector, self._xid, self._say)
         self._next_look = self._last_look = time.monotonic()
-        self._kernel = Follower(kernel_log)
+        self._kernel = KernelLogFollower(kernel_log)
         self._links = hear_links()
 
     def run(self) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from detectors.codec import packed
 from detectors.evidence import Blind
-from holdfast.agent.monitor.child_reaper import Children
+from holdfast.agent.monitor.child_reaper import ChildReaper
 from holdfast.log import note
 from holdfast.probe.readers.nvml import NoNvml
 from holdfast.probe.readers.xids import XidWatch, listening
@@ -37,11 +37,11 @@ NAME: Final = "lookout-nvml"
 """Of the process, as `ps` shows it."""
 
 
-class Listener:
+class NvmlListener:
     """The process that listens, and another one whenever it has died: a driver that crashes, or whoever is short of memory, may kill it."""
 
     def __init__(
-        self, children: Children, selector: selectors.BaseSelector, heard: Callable[[Message], None], tell: Callable[[Message], None]
+        self, children: ChildReaper, selector: selectors.BaseSelector, heard: Callable[[Message], None], tell: Callable[[Message], None]
     ) -> None:
         """Have *heard* called with each thing heard, and *tell* with begin and end of a time in which nobody listens for sure."""
         self._children, self._selector, self._heard, self._tell = children, selector, heard, tell
@@ -103,7 +103,7 @@ def _how_it_ended(code: int | None) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
 
-def start_listening(children: Children) -> tuple[int, int]:
+def start_listening(children: ChildReaper) -> tuple[int, int]:
     """Start the process; return its pid and the end of a pipe that gives a line of JSON for each Xid."""
     ours, its = os.pipe()
     parent = os.getpid()

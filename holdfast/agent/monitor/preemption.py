@@ -12,7 +12,7 @@ from typing import Final
 
 from holdfast.agent import schema
 from holdfast.agent.node.identity import Identity
-from holdfast.agent.sidecar import Helper, Part
+from holdfast.agent.sidecar import Sidecar, SidecarSpec
 from holdfast.protocol import Message
 
 USED: Final = frozenset({signal.SIGCHLD, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM})
@@ -20,7 +20,7 @@ USED: Final = frozenset({signal.SIGCHLD, signal.SIGKILL, signal.SIGSTOP, signal.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoticePlan:
+class PreemptionSettings:
     """Where notices are to be seen."""
 
     file: str | None
@@ -37,7 +37,7 @@ class NoticePlan:
     """Seconds from the notice to the end of the node."""
 
     @classmethod
-    def of(cls, message: Message) -> NoticePlan:
+    def of(cls, message: Message) -> PreemptionSettings:
         """Return the plan in a part of a ``prepare`` order; raise `BadField` when it is none."""
         numbers = schema.numbers(message, "signals")
         if any(number not in signal.valid_signals() or number in USED for number in numbers):
@@ -59,20 +59,22 @@ class NoticePlan:
         )
 
 
-class Notices:
+class PreemptionClient:
     """Has notices looked for while a job holds the node, and tells of them once."""
 
     def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], helpers: set[int]) -> None:
         self._me, self._emit = me, emit
-        self._plan: NoticePlan | None = None
+        self._plan: PreemptionSettings | None = None
         self._told = False
-        part = Part(name="notices", command=self._command, begun=self._tell, heard=self._take, lost=lambda: None, given_up=self._given_up)
-        self._helper = Helper(part, me, selector, helpers)
+        part = SidecarSpec(
+            name="notices", command=self._command, begun=self._tell, heard=self._take, lost=lambda: None, given_up=self._given_up
+        )
+        self._helper = Sidecar(part, me, selector, helpers)
 
     def _command(self, line: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
         return (sys.executable, "-m", "holdfast.agent.monitor.preemption_watcher", str(line)), ()
 
-    def prepare(self, plan: NoticePlan | None) -> None:
+    def prepare(self, plan: PreemptionSettings | None) -> None:
         """Look where *plan* says from now on; raise ``OSError`` when that cannot be."""
         before, self._plan = self._plan, plan
         for number in plan.signals if plan is not None else ():

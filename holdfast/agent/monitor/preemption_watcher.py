@@ -26,7 +26,7 @@ TOKEN_LASTS: Final = 21600
 """Seconds for which a token is asked; AWS gives none for longer."""
 
 
-class Unseen(Exception):
+class NoticeUnreadable(Exception):
     """Whether there is a notice could not be seen: that is neither a notice nor none."""
 
     def __init__(self, why: str) -> None:
@@ -35,7 +35,7 @@ class Unseen(Exception):
 
 
 def in_file(path: str, pattern: str) -> str | None:
-    """Return what the file at *path* says of the node's end; nothing while it is not there. Raise `Unseen` where that cannot be seen."""
+    """Return what the file at *path* says of the node's end; nothing while it does not exist. Raise `NoticeUnreadable`."""
     try:
         with Path(path).open("rb") as file:
             text = file.read(MOST).decode(errors="replace") if stat.S_ISREG(Path(path).stat().st_mode) else ""
@@ -44,11 +44,11 @@ def in_file(path: str, pattern: str) -> str | None:
     except IsADirectoryError:
         text = ""
     except OSError as error:
-        raise Unseen(f"{path} cannot be read: {error.strerror or error}") from error
+        raise NoticeUnreadable(f"{path} cannot be read: {error.strerror or error}") from error
     return f"{path} says that it will go{_quoted(text)}" if re.search(pattern, text) else None
 
 
-class Answered(Unseen):
+class Answered(NoticeUnreadable):
     """An address answered with a *status* that says nothing of a notice."""
 
     def __init__(self, url: str, status: int) -> None:
@@ -57,7 +57,7 @@ class Answered(Unseen):
 
 
 def at_url(url: str, headers: dict[str, str], pattern: str, *, timeout: float) -> str | None:
-    """Return what *url* answers of the node's end; nothing when there is no notice. Raise `Unseen` where it gives no answer in time."""
+    """Return what *url* answers of the node's end; nothing without a notice. Raise `NoticeUnreadable` at a timeout."""
     try:
         text = _asked(url, headers, timeout=timeout)
     except Answered as error:
@@ -68,7 +68,7 @@ def at_url(url: str, headers: dict[str, str], pattern: str, *, timeout: float) -
 
 
 def _asked(url: str, headers: dict[str, str], *, timeout: float, method: str = "GET") -> str:
-    """Return what *url* answers; raise `Unseen` where that is not an answer in time with status 200."""
+    """Return what *url* answers; raise `NoticeUnreadable` where that is not an answer in time with status 200."""
     until = time.monotonic() + timeout
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # what speaks of this node is not asked by way of another
     try:
@@ -81,7 +81,7 @@ def _asked(url: str, headers: dict[str, str], *, timeout: float, method: str = "
         error.close()
         raise Answered(url, error.code) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise Unseen(f"{url} does not answer: {getattr(error, 'reason', None) or str(error) or type(error).__name__}") from error
+        raise NoticeUnreadable(f"{url} does not answer: {getattr(error, 'reason', None) or str(error) or type(error).__name__}") from error
 
 
 class Tokens:
@@ -127,7 +127,7 @@ def _quoted(text: str) -> str:
 
 
 def look(plan: Message, tokens: Tokens) -> str | None:
-    """Return the notice that there is, if any; raise `Unseen` where one of the places could not be seen and no other has one."""
+    """Return the notice that there is, if any; raise `NoticeUnreadable` where one of the places could not be seen and no other has one."""
     asked: list[Callable[[], str | None]] = []
     if plan.get("file"):
         asked.append(lambda: in_file(plan["file"], plan["pattern"]))
@@ -138,7 +138,7 @@ def look(plan: Message, tokens: Tokens) -> str | None:
     for ask in asked:
         try:
             found = ask()
-        except Unseen as error:
+        except NoticeUnreadable as error:
             unseen = unseen or error
             continue
         if found:
@@ -148,7 +148,7 @@ def look(plan: Message, tokens: Tokens) -> str | None:
     return None
 
 
-class Looker:
+class PreemptionWatcher:
     """Looks again and again, and tells what is new; what cannot be seen changes nothing, and is told once."""
 
     def __init__(self, agent: socket.socket) -> None:
@@ -176,7 +176,7 @@ class Looker:
     def _look(self, plan: Message) -> None:
         try:
             found = look(plan, self._tokens)
-        except Unseen as error:
+        except NoticeUnreadable as error:
             if not self._blind:
                 self._say({"blind": error.why})
             self._blind = True
@@ -197,7 +197,7 @@ def main(arguments: list[str]) -> None:
     with socket.socket(fileno=int(arguments[0])) as agent:
         agent.set_inheritable(False)
         try:
-            Looker(agent).run()
+            PreemptionWatcher(agent).run()
         except ConnectionError:
             return
 

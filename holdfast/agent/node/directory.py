@@ -27,7 +27,7 @@ class NotStarted(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class AgentStatus:
     """The agent of a node, as its folder and the process table tell."""
 
     pid: int
@@ -44,7 +44,7 @@ def _inherited() -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class NodePlace:
+class AgentDirectory:
     """The folder that is a node to its agent, and what carries its mark."""
 
     folder: Path
@@ -90,7 +90,7 @@ class NodePlace:
                 starter.wait()
                 raise
 
-    def seen(self) -> Seen | None:
+    def seen(self) -> AgentStatus | None:
         """Return the agent that lives there, if one does."""
         try:
             facts = json.loads((self.folder / "agent.json").read_text())
@@ -98,7 +98,7 @@ class NodePlace:
             alive = is_alive(pid, facts["started"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return Seen(pid, job) if alive else None
+        return AgentStatus(pid, job) if alive else None
 
     @property
     def epochs(self) -> Epochs:

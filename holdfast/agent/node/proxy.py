@@ -24,7 +24,7 @@ from typing import Final
 
 from holdfast.agent import schema
 from holdfast.agent.errors import Refused, Superseded
-from holdfast.agent.node.directory import NodePlace, NotStarted
+from holdfast.agent.node.directory import AgentDirectory, NotStarted
 from holdfast.agent.node.epochs import FencingToken
 from holdfast.agent.node.interfaces import bandwidth_to, interfaces, listening, meet
 from holdfast.agent.node.venvs import interpreter_for
@@ -41,14 +41,14 @@ OPTION: Final = "--protocol"
 """Before the version of the protocol that the caller speaks. Gates of all versions have to know it."""
 
 
-class Gate:
+class ProxyServer:
     """Serves one connection."""
 
     def __init__(self, source: int, sink: int) -> None:
         self._source, self._sink = source, sink
         self._streams: dict[int, socket.socket] = {}
         self._writing = threading.Lock()
-        self._place: NodePlace | None = None
+        self._place: AgentDirectory | None = None
         self._verbs: dict[str, Callable[[Message], Message]] = {
             "ping": lambda _order: {},
             "open": self._open,
@@ -123,7 +123,7 @@ class Gate:
         """Learn which node this is; say what it is like."""
         folder = Path(schema.text(order, "directory")).expanduser().absolute()
         path = on_python_path(os.environ)  # for the workers
-        self._place = NodePlace(
+        self._place = AgentDirectory(
             folder / "nodes" / schema.text(order, "node"),
             schema.text(order, "node"),
             schema.text(order, "cluster"),
@@ -180,7 +180,7 @@ class Gate:
         return meet(schema.text(order, "host"), schema.whole(order, "port"), schema.seconds(order, "within"), source)
 
     @property
-    def _there(self) -> NodePlace:
+    def _there(self) -> AgentDirectory:
         assert self._place is not None
         return self._place
 
@@ -261,7 +261,7 @@ def main() -> int:
     with Path(os.devnull).open("r+b", buffering=0) as nothing:  # nobody but the gate talks there
         os.dup2(nothing.fileno(), 0)
         os.dup2(nothing.fileno(), 1)
-    return Gate(source, sink).run()
+    return ProxyServer(source, sink).run()
 
 
 if __name__ == "__main__":

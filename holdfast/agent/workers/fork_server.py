@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from holdfast.agent.connection import Line
+from holdfast.agent.connection import MessageStream
 from holdfast.process import die_with_parent, fresh_signals, kill
 from holdfast.source_tree import ROOT
 
@@ -58,7 +58,7 @@ def spawn(argv: tuple[str, ...], log: IO[bytes], **how: Any) -> int:  # noqa: AN
     return child.pid
 
 
-class WarmStarter(Line):
+class ForkServer(MessageStream):
     """The agent's end of a warm starter: what it says is read as messages, a launch is one to it."""
 
     def __init__(self, *, python: str, environment: dict[str, str], preload: tuple[str, ...], log: Path) -> None:

@@ -16,8 +16,8 @@ from detectors.tracebacks import HEAD
 from holdfast.agent import schema
 from holdfast.agent.node.identity import Identity
 from holdfast.agent.workers import error_file
-from holdfast.agent.workers.oom import OutOfMemory
-from holdfast.agent.workers.spawner import Births, Plan
+from holdfast.agent.workers.oom import OomDetector
+from holdfast.agent.workers.spawner import Spawner, SpawnPlan
 from holdfast.agent.workers.worker import SEES, Worker
 from holdfast.process import children_of, kill, kill_group, parent_of
 
@@ -25,10 +25,10 @@ _ENDED: Final = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
 _ANY: Final = os.WEXITED | os.WSTOPPED | os.WCONTINUED
 
 
-class Crew:
+class WorkerGroup:
     """A node's processes of the job."""
 
-    def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], memory: OutOfMemory) -> None:
+    def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], memory: OomDetector) -> None:
         self.workers: dict[int, Worker] = {}
         self.ended_at = float("-inf")
         """When one of them, or a standby, ended last (monotonic)."""
@@ -43,7 +43,7 @@ class Crew:
         """The current generation, once it is known to come to nothing."""
         self.pace: int | None = None
         """Steps between two checkpoints that the flow wishes for the current generation, if it said so while that runs."""
-        self.plan: Plan | None = None
+        self.plan: SpawnPlan | None = None
         self.roles: dict[str, Any] | None = None
         """What the lowest rank has told of the roles in the job, for a flow that was not there."""
         self.last_words: Callable[[Worker], None] = lambda _worker: None
@@ -51,7 +51,7 @@ class Crew:
         self.helpers: set[int] = set()
         """Other children of the agent: they are no worker's strays."""
         self._emit, self._memory = emit, memory
-        self._births = Births(me, selector, emit)
+        self._births = Spawner(me, selector, emit)
         self._births.born, self._births.failed = self._born, self._failed
         self._tickets = count()
         self._expected: dict[int, Worker] = {}
@@ -111,14 +111,14 @@ class Crew:
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, plan: Plan) -> bool:
+    def prepare(self, plan: SpawnPlan) -> bool:
         """Take on a job's plan; tell whether its workers will start warm. Raise ``OSError`` when they could not be started at all."""
         _make_private(plan.log_directory)
         warm = self._births.prepare(plan)
         self.plan = plan
         return warm
 
-    def start(self, generation: int, membership: schema.Membership, places: dict[int, dict[str, str]]) -> None:
+    def start(self, generation: int, membership: schema.WireMembership, places: dict[int, dict[str, str]]) -> None:
         """Start the workers of a new generation; how each came to be, or did not, is told by events."""
         assert self.plan is not None
         self.enter(generation, membership)
@@ -128,7 +128,7 @@ class Crew:
         for rank, environment in places.items():
             self.launch(self.workers[rank], environment)
 
-    def enter(self, generation: int, membership: schema.Membership) -> None:
+    def enter(self, generation: int, membership: schema.WireMembership) -> None:
         """Let a new generation be the current one."""
         self.generation, self.membership, self._first = generation, membership.ranks, membership.first
         self.abandoned, self.pace = None, None

@@ -15,16 +15,16 @@ from holdfast.process import state_of
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:
-    from holdfast.agent.connection import Peer
-    from holdfast.agent.server import Service
-    from holdfast.agent.workers.group import Crew
+    from holdfast.agent.connection import ClientConnection
+    from holdfast.agent.server import AgentServer
+    from holdfast.agent.workers.group import WorkerGroup
 
 LEAVE_SECONDS: Final = 30.0
 """How long a worker whose rank has been given to another may take to leave, unless the order says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class RankAssignment:
     """Who is to hold a rank in the next generation."""
 
     rank: int
@@ -34,7 +34,7 @@ class Seat:
     environment: dict[str, str]
 
     @classmethod
-    def of(cls, item: Message, sources: tuple[str, ...]) -> Seat:
+    def of(cls, item: Message, sources: tuple[str, ...]) -> RankAssignment:
         """Return the seat that an item of an order tells of; raise `BadField` when it is none."""
         source = schema.text(item, "from")
         if source not in sources:
@@ -48,18 +48,18 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class RankTableUpdate:
     """The next generation, as far as it is this node's."""
 
     generation: int
-    membership: schema.Membership
-    seats: tuple[Seat, ...]
+    membership: schema.WireMembership
+    seats: tuple[RankAssignment, ...]
     leave: float
 
     @classmethod
-    def of(cls, order: Message, *sources: str) -> Table:
+    def of(cls, order: Message, *sources: str) -> RankTableUpdate:
         """Return the table in an order; raise `BadField` when it is none."""
-        seats = tuple(Seat.of(item, sources) for item in schema.objects(order, "workers"))
+        seats = tuple(RankAssignment.of(item, sources) for item in schema.objects(order, "workers"))
         ranks = [seat.rank for seat in seats]
         standbys = [seat.standby for seat in seats if seat.standby is not None]
         if len(set(ranks)) < len(ranks) or len(set(standbys)) < len(standbys):
@@ -73,12 +73,12 @@ class Table:
         )
 
 
-class Recovery:
+class InProcessRecovery:
     """Carries these orders out. Each is refused as a whole or done as a whole."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: AgentServer) -> None:
         self._service = service
-        self.verbs: dict[str, Callable[[Peer, Message], Message]] = {
+        self.verbs: dict[str, Callable[[ClientConnection, Message], Message]] = {
             "abandon": self._abandon,
             "regroup": self._regroup,
             "switch": self._switch,
@@ -89,12 +89,12 @@ class Recovery:
         }
 
     @property
-    def _crew(self) -> Crew:
+    def _crew(self) -> WorkerGroup:
         return self._service.crew
 
     # -- a generation ends ----------------------------------------------------------------------------------------------
 
-    def _abandon(self, _peer: Peer, order: Message) -> Message:
+    def _abandon(self, _peer: ClientConnection, order: Message) -> Message:
         """Wake the workers of the current generation from whatever they wait for, and kill some of them."""
         crew, generation = self._crew, schema.whole(order, "generation")
         lost, kill = schema.numbers(order, "lost"), schema.numbers(order, "kill")
@@ -114,10 +114,10 @@ class Recovery:
 
     # -- the next one begins --------------------------------------------------------------------------------------------
 
-    def _regroup(self, _peer: Peer, order: Message) -> Message:
+    def _regroup(self, _peer: ClientConnection, order: Message) -> Message:
         """Begin a generation with workers that are kept, standbys that take over ranks, and fresh ones; tell each what it needs to know."""
         facts = schema.mapping(order, "facts")
-        table = Table.of(order, "kept", "standby", "fresh")
+        table = RankTableUpdate.of(order, "kept", "standby", "fresh")
         for worker in self._crew.everybody():
             self._service.hear_out(worker)  # what has been said so far belongs to the old generation
         taken, since = self._taken(table), self._crew.generation
@@ -133,12 +133,12 @@ class Recovery:
                 self._hand_over(taken[seat.rank], seat, line, since)
         return {}
 
-    def _start_fresh(self, seat: Seat, line: Message) -> None:
+    def _start_fresh(self, seat: RankAssignment, line: Message) -> None:
         worker = self._crew.workers[seat.rank] = self._crew.recruit(seat.rank)
         worker.greetings, worker.grouped = [line], True
         self._crew.launch(worker, seat.environment)
 
-    def _hand_over(self, worker: Worker, seat: Seat, line: Message, since: int) -> None:
+    def _hand_over(self, worker: Worker, seat: RankAssignment, line: Message, since: int) -> None:
         """Tell a process that lives already what it is from now on."""
         if seat.source == "kept":
             worker.former = since
@@ -149,16 +149,16 @@ class Recovery:
         else:
             self._service.tell(worker, line)
 
-    def _switch(self, _peer: Peer, order: Message) -> Message:
+    def _switch(self, _peer: ClientConnection, order: Message) -> Message:
         """Put on record that the workers themselves have gone over to the next generation, as was planned with them."""
-        table = Table.of(order, "kept", "standby")
+        table = RankTableUpdate.of(order, "kept", "standby")
         taken = self._taken(table)
         self._begin(table, taken)
         for worker in taken.values():
             self._service.release(worker)
         return {}
 
-    def _taken(self, table: Table) -> dict[int, Worker]:
+    def _taken(self, table: RankTableUpdate) -> dict[int, Worker]:
         """Return the living processes for the ranks that are not filled with fresh ones; refuse unless all can be had."""
         self._crew.reap()
         self._check(table)
@@ -170,7 +170,7 @@ class Recovery:
                 taken[seat.rank] = self._parked(seat.standby)
         return taken
 
-    def _check(self, table: Table) -> None:
+    def _check(self, table: RankTableUpdate) -> None:
         crew = self._crew
         self._check_job()
         if table.generation <= crew.generation:
@@ -200,7 +200,7 @@ class Recovery:
             raise Refused(f"standby {standby} {'has not parked yet' if worker.parked is None else 'stands still'}")
         return worker
 
-    def _begin(self, table: Table, taken: dict[int, Worker]) -> None:
+    def _begin(self, table: RankTableUpdate, taken: dict[int, Worker]) -> None:
         """Let the generation begin here: whoever is kept or taken over belongs to it, all other workers leave."""
         crew, kept = self._crew, list(taken.values())
         self._service.begin_generation(table.generation)
@@ -229,7 +229,7 @@ class Recovery:
 
     # -- standbys -------------------------------------------------------------------------------------------------------
 
-    def _standby(self, _peer: Peer, order: Message) -> Message:
+    def _standby(self, _peer: ClientConnection, order: Message) -> Message:
         """Start processes that run the script as far as they can without a rank; one that lives already is left alone."""
         crew = self._crew
         wanted = {schema.whole(item, "id"): schema.environment(item, "environment") for item in schema.objects(order, "standbys")}
@@ -242,14 +242,14 @@ class Recovery:
             crew.launch(worker, wanted[standby])
         return {"started": sorted(started)}
 
-    def _drop(self, _peer: Peer, order: Message) -> Message:
+    def _drop(self, _peer: ClientConnection, order: Message) -> Message:
         """Kill standbys; those that are gone already are."""
         dropped = [standby for standby in schema.numbers(order, "standbys") if standby in self._crew.standbys]
         for standby in dropped:
             self._crew.kill(self._crew.standbys[standby])
         return {"dropped": sorted(dropped)}
 
-    def _tell(self, _peer: Peer, order: Message) -> Message:
+    def _tell(self, _peer: ClientConnection, order: Message) -> Message:
         """Pass a message on to workers and standbys as it is, to all of them or to none."""
         message, crew = schema.mapping(order, "message"), self._crew
         ranks, standbys = schema.numbers(order, "ranks"), schema.numbers(order, "standbys")
@@ -264,7 +264,7 @@ class Recovery:
             self._service.tell(worker, message)
         return {}
 
-    def _pace(self, _peer: Peer, order: Message) -> Message:
+    def _pace(self, _peer: ClientConnection, order: Message) -> Message:
         """Keep how often the current generation is to save: rank 0 hears it when it asks for leave to commit, and tells the others."""
         crew, generation = self._crew, schema.whole(order, "generation")
         every = schema.whole(order, "every", least=1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from detectors.readings import KernelLine
-    from holdfast.agent.monitor.kernel_log import Follower
+    from holdfast.agent.monitor.kernel_log import KernelLogFollower
 
 INITIAL_PIDS: Final = "pid:[4026531836]"
 """The pid namespace whose numbers the kernel's log speaks of (PROC_PID_INIT_INO in the kernel's proc_ns.h)."""
@@ -18,10 +18,10 @@ INITIAL_PIDS: Final = "pid:[4026531836]"
 _KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory|oom_reaper|OOM).*?[Kk]ill(?:ed)? process (\d+)")
 
 
-class OutOfMemory:
+class OomDetector:
     """Reads the kernel's log and the counter of the agent's cgroup for kills; says what it could not read."""
 
-    def __init__(self, kernel_log: Follower) -> None:
+    def __init__(self, kernel_log: KernelLogFollower) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=256)
         self._log = kernel_log
         kernel_log.tell(self._take)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.agent import schema
-from holdfast.agent.monitor.preemption import NoticePlan
+from holdfast.agent.monitor.preemption import PreemptionSettings
 from holdfast.agent.node.identity import Identity
 from holdfast.agent.workers import error_file
-from holdfast.agent.workers.fork_server import Launch, WarmStarter, start_cold
+from holdfast.agent.workers.fork_server import ForkServer, Launch, start_cold
 from holdfast.log import note
 from holdfast.protocol import BEAT, BadLine, Message
 
@@ -29,7 +29,7 @@ UNWANTED: Final = "stopped before it was started"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
+class MemstoreSettings:
     """How the job's state is to be kept in this node's memory."""
 
     address: str
@@ -38,13 +38,13 @@ class MemoryPlan:
     """Bytes for all snapshots and replicas; None: half of what is free."""
 
     @classmethod
-    def of(cls, message: Message) -> MemoryPlan:
+    def of(cls, message: Message) -> MemstoreSettings:
         """Return the plan in a part of a ``prepare`` order; raise `BadField` when it is none."""
         return cls(address=schema.text(message, "address"), limit=schema.maybe(schema.whole, message, "limit"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SpawnPlan:
     """How a job's workers are run on this node."""
 
     job: str
@@ -59,17 +59,17 @@ class Plan:
     log_directory: Path
     defaults: dict[str, str]
     """Variables that a process is given where the node's environment does not have them, as torchrun does."""
-    memory: MemoryPlan | None = None
+    memory: MemstoreSettings | None = None
     """None: no state is kept in memory."""
     watch: bool = True
     """Faults of the node are looked for."""
     beat: float = BEAT
     """Seconds between two beats to the flow."""
-    notice: NoticePlan | None = None
+    notice: PreemptionSettings | None = None
     """Where notices of the node's end are to be seen; None: only SIGTERM is one."""
 
     @classmethod
-    def of(cls, order: Message) -> Plan:
+    def of(cls, order: Message) -> SpawnPlan:
         """Return the plan in a ``prepare`` order; raise `BadField` when it is none."""
         warm, memory = schema.flag(order, "warm"), schema.maybe(schema.mapping, order, "memory")
         notice = schema.maybe(schema.mapping, order, "notice")
@@ -84,14 +84,14 @@ class Plan:
             environment=schema.environment(order, "environment"),
             defaults=schema.maybe(schema.environment, order, "defaults") or {},
             log_directory=Path(schema.path(order, "log_directory")),
-            memory=None if memory is None else MemoryPlan.of(memory),
+            memory=None if memory is None else MemstoreSettings.of(memory),
             beat=schema.maybe(schema.seconds, order, "beat") or BEAT,
             watch=schema.maybe(schema.flag, order, "watch") is not False,
-            notice=None if notice is None else NoticePlan.of(notice),
+            notice=None if notice is None else PreemptionSettings.of(notice),
         )
 
 
-class Births:
+class Spawner:
     """Has processes made, and tells of each when it is there; whoever asks for one gives it a number, its ticket."""
 
     def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None]) -> None:
@@ -100,8 +100,8 @@ class Births:
         self.failed: Callable[[int, str, int | None], None] = lambda _ticket, _why, _errno: None
         self.local: dict[str, str] = {}
         """What every process is told of this node, beside what the plan says."""
-        self._plan: Plan | None = None
-        self._starter: WarmStarter | None = None
+        self._plan: SpawnPlan | None = None
+        self._starter: ForkServer | None = None
         self._lost = 0
         self._waiting: dict[int, Launch | None] = {}
         """Processes that the starter owes us, by ticket; None for one that nobody wants any more."""
@@ -116,7 +116,7 @@ class Births:
         """Return the pid of the warm starter, if there is one."""
         return self._starter.pid if self._starter else None
 
-    def prepare(self, plan: Plan) -> bool:
+    def prepare(self, plan: SpawnPlan) -> bool:
         """Take on *plan* and have a starter warmed up for it; tell whether there is one. Raise ``OSError`` when there cannot be."""
         before, self._plan = self._plan, plan
         if before and (before.python, before.preload, before.environment) != (plan.python, plan.preload, plan.environment):
@@ -127,7 +127,7 @@ class Births:
 
     def _warm_up(self) -> None:
         assert self._plan is not None
-        starter = WarmStarter(
+        starter = ForkServer(
             python=self._plan.python,
             environment={**self._plan.defaults, **os.environ, **self._plan.environment, **self._me.marks()},
             preload=self._plan.preload,
@@ -163,7 +163,7 @@ class Births:
         """Return where the process of that ticket is to leave the error that ends it."""
         return error_file.place(self._me.directory, ticket)
 
-    def _ask(self, starter: WarmStarter, ticket: int, launch: Launch) -> None:
+    def _ask(self, starter: ForkServer, ticket: int, launch: Launch) -> None:
         if starter.ask(ticket, launch):
             self._watch(starter)
         else:
@@ -195,13 +195,13 @@ class Births:
 
     # -- the warm starter ---------------------------------------------------------------------------------------------
 
-    def _watch(self, starter: WarmStarter) -> None:
+    def _watch(self, starter: ForkServer) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if starter.unsent else 0)
         key = self._selector.get_key(starter.socket)
         if key.events != events:
             self._selector.modify(starter.socket, events, key.data)
 
-    def _serve(self, starter: WarmStarter, mask: int) -> None:
+    def _serve(self, starter: ForkServer, mask: int) -> None:
         if starter is not self._starter:
             return
         if mask & selectors.EVENT_WRITE and not starter.drain():
@@ -226,7 +226,7 @@ class Births:
         if not open_still:
             self._starter_gone(starter)
 
-    def _take(self, starter: WarmStarter, message: Message) -> None:
+    def _take(self, starter: ForkServer, message: Message) -> None:
         starter.asked = time.monotonic()
         if "ready" in message:
             starter.ready = True
@@ -254,7 +254,7 @@ class Births:
         self._starter.bury()
         return True
 
-    def _starter_gone(self, starter: WarmStarter) -> None:
+    def _starter_gone(self, starter: ForkServer) -> None:
         """Start cold what the dead starter still owed, and warm up another one unless it never was of use."""
         if starter is not self._starter:
             return

@@ -15,7 +15,7 @@ TOLD: Final = 4
 """Newest blocks that a beat carries: each may be lost."""
 
 
-class Paces:
+class StepTimings:
     """The blocks of one worker in one generation."""
 
     def __init__(self) -> None:

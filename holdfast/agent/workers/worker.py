@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.agent.workers import error_file
-from holdfast.agent.workers.step_timing import Paces
+from holdfast.agent.workers.step_timing import StepTimings
 from holdfast.process import state_of, wait_of
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:
-    from holdfast.agent.connection import Peer
+    from holdfast.agent.connection import ClientConnection
 
 NO_RANK: Final = -1
 """The rank of a standby."""
@@ -57,7 +57,7 @@ class Worker:
     """When it last showed progress (monotonic)."""
     snapshot: Message = field(default_factory=dict)
     """What it has said of its snapshots in memory in this generation; see `holdfast.agent.memstore.snapshot_report`."""
-    paces: Paces = field(default_factory=Paces)
+    paces: StepTimings = field(default_factory=StepTimings)
     """How its steps spent their time, in this generation."""
     checks: deque[Message] = field(default_factory=lambda: deque(maxlen=MOST_CHECKS))
     """The newest digests of its parameters in this generation."""
@@ -78,7 +78,7 @@ class Worker:
     """What it said when it was ready to stand by."""
     sees: dict[str, str] = field(default_factory=dict)
     """Of its environment what says which GPU it takes (`SEES`)."""
-    line: Peer | None = None
+    line: ClientConnection | None = None
     """The connection on which it said hello, for what the agent tells it."""
     greetings: list[Message] = field(default_factory=list)
     """What it is to be told once it says hello."""
@@ -86,7 +86,7 @@ class Worker:
     """The generation it was kept from, until it has resumed in the new one."""
     ahead: int | None = None
     """The generation it has switched to by itself; what it says there is held until that is on record."""
-    held: deque[tuple[Peer, Message]] = field(default_factory=lambda: deque(maxlen=MOST_HELD))
+    held: deque[tuple[ClientConnection, Message]] = field(default_factory=lambda: deque(maxlen=MOST_HELD))
 
     @property
     def name(self) -> str:
@@ -110,7 +110,7 @@ class Worker:
         """Go on into a new generation, in which it has done no step yet."""
         self.generation, self.first_step = generation, None
         self.section, self.section_limit = None, None
-        self.snapshot, self.paces, self.bad_loss = {}, Paces(), False
+        self.snapshot, self.paces, self.bad_loss = {}, StepTimings(), False
         self.checks.clear()
         self.advance()
 

@@ -14,11 +14,11 @@ from holdfast.cli.output import heading, say, say_facts, say_json, say_rows
 from holdfast.control.checkpoints.interval import ENOUGH, case_of, limits_of, parts_of
 from holdfast.history import queries, statistics
 from holdfast.history.models import Generation, Job
-from holdfast.history.statistics import Fleet, Work
+from holdfast.history.statistics import FleetStatistics, StepStatistics
 from holdfast.history.store import History
 from holdfast.report.wording import NOTHING, count, duration, plural, share
 from holdfast.spec.job import CheckpointPlan
-from policies.checkpoint_interval import RECOVERY_S, Advice, Case, Loss, Rate, Waste, loss, table, waste
+from policies.checkpoint_interval import RECOVERY_S, Advice, ExpectedLoss, IntervalCase, Rate, Waste, loss, table, waste
 from policies.checkpoint_interval import advise as best
 
 DAY: Final = 24.0
@@ -50,12 +50,12 @@ class Figures:
 
     job: Job
     plan: CheckpointPlan
-    fleet: Fleet
-    work: Work
+    fleet: FleetStatistics
+    work: StepStatistics
     nodes: int
     ranks: int
     rate: Rate
-    case: Case | None
+    case: IntervalCase | None
     present: Present
 
     def hours(self, part: float) -> float:
@@ -96,7 +96,7 @@ def _plan(job: Job) -> CheckpointPlan:
         return CheckpointPlan()
 
 
-def _present(plan: CheckpointPlan, newest: Generation | None, work: Work) -> Present:
+def _present(plan: CheckpointPlan, newest: Generation | None, work: StepStatistics) -> Present:
     chosen = (newest.facts or {}).get("every") if newest else None
     every, said = plan.first, "as the job file says"
     if plan.every == "auto":
@@ -281,12 +281,12 @@ def _amount(hours: float) -> str:
     return f"{hours:,.{0 if hours >= 100 else 1 if hours >= 10 else 2}f}"  # noqa: PLR2004 (three digits are all that a reader can use)
 
 
-def _loss(found: Figures) -> Loss | None:
+def _loss(found: Figures) -> ExpectedLoss | None:
     advised = _advised(found)
     return loss(found.case, advised.steps, parts_of(found.fleet)) if found.case and advised else None
 
 
-def _parts(one: Loss) -> None:
+def _parts(one: ExpectedLoss) -> None:
     known = asdict(one)
     for name, term, meaning in PARTS:
         seconds = known[name]

@@ -7,7 +7,7 @@ import time
 from holdfast.cli.actor import signature
 from holdfast.cli.output import clock, heading, hint, say, say_json
 from holdfast.history import approvals
-from holdfast.history.approvals import ISOLATE, KEEP, Reply
+from holdfast.history.approvals import ISOLATE, KEEP, ApprovalAnswer
 from holdfast.history.models import Question
 from holdfast.history.store import History
 
@@ -33,7 +33,7 @@ def open_questions(*, as_json: bool) -> int:
 
 def answer(number: int, *, refuse: bool, nodes: tuple[str, ...], because: str, as_json: bool) -> int:
     """Answer one question; raise an `OperatorError` where it is answered already, or none."""
-    said = Reply(answer=KEEP if refuse else ISOLATE, picked=nodes, by=signature(), words=because)
+    said = ApprovalAnswer(answer=KEEP if refuse else ISOLATE, picked=nodes, by=signature(), words=because)
     history = History.open()
     try:
         done = approvals.reply(history, number, said, now=time.time())

@@ -10,30 +10,30 @@ from typing import Any, Final
 
 import click
 
-from detectors.burn_in_results import Check, Mark
+from detectors.burn_in_results import Check, CheckMark
 from holdfast.cli.actor import signature
 from holdfast.cli.output import COLOURS, hint, say, say_json
 from holdfast.errors import NodeNotChanged, NodesBusy
 from holdfast.history.store import History
-from holdfast.probe.burn_in.plan import Plan
+from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.repair import Repair
 from holdfast.report.wording import duration, visible
 from holdfast.spec import LocalCluster, load_cluster
-from policies.burn_in import Outcome, in_a_word, seen, stays_out
+from policies.burn_in import BurnInOutcome, in_a_word, seen, stays_out
 from policies.cordons import TESTABLE, Owner
 from policies.node_states import NodeState
 
-MARKS: Final = {Mark.PASSED: COLOURS["ok"], Mark.FAILED: COLOURS["sick"], Mark.SKIPPED: COLOURS["unknown"]}
+MARKS: Final = {CheckMark.PASSED: COLOURS["ok"], CheckMark.FAILED: COLOURS["sick"], CheckMark.SKIPPED: COLOURS["unknown"]}
 
 
 def burn_in(nodes: Sequence[str], cluster_file: Path | None, *, short: bool, seconds: float | None, as_json: bool) -> int:
     """Try *nodes* out, tell each check as it ends and the verdicts last; return 0 when all passed."""
     cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
     wanted = list(dict.fromkeys(nodes))
-    plan = Plan.of(cluster.burn_in, seconds=seconds, short=short)
+    plan = BurnInPlan.of(cluster.burn_in, seconds=seconds, short=short)
     history = History.open()
     try:
-        tell = _Teller(max(len(node) for node in wanted))
+        tell = _ProgressLines(max(len(node) for node in wanted))
         with Repair(cluster, history, Owner(name=signature(), person=True), plan) as repair:
             if not as_json:
                 repair.tell = tell
@@ -46,7 +46,7 @@ def burn_in(nodes: Sequence[str], cluster_file: Path | None, *, short: bool, sec
             _tell_verdicts(repair, found, begun, as_json=as_json)
     finally:
         history.close()
-    return int(any(one.mark is not Mark.PASSED for one in found.values()))
+    return int(any(one.mark is not CheckMark.PASSED for one in found.values()))
 
 
 def _begin(repair: Repair, nodes: Sequence[str]) -> None:
@@ -65,7 +65,7 @@ def _begin(repair: Repair, nodes: Sequence[str]) -> None:
             raise NodeNotChanged(node, repair.cluster.name, repair.left[node].rstrip("."))
 
 
-class _Teller:
+class _ProgressLines:
     """Writes a line for each check, from whichever thread it comes."""
 
     def __init__(self, width: int) -> None:
@@ -78,7 +78,7 @@ class _Teller:
             click.echo(f"{node.ljust(self._width)}  {check.name.ljust(8)}  {mark}  {words}")
 
 
-def _tell_verdicts(repair: Repair, found: dict[str, Outcome], begun: Sequence[str], *, as_json: bool) -> None:
+def _tell_verdicts(repair: Repair, found: dict[str, BurnInOutcome], begun: Sequence[str], *, as_json: bool) -> None:
     after = repair.known()
     moves = dict(repair.moves)
     if as_json:
@@ -88,21 +88,21 @@ def _tell_verdicts(repair: Repair, found: dict[str, Outcome], begun: Sequence[st
     say()
     for node, one in found.items():
         moved = f"; {moves[node].before} -> {moves[node].after}" if node in moves else ""
-        say(f"{node}: {one.because}{moved}" if one.mark is Mark.PASSED else f"{node} {in_a_word(one.mark)}: {one.because}{moved}")
+        say(f"{node}: {one.because}{moved}" if one.mark is CheckMark.PASSED else f"{node} {in_a_word(one.mark)}: {one.because}{moved}")
         _advise(node, one, after[node].state, short=repair.plan.short)
 
 
-def _advise(node: str, one: Outcome, state: NodeState, *, short: bool) -> None:
+def _advise(node: str, one: BurnInOutcome, state: NodeState, *, short: bool) -> None:
     """Say what is left to do."""
-    if one.mark is Mark.FAILED and state in {NodeState.HEALTHY, NodeState.SUSPECT}:
+    if one.mark is CheckMark.FAILED and state in {NodeState.HEALTHY, NodeState.SUSPECT}:
         hint(f'Jobs may still be given {node}. `holdfast nodes hold {node} --because "failed a burn-in"` takes it out.')
-    if one.mark is Mark.SKIPPED and state is NodeState.QUARANTINED:
+    if one.mark is CheckMark.SKIPPED and state is NodeState.QUARANTINED:
         hint(stays_out(one, str(state)))
-    if one.mark is Mark.PASSED and short and state is NodeState.QUARANTINED:
+    if one.mark is CheckMark.PASSED and short and state is NodeState.QUARANTINED:
         hint(f"{node} stays quarantined: a short burn-in lifts nothing. Leave out `--short`.")
 
 
-def _record(one: Outcome, state: str, counted: bool) -> dict[str, Any]:  # noqa: FBT001 (a field of the record)
+def _record(one: BurnInOutcome, state: str, counted: bool) -> dict[str, Any]:  # noqa: FBT001 (a field of the record)
     checks = [dataclasses.asdict(check) for check in one.checks]
     outcome = in_a_word(one.mark)
     return {"node": one.node, "outcome": outcome, "because": one.because, "state": state, "for_a_hold": counted, "checks": checks}

@@ -12,11 +12,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from holdfast.audit.disk import OnDisk, on_disk
-from holdfast.audit.memory import Moment, listed, moments
-from holdfast.audit.memstores import Reached, reach
-from holdfast.audit.verifier_process import Prover
+from holdfast.audit.memory import SnapshotSet, listed, moments
+from holdfast.audit.memstores import ReachedStores, reach
+from holdfast.audit.verifier_process import VerifierProcess
 from holdfast.audit.verify import MemoryAudit, verify_disk
-from holdfast.cli.job_view import Outlook, find_job, look
+from holdfast.cli.job_view import JobView, find_job, look
 from holdfast.cli.output import say_json
 from holdfast.cluster import open_cluster
 from holdfast.history.store import History
@@ -30,22 +30,22 @@ BROKEN: Final = 1
 
 
 @dataclass(slots=True)
-class Account:
+class CheckpointReport:
     """All that was found."""
 
-    outlook: Outlook
+    outlook: JobView
     directory: Path
     world: int
     disk: list[OnDisk]
     verified: bool
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[SnapshotSet] = field(default_factory=list)
     away: dict[str, str] = field(default_factory=dict)
     """Nodes whose memory could not be reached, and why."""
     spoilt: list[str] = field(default_factory=list)
     """Files in memory of which nobody knows any more of which moment they were."""
 
     @property
-    def source(self) -> OnDisk | Moment | None:
+    def source(self) -> OnDisk | SnapshotSet | None:
         """Return what a recovery would take in which every process is new: the newest whole step, of the disk if memory has no newer."""
         disk = next((one for one in self.disk if one.whole), None)
         memory = next((one for one in self.moments if one.whole), None)
@@ -88,7 +88,7 @@ def checkpoints(reference: str, *, verify: bool, as_json: bool) -> int:
     return 0 if account.sound else BROKEN
 
 
-def gather(outlook: Outlook, *, verify: bool) -> Account:
+def gather(outlook: JobView, *, verify: bool) -> CheckpointReport:
     """Look at the disk and at the memory of nodes."""
     directory, python = _where(outlook)
     disk = on_disk(directory, verify=verify)
@@ -97,23 +97,23 @@ def gather(outlook: Outlook, *, verify: bool) -> Account:
     reached = reach(open_cluster(cluster), outlook.job, generation.ranks if generation and not outlook.ended else ())
     kept = listed(reached.memory, reached.away)
     world = generation.world_size if generation else max((one.label.world for one in kept), default=0)
-    account = Account(outlook, directory, world, disk, verify, away=reached.away)
+    account = CheckpointReport(outlook, directory, world, disk, verify, away=reached.away)
     if not verify:
         account.moments = moments(kept, world)
         return account
-    with Prover(python) as prover:
+    with VerifierProcess(python) as prover:
         verify_disk(disk, prover)
         _verify_memory(account, reached, prover)
     return account
 
 
-def _verify_memory(account: Account, reached: Reached, prover: Prover) -> None:
+def _verify_memory(account: CheckpointReport, reached: ReachedStores, prover: VerifierProcess) -> None:
     memory = MemoryAudit(reached.memory, account.world, account.disk, prover)
     account.moments, account.spoilt = memory.moments(), memory.spoilt()
     account.away |= memory.away
 
 
-def _where(outlook: Outlook) -> tuple[Path, str]:
+def _where(outlook: JobView) -> tuple[Path, str]:
     """Return the folder of the checkpoints and the job's Python, as the job's description has them."""
     try:
         spec = TrainingJob.model_validate(outlook.job.spec)
@@ -125,7 +125,7 @@ def _where(outlook: Outlook) -> tuple[Path, str]:
 # -- for programs ---------------------------------------------------------------------------------------------------------
 
 
-def as_record(account: Account) -> dict[str, Any]:
+def as_record(account: CheckpointReport) -> dict[str, Any]:
     """Return everything as a program reads it; times in seconds since 1970."""
     now, outlook, source = time.time(), account.outlook, account.source
     recovery = None
@@ -165,7 +165,7 @@ def _disk_record(one: OnDisk, now: float) -> dict[str, Any]:
     }
 
 
-def _moment_record(one: Moment, now: float) -> dict[str, Any]:
+def _moment_record(one: SnapshotSet, now: float) -> dict[str, Any]:
     return {
         "step": one.step,
         "lineage": one.lineage,
@@ -192,7 +192,7 @@ def _moment_record(one: Moment, now: float) -> dict[str, Any]:
     }
 
 
-def size_of(one: Moment | Sequence[Any]) -> int:
+def size_of(one: SnapshotSet | Sequence[Any]) -> int:
     """Return the bytes of a moment's snapshots, or of some."""
-    kept = one.kept if isinstance(one, Moment) else one
+    kept = one.kept if isinstance(one, SnapshotSet) else one
     return sum(shared_memory.PAGE + each.label.size + each.label.tail for each in kept)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from detectors.catalogue import CATALOGUE
-from holdfast.classify import Page, Verdict, classify
+from holdfast.classify import Classification, Page, classify
 from holdfast.classify.open_log import opened
 from holdfast.cli.output import hint, say
 from holdfast.errors import NotReadable
@@ -71,7 +71,7 @@ def json_lines(page: Page) -> str:
     return earlier + "".join(rest)
 
 
-def _json_line(fault: Verdict) -> str:
+def _json_line(fault: Classification) -> str:
     return f'{{"line": {fault.line}{_tail(fault.kind)}, "text": {encode_basestring_ascii(fault.text[:QUOTED])}}}\n'
 
 
@@ -87,7 +87,7 @@ def _tail(kind: str) -> str:
     return _TAILS[kind]
 
 
-def _for_a_person(fault: Verdict) -> str:
+def _for_a_person(fault: Classification) -> str:
     entry = CATALOGUE[fault.kind]
     first, *more = visible(fault.text[:QUOTED]).splitlines() or [""]
     last = f" … {more[-1].strip()}" if more else ""

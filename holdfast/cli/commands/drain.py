@@ -18,18 +18,18 @@ from holdfast.cli.time_arguments import coming
 from holdfast.cluster import names_of
 from holdfast.errors import NodeNotChanged
 from holdfast.history import History
-from holdfast.history.cordons import Place
+from holdfast.history.cordons import CordonTable
 from holdfast.history.cordons import say as say_of
 from holdfast.history.lease import holder_of
 from holdfast.history.models import Job
 from holdfast.spec import Cluster, LocalCluster, load_cluster
 from holdfast.stored_job import recorded_cluster
-from policies.cordons import Answer, Changed, Node, Owner, Ward, Word
+from policies.cordons import Answer, Changed, Node, OperatorRequest, Owner, QuarantineLimits
 from policies.quarantine import cancel_drain, drain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class DrainRequest:
     """What a person wants of a node."""
 
     node: str
@@ -41,15 +41,15 @@ class Wish:
     cancel: bool = False
 
 
-def drain_node(wish: Wish, cluster_file: Path | None, job: str | None, *, as_json: bool) -> int:
+def drain_node(wish: DrainRequest, cluster_file: Path | None, job: str | None, *, as_json: bool) -> int:
     """Carry out the word, and tell what follows for the job on the node; raise an `OperatorError` where it cannot be."""
     now = time.time()
     leave_by = _leave_by(wish, now)
     history = History.open()
     try:
         cluster = _cluster(history, cluster_file, job)
-        place = Place(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules)
-        word = Word(owner=Owner(name=signature(), person=True), because=wish.because, at=now)
+        place = CordonTable(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules)
+        word = OperatorRequest(owner=Owner(name=signature(), person=True), because=wish.because, at=now)
         refuse_a_stranger(history, place, wish.node, now)
         answer = say_of(history, place, wish.node, partial(_said, wish, word, leave_by), now=now)
         if not isinstance(answer, Changed):
@@ -60,11 +60,11 @@ def drain_node(wish: Wish, cluster_file: Path | None, job: str | None, *, as_jso
     return 0
 
 
-def _said(wish: Wish, word: Word, leave_by: float | None, node: Node, _: Ward) -> Answer:
+def _said(wish: DrainRequest, word: OperatorRequest, leave_by: float | None, node: Node, _: QuarantineLimits) -> Answer:
     return cancel_drain(node, word) if wish.cancel else drain(node, word, leave_by=leave_by)
 
 
-def _leave_by(wish: Wish, now: float) -> float | None:
+def _leave_by(wish: DrainRequest, now: float) -> float | None:
     if wish.cancel and (wish.by is not None or wish.within is not None):
         raise click.UsageError(
             "`--cancel` takes the whole wish back: leave `--by` and `--in` out, or leave `--cancel` out to change the time"

@@ -9,14 +9,14 @@ from typing import Any
 
 from detectors.all_kinds import by_place, words_of
 from detectors.associations import ASSOCIATIONS, traits_of
-from detectors.catalogue import AREAS, CATALOGUE, Area, Blame, FaultKind, Level
+from detectors.catalogue import AREAS, CATALOGUE, Area, Blame, FaultKind, RecommendedAction
 from holdfast.cli.output import clock, heading, hint, say, say_facts, say_json, say_rows
 from holdfast.errors import UnknownFault, UnknownWord
 from holdfast.report.wording import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class FaultFilter:
     """Which kinds to list: those to which all that is given applies."""
 
     words: str | None = None
@@ -33,14 +33,14 @@ class Wanted:
 
     def check(self) -> None:
         """Refuse what no kind can be: an empty list would say that there are no such faults."""
-        known: dict[str, Iterable[str]] = {"area": Area, "component": AREAS, "level": Level, "blame": Blame}
+        known: dict[str, Iterable[str]] = {"area": Area, "component": AREAS, "level": RecommendedAction, "blame": Blame}
         for name, words in known.items():
             given = getattr(self, name)
             if given is not None and given not in tuple(words):
                 raise UnknownWord(name, given, tuple(str(word) for word in words))
 
 
-def list_kinds(wanted: Wanted, *, as_json: bool) -> int:
+def list_kinds(wanted: FaultFilter, *, as_json: bool) -> int:
     """List the kinds that are wanted."""
     wanted.check()
     kinds = [one for one in by_place() if wanted.includes(one)]

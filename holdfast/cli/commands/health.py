@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from detectors.catalogue import Fault, Level
+from detectors.catalogue import Fault, RecommendedAction
 from detectors.codec import Misshapen, packed, unpacked
 from detectors.health import blind_spots, judge
 from detectors.readings import NodeReading
@@ -30,7 +30,7 @@ def health(since: Path | None, *, deadline: float, as_json: bool) -> int:
         say_json({"node": now.node, "faults": [_record(fault) for fault in faults], "blind": dict(blind), READING: packed(now)})
     else:
         _tell(now.node, faults, blind)
-    return int(any(fault.entry.level is not Level.RECORD for fault in faults))
+    return int(any(fault.entry.level is not RecommendedAction.RECORD for fault in faults))
 
 
 def _tell(node: str, faults: list[Fault], blind: list[tuple[str, str]]) -> None:

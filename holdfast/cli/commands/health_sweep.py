@@ -13,7 +13,7 @@ from holdfast.probe.health import Checkup
 from holdfast.probe.sweep import open_sweeper
 from holdfast.report.wording import NOTHING
 from holdfast.spec import load_cluster
-from policies.node_health import Change, Finding, Standing, Verdict, worst_first
+from policies.node_health import HealthChange, HealthFinding, HealthVerdict, NodeHealthState, worst_first
 
 
 def check_up(cluster_file: Path, *, deadline: float, as_json: bool) -> int:
@@ -32,7 +32,7 @@ def check_up(cluster_file: Path, *, deadline: float, as_json: bool) -> int:
         say_json(_record(checkup))
     else:
         _tell(checkup)
-    return int(any(told.standing != Standing.OK for told in checkup.verdicts.values()))
+    return int(any(told.standing != NodeHealthState.OK for told in checkup.verdicts.values()))
 
 
 def _tell(checkup: Checkup) -> None:
@@ -49,7 +49,7 @@ def _tell(checkup: Checkup) -> None:
         say(f"\n{kind}: {_action(kind)}")
 
 
-def _news(change: Change) -> str:
+def _news(change: HealthChange) -> str:
     """Say what is new about a node by the names of its faults: the table above has their evidence."""
     moved = f"{change.before} -> {change.after}" if change.before != change.after else change.after
     named = {word: ", ".join(dict.fromkeys(one.kind for one in found)) for word, found in (("new", change.new), ("over", change.over))}
@@ -57,7 +57,7 @@ def _news(change: Change) -> str:
     return f"{change.node}: {moved}, {'; '.join(told) or change.because}"
 
 
-def _row(told: Verdict) -> list[str]:
+def _row(told: HealthVerdict) -> list[str]:
     findings = [one.words if one.seen >= told.at else f"{one.words} (last seen {clock(one.seen)})" for one in worst_first(told.findings)]
     evidence = [told.because, *findings] if told.because else findings
     return [told.node, told.standing, clock(told.since), "\n".join(evidence) or NOTHING]
@@ -69,7 +69,7 @@ def _record(checkup: Checkup) -> dict[str, Any]:
     return {"cluster": checkup.cluster, "at": checkup.at, "seconds": checkup.seconds, "nodes": nodes, "changes": changes}
 
 
-def _node(checkup: Checkup, told: Verdict) -> dict[str, Any]:
+def _node(checkup: Checkup, told: HealthVerdict) -> dict[str, Any]:
     return {
         "node": told.node,
         "verdict": told.standing,
@@ -81,11 +81,11 @@ def _node(checkup: Checkup, told: Verdict) -> dict[str, Any]:
     }
 
 
-def _change(change: Change) -> dict[str, Any]:
+def _change(change: HealthChange) -> dict[str, Any]:
     return {**dataclasses.asdict(change), "new": [_finding(one) for one in change.new], "over": [_finding(one) for one in change.over]}
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: HealthFinding) -> dict[str, Any]:
     return {**dataclasses.asdict(finding), "level": finding.level, "action": _action(finding.kind)}
 
 

@@ -130,7 +130,7 @@ def _life(book: History, job: Job, *, as_json: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class HistoryLine:
     """A line of a job's life; time and id order them."""
 
     at: float
@@ -141,37 +141,39 @@ class Line:
     style: str = ""
 
 
-def _lines(book: History, job: Job) -> Iterator[Line]:
+def _lines(book: History, job: Job) -> Iterator[HistoryLine]:
     incidents, generations = queries.incidents(book, job.id), queries.generations(book, job.id)
     yield from _recoveries(book, job, incidents)
     for one in generations:
         nodes = ", ".join(one.ranks)
         text = f"generation {one.number}: {in_ranks(one.world_size, one.facts)} on {nodes}{kept(one.facts)}"
-        yield Line(at=one.at, id=one.id, text=text, style="dim" if in_recovery(one.at, incidents) else "")
+        yield HistoryLine(at=one.at, id=one.id, text=text, style="dim" if in_recovery(one.at, incidents) else "")
     for note in collapsed(queries.remarks(book, job.id), {node for one in generations for node in one.ranks}):
         again = f" ({note.repeated}, last at {clock(note.last)})" if note.repeated else ""
-        yield Line(at=note.at, id=note.id, text=f"{note.text}{again}", style="dim")
+        yield HistoryLine(at=note.at, id=note.id, text=f"{note.text}{again}", style="dim")
     for saved in queries.checkpoints(book, job.id):
         if saved.trouble and saved.trouble not in IN_MEMORY:  # of those a note tells
-            yield Line(at=saved.at, id=saved.id, text=f"{saved.trouble}: {saved.path}: {saved.because}")
+            yield HistoryLine(at=saved.at, id=saved.id, text=f"{saved.trouble}: {saved.path}: {saved.because}")
 
 
-def _recoveries(book: History, job: Job, incidents: Sequence[Incident]) -> Iterator[Line]:
+def _recoveries(book: History, job: Job, incidents: Sequence[Incident]) -> Iterator[HistoryLine]:
     """Yield the job's states, and the incidents, which stand out among them; a reason that a decision gave is not repeated."""
     numbers = {one.id: one.number for one in incidents}
     decisions = queries.decisions(book, job.id)
     reasons = {decision.because for decision in decisions}
     for move in queries.moves(book, job.id):
         text = move.after if move.because in reasons else f"{move.after}: {move.because}"
-        yield Line(at=move.at, id=move.id, text=text, style="dim" if in_recovery(move.at, incidents) and move.after not in IN_FULL else "")
+        yield HistoryLine(
+            at=move.at, id=move.id, text=text, style="dim" if in_recovery(move.at, incidents) and move.after not in IN_FULL else ""
+        )
     for decision in decisions:
         text = f"incident {numbers.get(decision.incident_id, '?')}: {decision.rung}, because {decision.because}"
-        yield Line(at=decision.at, id=decision.id, text=text)
+        yield HistoryLine(at=decision.at, id=decision.id, text=text)
     for incident in incidents:
-        yield Line(at=incident.detected_at, id=incident.id, text=begun(incident), mark="!", style="yellow")
+        yield HistoryLine(at=incident.detected_at, id=incident.id, text=begun(incident), mark="!", style="yellow")
         if incident.closed_at is not None:
             style = "green" if incident.outcome == "recovered" else "red"
-            yield Line(at=incident.closed_at, id=incident.id, text=over(incident), mark="=", style=style)
+            yield HistoryLine(at=incident.closed_at, id=incident.id, text=over(incident), mark="=", style=style)
 
 
 def _incident_rows(incidents: Sequence[Incident], zero: float) -> None:

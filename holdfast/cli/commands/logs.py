@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from holdfast.cli.job_view import find_job
 from holdfast.cli.output import hint, say, say_json
-from holdfast.cluster import Logs, NodeSource, open_cluster
+from holdfast.cluster import Logs, NodeBackend, open_cluster
 from holdfast.errors import UnknownNode, WorldError
 from holdfast.history import queries
 from holdfast.history.models import Job
@@ -50,7 +50,7 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Which:
+class LogFilter:
     """Which logs are asked for."""
 
     ranks: tuple[int, ...] = ()
@@ -60,12 +60,12 @@ class Which:
 
 
 @dataclass(slots=True)
-class Reader:
+class LogReader:
     """Reads the logs of one job."""
 
     job: Job
-    source: NodeSource
-    which: Which
+    source: NodeBackend
+    which: LogFilter
     away: dict[str, str] = field(default_factory=dict)
     """Nodes that could not be asked, and why."""
     _held: tuple[int | None, dict[str, set[int]]] | None = None
@@ -139,13 +139,13 @@ class Reader:
         return log.taken(data) if data else []
 
 
-def logs(reference: str | None, which: Which, *, lines: int, follow: bool, as_json: bool) -> int:
+def logs(reference: str | None, which: LogFilter, *, lines: int, follow: bool, as_json: bool) -> int:
     """Print the last lines of a job's logs, and follow them where that is asked for."""
     history = History.open(create=False)
     try:
         job = find_job(history, reference)
         with closing(open_cluster(recorded_cluster(job))) as source:
-            reader = Reader(job, source, which)
+            reader = LogReader(job, source, which)
             found = reader.find(history)
             ends = reader.ends(found, lines)
             if as_json:
@@ -179,7 +179,7 @@ def _tell(found: list[Log], ends: list[list[str]]) -> None:
             say(line)
 
 
-def _follow(history: History, reader: Reader, found: list[Log]) -> None:
+def _follow(history: History, reader: LogReader, found: list[Log]) -> None:
     """Print lines as they come until the job has ended, each with its rank where there are several; ranks that move are followed."""
     known = {(log.node, log.name): log for log in found}
     for log in found:

@@ -10,10 +10,10 @@ from typing import Final
 from holdfast.cli.output import hint, say_json
 from holdfast.errors import OperatorError
 from holdfast.history.store import History
-from holdfast.report.metrics.exposition import Family, text
+from holdfast.report.metrics.exposition import MetricFamily, text
 from holdfast.report.metrics.families import collect
 from holdfast.report.metrics.jobs import Accounts
-from holdfast.report.metrics.serving import Server, write
+from holdfast.report.metrics.serving import MetricsServer, write
 
 LOOPBACK: Final = "127.0.0.1"
 OURS: Final = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -48,7 +48,7 @@ def metrics(serve: str | None, textfile: Path | None, *, as_json: bool) -> int:
     return 0
 
 
-def _record(family: Family) -> dict[str, object]:
+def _record(family: MetricFamily) -> dict[str, object]:
     samples = [{"name": family.name + one.suffix, "labels": dict(one.labels), "value": one.value} for one in family.samples]
     return {"name": family.name, "type": family.kind, "help": family.help, "samples": samples}
 
@@ -65,7 +65,7 @@ def _serve(where: str) -> int:
             history.close()
 
     try:
-        server = Server(address, tell)
+        server = MetricsServer(address, tell)
     except (OSError, OverflowError) as error:
         raise NoAddress(where, getattr(error, "strerror", None) or str(error)) from error
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -13,16 +13,16 @@ from typing import Any, Final
 from holdfast.cli.output import clock, say_json, say_rows
 from holdfast.cluster import NodeView, names_of, open_cluster
 from holdfast.history import queries
-from holdfast.history.cordons import Place
+from holdfast.history.cordons import CordonTable
 from holdfast.history.cordons import nodes as held_nodes
 from holdfast.history.health_samples import verdicts
 from holdfast.history.models import Job, NodeMove
 from holdfast.history.store import History
 from holdfast.report.wording import NOTHING
 from holdfast.spec import Cluster, LocalCluster, load_cluster
-from policies.cordons import Hold, HoldKind, Node
-from policies.maintenance import Closing, Window, closing
-from policies.node_health import Verdict
+from policies.cordons import Cordon, CordonKind, Node
+from policies.maintenance import Closing, MaintenanceWindow, closing
+from policies.node_health import HealthVerdict
 
 HEAD: Final = (
     "NODE",
@@ -45,13 +45,13 @@ ALWAYS: Final = frozenset({0, 1, 5, len(HEAD) - 1})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownNode:
     """One node: as it is seen now, what is held against it, what jobs did with it, and what was thought of it from outside."""
 
     view: NodeView
     node: Node
     move: NodeMove | None
-    told: Verdict | None
+    told: HealthVerdict | None
     due: bool
     """A burn-in should be run on it."""
     closing: Closing | None
@@ -67,7 +67,9 @@ def nodes(cluster_file: Path | None, *, now: bool, as_json: bool) -> int:
     history = History.open(create=False)
     try:
         moves, told = queries.node_standings(history, cluster.name), verdicts(history, cluster.name)
-        held = held_nodes(history, Place(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules), now=time.time())
+        held = held_nodes(
+            history, CordonTable(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules), now=time.time()
+        )
         views = [_with_name(history, view) for view in views_of(cluster, now=now)]
     finally:
         history.close()
@@ -81,11 +83,13 @@ def nodes(cluster_file: Path | None, *, now: bool, as_json: bool) -> int:
     return 0
 
 
-def _known(view: NodeView, held: Mapping[str, Node], move: NodeMove | None, told: Verdict | None, windows: tuple[Window, ...]) -> Known:
+def _known(
+    view: NodeView, held: Mapping[str, Node], move: NodeMove | None, told: HealthVerdict | None, windows: tuple[MaintenanceWindow, ...]
+) -> KnownNode:
     node = held.get(view.name) or Node(name=view.name)
     now = time.time()
     closed = closing(windows, view.name, now, soon=False)
-    return Known(view=view, node=node, move=move, told=told, due=node.is_due(now), closing=closed)
+    return KnownNode(view=view, node=node, move=move, told=told, due=node.is_due(now), closing=closed)
 
 
 def views_of(cluster: Cluster, *, now: bool = False) -> list[NodeView]:
@@ -103,7 +107,7 @@ def _with_name(history: History, view: NodeView) -> NodeView:
     return dataclasses.replace(view, job=job.name) if job else view
 
 
-def _record(one: Known) -> dict[str, Any]:
+def _record(one: KnownNode) -> dict[str, Any]:
     move, told = one.move, one.told
     jobs = {"standing": move.standing, "since": move.at, "because": move.because} if move else None
     thought = {"verdict": told.standing, "since": told.since, "seen": told.seen or None, "evidence": list(told.evidence)} if told else None
@@ -118,7 +122,7 @@ def _record(one: Known) -> dict[str, Any]:
     return {**now, "service": service, "history": jobs, "health": thought}
 
 
-def _row(one: Known) -> list[str]:
+def _row(one: KnownNode) -> list[str]:
     view, move, told = one.view, one.move, one.told
     agent = f"pid {view.pid}" if view.pid else view.agent
     jobs = [move.standing, clock(move.at)] if move else [NOTHING, NOTHING]
@@ -131,7 +135,7 @@ def _row(one: Known) -> list[str]:
     return [view.name, *_service(one), view.standing, agent, view.job or NOTHING, view.allocation or NOTHING, *jobs, *thought, because]
 
 
-def _service(one: Known) -> list[str]:
+def _service(one: KnownNode) -> list[str]:
     """Return state, since when, by whom and until when."""
     node = one.node
     if not node.holds:
@@ -141,8 +145,8 @@ def _service(one: Known) -> list[str]:
     return [node.state, clock(node.since), newest.owner.name, until]
 
 
-def _reason(hold: Hold) -> str:
-    what = "held" if hold.kind is HoldKind.PERSON else str(hold.kind)
+def _reason(hold: Cordon) -> str:
+    what = "held" if hold.kind is CordonKind.PERSON else str(hold.kind)
     until = f", until {clock(hold.until)}" if hold.until is not None else ""
     if hold.drains:
         what, until = "drained", f"; jobs leave by {clock(hold.leave_by)}" if hold.leave_by is not None else "; jobs leave when they can"

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from holdfast.bootstrap import Hosts, Outcome, Wheel, node_wheel
+from holdfast.bootstrap import HostOutcome, Hosts, NodeWheel, node_wheel
 from holdfast.cli.output import on_terminal, say, say_json, say_rows
 from holdfast.errors import NoLoginThere, NotWritable, UnknownNode
 from holdfast.report.wording import NOTHING, duration, plural
@@ -29,7 +29,7 @@ HEAD: Final = ("NODE", "DONE", "PYTHON", "TOOK", "WHERE, OR WHY NOT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class BootstrapRequest:
     """What a person asked for."""
 
     only: Sequence[str] = ()
@@ -37,11 +37,11 @@ class Wish:
     write: Path | None = None
 
 
-def bootstrap(cluster_file: Path, wish: Wish, *, as_json: bool) -> int:
+def bootstrap(cluster_file: Path, wish: BootstrapRequest, *, as_json: bool) -> int:
     """Set up the hosts of a cluster, tell what came of each; return 1 when one is not as it should be."""
     cluster = ssh_cluster(cluster_file)
     nodes = nodes_meant(cluster, wish.only)
-    wheel = Wheel.read(wish.wheel) if wish.wheel else node_wheel()
+    wheel = NodeWheel.read(wish.wheel) if wish.wheel else node_wheel()
     if wish.write is not None:
         _write(wish.write, wheel)
     with Hosts(cluster, wheel) as hosts, progress(nodes, quiet=as_json) as shown:
@@ -79,7 +79,7 @@ def _names(text: str, cluster: SshCluster) -> list[str]:
         raise UnknownNode(text, cluster.name, tuple(cluster.names[:5])) from error
 
 
-def _write(path: Path, wheel: Wheel) -> None:
+def _write(path: Path, wheel: NodeWheel) -> None:
     try:
         path.write_bytes(wheel.data)
     except OSError as error:
@@ -113,7 +113,7 @@ def progress(nodes: Sequence[str], *, quiet: bool) -> Iterator[_Progress]:
         yield _Progress(bar, bar.add_task("", total=len(nodes), now=""), nodes)
 
 
-def _tell(outcomes: Sequence[Outcome], wheel: Wheel) -> None:
+def _tell(outcomes: Sequence[HostOutcome], wheel: NodeWheel) -> None:
     say_rows(HEAD, [_row(one) for one in outcomes], coloured=1, last="folded")
     failed = sum(one.failed for one in outcomes)
     kept = sum(one.done == "kept" for one in outcomes)
@@ -122,6 +122,6 @@ def _tell(outcomes: Sequence[Outcome], wheel: Wheel) -> None:
     say(f"{whole}, {kept} as before." if kept else f"{whole}.")
 
 
-def _row(one: Outcome) -> list[str]:
+def _row(one: HostOutcome) -> list[str]:
     words = "\n".join([one.why, *([f"-> {one.cure}"] if one.cure else [])]) if one.failed else one.path
     return [one.node, one.done, one.python or NOTHING, duration(one.seconds), words]

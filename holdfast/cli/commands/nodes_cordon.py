@@ -19,18 +19,18 @@ from holdfast.cli.output import clock, hint, say, say_json
 from holdfast.cluster import names_of
 from holdfast.errors import NodeNotChanged, UnknownNode
 from holdfast.history import cordons as record
-from holdfast.history.cordons import Place
+from holdfast.history.cordons import CordonTable
 from holdfast.history.cordons import say as say_of
 from holdfast.history.store import History
 from holdfast.report.wording import NOTHING
 from holdfast.spec import Cluster, LocalCluster, load_cluster
 from holdfast.spec.durations import CURE, parse
-from policies.cordons import Answer, Changed, Node, Owner, Ward, Word
+from policies.cordons import Answer, Changed, Node, OperatorRequest, Owner, QuarantineLimits
 from policies.quarantine import hold, readmit, release, retire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class CordonRequest:
     """What a person wants of a node."""
 
     node: str
@@ -41,23 +41,23 @@ class Wish:
     """The one hold that is meant."""
 
 
-def _hold(node: Node, word: Word, wish: Wish) -> Answer:
+def _hold(node: Node, word: OperatorRequest, wish: CordonRequest) -> Answer:
     return hold(node, word, until=None if wish.lasts is None else word.at + seconds_in(wish.lasts, "--for"))
 
 
-def _release(node: Node, word: Word, wish: Wish) -> Answer:
+def _release(node: Node, word: OperatorRequest, wish: CordonRequest) -> Answer:
     return release(node, word, wish.number)
 
 
-def _readmit(node: Node, word: Word, wish: Wish) -> Answer:
+def _readmit(node: Node, word: OperatorRequest, wish: CordonRequest) -> Answer:
     return readmit(node, word, wish.number)
 
 
-def _retire(node: Node, word: Word, _: Wish) -> Answer:
+def _retire(node: Node, word: OperatorRequest, _: CordonRequest) -> Answer:
     return retire(node, word)
 
 
-VERBS: Final[dict[str, Callable[[Node, Word, Wish], Answer]]] = {
+VERBS: Final[dict[str, Callable[[Node, OperatorRequest, CordonRequest], Answer]]] = {
     "hold": _hold,
     "release": _release,
     "readmit": _readmit,
@@ -65,11 +65,11 @@ VERBS: Final[dict[str, Callable[[Node, Word, Wish], Answer]]] = {
 }
 
 
-def change(verb: str, wish: Wish, cluster_file: Path | None, *, as_json: bool) -> int:
+def change(verb: str, wish: CordonRequest, cluster_file: Path | None, *, as_json: bool) -> int:
     """Carry out a person's word about a node, and tell how the node is then; raise an `OperatorError` where it cannot be."""
     cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
-    now, place = time.time(), Place(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules)
-    word = Word(owner=Owner(name=signature(), person=True), because=wish.because, at=now)
+    now, place = time.time(), CordonTable(cluster=cluster.name, names=names_of(cluster), rules=cluster.quarantine.rules)
+    word = OperatorRequest(owner=Owner(name=signature(), person=True), because=wish.because, at=now)
     if wish.lasts is not None:
         seconds_in(wish.lasts, "--for")
     history = History.open()
@@ -89,7 +89,7 @@ def change(verb: str, wish: Wish, cluster_file: Path | None, *, as_json: bool) -
     return 0
 
 
-def _said(verb: str, word: Word, wish: Wish, node: Node, _: Ward) -> Answer:
+def _said(verb: str, word: OperatorRequest, wish: CordonRequest, node: Node, _: QuarantineLimits) -> Answer:
     return VERBS[verb](node, word, wish)
 
 
@@ -104,7 +104,7 @@ def seconds_in(text: str, option: str) -> float:
     return seconds
 
 
-def refuse_a_stranger(history: History, place: Place, node: str, now: float) -> None:
+def refuse_a_stranger(history: History, place: CordonTable, node: str, now: float) -> None:
     """Refuse a name that neither the cluster has nor the history, as a node that left the cluster may still be held."""
     if node not in place.names and node not in record.nodes(history, place, now=now):
         raise UnknownNode(node, place.cluster, tuple(difflib.get_close_matches(node, place.names, n=3) or list(place.names)[:5]))

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from holdfast.cli.output import hint, say, say_json, say_rows
-from holdfast.cluster.ssh.known_hosts import Standing
-from holdfast.cluster.ssh.trust import Shown, Trust
+from holdfast.cluster.ssh.known_hosts import HostKeyStatus
+from holdfast.cluster.ssh.trust import ShownKey, Trust
 from holdfast.errors import NoKeysThere, UnknownNode
 from holdfast.report.wording import plural
 from holdfast.spec import SshCluster, load_cluster
@@ -29,7 +29,7 @@ def trust(cluster_file: Path, nodes: Sequence[str], *, yes: bool, as_json: bool)
     for node in nodes:
         if node not in cluster.names:
             raise UnknownNode(node, cluster.name, tuple(cluster.names[:5]))
-    told: dict[str, Shown] = {}
+    told: dict[str, ShownKey] = {}
     added: set[str] = set()
     with Trust(cluster) as trust:
         machines = trust.machines(nodes)
@@ -38,14 +38,14 @@ def trust(cluster_file: Path, nodes: Sequence[str], *, yes: bool, as_json: bool)
             told |= {one.name: one for one in found}
             if not as_json:
                 _tell(found)
-            new = [one for one in found if one.standing is Standing.UNKNOWN]
+            new = [one for one in found if one.standing is HostKeyStatus.UNKNOWN]
             if not new or not _agreed(new, trust.known.path, yes=yes, as_json=as_json):
                 break
             trust.add(new)
             added |= {one.name for one in new}
             behind = {one.machine.door for one in new}
             machines = [one.machine for one in found if one.key is None and behind & set(one.machine.way)]
-    left = [one for one in told.values() if one.standing is not Standing.TRUSTED and one.name not in added]
+    left = [one for one in told.values() if one.standing is not HostKeyStatus.TRUSTED and one.name not in added]
     if as_json:
         rows = [_record(one, added) for one in told.values()]
         say_json({"cluster": cluster.name, "known_hosts": str(trust.known.path), "machines": rows})
@@ -54,7 +54,7 @@ def trust(cluster_file: Path, nodes: Sequence[str], *, yes: bool, as_json: bool)
     return int(bool(left))
 
 
-def _tell(found: Sequence[Shown]) -> None:
+def _tell(found: Sequence[ShownKey]) -> None:
     rows = []
     for one in found:
         node = one.machine.nodes[0] if one.machine.is_node else f"way to {plural(len(one.machine.nodes), 'node')}"
@@ -71,7 +71,7 @@ def _tell(found: Sequence[Shown]) -> None:
             say(f"{whose} show the same key: clones of one image? Each can pose as the others; give them keys of their own.")
 
 
-def _agreed(new: Sequence[Shown], path: Path, *, yes: bool, as_json: bool) -> bool:
+def _agreed(new: Sequence[ShownKey], path: Path, *, yes: bool, as_json: bool) -> bool:
     """Ask a person, if one is there."""
     if yes:
         return True
@@ -83,7 +83,7 @@ def _agreed(new: Sequence[Shown], path: Path, *, yes: bool, as_json: bool) -> bo
     return click.confirm(f"Trust {plural(len(new), 'new key')}, and add to {path}?", default=False)
 
 
-def _conclude(told: Sequence[Shown], left: Sequence[Shown], added: set[str], path: Path) -> None:
+def _conclude(told: Sequence[ShownKey], left: Sequence[ShownKey], added: set[str], path: Path) -> None:
     say()
     if added:
         say(f"Added {plural(len(added), 'key')} to {path}.")
@@ -93,8 +93,8 @@ def _conclude(told: Sequence[Shown], left: Sequence[Shown], added: set[str], pat
         say(f"All {plural(len(told), 'machine')} are trusted." if len(told) > 1 else "It is trusted.")
 
 
-def _record(one: Shown, added: set[str]) -> dict[str, Any]:
-    trusted = one.standing is Standing.TRUSTED or one.name in added
+def _record(one: ShownKey, added: set[str]) -> dict[str, Any]:
+    trusted = one.standing is HostKeyStatus.TRUSTED or one.name in added
     return {
         "machine": one.name,
         "nodes": list(one.machine.nodes),

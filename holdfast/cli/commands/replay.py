@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any, Final
 
-from holdfast.accounting.replay import Difference, Replay
+from holdfast.accounting.replay import Difference, PolicyReplay
 from holdfast.accounting.replay import replay as ask
 from holdfast.cli.job_view import find_job
 from holdfast.cli.output import heading, hint, say, say_facts, say_json, say_rows
@@ -37,7 +37,7 @@ def replay(policy: str, reference: str | None, since: float | None, *, as_json: 
     return 0
 
 
-def _tell(found: Replay) -> None:
+def _tell(found: PolicyReplay) -> None:
     heading(f"{found.policy}, asked about {plural(found.decisions, 'decision')} in {plural(found.incidents, 'incident')}")
     facts = [("the same", str(found.same)), ("different", str(len(found.differences)))]
     if found.follow:
@@ -54,7 +54,7 @@ def _tell(found: Replay) -> None:
         _tell_differences(found)
 
 
-def _tell_of_slow(found: Replay) -> None:
+def _tell_of_slow(found: PolicyReplay) -> None:
     for one in found.slow[:MOST]:
         say()
         heading(f"{one.job}, slow rank {one.rank} on {one.node}")
@@ -62,7 +62,7 @@ def _tell_of_slow(found: Replay) -> None:
         _say("would have", f"{one.would}: {one.because}")
 
 
-def _tell_differences(found: Replay) -> None:
+def _tell_differences(found: PolicyReplay) -> None:
     head = ("JOB", "INCIDENT", "FAULT", "DECIDED", "WOULD HAVE", "WON")
     shown = found.differences[:MOST]
     say_rows(head, [[one.job, str(one.incident), one.kind, one.decided, one.would.rung, _won(one)] for one in shown])
@@ -85,7 +85,7 @@ def _say(name: str, text: str) -> None:
         say(line)
 
 
-def _in_all(found: Replay) -> str:
+def _in_all(found: PolicyReplay) -> str:
     priced = len(found.differences) - found.unpriced
     if not priced:
         return "what was won or lost is unknown"
@@ -101,7 +101,7 @@ def _signed(amount: float) -> str:
     return f"{'lost' if amount < 0 else 'won'} {hours(abs(amount))}" if amount else "as much"
 
 
-def _basis(found: Replay) -> str:
+def _basis(found: PolicyReplay) -> str:
     """Say what the prices stand on."""
     if not found.costs:
         return "No recovery is on record that needed one decision, so nothing can be priced."
@@ -112,7 +112,7 @@ def _basis(found: Replay) -> str:
     )
 
 
-def _record(found: Replay) -> dict[str, Any]:
+def _record(found: PolicyReplay) -> dict[str, Any]:
     return {
         "policy": found.policy,
         "incidents": found.incidents,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.cli.commands.validate import checked, in_words
-from holdfast.cli.flow_process import FlowProcess, Turn, write_spec
+from holdfast.cli.flow_process import FlowProcess, FlowProcessStep, write_spec
 from holdfast.cli.output import hint, say, say_json
 from holdfast.cli.rank_output import RankOutput, ranks_in
 from holdfast.cli.screens import screen_for
-from holdfast.cli.watch import Taps, Watch, counted_taps
+from holdfast.cli.watch import JobWatcher, Taps, counted_taps
 from holdfast.errors import HistoryTrouble, JobAlreadyRunning
 from holdfast.history import queries
 from holdfast.history.lease import described, holder_of
@@ -26,7 +26,7 @@ def run(  # noqa: PLR0913 (as many as the command has options)
     wanted = ranks_in(log_ranks or ("none" if as_json or detach else "0"), job.nodes.wanted * job.nodes.ranks)
     history = patiently(History.open, _waits) if standby else History.open()
     try:
-        with Turn(job.name) as turn:
+        with FlowProcessStep(job.name) as turn:
             adopted, steered, known = patiently(lambda: _looked(history, job.name), _waits) if standby else _looked(history, job.name)
             if not standby and adopted is not None and steered is not None:
                 raise JobAlreadyRunning(job.name, described(steered))
@@ -36,7 +36,7 @@ def run(  # noqa: PLR0913 (as many as the command has options)
             with counted_taps() as taps:  # from before there is a flow: no Ctrl-C may leave one behind that nobody watches
                 flow = FlowProcess(job.name, write_spec(job.name, {**spec, "standby": standby}, name), turn, known, name)
                 screen = screen_for(as_json=as_json, hint="Ctrl-C stops the job · closing the terminal does not")
-                watch = Watch(history, screen, flow=flow, job=adopted, from_now=adopted is not None)
+                watch = JobWatcher(history, screen, flow=flow, job=adopted, from_now=adopted is not None)
                 watch.output = RankOutput(wanted, from_now=adopted is not None)
                 if adopted is None:
                     watch.say("start", f"{in_words(job, cluster)} Log: {flow.log}", job=job.name, pid=flow.pid, log=str(flow.log))
@@ -58,7 +58,7 @@ def _waits(error: HistoryTrouble) -> None:
     hint(f"{error} This standby waits for it.")
 
 
-def _detached(watch: Watch, taps: Taps, *, as_json: bool) -> int:
+def _detached(watch: JobWatcher, taps: Taps, *, as_json: bool) -> int:
     """Watch until the job trains, and say how to see it again."""
     watch.enough = lambda outlook: outlook.state == "RUNNING" and outlook.holder is not None
     status = watch.until_the_end(taps)

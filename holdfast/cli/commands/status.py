@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.accounting.losses import losses
-from holdfast.cli.job_view import Outlook, find_job, live_jobs, look, placed
+from holdfast.cli.job_view import JobView, find_job, live_jobs, look, placed
 from holdfast.cli.output import clock, heading, hint, say_facts, say_json, say_rows
 from holdfast.history.health_samples import verdicts
 from holdfast.history.models import StandbyFlow
@@ -34,20 +34,20 @@ def status(reference: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def progress_of(outlook: Outlook) -> str:
+def progress_of(outlook: JobView) -> str:
     """Say how far the job is: ``1,234 of 10,000``."""
     if outlook.step is None:
         return NOTHING
     return count(outlook.step.step) + (f" of {count(outlook.until)}" if outlook.until else "")
 
 
-def loss_of(outlook: Outlook) -> str:
+def loss_of(outlook: JobView) -> str:
     """Say the newest loss."""
     loss = outlook.step.loss if outlook.step else None
     return NOTHING if loss is None else f"{loss:.4f}" if abs(loss) < 1e5 else f"{loss:.3e}"  # noqa: PLR2004 (where digits stop to help)
 
 
-def rate_of(outlook: Outlook) -> str:
+def rate_of(outlook: JobView) -> str:
     """Say how fast the job goes, in the unit that gives a number above one."""
     rate = outlook.rate
     if rate is None or rate <= 0:
@@ -66,7 +66,7 @@ def _all(history: History, *, as_json: bool) -> None:
         say_rows(head, [_row(outlook) for outlook in outlooks], coloured=1)
 
 
-def _row(outlook: Outlook) -> list[str]:
+def _row(outlook: JobView) -> list[str]:
     flow = f"pid {outlook.holder.pid}" if outlook.holder else "none"
     return [
         outlook.job.name,
@@ -81,7 +81,7 @@ def _row(outlook: Outlook) -> list[str]:
     ]
 
 
-def _one(history: History, outlook: Outlook, *, as_json: bool) -> None:
+def _one(history: History, outlook: JobView, *, as_json: bool) -> None:
     present = [] if outlook.ended else standing_by(history, outlook.job)
     if as_json:
         told = {"losses": losses(history, outlook.job, now=outlook.at).as_record()}
@@ -92,7 +92,7 @@ def _one(history: History, outlook: Outlook, *, as_json: bool) -> None:
     say_facts([*_facts(outlook), *_troubles(history, outlook), *_health(history, outlook), *_places(outlook), *_standbys(outlook, present)])
 
 
-def _facts(outlook: Outlook) -> list[tuple[str, str]]:
+def _facts(outlook: JobView) -> list[tuple[str, str]]:
     facts = []
     if outlook.step:
         of = share(outlook.step.step / outlook.until) if outlook.until else ""
@@ -115,7 +115,7 @@ def _facts(outlook: Outlook) -> list[tuple[str, str]]:
     return facts
 
 
-def _memory(outlook: Outlook) -> list[str]:
+def _memory(outlook: JobView) -> list[str]:
     """Say what there is in memory, and what that costs; or why there is nothing."""
     row = outlook.snapshots
     if row is None or row.step is None:
@@ -124,7 +124,7 @@ def _memory(outlook: Outlook) -> list[str]:
     return [f"{newest}\nsnapshots {memory.upkeep([row])}"]
 
 
-def _troubles(history: History, outlook: Outlook) -> list[tuple[str, str]]:
+def _troubles(history: History, outlook: JobView) -> list[tuple[str, str]]:
     facts = [("warning", f"{one.kind} on {one.subject}: {one.evidence['quote']}") for one in outlook.warnings[-WARNINGS:]]
     if now := outlook.incident:
         answer = f", answer: {now.rung}" if now.rung else ""
@@ -136,7 +136,7 @@ def _troubles(history: History, outlook: Outlook) -> list[tuple[str, str]]:
     return facts
 
 
-def _health(history: History, outlook: Outlook) -> list[tuple[str, str]]:
+def _health(history: History, outlook: JobView) -> list[tuple[str, str]]:
     """Say which of the job's nodes are thought to be sick or silent by who looks at them from outside."""
     if outlook.ended:
         return []
@@ -145,7 +145,7 @@ def _health(history: History, outlook: Outlook) -> list[tuple[str, str]]:
     return [("health", f"{one.node} {one.standing} since {clock(one.since)}: {'; '.join(one.evidence[:2])}") for one in bad]
 
 
-def _standbys(outlook: Outlook, present: Sequence[StandbyFlow]) -> list[tuple[str, str]]:
+def _standbys(outlook: JobView, present: Sequence[StandbyFlow]) -> list[tuple[str, str]]:
     """Say who would steer the job if its flow died, and who would not."""
     return [("standby", f"{one.host} {_standing(one, outlook.at)}") for one in present]
 
@@ -157,7 +157,7 @@ def _standing(one: StandbyFlow, now: float) -> str:
     return f"was last heard of {duration(now - one.at)} ago" if gone else "ready to steer"
 
 
-def _places(outlook: Outlook) -> list[tuple[str, str]]:
+def _places(outlook: JobView) -> list[tuple[str, str]]:
     holder = outlook.holder
     facts = []
     if holder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from holdfast.cli.job_view import Outlook, find_job, look
+from holdfast.cli.job_view import JobView, find_job, look
 from holdfast.cli.output import hint, say, say_json
 from holdfast.cli.watch import request_stop
 from holdfast.errors import JobAlreadyRunning
@@ -61,7 +61,7 @@ def _end_abandoned(history: History, job: Job) -> None:
         time.sleep(POLL)
 
 
-def _tell(outlook: Outlook, what: str, *, as_json: bool) -> int:
+def _tell(outlook: JobView, what: str, *, as_json: bool) -> int:
     if as_json:
         say_json(outlook.as_record())
     else:

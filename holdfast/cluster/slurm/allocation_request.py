@@ -22,7 +22,7 @@ HOLDER: Final = Path(__file__).with_name("holder.sh")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SbatchRequest:
     """Whom an allocation is for."""
 
     cluster: SlurmCluster
@@ -45,7 +45,7 @@ class Request:
         return ["sbatch", "--parsable", *words, *cluster.options]
 
 
-def submit(request: Request, count: int, out: Collection[str]) -> str:
+def submit(request: SbatchRequest, count: int, out: Collection[str]) -> str:
     """Ask for *count* nodes, and return the number of the Slurm job."""
     cluster, logs = request.cluster, logs_of(request.name, request.directory)
     logs[0].parent.mkdir(parents=True, exist_ok=True)

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from detectors.evidence import SchedulerWord
-from holdfast.cluster.interface import Leaving, Wish
-from holdfast.cluster.slurm.allocation_request import IDLE, Request, logs_of, submit
+from holdfast.cluster.interface import AllocationRequest, Leaving
+from holdfast.cluster.slurm.allocation_request import IDLE, SbatchRequest, logs_of, submit
 from holdfast.cluster.slurm.commands import asked
 from holdfast.cluster.slurm.drains import Drains
-from holdfast.cluster.slurm.parsing import Allocation, NodeState, node_states
+from holdfast.cluster.slurm.parsing import Allocation, SlurmNodeState, node_states
 from holdfast.cluster.slurm.queue import in_queue
 from holdfast.errors import HoldfastError, NoSlurm, SlurmAway, SlurmRefused
 from holdfast.log import note
@@ -56,7 +56,7 @@ class Allocations:
         self._seen: tuple[Allocation, ...] = ()
         self._places: dict[str, Allocation] = {}
         """Node to its allocation."""
-        self._states: dict[str, NodeState] = {}
+        self._states: dict[str, SlurmNodeState] = {}
         self._asked: dict[str, tuple[float, int]] = {}
         """Allocations that were asked for and are not seen yet: when, and for how many nodes."""
         self._again = self._next_nodes = 0.0
@@ -68,7 +68,7 @@ class Allocations:
         self._hurried: set[str] = set()
         self._whole: set[str] = set()
         """Allocations of which Slurm does not let us give back a part."""
-        self._wish, self._wished = Wish(), False
+        self._wish, self._wished = AllocationRequest(), False
         self._began: dict[str, float] = {}
         self._sizes: dict[str, int] = {}
         self._ended: dict[str, float] = {}
@@ -95,7 +95,7 @@ class Allocations:
         return self._seen
 
     @property
-    def states(self) -> Mapping[str, NodeState]:
+    def states(self) -> Mapping[str, SlurmNodeState]:
         """Return the nodes as Slurm last told of them."""
         return self._states
 
@@ -204,7 +204,7 @@ class Allocations:
         self._thread = threading.Thread(target=self._follow, name="slurm", daemon=True)
         self._thread.start()
 
-    def wish(self, wish: Wish) -> None:
+    def wish(self, wish: AllocationRequest) -> None:
         """Learn what the job needs from now on."""
         before, self._wish, self._wished = self._wish, wish, True
         if before != wish:
@@ -355,7 +355,9 @@ class Allocations:
         self._again = 0.0 if not self._failures else self._again
 
     def _submit(self, count: int) -> None:
-        number = submit(Request(self._cluster, self._job, self._name, self._directory), count, self._wish.out.keys() & self._states.keys())
+        number = submit(
+            SbatchRequest(self._cluster, self._job, self._name, self._directory), count, self._wish.out.keys() & self._states.keys()
+        )
         with self._lock:
             self._asked[number] = time.time(), count
         self._tell(f"asked Slurm for {plural(count, 'node')}: job {number}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from holdfast.cluster.slurm.commands import asked
-from holdfast.cluster.slurm.parsing import NodeState, node_states
+from holdfast.cluster.slurm.parsing import SlurmNodeState, node_states
 from holdfast.cluster.slurm.transport import user
 from holdfast.errors import HoldfastError, SlurmRefused
 
@@ -34,7 +34,7 @@ class Drains:
         self._kept_out: set[str] = set()
         """Nodes that were to be out at some time."""
 
-    def keep_up(self, out: Mapping[str, str], back: Mapping[str, float], states: Mapping[str, NodeState]) -> Iterator[str]:
+    def keep_up(self, out: Mapping[str, str], back: Mapping[str, float], states: Mapping[str, SlurmNodeState]) -> Iterator[str]:
         """Have Slurm drain the nodes that are *out*, and give those back that are so no more; say what came of it.
 
         *back* says which nodes are in service again, and since when.
@@ -54,7 +54,7 @@ class Drains:
                 refusal = self.resume(state.name)
                 yield f"Slurm keeps {state.name} drained: {refusal}" if refusal else f"{state.name} is given back to Slurm"
 
-    def are_of(self, state: NodeState) -> bool:
+    def are_of(self, state: SlurmNodeState) -> bool:
         """Tell whether it was this user's Holdfast, for this cluster, that drained a node."""
         return state.reason.startswith(self._mark)
 

@@ -17,9 +17,9 @@ from holdfast.cluster.local import logs_here
 from holdfast.cluster.remote import HANDS, REACH_SECONDS, RemoteNodes
 from holdfast.cluster.slurm.allocation_request import IDLE
 from holdfast.cluster.slurm.allocations import Allocations
-from holdfast.cluster.slurm.parsing import NodeState
+from holdfast.cluster.slurm.parsing import SlurmNodeState
 from holdfast.cluster.slurm.step_launcher import NONE
-from holdfast.cluster.slurm.transport import SlurmReach, directory_of, handed_on, python_of, step
+from holdfast.cluster.slurm.transport import SlurmTransport, directory_of, handed_on, python_of, step
 from holdfast.errors import HoldfastError, NodeLost
 from holdfast.paths import job_directory
 from holdfast.protocol import BadLine, decode
@@ -32,7 +32,7 @@ SOON: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SlurmPlace:
     """What a cluster's description says about what is done on its nodes."""
 
     name: str
@@ -51,15 +51,15 @@ class SlurmNodes(RemoteNodes):
         self.lender = Allocations(cluster)
         self._spec = cluster
         self._wardens: list[subprocess.Popen[bytes]] = []
-        reach = SlurmReach(cluster, self._allocation_of, self._state_of)
-        super().__init__(Place(cluster.name, directory_of(cluster), cluster.interface, cluster.domains), reach)
+        reach = SlurmTransport(cluster, self._allocation_of, self._state_of)
+        super().__init__(SlurmPlace(cluster.name, directory_of(cluster), cluster.interface, cluster.domains), reach)
         self._domains = dict(cluster.domains)
 
     def _allocation_of(self, node: str) -> str | None:
         found = self.lender.allocation_of(node)
         return None if found is None else found.id
 
-    def _state_of(self, node: str) -> NodeState | None:
+    def _state_of(self, node: str) -> SlurmNodeState | None:
         return self.lender.states.get(node)
 
     def names(self) -> list[str]:

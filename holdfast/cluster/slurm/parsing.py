@@ -79,7 +79,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeState:
+class SlurmNodeState:
     """A node as Slurm has it."""
 
     name: str
@@ -125,7 +125,7 @@ def _allocation(line: str) -> Allocation:
     )
 
 
-def node_states(text: str, partitions: str | None = None) -> dict[str, NodeState]:
+def node_states(text: str, partitions: str | None = None) -> dict[str, SlurmNodeState]:
     """Return the nodes that `sinfo --json` tells of, in its order: all, or those of *partitions*, whatever it was asked for.
 
     Raise `SlurmAway` when that is not what it printed.
@@ -150,9 +150,9 @@ def _of_groups(groups: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
             yield {**node, "reason": told, "reason_changed_at": at}
 
 
-def _node(row: Mapping[str, Any]) -> NodeState:
+def _node(row: Mapping[str, Any]) -> SlurmNodeState:
     states = [*_words(row["state"]), *_words(row.get("state_flags"))]
-    return NodeState(
+    return SlurmNodeState(
         name=str(row["name"]),
         address=str(row.get("address") or row["name"]),
         port=_number(row.get("port")),

@@ -35,7 +35,7 @@ KEPT: Final = frozenset({"SLURM_CONF", "SLURM_JOB_ID", "SLURMD_NODENAME"})
 """What agents, and so the scripts, keep of Slurm's variables. The others tell of this step: one task, rank 0 of 1, which would mislead."""
 
 
-class Warden:
+class StepLauncher:
     """Starts agents on a node, and ends when there has been none for a while: then nobody needs the allocation any more."""
 
     def __init__(self, folder: Path, idle: float) -> None:
@@ -146,7 +146,7 @@ def main() -> int:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # they are for agents, who take them for notices of their end
     try:
-        warden = Warden(folder, args.idle)
+        warden = StepLauncher(folder, args.idle)
         signal.signal(signal.SIGTERM, lambda *_: setattr(warden, "told_to_go", True))
         warden.serve()
     except OSError as error:

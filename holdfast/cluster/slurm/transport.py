@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final
 
 from holdfast.cluster.slurm.commands import environment
-from holdfast.cluster.slurm.parsing import NodeState
+from holdfast.cluster.slurm.parsing import SlurmNodeState
 from holdfast.errors import NodeLost, NoSlurm, NotAskable
 from holdfast.source_tree import of_source_tree
 from holdfast.spec import SlurmCluster
@@ -157,11 +157,11 @@ def _why(said: bytes, python: str) -> str:
     return f"its step ended before it spoke{f' ({words[:SHOWN]})' if words else ''}"
 
 
-class SlurmReach:
+class SlurmTransport:
     """Starts gates in steps."""
 
     def __init__(
-        self, cluster: SlurmCluster, allocation_of: Callable[[str], str | None], state_of: Callable[[str], NodeState | None]
+        self, cluster: SlurmCluster, allocation_of: Callable[[str], str | None], state_of: Callable[[str], SlurmNodeState | None]
     ) -> None:
         self._python, self._allocation_of, self._state_of = python_of(cluster), allocation_of, state_of
 

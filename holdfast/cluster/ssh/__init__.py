@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.cluster.ssh.burn_in import SshPosts
+from holdfast.cluster.ssh.burn_in import SshBurnInConnections
 from holdfast.cluster.ssh.sweeper import SshSweeper
 
-__all__ = ["SshPosts", "SshSweeper"]
+__all__ = ["SshBurnInConnections", "SshSweeper"]

@@ -8,9 +8,9 @@ from typing import Final, Self
 import paramiko
 
 from holdfast.cluster.ssh.connection import Connection
-from holdfast.cluster.ssh.connector import Ways
+from holdfast.cluster.ssh.connector import Connector
 from holdfast.cluster.ssh.errors import Unanswered, Unasked
-from holdfast.probe.burn_in.session import Post, Silent
+from holdfast.probe.burn_in.session import BurnInSession, Silent
 from holdfast.probe.readers.bundle import BOOT
 from holdfast.spec import SshCluster
 
@@ -20,14 +20,14 @@ FOLDER: Final = "/var/tmp"  # noqa: S108 (a folder of its own is made there, wit
 ENOUGH: Final = 1 << 12
 
 
-class SshPosts:
+class SshBurnInConnections:
     """Where orders to the nodes of a cluster go: a connection of its own for each node that is tried."""
 
     apart = True
 
     def __init__(self, cluster: SshCluster) -> None:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
-        self._ways, self._folder = Ways(cluster), cluster.burn_in.folder or FOLDER
+        self._ways, self._folder = Connector(cluster), cluster.burn_in.folder or FOLDER
         self._nice = cluster.burn_in.nice
         self._targets = {target.node: target for target in self._ways.targets}
 
@@ -53,7 +53,7 @@ class SshPosts:
         """Return the folder in which a disk is tried."""
         return self._folder
 
-    def open(self, node: str) -> Post:
+    def open(self, node: str) -> BurnInSession:
         """Log in to *node* and start the program; raise `Silent` when that cannot be."""
         target, until = self._targets[node], time.monotonic() + DEADLINE
         try:
@@ -64,7 +64,7 @@ class SshPosts:
             raise Silent(str(error)) from error
         return self._started(node, connection)
 
-    def _started(self, node: str, connection: Connection) -> Post:
+    def _started(self, node: str, connection: Connection) -> BurnInSession:
         python = self._targets[node].python
         try:
             with self._ways.watchdog.over(time.monotonic() + DEADLINE, connection.cut):
@@ -78,4 +78,4 @@ class SshPosts:
         def ended() -> str:
             return channel.recv_stderr(ENOUGH).decode("utf-8", "replace") if channel.recv_stderr_ready() else ""
 
-        return Post(node, channel, connection.cut, nice=self._nice, ended=ended)
+        return BurnInSession(node, channel, connection.cut, nice=self._nice, ended=ended)

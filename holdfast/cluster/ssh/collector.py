@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from holdfast.cluster.ssh.connection import Connection
-from holdfast.cluster.ssh.remote_program import Errand
+from holdfast.cluster.ssh.remote_program import RemoteProgram
 from holdfast.probe.readers.bundle import program
 
 
-class Collector:
+class RemoteCollector:
     """A resident collector on a node."""
 
     def __init__(self, connection: Connection, python: str, until: float) -> None:
-        self._errand = Errand(connection, python, program(entry="collector_daemon"), until, fruit="look")
+        self._errand = RemoteProgram(connection, python, program(entry="collector_daemon"), until, fruit="look")
 
     @property
     def lives(self) -> bool:

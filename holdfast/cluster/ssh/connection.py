@@ -14,7 +14,7 @@ from paramiko import PKey, Transport
 
 from holdfast.cluster.ssh.certificates import SUFFIX
 from holdfast.cluster.ssh.credentials import Keys, log_in
-from holdfast.cluster.ssh.endpoints import Door
+from holdfast.cluster.ssh.endpoints import Endpoint
 from holdfast.cluster.ssh.errors import Unanswered, Unasked, of_channel, of_handshake, of_socket
 from holdfast.cluster.ssh.known_hosts import KnownHosts
 from holdfast.cluster.ssh.watchdog import Watchdog, in_time
@@ -34,7 +34,7 @@ logging.getLogger(LOG).setLevel(logging.CRITICAL)  # what it has to say comes as
 class Connection:
     """A way to a machine on which commands can be run, and other machines be reached."""
 
-    door: Door
+    door: Endpoint
     transport: Transport
     sock: socket.socket | paramiko.Channel
 
@@ -64,7 +64,7 @@ class Opener:
     def __init__(self, known: KnownHosts, keys: Keys, watchdog: Watchdog) -> None:
         self._known, self._keys, self._watchdog = known, keys, watchdog
 
-    def open(self, door: Door, until: float, *, via: Connection | None = None, then: float | None = None) -> Connection:
+    def open(self, door: Endpoint, until: float, *, via: Connection | None = None, then: float | None = None) -> Connection:
         """Return a connection to *door* by *until* (monotonic); raise `Unanswered` or `Unasked`.
 
         With *then* the machine has until *until* to take a connection, which its kernel does, and until *then* to let us in.
@@ -80,7 +80,7 @@ class Opener:
                 sock.close()
             raise
 
-    def key_of(self, door: Door, until: float, *, via: Connection | None = None) -> PKey:
+    def key_of(self, door: Endpoint, until: float, *, via: Connection | None = None) -> PKey:
         """Return the key that *door* shows, trusted or not; nobody logs in. Raise `Unanswered` or `Unasked`."""
         sock = _direct(door, until) if via is None else _through(via, door, until)
         try:
@@ -94,7 +94,7 @@ class Opener:
             if isinstance(sock, socket.socket):
                 sock.close()
 
-    def _shake_hands(self, door: Door, sock: socket.socket | paramiko.Channel, until: float) -> Connection:
+    def _shake_hands(self, door: Endpoint, sock: socket.socket | paramiko.Channel, until: float) -> Connection:
         transport = self._greeted(door, sock, until)
         try:
             self._known.check(door.known_as, transport.get_remote_server_key())
@@ -109,7 +109,7 @@ class Opener:
         sock.settimeout(LAZY)
         return Connection(door, transport, sock)
 
-    def _greeted(self, door: Door, sock: socket.socket | paramiko.Channel, until: float) -> Transport:
+    def _greeted(self, door: Endpoint, sock: socket.socket | paramiko.Channel, until: float) -> Transport:
         """Return an encrypted way to whoever shows the key that it has."""
         transport = None
         try:
@@ -142,7 +142,7 @@ def _ask_for_known_keys(transport: Transport, types: list[str], *, vouched: bool
     options.key_types = tuple(dict.fromkeys([*certificates, *known, *options.key_types]))
 
 
-def _direct(door: Door, until: float) -> socket.socket:
+def _direct(door: Endpoint, until: float) -> socket.socket:
     """Return a connected socket: the first of the machine's addresses that takes a connection."""
     try:
         left = until - time.monotonic()
@@ -176,7 +176,7 @@ def _connected(sock: socket.socket, address: object, seconds: float) -> socket.s
     return sock
 
 
-def _through(via: Connection, door: Door, until: float) -> paramiko.Channel:
+def _through(via: Connection, door: Endpoint, until: float) -> paramiko.Channel:
     """Return a channel through a jump host."""
     left = max(0.01, until - time.monotonic())
     try:

@@ -6,14 +6,14 @@ from paramiko import PKey
 
 from holdfast.cluster.ssh.connection import Connection, Opener
 from holdfast.cluster.ssh.credentials import Keys, own_name
-from holdfast.cluster.ssh.endpoints import Door, Target, targets_of
+from holdfast.cluster.ssh.endpoints import Endpoint, Target, targets_of
 from holdfast.cluster.ssh.jumps import Jumps
 from holdfast.cluster.ssh.known_hosts import KnownHosts
 from holdfast.cluster.ssh.watchdog import Watchdog
 from holdfast.spec import SshCluster
 
 
-class Ways:
+class Connector:
     """Opens connections to the nodes of one cluster."""
 
     def __init__(self, cluster: SshCluster, known: KnownHosts | None = None) -> None:
@@ -33,7 +33,7 @@ class Ways:
         """
         return self._opener.open(target.door, until, via=self.jumps.to(target.way, until), then=then)
 
-    def key_of(self, door: Door, way: tuple[Door, ...], until: float) -> PKey:
+    def key_of(self, door: Endpoint, way: tuple[Endpoint, ...], until: float) -> PKey:
         """Return the key that *door*, behind *way*, shows by *until*, trusted or not; raise `Unanswered` or `Unasked`."""
         return self._opener.key_of(door, until, via=self.jumps.to(way, until))
 

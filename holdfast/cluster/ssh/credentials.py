@@ -39,12 +39,12 @@ NAME_ONE: Final = (
 )
 
 
-class Locked(Exception):
+class NoCredentials(Exception):
     """A private key has a passphrase."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lock:
+class HostKeyGate:
     """A passphrase, and where it is from."""
 
     name: str
@@ -52,7 +52,7 @@ class Lock:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldKey:
     """A key whose private half nobody shows us: the SSH agent signs with it."""
 
     name: str
@@ -77,7 +77,7 @@ class Keys:
     """The private keys there are, each file and each passphrase read once."""
 
     def __init__(self) -> None:
-        self._files: dict[tuple[str, str | None], PKey | Held] = {}
+        self._files: dict[tuple[str, str | None], PKey | HeldKey] = {}
         self._phrases: dict[str, bytes] = {}
 
     def load(self, file: str | None, passphrase: str | None = None) -> None:
@@ -85,7 +85,7 @@ class Keys:
         if passphrase is not None and passphrase not in self._phrases:
             self._phrases[passphrase] = _phrase(passphrase)
         if file is not None and (file, passphrase) not in self._files:
-            lock = None if passphrase is None else Lock(passphrase, self._phrases[passphrase])
+            lock = None if passphrase is None else HostKeyGate(passphrase, self._phrases[passphrase])
             self._files[file, passphrase] = _elsewhere(file, lock) if is_elsewhere(file) else _file(Path(file).expanduser(), lock)
 
     def of(self, file: str | None, passphrase: str | None = None) -> Generator[PKey]:
@@ -177,24 +177,24 @@ def _phrase(name: str) -> bytes:
     return held
 
 
-def _elsewhere(name: str, lock: Lock | None) -> PKey:
+def _elsewhere(name: str, lock: HostKeyGate | None) -> PKey:
     """Return the private key that is the secret called *name*. No disk ever sees it."""
     with os.fdopen(os.memfd_create("key", os.MFD_CLOEXEC), "w") as file:
         file.write(secret(name, WHAT).strip() + "\n")
         file.flush()
         try:
             return _key(Path(f"/proc/self/fd/{file.fileno()}"), name, lock)
-        except Locked:
+        except NoCredentials:
             raise UnusableFile(WHAT, name, "it has a passphrase", SAY) from None
 
 
-def _file(path: Path, lock: Lock | None) -> PKey | Held:
+def _file(path: Path, lock: HostKeyGate | None) -> PKey | HeldKey:
     """Return the key in a file; what of it is not for us to read, the SSH agent may have."""
     if path.suffix == PUBLIC:
         return _held(path, str(path))
     try:
         return _key(path, str(path), lock)
-    except Locked:
+    except NoCredentials:
         beside = path.with_name(path.name + PUBLIC)
         if not beside.exists():
             raise UnusableFile(WHAT, str(path), f"it has a passphrase, and no {beside.name} lies beside it", f"{SAY}, or {ADD}") from None
@@ -204,12 +204,12 @@ def _file(path: Path, lock: Lock | None) -> PKey | Held:
         raise UnusableFile(WHAT, str(path), f"it has a passphrase, and {error.reason}", f"{SAY}, or {error.cure}") from error
 
 
-def _held(path: Path, name: str) -> Held:
+def _held(path: Path, name: str) -> HeldKey:
     """Return the key whose public half a file has, when the SSH agent holds it."""
     with _named(name):
         words = path.read_text(encoding="utf-8", errors="replace").split()
     try:
-        held = Held(name, PublicBlob.from_string(" ".join(words[:2])).key_blob)
+        held = HeldKey(name, PublicBlob.from_string(" ".join(words[:2])).key_blob)
     except (ValueError, paramiko.SSHException) as error:
         raise UnusableFile(WHAT, name, f"{path.name} is no public key", NAME_ONE) from error
     if not held.there():
@@ -218,14 +218,14 @@ def _held(path: Path, name: str) -> Held:
     return held
 
 
-def _key(path: Path, name: str, lock: Lock | None) -> PKey:
-    """Return the private key in the file at *path*; raise `Locked` for one with a passphrase where there is no *lock*."""
+def _key(path: Path, name: str, lock: HostKeyGate | None) -> PKey:
+    """Return the private key in the file at *path*; raise `NoCredentials` for one with a passphrase where there is no *lock*."""
     with _named(name):
         try:
             return PKey.from_path(path)
         except (paramiko.PasswordRequiredException, TypeError) as error:  # the second is what the library below paramiko says
             if lock is None:
-                raise Locked from error
+                raise NoCredentials from error
         try:
             return PKey.from_path(path, lock.phrase)  # type: ignore[arg-type]  # what is below it takes bytes alone
         except (ValueError, paramiko.SSHException):
@@ -237,7 +237,7 @@ def _named(name: str) -> Iterator[None]:
     """Name foreign errors, by the *name* of the key that its user knows."""
     try:
         yield
-    except (Locked, UnusableFile):
+    except (NoCredentials, UnusableFile):
         raise
     except FileNotFoundError:
         raise UnusableFile(WHAT, name, "there is no such file", "Mend `key`, or leave it out for the SSH agent's keys") from None

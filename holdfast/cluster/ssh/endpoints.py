@@ -10,7 +10,7 @@ from holdfast.spec import SshCluster, SshHop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class Endpoint:
     """A machine to log in to."""
 
     address: str
@@ -34,12 +34,12 @@ class Target:
     """A node, and the doors on the way to it."""
 
     node: str
-    door: Door
+    door: Endpoint
     python: str
     """Its interpreter."""
     directory: str
     """Its folder for what is ours."""
-    way: tuple[Door, ...] = ()
+    way: tuple[Endpoint, ...] = ()
     """Jump hosts, first to last."""
 
 
@@ -48,16 +48,16 @@ def targets_of(cluster: SshCluster, own_name: Callable[[], str]) -> list[Target]
     found = []
     for host in cluster.machines:
         user, key, phrase = host.user or cluster.user or own_name(), host.key or cluster.key, host.passphrase or cluster.passphrase
-        door = Door(address=host.address or host.name, port=host.port or cluster.port, user=user, key=key, passphrase=phrase)
+        door = Endpoint(address=host.address or host.name, port=host.port or cluster.port, user=user, key=key, passphrase=phrase)
         hops = cluster.jump if host.jump is None else host.jump
         ours = {"python": host.python or cluster.python, "directory": host.directory or cluster.directory}
         found.append(Target(node=host.name, door=door, **ours, way=tuple(_door(hop, door) for hop in hops)))
     return found
 
 
-def _door(hop: SshHop, last: Door) -> Door:
+def _door(hop: SshHop, last: Endpoint) -> Endpoint:
     """Return the door of a jump host; what is not said of it is as at the *last* one."""
-    return Door(
+    return Endpoint(
         address=hop.address,
         port=hop.port,
         user=hop.user or last.user,

@@ -10,7 +10,7 @@ from typing import Final
 import paramiko
 
 from holdfast.cluster.ssh.connection import Connection, Opener
-from holdfast.cluster.ssh.endpoints import Door
+from holdfast.cluster.ssh.endpoints import Endpoint
 from holdfast.cluster.ssh.errors import Unanswered, Unasked
 
 AGAIN: Final = 2.0
@@ -24,13 +24,13 @@ class Jumps:
 
     def __init__(self, opener: Opener) -> None:
         self._opener = opener
-        self._open: dict[tuple[Door, ...], Connection] = {}
-        self._failed: dict[tuple[Door, ...], tuple[float, str]] = {}
-        self._doubted: set[tuple[Door, ...]] = set()
-        self._one_at_a_time: dict[tuple[Door, ...], threading.Lock] = {}
+        self._open: dict[tuple[Endpoint, ...], Connection] = {}
+        self._failed: dict[tuple[Endpoint, ...], tuple[float, str]] = {}
+        self._doubted: set[tuple[Endpoint, ...]] = set()
+        self._one_at_a_time: dict[tuple[Endpoint, ...], threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def to(self, way: tuple[Door, ...], until: float) -> Connection | None:
+    def to(self, way: tuple[Endpoint, ...], until: float) -> Connection | None:
         """Return a connection to the last machine of *way*, or nothing for a direct one; raise `Unasked` when there is none.
 
         A jump host that does not answer speaks against no node behind it.
@@ -46,7 +46,7 @@ class Jumps:
         finally:
             turn.release()
 
-    def _reached(self, way: tuple[Door, ...], until: float) -> Connection:
+    def _reached(self, way: tuple[Endpoint, ...], until: float) -> Connection:
         present = self._open.get(way)
         if present is not None and present.lives and (way not in self._doubted or _answers(present, until)):
             self._doubted.discard(way)
@@ -65,7 +65,7 @@ class Jumps:
             raise Unasked(why) from error
         return self._open[way]
 
-    def doubt(self, way: tuple[Door, ...]) -> None:
+    def doubt(self, way: tuple[Endpoint, ...]) -> None:
         """Have the last machine of *way* prove that it answers before it is used again: a node behind it did not."""
         if way:
             self._doubted.add(way)

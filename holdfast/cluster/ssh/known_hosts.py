@@ -31,7 +31,7 @@ WHAT: Final = "the known_hosts file"
 SCAN: Final = "Name the right one in `known_hosts`, or have it made: `holdfast nodes trust CLUSTER_FILE` shows keys and asks"
 
 
-class Standing(StrEnum):
+class HostKeyStatus(StrEnum):
     """What is known of a key that a machine shows."""
 
     TRUSTED = "trusted"
@@ -42,7 +42,7 @@ class Standing(StrEnum):
     REVOKED = "revoked"
 
 
-class Line(NamedTuple):
+class KnownHostsLine(NamedTuple):
     """A key, and where it stands."""
 
     kind: str
@@ -57,12 +57,12 @@ class KnownHosts:
     path: Path
     """The user's own, to which keys are added."""
     _read: list[Path] = field(default_factory=list)
-    _by_name: dict[str, list[Line]] = field(default_factory=dict)
-    _by_pattern: list[tuple[list[str], Line]] = field(default_factory=list)
-    _hashed: list[tuple[bytes, bytes, Line]] = field(default_factory=list)
-    _authorities: list[tuple[list[str], Line]] = field(default_factory=list)
+    _by_name: dict[str, list[KnownHostsLine]] = field(default_factory=dict)
+    _by_pattern: list[tuple[list[str], KnownHostsLine]] = field(default_factory=list)
+    _hashed: list[tuple[bytes, bytes, KnownHostsLine]] = field(default_factory=list)
+    _authorities: list[tuple[list[str], KnownHostsLine]] = field(default_factory=list)
     _revoked: dict[bytes, Path] = field(default_factory=dict)
-    _found: dict[str, list[Line]] = field(default_factory=dict)
+    _found: dict[str, list[KnownHostsLine]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, named: str | None, *, create: bool = False) -> KnownHosts:
@@ -93,29 +93,29 @@ class KnownHosts:
         """Tell whether an authority may vouch for *name*: a server that has a certificate is asked for it."""
         return bool(self._authorities_of(name))
 
-    def standing(self, name: str, key: PKey) -> Standing:
+    def standing(self, name: str, key: PKey) -> HostKeyStatus:
         """Return what is known of the *key* that *name* shows."""
         if self._revoking(key) is not None:
-            return Standing.REVOKED
+            return HostKeyStatus.REVOKED
         known = self._keys(name)
         if any(key.asbytes() == line.key for line in known) or self._vouched(name, key) == "":
-            return Standing.TRUSTED
-        return Standing.CHANGED if known else Standing.UNKNOWN
+            return HostKeyStatus.TRUSTED
+        return HostKeyStatus.CHANGED if known else HostKeyStatus.UNKNOWN
 
     def check(self, name: str, key: PKey) -> None:
         """Raise `Unasked` when *key* is not one that is known to be the key of *name*."""
         standing = self.standing(name, key)
-        if standing is not Standing.TRUSTED:
+        if standing is not HostKeyStatus.TRUSTED:
             raise Unasked(self.complaint(standing, name, key))
 
-    def complaint(self, standing: Standing, name: str, key: PKey) -> str:
+    def complaint(self, standing: HostKeyStatus, name: str, key: PKey) -> str:
         """Say why *key* is not trusted, and what is to be done."""
         shown = key.fingerprint
-        if standing is Standing.REVOKED:
+        if standing is HostKeyStatus.REVOKED:
             return f"{name} showed the key {shown}, which {self._revoking(key)} says is revoked: find out who answers there"
         if why := self._vouched(name, key):
             shown += f", with a certificate that does not count: {why}"
-        if standing is Standing.UNKNOWN:
+        if standing is HostKeyStatus.UNKNOWN:
             cure = "Check that it is the machine's own, then add it: `holdfast nodes trust CLUSTER_FILE` shows it and asks"
             files = " and ".join(str(path) for path in self._read or [self.path])
             return f"unknown host key: in {files} is no key of {name}, which showed {shown}. {cure}"
@@ -159,10 +159,10 @@ class KnownHosts:
             cure = "Mend its permissions, or name another in `known_hosts`"
             raise UnusableFile(WHAT, str(self.path), error.strerror or str(error), cure) from error
         for name, key in keys:
-            self._add([name.lower()], Line(key.get_name(), key.asbytes(), self.path))
+            self._add([name.lower()], KnownHostsLine(key.get_name(), key.asbytes(), self.path))
             self._found.pop(name.lower(), None)
 
-    def _keys(self, name: str) -> list[Line]:
+    def _keys(self, name: str) -> list[KnownHostsLine]:
         name = name.lower()
         if name not in self._found:
             host = name.encode()
@@ -172,7 +172,7 @@ class KnownHosts:
             self._found[name] = found
         return self._found[name]
 
-    def _authorities_of(self, name: str) -> list[Line]:
+    def _authorities_of(self, name: str) -> list[KnownHostsLine]:
         """Return who may vouch for a machine, on whatever port its server listens."""
         names = {name.lower(), _host(name)}
         return [line for patterns, line in self._authorities if any(matches(one, patterns) for one in names)]
@@ -190,7 +190,7 @@ class KnownHosts:
             return
         names, kind = words[0], words[1]
         try:
-            line = Line(kind, base64.b64decode(words[2], validate=True), path)
+            line = KnownHostsLine(kind, base64.b64decode(words[2], validate=True), path)
             if marker == REVOKED:
                 self._revoked[line.key] = path
             elif names.startswith(HASHED):
@@ -203,7 +203,7 @@ class KnownHosts:
         except (binascii.Error, ValueError):
             return
 
-    def _add(self, names: list[str], line: Line) -> None:
+    def _add(self, names: list[str], line: KnownHostsLine) -> None:
         if any(mark in name for name in names for mark in "*?!"):
             self._by_pattern.append((names, line))
             return

@@ -20,7 +20,7 @@ NOT_FOUND: Final = 127
 """A shell's exit status for a program that is not there."""
 
 
-class Errand:
+class RemoteProgram:
     """A program on a node. One thread at a time may ask it."""
 
     def __init__(self, connection: Connection, python: str, source: str, until: float, *, fruit: str = "answer") -> None:

@@ -13,9 +13,9 @@ from typing import Final, Self
 from detectors.evidence import Blind
 from detectors.probe_result import Found, Missed, NodeLook
 from detectors.readings import NodeReading
-from holdfast.cluster.ssh.collector import Collector
+from holdfast.cluster.ssh.collector import RemoteCollector
 from holdfast.cluster.ssh.connection import Connection
-from holdfast.cluster.ssh.connector import Ways
+from holdfast.cluster.ssh.connector import Connector
 from holdfast.cluster.ssh.endpoints import Target
 from holdfast.cluster.ssh.errors import Unanswered, Unasked
 from holdfast.probe.readers.local import told
@@ -35,12 +35,12 @@ SHARE: Final = 0.8
 
 
 @dataclass(slots=True)
-class Line:
+class NodeConnection:
     """The way to one node, as long as it lasts."""
 
     target: Target
     connection: Connection | None = None
-    collector: Collector | None = None
+    collector: RemoteCollector | None = None
     misses: int = 0
     """In a row."""
     busy: threading.Lock = field(default_factory=threading.Lock)
@@ -63,8 +63,8 @@ class SshSweeper:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
         self.cluster = cluster
         self._keep, self._pause, self._hands = keep, pause, hands
-        self._ways = Ways(cluster)
-        self._lines = {target.node: Line(target) for target in self._ways.targets}
+        self._ways = Connector(cluster)
+        self._lines = {target.node: NodeConnection(target) for target in self._ways.targets}
 
     def __enter__(self) -> Self:
         return self
@@ -99,12 +99,12 @@ class SshSweeper:
             self._let_go(lines)
         return self._without_ours({line.target.node: looks[line.target.node] for line in lines}, lines)
 
-    def _let_go(self, lines: Iterable[Line]) -> None:
+    def _let_go(self, lines: Iterable[NodeConnection]) -> None:
         for line in lines:
             line.cut()
         self._ways.jumps.close()
 
-    def _look(self, line: Line, deadline: float) -> NodeLook:
+    def _look(self, line: NodeConnection, deadline: float) -> NodeLook:
         """Make one attempt to look at a node, and return what came of it."""
         begun = time.monotonic()
         with line.busy:
@@ -121,7 +121,7 @@ class SshSweeper:
                 line.misses = found.times if isinstance(found, Missed) else 0
         return NodeLook(node=line.target.node, at=time.time(), seconds=time.monotonic() - begun, found=found)
 
-    def _attempt(self, line: Line, until: float) -> NodeReading | Blind:
+    def _attempt(self, line: NodeConnection, until: float) -> NodeReading | Blind:
         if line.connection is not None and line.connection.lives:
             try:
                 return self._asked(line, line.connection, until - KEPT * (until - time.monotonic()))
@@ -131,15 +131,15 @@ class SshSweeper:
         line.connection = self._ways.open(line.target, until)
         return self._asked(line, line.connection, until)
 
-    def _asked(self, line: Line, connection: Connection, until: float) -> NodeReading | Blind:
+    def _asked(self, line: NodeConnection, connection: Connection, until: float) -> NodeReading | Blind:
         with self._ways.watchdog.over(until + 0.5, connection.cut):  # for the calls that know no deadline; the others end by themselves
             if line.collector is None or not line.collector.lives:
-                line.collector = Collector(connection, line.target.python, until)
+                line.collector = RemoteCollector(connection, line.target.python, until)
             seconds = max(0.2, SHARE * (until - time.monotonic()))
             found = told(line.collector.ask(line.target.node, seconds, until))
         return dataclasses.replace(found, node=line.target.node) if isinstance(found, NodeReading) else found
 
-    def _without_ours(self, looks: dict[str, NodeLook], lines: list[Line]) -> dict[str, NodeLook]:
+    def _without_ours(self, looks: dict[str, NodeLook], lines: list[NodeConnection]) -> dict[str, NodeLook]:
         """Return *looks* without the misses that are ours: when all nodes that are reached one way miss at once, it is the way."""
         for way in {line.target.way for line in lines}:
             group = [looks[line.target.node] for line in lines if line.target.way == way]

@@ -10,7 +10,7 @@ from typing import Final
 import paramiko
 
 from holdfast.cluster.ssh.connection import Connection
-from holdfast.cluster.ssh.connector import Ways
+from holdfast.cluster.ssh.connector import Connector
 from holdfast.cluster.ssh.errors import Unanswered, Unasked, printable
 from holdfast.errors import NodeLost, NotAskable
 from holdfast.protocol import PROTOCOL
@@ -58,12 +58,12 @@ class SshPipe:
         return f"{self._python} ended with status {status}{f' ({words})' if words else ''}"
 
 
-class SshReach:
+class SshTransport:
     """Starts gates over SSH."""
 
     def __init__(self, cluster: SshCluster) -> None:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
-        self._ways = Ways(cluster)
+        self._ways = Connector(cluster)
         self._targets = {target.node: target for target in self._ways.targets}
 
     def open(self, node: str, until: float, then: float) -> SshPipe:

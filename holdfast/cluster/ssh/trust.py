@@ -10,10 +10,10 @@ from typing import Final, Self
 
 from paramiko import PKey
 
-from holdfast.cluster.ssh.connector import Ways
-from holdfast.cluster.ssh.endpoints import Door
+from holdfast.cluster.ssh.connector import Connector
+from holdfast.cluster.ssh.endpoints import Endpoint
 from holdfast.cluster.ssh.errors import Unanswered, Unasked
-from holdfast.cluster.ssh.known_hosts import KnownHosts, Standing
+from holdfast.cluster.ssh.known_hosts import HostKeyStatus, KnownHosts
 from holdfast.spec import SshCluster
 
 HANDS: Final = 64
@@ -26,20 +26,20 @@ DEADLINE: Final = 15.0
 class Machine:
     """A node, or a jump host: who it is in known_hosts, and the way to it."""
 
-    door: Door
-    way: tuple[Door, ...]
+    door: Endpoint
+    way: tuple[Endpoint, ...]
     nodes: tuple[str, ...]
     """The node that it is, or those that lie behind it."""
     is_node: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class ShownKey:
     """The key that a machine showed, or why it showed none."""
 
     machine: Machine
     key: PKey | None = None
-    standing: Standing | None = None
+    standing: HostKeyStatus | None = None
     """What is known of the key; empty where none was shown."""
     why: str = ""
     """What stands against trusting it, in words."""
@@ -56,7 +56,7 @@ class Trust:
     def __init__(self, cluster: SshCluster) -> None:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
         self.known = KnownHosts.read(cluster.known_hosts, create=True)
-        self._ways = Ways(cluster, self.known)
+        self._ways = Connector(cluster, self.known)
 
     def __enter__(self) -> Self:
         return self
@@ -66,7 +66,7 @@ class Trust:
 
     def machines(self, nodes: Collection[str] = ()) -> list[Machine]:
         """Return the *nodes* (default: all) and the jump hosts on the way to them, those that others are reached by first."""
-        behind: dict[tuple[Door, tuple[Door, ...]], list[str]] = {}
+        behind: dict[tuple[Endpoint, tuple[Endpoint, ...]], list[str]] = {}
         found = []
         for target in self._ways.targets:
             if not nodes or target.node in nodes:
@@ -76,23 +76,23 @@ class Trust:
         jumps = [Machine(door=door, way=way, nodes=tuple(names), is_node=False) for (door, way), names in behind.items()]
         return sorted(jumps, key=lambda one: len(one.way)) + found
 
-    def ask(self, machines: Iterable[Machine]) -> list[Shown]:
+    def ask(self, machines: Iterable[Machine]) -> list[ShownKey]:
         """Return what each of *machines* shows. Those behind a jump host that is not trusted show nothing."""
         machines = list(machines)
         with ThreadPoolExecutor(max(1, min(HANDS, len(machines))), thread_name_prefix="trust") as hands:
             return list(hands.map(self._ask, machines))
 
-    def _ask(self, machine: Machine) -> Shown:
+    def _ask(self, machine: Machine) -> ShownKey:
         door = machine.door
         try:
             key = self._ways.key_of(door, machine.way, time.monotonic() + DEADLINE)
         except (Unanswered, Unasked) as error:
-            return Shown(machine=machine, why=str(error))
+            return ShownKey(machine=machine, why=str(error))
         standing = self.known.standing(door.known_as, key)
-        why = "" if standing in {Standing.TRUSTED, Standing.UNKNOWN} else self.known.complaint(standing, door.known_as, key)
-        return Shown(machine=machine, key=key, standing=standing, why=why)
+        why = "" if standing in {HostKeyStatus.TRUSTED, HostKeyStatus.UNKNOWN} else self.known.complaint(standing, door.known_as, key)
+        return ShownKey(machine=machine, key=key, standing=standing, why=why)
 
-    def add(self, shown: Iterable[Shown]) -> None:
+    def add(self, shown: Iterable[ShownKey]) -> None:
         """Trust these machines' keys from now on; raise `UnusableFile` when the file cannot be written."""
         self.known.add({one.name: one.key for one in shown if one.key is not None}.items())
         self._ways.jumps.forget()

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(order=True, slots=True)
-class Watch:
+class Deadline:
     """Something that is cut off when its time has come."""
 
     until: float
@@ -27,7 +27,7 @@ class Watchdog:
     """One thread for all deadlines."""
 
     def __init__(self) -> None:
-        self._watches: list[Watch] = []
+        self._watches: list[Deadline] = []
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._over = False
@@ -37,7 +37,7 @@ class Watchdog:
     @contextmanager
     def over(self, until: float, cut: Callable[[], None]) -> Iterator[None]:
         """Call *cut* at *until* (monotonic), unless the block has ended by then."""
-        watch = Watch(until, next(self._numbers), cut)
+        watch = Deadline(until, next(self._numbers), cut)
         with self._changed:
             heapq.heappush(self._watches, watch)
             if self._watches[0] is watch:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from holdfast.control.agents.client import AgentChannel
+from holdfast.control.agents.client import AgentClient
 from holdfast.errors import AgentGone, WorldError
 from holdfast.protocol import Message
 
@@ -15,19 +15,19 @@ LOOK: Final = 0.5
 """Seconds between two looks at whose connections have been lost for so long that nobody waits for them."""
 
 
-class Round:
+class Broadcast:
     """The answers to one order. The thread that waits is woken once, by the last of them."""
 
     def __init__(self, verb: str, seconds: float, count: int) -> None:
         self._verb, self._seconds, self._until = verb, seconds, time.monotonic() + seconds
         self._answers: dict[str, Message | WorldError] = {}
         self._missing = count
-        self._sent: dict[str, tuple[AgentChannel, int]] = {}
+        self._sent: dict[str, tuple[AgentClient, int]] = {}
         self._lock, self._all = threading.Lock(), threading.Event()
         if not count:
             self._all.set()
 
-    def send(self, channel: AgentChannel, facts: Mapping[str, object]) -> None:
+    def send(self, channel: AgentClient, facts: Mapping[str, object]) -> None:
         """Give the order to one agent; what comes of it is an answer in any case."""
         try:
             number = channel.send(self._verb, lambda answer: self._take(channel, answer), **facts)
@@ -40,7 +40,7 @@ class Round:
         """Take an error for the answer of *node*."""
         self._note(node, error)
 
-    def _take(self, channel: AgentChannel, answer: Message) -> None:
+    def _take(self, channel: AgentClient, answer: Message) -> None:
         try:
             self._note(channel.node, channel.judged(self._verb, answer))
         except WorldError as error:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
-from holdfast.control.agents.event_queue import Inbox
+from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.agents.event_schema import answer_complaint
 from holdfast.control.agents.reactor import LISTENER
 from holdfast.errors import AgentGone, LeaseLost, NodeLost, OrderRefused, OtherProtocol
@@ -39,18 +39,18 @@ GREET_SECONDS: Final = 5.0
 """How long an agent may take to say who it is."""
 
 
-class Away(OSError):
+class Disconnection(OSError):
     """There is no connection now, and it is not known why."""
 
 
-class AgentChannel:
+class AgentClient:
     """One agent. Its events go to *inbox* with the node's name; its end is an event too.
 
     Raise `AgentGone` when none listens on the node, `NodeLost` when the node does not answer in time, `OtherProtocol` when nobody there
     speaks ours.
     """
 
-    def __init__(self, node: str, connect: Callable[[], socket.socket], inbox: Inbox, *, epoch: int, job: str | None = None) -> None:
+    def __init__(self, node: str, connect: Callable[[], socket.socket], inbox: EventQueue, *, epoch: int, job: str | None = None) -> None:
         self.node, self.epoch, self.job = node, epoch, job
         self.heard = self.spoke = time.monotonic()
         """When the agent was last heard, and when it was last given an order."""
@@ -251,7 +251,7 @@ class AgentChannel:
                 raise OSError(f"nobody listens there ({error})") from error
             try:
                 return self._greet(sock)
-            except Away:
+            except Disconnection:
                 self.missed += 1
                 sock.close()
         raise AssertionError
@@ -262,7 +262,7 @@ class AgentChannel:
             pass
 
     def _greet(self, sock: socket.socket) -> LineBuffer:
-        """See who listens at *sock*, and take up where the connection before ended; raise `Away` when that cannot be."""
+        """See who listens at *sock*, and take up where the connection before ended; raise `Disconnection` when that cannot be."""
         if self.agent is None:
             sock.close()
             raise OSError
@@ -273,11 +273,11 @@ class AgentChannel:
             first: list[Message] = []
             while not first:
                 if not (data := sock.recv(262144)):
-                    raise Away("it hung up")
+                    raise Disconnection("it hung up")
                 first = list(lines.feed(data))
             sock.settimeout(None)
         except (OSError, BadLine) as error:
-            raise Away(str(error)) from error
+            raise Disconnection(str(error)) from error
         if first[0].get("agent") != self.agent:
             sock.close()
             raise OSError("another agent serves there now")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from detectors.catalogue import Fault
-from holdfast.control.agents.pool import Fleet
+from holdfast.control.agents.pool import AgentPool
 
 DEAF: Final = "control-plane-lost"
 """What the catalogue calls it."""
@@ -23,10 +23,10 @@ CATCH_UP: Final = 5.0
 """Seconds that agents have, once some node can be heard again, to come back and to tell what was missed."""
 
 
-class Ears:
+class ConnectivityMonitor:
     """What a flow hears of all its agents together."""
 
-    def __init__(self, fleet: Fleet, lease: float, tell: Callable[[Fault], None], remark: Callable[[str], None]) -> None:
+    def __init__(self, fleet: AgentPool, lease: float, tell: Callable[[Fault], None], remark: Callable[[str], None]) -> None:
         """Begin with all that is heard; agents end their ranks after *lease* seconds without a word from a flow."""
         self._fleet, self._lease, self._tell, self._remark = fleet, lease, tell, remark
         self._deaf = False

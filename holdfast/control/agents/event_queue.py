@@ -20,7 +20,7 @@ Item = tuple[str, Message]
 """A node's name and an event of its agent."""
 
 
-class Inbox:
+class EventQueue:
     """A queue in the order of arrival, whose reader sleeps through what is patient."""
 
     def __init__(self) -> None:

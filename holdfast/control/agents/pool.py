@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from holdfast.agent.node.epochs import FencingToken
-from holdfast.cluster import NodeSource, NodeView
-from holdfast.control.agents.broadcast import Round
-from holdfast.control.agents.client import AgentChannel
-from holdfast.control.agents.event_queue import Inbox
+from holdfast.cluster import NodeBackend, NodeView
+from holdfast.control.agents.broadcast import Broadcast
+from holdfast.control.agents.client import AgentClient
+from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.agents.event_schema import complaint
 from holdfast.control.agents.reactor import LISTENER
-from holdfast.control.agents.reconnect import Tries
+from holdfast.control.agents.reconnect import Reconnects
 from holdfast.errors import (
     AgentGone,
     LeaseLost,
@@ -87,14 +87,14 @@ def _safely(act: Callable[[str], T], node: str) -> T | WorldError:
         return error
 
 
-class Fleet:
+class AgentPool:
     """The agents of a job's nodes."""
 
-    def __init__(self, source: NodeSource, plan: dict[str, Any], *, epoch: int) -> None:
+    def __init__(self, source: NodeBackend, plan: dict[str, Any], *, epoch: int) -> None:
         self.source, self.plan, self.epoch = source, plan, epoch
         self._job = str(plan.get("name", plan["job"]))
-        self.inbox = Inbox()
-        self.channels: dict[str, AgentChannel] = {}
+        self.inbox = EventQueue()
+        self.channels: dict[str, AgentClient] = {}
         self.unreached: dict[str, str] = {}
         """Nodes that should have an agent of this job and, when looked for, had none."""
         self.unseen: dict[str, float] = {}
@@ -125,7 +125,7 @@ class Fleet:
         self.of_no_use: dict[str, str] = {}
         """Nodes that the job could not be given when free ones were last looked for, and why."""
         self._hands = ThreadPoolExecutor(HANDS, thread_name_prefix="fleet")
-        self._tries = Tries(self._hands, source.answers)
+        self._tries = Reconnects(self._hands, source.answers)
         self._closed = False
 
     def each(self, nodes: Iterable[str], act: Callable[[str], T]) -> dict[str, T | WorldError]:
@@ -142,7 +142,7 @@ class Fleet:
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
-    def bring_up(self, node: str) -> AgentChannel:
+    def bring_up(self, node: str) -> AgentClient:
         """Have an agent on *node*, attached and ready to run this job's workers; raise a `WorldError` when that cannot be."""
         self._coming.add(node)
         try:
@@ -150,12 +150,12 @@ class Fleet:
         finally:
             self._coming.discard(node)
 
-    def _bring_up(self, node: str) -> AgentChannel:
+    def _bring_up(self, node: str) -> AgentClient:
         channel = self._reach(node)
         if channel is None:
             self._go_on(node)
             self._past_agents(node, lambda: self.source.start_agent(node, lambda: self._begin(node)))
-            channel = AgentChannel(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch, job=self.plan["job"])
+            channel = AgentClient(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch, job=self.plan["job"])
         try:
             channel.attach()
             self._go_on(node)
@@ -276,9 +276,9 @@ class Fleet:
                 self._late.put((node, self.adopt(node)))
         return node in self.channels
 
-    def _reach(self, node: str) -> AgentChannel | None:
+    def _reach(self, node: str) -> AgentClient | None:
         try:
-            return AgentChannel(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch, job=self.plan["job"])
+            return AgentClient(node, lambda: self.source.connect(node), self.inbox, epoch=self.epoch, job=self.plan["job"])
         except AgentGone:
             return None
 
@@ -298,7 +298,7 @@ class Fleet:
         self.memory.pop(node, None)
         return lambda: self._finish(node, channel)
 
-    def _finish(self, node: str, channel: AgentChannel | None) -> None:
+    def _finish(self, node: str, channel: AgentClient | None) -> None:
         heard = False
         if channel is not None:
             try:
@@ -393,7 +393,7 @@ class Fleet:
         One thread sends to all that read, as thousands of orders cost more between threads than in them; who is slow to read is waited for
         beside them.
         """
-        round_ = Round(verb, seconds, len(by_node))
+        round_ = Broadcast(verb, seconds, len(by_node))
         for node, facts in by_node.items():
             channel = self.channels.get(node)
             if channel is None:
@@ -414,7 +414,7 @@ class Fleet:
         """Give an order without waiting for its answer, which comes with the future."""
         return self._hands.submit(lambda: self.channel(node).order(verb, seconds=seconds, **facts))
 
-    def channel(self, node: str) -> AgentChannel:
+    def channel(self, node: str) -> AgentClient:
         """Return the connection to *node*; raise `AgentGone` when there is none."""
         try:
             return self.channels[node]
@@ -575,7 +575,7 @@ class Fleet:
         if self.overtaken:
             raise LeaseLost(self._job, f"a newer flow (epoch {self.overtaken})")
 
-    def agent(self, node: str) -> AgentChannel | None:
+    def agent(self, node: str) -> AgentClient | None:
         """Return the living connection to *node*; one that came after another agent's end is another one."""
         channel = self.channels.get(node)
         return None if channel is None or channel.gone else channel

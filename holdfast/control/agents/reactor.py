@@ -27,7 +27,7 @@ _FAILED: Final = select.EPOLLHUP | select.EPOLLERR
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Heard:
+class Received:
     """A connection that is listened to."""
 
     socket: socket.socket
@@ -37,12 +37,12 @@ class Heard:
     """Called once, when nothing will come any more."""
 
 
-class Listener:
+class Reactor:
     """Calls back with what comes from any number of connections, each from the one thread, in the order in which it came."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
-        self._heard: dict[int, Heard] = {}
+        self._heard: dict[int, Received] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._waits, self._caught_up = True, 0.0
@@ -52,9 +52,9 @@ class Listener:
         """Return until when (monotonic) all has been heard that had come: who is behind must not call others silent."""
         return time.monotonic() if self._waits else self._caught_up
 
-    def add(self, sock: socket.socket, take: Callable[[bytes], None], ended: Callable[[OSError | None], None]) -> Heard:
+    def add(self, sock: socket.socket, take: Callable[[bytes], None], ended: Callable[[OSError | None], None]) -> Received:
         """Listen to *sock* from now on; what `take` raises ends it."""
-        one = Heard(sock, take, ended)
+        one = Received(sock, take, ended)
         with self._lock:
             self._heard[sock.fileno()] = one
             self._poll.register(sock.fileno(), select.EPOLLIN)
@@ -64,7 +64,7 @@ class Listener:
                 self._thread.start()
         return one
 
-    def drop(self, one: Heard) -> bool:
+    def drop(self, one: Received) -> bool:
         """Listen to it no more; tell whether it was listened to. To be called before its socket is closed: numbers are used again."""
         with self._lock:
             number = one.socket.fileno()
@@ -85,7 +85,7 @@ class Listener:
                     self._hear(one, mask)
             self._caught_up = asked
 
-    def _hear(self, one: Heard, mask: int) -> None:
+    def _hear(self, one: Received, mask: int) -> None:
         error: OSError | None = None
         try:
             if data := one.socket.recv(CHUNK, socket.MSG_DONTWAIT):
@@ -103,5 +103,5 @@ class Listener:
             one.ended(error)
 
 
-LISTENER: Final = Listener()
+LISTENER: Final = Reactor()
 """That of this process."""

@@ -13,20 +13,20 @@ PATIENCE: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class ReconnectResult:
     """An attempt: when it began (monotonic), and whether the node answered."""
 
     begun: float
     answered: bool
 
 
-class Tries:
+class Reconnects:
     """The newest attempt at each node."""
 
     def __init__(self, hands: Executor, answers: Callable[[str], bool]) -> None:
         """Begin with none; *answers* tries a node by a new connection."""
         self._hands, self._answers = hands, answers
-        self._newest: dict[str, Tried] = {}
+        self._newest: dict[str, ReconnectResult] = {}
         self._present: dict[str, Future[Any]] = {}
 
     def beside(self, node: str, act: Callable[[str], object]) -> None:
@@ -48,7 +48,7 @@ class Tries:
 
     def take(self, node: str, begun: float, *, answered: bool) -> None:
         """Remember an attempt that somebody else made."""
-        self._newest[node] = Tried(begun, answered)
+        self._newest[node] = ReconnectResult(begun, answered)
 
     def forget(self, node: str) -> None:
         """Forget about *node*, which was reached."""
@@ -77,10 +77,10 @@ class Tries:
         for node in [node for node, one in list(self._newest.items()) if not one.answered]:
             self._newest.pop(node, None)
 
-    def newest(self, node: str, at: float) -> Tried:
+    def newest(self, node: str, at: float) -> ReconnectResult:
         """Return the newest attempt at *node* if it began after *at* (monotonic), else a new one; one that has begun is waited for."""
         self.see_out(node)
         newest = self._newest.get(node)
         if newest is not None and newest.begun > at:
             return newest
-        return Tried(time.monotonic(), self.knock(node))
+        return ReconnectResult(time.monotonic(), self.knock(node))

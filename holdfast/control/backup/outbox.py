@@ -18,11 +18,11 @@ from typing import Any, Final
 from sqlalchemy import Connection, select
 from sqlmodel import SQLModel
 
-from holdfast.control.agents.client import AgentChannel
-from holdfast.control.agents.pool import Fleet
+from holdfast.control.agents.client import AgentClient
+from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import WorldError
 from holdfast.history import History, Lease, models
-from holdfast.history.changes import Change, write
+from holdfast.history.changes import RowChange, write
 from holdfast.history.errors import translated
 from holdfast.history.fence import Fence
 from holdfast.history.outbox_file import set_aside
@@ -58,12 +58,12 @@ class Forged(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class OutboxEntry:
     """A row that a flow left: of which flow, its number there, and what is to be written."""
 
     epoch: int
     number: int
-    change: Change
+    change: RowChange
 
 
 def sealed(record: dict[str, Any], number: int, key: str) -> dict[str, str]:
@@ -72,7 +72,7 @@ def sealed(record: dict[str, Any], number: int, key: str) -> dict[str, str]:
     return {"row": text, "sum": _sum(text, key)}
 
 
-def unsealed(record: Any, key: str, job_id: str) -> Left:  # noqa: ANN401 (whatever an agent gave)
+def unsealed(record: Any, key: str, job_id: str) -> OutboxEntry:  # noqa: ANN401 (whatever an agent gave)
     """Return what *record* holds if a flow of *job_id* signed it; raise `Forged` otherwise."""
     match record:
         case {"row": str(text), "sum": str(told)} if key and hmac.compare_digest(_sum(text, key).encode(), told.encode()):
@@ -80,7 +80,7 @@ def unsealed(record: Any, key: str, job_id: str) -> Left:  # noqa: ANN401 (whate
         case _:
             raise Forged("no flow of this job has signed it")
     try:
-        by, number, change = Fence.from_record(row["by"]), int(row[NUMBER]), Change.from_record(row)
+        by, number, change = Fence.from_record(row["by"]), int(row[NUMBER]), RowChange.from_record(row)
     except (ValueError, KeyError, TypeError) as error:
         raise Forged(f"it is no row of this version: {error}") from error
     if by is None or by.job_id != job_id:
@@ -89,20 +89,20 @@ def unsealed(record: Any, key: str, job_id: str) -> Left:  # noqa: ANN401 (whate
         raise Forged(f"flows leave no rows of the table '{change.table}'")
     if change.key is None and change.values.get("job_id") != job_id:
         raise Forged("it adds a row to another job")
-    return Left(by.epoch, number, change)
+    return OutboxEntry(by.epoch, number, change)
 
 
 def _sum(text: str, key: str) -> str:
     return hmac.new(key.encode(), text.encode(), "sha256").hexdigest()
 
 
-class Deposit:
+class ControllerOutbox:
     """What the recorder of one flow leaves with its agents."""
 
-    def __init__(self, fleet: Fleet, key: str, settle: Callable[[int], None]) -> None:
+    def __init__(self, fleet: AgentPool, key: str, settle: Callable[[int], None]) -> None:
         """Sign with *key*; *settle* learns the number of the first row that the history does not have."""
         self._fleet, self._key, self._settle = fleet, key, settle
-        self._held: dict[AgentChannel, int] = {}
+        self._held: dict[AgentClient, int] = {}
         """Number of the first row that an agent does not have."""
         self._failing = False
 
@@ -134,17 +134,17 @@ class Deposit:
                     note(log, "deposit.stays", node=channel.node, why=error)
         self._held.clear()
 
-    def _keepers(self) -> list[AgentChannel]:
+    def _keepers(self) -> list[AgentClient]:
         """Return the agents to ask, those first that have something already."""
         alive = [channel for _, channel in sorted(self._fleet.channels.copy().items()) if not (channel.gone or channel.away)]
         return sorted(alive, key=lambda channel: channel not in self._held)[:KEEPERS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collector:
+class OutboxCollector:
     """Takes in what flows before have left with agents, in the name of the lease that this flow holds."""
 
-    fleet: Fleet
+    fleet: AgentPool
     history: History
     lease: Lease
     spill: Path
@@ -152,7 +152,7 @@ class Collector:
 
     def collect(self, nodes: Iterable[str]) -> int:
         """Write what was left with the agents of *nodes*, have them forget it, and return how many rows there were."""
-        found: dict[tuple[int, int], Change] = {}
+        found: dict[tuple[int, int], RowChange] = {}
         answers = self.fleet.each(nodes, self._of)
         for node, given in answers.items():
             if not isinstance(given, WorldError):
@@ -171,9 +171,9 @@ class Collector:
         self.fleet.order(given_back, "withdraw")
         return len(ours)
 
-    def _of(self, node: str) -> tuple[list[Left], str]:
+    def _of(self, node: str) -> tuple[list[OutboxEntry], str]:
         """Return the rows left with the agent of *node*, and why others were not taken."""
-        rows: dict[tuple[int, int], Left] = {}
+        rows: dict[tuple[int, int], OutboxEntry] = {}
         forged, why = 0, ""
         size, until = 0, time.monotonic() + SECONDS
         for records in self._pages(node):
@@ -199,7 +199,7 @@ class Collector:
             yield answer["records"]
             place = answer["next"] if answer["next"] is None or answer["next"] > place else None  # or it would go on for ever
 
-    def _of_this_job(self, changes: list[Change]) -> list[Change]:
+    def _of_this_job(self, changes: list[RowChange]) -> list[RowChange]:
         """Return those of *changes* that change no row of another job."""
         if not changes:
             return []
@@ -207,7 +207,7 @@ class Collector:
             return [change for change in changes if _job_of(connection, change) in {None, self.lease.job_id}]
 
 
-def _job_of(connection: Connection, change: Change) -> str | None:
+def _job_of(connection: Connection, change: RowChange) -> str | None:
     """Return the job of the row that is amended; nothing where one is added, or it is not there (yet)."""
     if change.key is None:
         return None

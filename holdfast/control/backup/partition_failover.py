@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from holdfast.cluster import NodeSource, open_cluster
+from holdfast.cluster import NodeBackend, open_cluster
 from holdfast.control.supervisor.requests import ask_to_let_go
 from holdfast.errors import HoldfastError, NotAskable
 from holdfast.history import History, Lease, queries
@@ -34,7 +34,7 @@ BACK: Final = 5.0
 
 
 @dataclass(slots=True)
-class Relief:
+class PartitionFailover:
     """What a standby does about a flow that holds its lease and hears nobody."""
 
     history: History
@@ -95,7 +95,7 @@ def _some(nodes: Sequence[str]) -> list[str]:
     return random.sample(nodes, min(TRIED, len(nodes)))
 
 
-def _answers(source: NodeSource, node: str) -> bool:
+def _answers(source: NodeBackend, node: str) -> bool:
     try:
         return source.answers(node)
     except NotAskable:  # the key is not known here, say: then nobody is steered from here

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.cluster import NodeSource, open_cluster
+from holdfast.cluster import NodeBackend, open_cluster
 from holdfast.errors import HoldfastError, NotAskable, OperatorError, SecretAway
 from holdfast.log import note
 from holdfast.spec import Cluster
@@ -28,13 +28,13 @@ TRIED: Final = 3
 
 
 @dataclass(slots=True)
-class Ahead:
+class BackupPrerequisites:
     """The way to the nodes of one cluster: keys, known hosts, secrets."""
 
     trouble: str = ""
     """Why nothing can be steered now, as far as is known."""
     _cluster: Cluster | None = None
-    _source: NodeSource | None = None
+    _source: NodeBackend | None = None
     _next: float = 0.0
     _next_try: float = 0.0
     _thread: threading.Thread | None = None
@@ -83,7 +83,7 @@ class Ahead:
             self._next_try = min(self._next_try, time.monotonic() + MENDED)
         self.trouble = trouble
 
-    def take(self, cluster: Cluster) -> NodeSource:
+    def take(self, cluster: Cluster) -> NodeBackend:
         """Return the way to the nodes of *cluster* as it is now: keys may have changed since. What was had before is for the need."""
         try:
             source = open_cluster(cluster)

@@ -14,14 +14,14 @@ from holdfast.protocol import Message
 from holdfast.runtime.checkpoint import manifest
 
 if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import Run
+    from holdfast.control.supervisor.controller import JobController
 
 KILL_SECONDS: Final = 5.0
 """How long killed workers may take to be gone: what a rank still copies is no snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldSnapshots:
     """A whole snapshot in the memory of a node."""
 
     node: str
@@ -32,12 +32,12 @@ class Held:
     lineage: int
 
 
-def newest_whole(held: Iterable[Held], world: int, homes: Mapping[int, str]) -> list[Held]:
+def newest_whole(held: Iterable[HeldSnapshots], world: int, homes: Mapping[int, str]) -> list[HeldSnapshots]:
     """Return the snapshots of the newest step of which all ranks of *world* have one, a snapshot for each rank; nothing if there is none.
 
     Of several of one rank that of its own node (*homes*, by rank) is taken. A later lineage goes before an earlier one: training went back.
     """
-    moments: dict[tuple[int, int], dict[int, Held]] = {}
+    moments: dict[tuple[int, int], dict[int, HeldSnapshots]] = {}
     for one in held:
         if one.world == world:
             found = moments.setdefault((one.lineage, one.step), {})
@@ -47,7 +47,7 @@ def newest_whole(held: Iterable[Held], world: int, homes: Mapping[int, str]) -> 
     return [found for _, found in sorted(moments[max(whole)].items())] if whole else []
 
 
-def save_what_lives(run: Run) -> None:
+def save_what_lives(run: JobController) -> None:
     """Have the newest step that is whole in the nodes' memory put on disk, if the disk has none as new; say what came of it."""
     limit = run.spec.limits.last_save.total_seconds()
     nodes = [node for node in run.fleet.alive() if node in run.fleet.memory]
@@ -57,7 +57,7 @@ def save_what_lives(run: Run) -> None:
     _end_workers(run)
     answers = run.fleet.order(nodes, "stored")
     held = [
-        Held(node=node, **{name: one[name] for name in ("name", "rank", "world", "step", "lineage")})
+        HeldSnapshots(node=node, **{name: one[name] for name in ("name", "rank", "world", "step", "lineage")})
         for node, answer in answers.items()
         if not isinstance(answer, WorldError)
         for one in answer["snapshots"]
@@ -80,12 +80,12 @@ def save_what_lives(run: Run) -> None:
     run.remark(f"step {step}, which the nodes held in memory, is not saved: {why}. The newest checkpoint is that of step {on_disk}")
 
 
-def newest_on_disk(run: Run) -> int:
+def newest_on_disk(run: JobController) -> int:
     """Return the step of the newest checkpoint that looks whole; 0 without any."""
     return next(manifest.whole_steps(run.spec.checkpoints), 0)
 
 
-def _end_workers(run: Run) -> None:
+def _end_workers(run: JobController) -> None:
     nodes = set(run.members) & set(run.fleet.alive())
     run.fleet.order(nodes, "stop", generation=run.generation, signal=int(signal.SIGKILL), grace=0.0)
     until = time.monotonic() + KILL_SECONDS
@@ -93,7 +93,7 @@ def _end_workers(run: Run) -> None:
         run.pump(0.02)
 
 
-def _order(run: Run, chosen: list[Held]) -> list[str]:
+def _order(run: JobController, chosen: list[HeldSnapshots]) -> list[str]:
     """Give the orders; return why some were not taken."""
     by_node: dict[str, list[Message]] = {}
     for one in chosen:

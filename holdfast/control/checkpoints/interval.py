@@ -10,10 +10,10 @@ from statistics import median
 from typing import Final
 
 from holdfast.history import models
-from holdfast.history.statistics import SAVES, Fleet, Save, Work, costs_of, went_back
+from holdfast.history.statistics import SAVES, FleetStatistics, SaveStatistics, StepStatistics, costs_of, went_back
 from holdfast.report.phases import kind_of
 from holdfast.spec.job import CheckpointPlan
-from policies.checkpoint_interval import RECOVERY_S, Case, Limits, Rate, advise, differs, rate_of, rollback_share
+from policies.checkpoint_interval import RECOVERY_S, IntervalCase, IntervalLimits, Rate, advise, differs, rate_of, rollback_share
 
 ENOUGH: Final = 3
 """Saves that must have been measured before a cadence is changed for their sake: the first may be slower than all others."""
@@ -25,8 +25,8 @@ _PARTS: Final = {"T1": "reschedule", "T2": "communication", "T3": "load", "T4": 
 """Part of a fault's loss by the term of the phase that it is; phases without a term are the detection."""
 
 
-def parts_of(fleet: Fleet) -> dict[str, float]:
-    """Return the seconds of each part of a recovery, named as in `policies.checkpoint_interval.Loss`; empty before the first one."""
+def parts_of(fleet: FleetStatistics) -> dict[str, float]:
+    """Return the seconds of each part of a recovery, named as in `policies.checkpoint_interval.ExpectedLoss`; empty before one."""
     parts: dict[str, float] = {}
     for name, seconds in fleet.phases.items():
         part = _PARTS.get(kind_of(name).term, "detection")
@@ -35,17 +35,17 @@ def parts_of(fleet: Fleet) -> dict[str, float]:
     return parts
 
 
-def recovery_of(fleet: Fleet) -> float:
+def recovery_of(fleet: FleetStatistics) -> float:
     """Return the downtime of one fault: the parts that were measured together, or what is assumed."""
     return sum(parts_of(fleet).values()) or RECOVERY_S
 
 
-def case_of(fleet: Fleet, work: Work, nodes: int) -> tuple[Case | None, Rate]:
+def case_of(fleet: FleetStatistics, work: StepStatistics, nodes: int) -> tuple[IntervalCase | None, Rate]:
     """Return what the policy is asked about a job on *nodes* nodes (nothing before a save and a step are measured), and the rate."""
     rate = rate_of(fleet.faults, fleet.node_hours)
     if work.save_s is None or not work.step_s:
         return None, rate
-    case = Case(
+    case = IntervalCase(
         save_s=max(work.save_s, SHORTEST),
         step_s=work.step_s,
         between_s=rate.between_s(nodes),
@@ -56,9 +56,9 @@ def case_of(fleet: Fleet, work: Work, nodes: int) -> tuple[Case | None, Rate]:
     return case, rate
 
 
-def limits_of(plan: CheckpointPlan) -> Limits:
+def limits_of(plan: CheckpointPlan) -> IntervalLimits:
     """Return the limits of a job's plan as the policy reads them."""
-    return Limits(least=plan.every_least, most=plan.every_most)
+    return IntervalLimits(least=plan.every_least, most=plan.every_most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +70,23 @@ class Choice:
 
 
 @dataclass(slots=True, kw_only=True)
-class Cadence:
+class CheckpointInterval:
     """What a flow knows about the cadence of its job. It asks no database: a recovery must not wait for one."""
 
     plan: CheckpointPlan
-    fleet: Fleet
+    fleet: FleetStatistics
     """As it was when this flow took the job."""
-    work: Work
+    work: StepStatistics
     answered: Collection[str] = frozenset()
     """Incidents that the figures of the fleet have in them."""
     began: float = field(default_factory=time.time)
-    _saves: deque[Save] = field(default_factory=lambda: deque(maxlen=SAVES))
+    _saves: deque[SaveStatistics] = field(default_factory=lambda: deque(maxlen=SAVES))
     _rungs: dict[str, int] = field(default_factory=dict)
     _back: int = 0
 
     def note_saved(self, seconds: float, beside: float | None) -> None:
         """Learn what a save took: for how long training stood still, and how long it was written *beside* it."""
-        self._saves.append(Save(seconds, beside))
+        self._saves.append(SaveStatistics(seconds, beside))
 
     def note_recovered(self, incident: models.Incident) -> None:
         """Learn how a recovery went."""
@@ -110,14 +110,14 @@ class Cadence:
             return Choice(every=now, because=f"it is near the best, {advice.steps:,}: {advice.because}")
         return Choice(every=advice.steps, because=advice.because)
 
-    def _work(self, steps: Collection[float]) -> Work:
+    def _work(self, steps: Collection[float]) -> StepStatistics:
         """Return what the job's work costs: as this flow saw it, else as the history has it from before."""
         known = self.work
         if self._saves and (len(self._saves) >= ENOUGH or known.save_s is None):
             known = replace(known, **asdict(costs_of(self._saves)))
         return replace(known, steps=len(steps), step_s=median(steps)) if steps else known
 
-    def _fleet(self, nodes: int, incidents: Collection[str]) -> Fleet:
+    def _fleet(self, nodes: int, incidents: Collection[str]) -> FleetStatistics:
         """Return the fleet with what this job has been through since."""
         before, rungs = self.fleet, dict(self.fleet.rungs)
         for rung, number in self._rungs.items():

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from holdfast.control.state.generation import RankView
+from holdfast.control.state.generation import RankState
 from holdfast.protocol import Message
 
 
-def came_back(ranks: Iterable[RankView]) -> dict[str, Any] | None:
+def came_back(ranks: Iterable[RankState]) -> dict[str, Any] | None:
     """Return where the state of processes came from that were all started anew, and how many of them took it from replicas."""
     told = list(ranks)
     if not told or not all(view.resumed for view in told):

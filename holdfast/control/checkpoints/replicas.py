@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeAlias, TypeVar
 
 from detectors.evidence import MemoryTrouble
-from holdfast.control.agents.pool import Fleet
+from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import WorldError
 from holdfast.protocol import Message
 from holdfast.spec.job import MemoryPlan
@@ -27,7 +27,7 @@ News: TypeAlias = tuple[MemoryTrouble | None, str]
 class Replicas:
     """The replicas of one job's snapshots."""
 
-    def __init__(self, fleet: Fleet, plan: MemoryPlan) -> None:
+    def __init__(self, fleet: AgentPool, plan: MemoryPlan) -> None:
         self.known: set[tuple[str, str | None, float]] = set()
         """Kind, node and time of what is on record already: a flow that adopts a job hears of it again."""
         self._fleet, self._plan = fleet, plan

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from holdfast.control.state.generation import Board, RankView
+from holdfast.control.state.generation import GenerationState, RankState
 from holdfast.history import models
 from holdfast.history.recorder import Recorder
 
 
-def age_of(board: Board) -> int | None:
+def age_of(board: GenerationState) -> int | None:
     """Return how many steps older than the job the newest snapshot is that all ranks have whole; None as long as one of them has none.
 
     Each rank's age is from one message of its own: so ranks that were lost, of which the last word may be older, add nothing.
@@ -20,7 +20,7 @@ def age_of(board: Board) -> int | None:
     return age
 
 
-def row_of(board: Board, job_id: str, now: float, ages: Mapping[int, int]) -> models.Snapshots | None:
+def row_of(board: GenerationState, job_id: str, now: float, ages: Mapping[int, int]) -> models.Snapshots | None:
     """Return what *board* knows of its generation's snapshots, or None as long as no rank has told; *ages* were counted before."""
     views = list(board.ranks.values())
     told = [_told(view) for view in views]
@@ -45,7 +45,7 @@ def row_of(board: Board, job_id: str, now: float, ages: Mapping[int, int]) -> mo
     )
 
 
-class Snapshots:
+class SnapshotStats:
     """Keeps the history's row of the present generation up to date."""
 
     def __init__(self, recorder: Recorder, job_id: str) -> None:
@@ -59,7 +59,7 @@ class Snapshots:
         if row is not None:
             self._generation, self._ages = row.generation, Counter({int(age): int(number) for age, number in row.ages.items()})
 
-    def look(self, board: Board, now: float, *, training: bool) -> None:
+    def look(self, board: GenerationState, now: float, *, training: bool) -> None:
         """Record what is new on *board*; the age is counted while the job is *training*."""
         if board.generation != self._generation:
             self._generation, self._ages = board.generation, Counter()
@@ -68,7 +68,7 @@ class Snapshots:
             self._ages[age] += 1
         self.record(board, now)
 
-    def record(self, board: Board, now: float) -> None:
+    def record(self, board: GenerationState, now: float) -> None:
         """Record what is new on *board*."""
         row = row_of(board, self._job_id, now, self._ages)
         if row is None or row == self._written:
@@ -79,16 +79,16 @@ class Snapshots:
         self._written = row
 
 
-def _told(view: RankView) -> Mapping[str, Any]:
+def _told(view: RankState) -> Mapping[str, Any]:
     return view.beat.get("snapshot") or {}
 
 
-def _age(view: RankView) -> int | None:
+def _age(view: RankState) -> int | None:
     step, newest = view.beat.get("step"), _told(view).get("step")
     return None if step is None or newest is None else max(0, step - newest)
 
 
-def _all(views: Iterable[RankView], value: Callable[[RankView], Any], pick: Callable[[list[Any]], Any]) -> Any:  # noqa: ANN401 (of value's kind)
+def _all(views: Iterable[RankState], value: Callable[[RankState], Any], pick: Callable[[list[Any]], Any]) -> Any:  # noqa: ANN401 (of value's kind)
     """Return one rank's value for all of them, or None where any has none."""
     values = [value(view) for view in views]
     return None if not values or None in values else pick(values)

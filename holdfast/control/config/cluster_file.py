@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from holdfast.control.config.file_watcher import Follower, News
+from holdfast.control.config.file_watcher import FileChange, FileWatcher
 from holdfast.report.wording import duration, moment
 from holdfast.spec import Cluster
 from holdfast.spec.load import reread_cluster
@@ -22,12 +22,12 @@ class ClusterFile:
     def __init__(self, cluster: Cluster) -> None:
         """Begin with *cluster*, which stays in force as long as its file cannot be used."""
         self.present, self._submitted = cluster, cluster
-        self._news = News()
+        self._news = FileChange()
         self._told = False
-        self._follower: Follower[Cluster] | None = None
+        self._follower: FileWatcher[Cluster] | None = None
         if cluster.plan is not None:
             file = Path(cluster.plan)
-            self._follower = Follower(file, reread_cluster, self._accept, self._refuse, name=f"plan of {cluster.name}")
+            self._follower = FileWatcher(file, reread_cluster, self._accept, self._refuse, name=f"plan of {cluster.name}")
             self._follower.begin()
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ MOMENT: Final = 0.05
 T = TypeVar("T")
 
 
-class News:
+class FileChange:
     """Words that one thread leaves and another takes."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class News:
         return told
 
 
-class Follower(Generic[T]):
+class FileWatcher(Generic[T]):
     """Hands on what a file says each time it changes, and once each what is wrong with it."""
 
     def __init__(

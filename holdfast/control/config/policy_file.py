@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.control.config.file_watcher import Follower, News, in_a_line
+from holdfast.control.config.file_watcher import FileChange, FileWatcher, in_a_line
 from holdfast.errors import BadFile
 from holdfast.log import note
 from holdfast.report.policy_words import changes
@@ -19,18 +19,18 @@ from policies.policy import BASE, NAMED, Policy
 log = logging.getLogger("holdfast.control")
 
 
-class Rulebook:
+class WatchedPolicy:
     """The policy in force, and news of it."""
 
     def __init__(self, spec: TrainingJob, folder: Path) -> None:
         """Begin with what *spec* names; where its file cannot be used, with what was in force last, of which *folder* keeps a copy."""
         self._spec, self._kept = spec, folder / "policy-in-force.yaml"
-        self._news = News()
-        self._follower: Follower[Policy] | None = None
+        self._news = FileChange()
+        self._follower: FileWatcher[Policy] | None = None
         if not is_policy_file(spec.policy):
             self.present = under_job(NAMED[spec.policy], spec)
             return
-        self._follower = Follower(Path(spec.policy), self._read, self._accept, self._refuse, name=f"policy of {spec.name}")
+        self._follower = FileWatcher(Path(spec.policy), self._read, self._accept, self._refuse, name=f"policy of {spec.name}")
         self.present = self._first(self._follower)
         self._follower.begin()
 
@@ -48,7 +48,7 @@ class Rulebook:
         if self._follower is not None:
             self._follower.look_now()
 
-    def _first(self, follower: Follower[Policy]) -> Policy:
+    def _first(self, follower: FileWatcher[Policy]) -> Policy:
         file = follower.file
         try:
             return self._read(file)

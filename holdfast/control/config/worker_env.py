@@ -17,7 +17,7 @@ from holdfast.protocol import BEAT
 from holdfast.runtime.process.preload import USUAL
 
 if TYPE_CHECKING:
-    from holdfast.control.state.rank_table import Lineup
+    from holdfast.control.state.rank_table import RankTable
     from holdfast.history import Job
     from holdfast.source_tree import of_source_tree
 from holdfast.spec import Cluster, TrainingJob
@@ -132,7 +132,7 @@ def _token_file(job: Job) -> Path:
     return job_directory(job.name) / "token"
 
 
-def rank_environments(membership: dict[str, list[int]], *, generation: int, lineup: Lineup, job: str) -> dict[str, list[dict[str, Any]]]:
+def rank_environments(membership: dict[str, list[int]], *, generation: int, lineup: RankTable, job: str) -> dict[str, list[dict[str, Any]]]:
     """Return for each node what its workers need to know of their places: the variables that ``torchrun`` sets.
 
     Global ranks are consecutive over the nodes in the order of *membership*.
@@ -188,7 +188,7 @@ def told_of(membership: dict[str, list[int]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def seat_environment(rank: int, lineup: Lineup, *, generation: int, ranks_per_node: int, job: str) -> dict[str, str]:
+def seat_environment(rank: int, lineup: RankTable, *, generation: int, ranks_per_node: int, job: str) -> dict[str, str]:
     """Return what a process that takes over *rank* alone must know of its place.
 
     What the others were told when they were started stays true: the width of a node, and the rank's number among nodes.
@@ -216,7 +216,7 @@ def seat_environment(rank: int, lineup: Lineup, *, generation: int, ranks_per_no
     }
 
 
-def lineup_environment(lineup: Lineup) -> dict[str, str]:
+def lineup_environment(lineup: RankTable) -> dict[str, str]:
     """Return how often a process saves, where the flow chooses it, and what it must neither go on from nor do again."""
     every = {} if lineup.every is None else {"HOLDFAST_SAVE_EVERY": str(lineup.every)}
     off = {"HOLDFAST_WRITTEN_OFF": ",".join(f"{step}:{number}" for step, number in lineup.written_off)} if lineup.written_off else {}

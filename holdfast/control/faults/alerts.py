@@ -8,11 +8,11 @@ from typing import Final
 
 from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels
 from detectors.diagnosis import see
-from detectors.evidence import BadLoss, Copies, Evidence, HangLimits, Losses, SameState, StepTimes
+from detectors.evidence import BadLoss, Copies, Evidence, HangLimits, LossHistory, SameState, StepTimes
 from detectors.host import LOAD
 from detectors.losses import CHECKS
 from detectors.stragglers import BASE, DROPPED, LINKS, RECENT, WARM
-from holdfast.control.state.generation import Board, Roles
+from holdfast.control.state.generation import GenerationState, Roles
 
 SHORT: Final = 0.1
 """Seconds between two looks."""
@@ -24,7 +24,7 @@ TRUSTED: Final = 2
 """Checks in a row at which ranks must have been equal before they count as copies, where they do not know it themselves."""
 
 
-class Concerns:
+class Alerts:
     """Sees what one generation's board tells; the next generation begins with another."""
 
     def __init__(self, levels: Callable[[], Levels] = lambda: CATALOGUE_LEVELS) -> None:
@@ -45,7 +45,7 @@ class Concerns:
         self._same: dict[int, tuple[str, list[int]]] = {}
         """By rank, its newest digest and the steps at which it had that one."""
 
-    def look(self, board: Board, now: float, *, roles: Roles, limits: HangLimits, good: Callable[[int], str]) -> Iterator[Fault]:
+    def look(self, board: GenerationState, now: float, *, roles: Roles, limits: HangLimits, good: Callable[[int], str]) -> Iterator[Fault]:
         """Yield what is new at *now* (monotonic) and training goes on through; what asks for an act joins the evidence on *board*.
 
         *good* says what there is to go back to from before a step.
@@ -75,7 +75,7 @@ class Concerns:
 
     # -- losses and speed -------------------------------------------------------------------------------------------------
 
-    def _losses(self, board: Board, now: float, good: Callable[[int], str]) -> Iterator[BadLoss]:
+    def _losses(self, board: GenerationState, now: float, good: Callable[[int], str]) -> Iterator[BadLoss]:
         """Yield the first bad loss of a step, once others had the time to tell of theirs."""
         while board.news:
             one = board.news.popleft()
@@ -88,10 +88,10 @@ class Concerns:
             self._bad.clear()
             yield replace(first, alone=not others and len(board.ranks) > 1, good=good(first.step))
 
-    def _slow_ones(self, board: Board, roles: Roles) -> Iterator[Evidence]:
+    def _slow_ones(self, board: GenerationState, roles: Roles) -> Iterator[Evidence]:
         at = board.now
         if board.losses and not self._bad:  # whose loss was bad first is told before it is acted on that all are
-            yield Losses(at=at, losses=tuple(board.losses))
+            yield LossHistory(at=at, losses=tuple(board.losses))
         steps = list(board.durations)[WARM:]
         paces = board.paces(at, roles)
         if paces is not None:
@@ -101,7 +101,7 @@ class Concerns:
 
     # -- copies -----------------------------------------------------------------------------------------------------------
 
-    def _copies(self, board: Board, now: float, good: Callable[[int], str]) -> Iterator[Evidence]:
+    def _copies(self, board: GenerationState, now: float, good: Callable[[int], str]) -> Iterator[Evidence]:
         """Yield checks that all living ranks have told of: copies that differ, with the sums of their tensors once those are known."""
         living = {view.rank for view in board.ranks.values() if not view.ended}
         if not living:  # the last have ended: there is nothing to compare any more
@@ -125,7 +125,7 @@ class Concerns:
                 del self._doubt[step]
                 yield replace(seen, sums=sums)
 
-    def questions(self, board: Board) -> Iterator[tuple[int, frozenset[int]]]:
+    def questions(self, board: GenerationState) -> Iterator[tuple[int, frozenset[int]]]:
         """Yield a step, and the ranks that must be asked for the sums of their tensors after it."""
         for step, (_, seen) in self._doubt.items():
             if step not in self._asked:
@@ -150,7 +150,7 @@ class Concerns:
             present = [frozenset(ranks) for ranks in equal.values() if len(ranks) > 1]
             self._equal = {ranks: self._equal.get(ranks, 0) + 1 for ranks in present}
 
-    def _frozen(self, board: Board, step: int, told: Mapping[int, tuple[str, str]]) -> Iterator[SameState]:
+    def _frozen(self, board: GenerationState, step: int, told: Mapping[int, tuple[str, str]]) -> Iterator[SameState]:
         """Yield the lowest rank whose parameters have not changed for some checks."""
         for rank, (_, digest) in sorted(told.items()):
             before, steps = self._same.get(rank, ("", []))
@@ -161,6 +161,6 @@ class Concerns:
             yield SameState(at=board.now, node=board.ranks[rank].node, rank=rank, steps=tuple(steps))
 
 
-def _overloaded(board: Board) -> bool:
+def _overloaded(board: GenerationState) -> bool:
     """Tell whether a node has more work than processors: those who move data wait for one then, and no link is to blame."""
     return any(fault.kind == LOAD.id for fault in board.node_faults)

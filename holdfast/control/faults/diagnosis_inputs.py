@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from detectors.catalogue import CATALOGUE_LEVELS, Fault, Level, Levels
+from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels, RecommendedAction
 from detectors.causes import Candidate
 from detectors.diagnosis import Diagnosis, left_unexplained
 from detectors.logs import warm
@@ -19,7 +19,7 @@ from holdfast.report import wording
 from policies.case import Earlier
 
 if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import Run
+    from holdfast.control.supervisor.controller import JobController
 
 MOST_EVIDENCE: Final = 12
 """Pieces of evidence that are kept for each explanation; the faults themselves stand in rows of their own."""
@@ -35,7 +35,7 @@ def make_ready() -> None:
     threading.Thread(target=warm, name="signatures", daemon=True).start()
 
 
-def beside(run: Run) -> list[Fault]:
+def beside(run: JobController) -> list[Fault]:
     """Return what is known beside the faults that ask for an act: what is wrong with the nodes, and what training goes on through.
 
     What is only to be recorded, such as a clock that nobody keeps, explains nothing.
@@ -46,7 +46,7 @@ def beside(run: Run) -> list[Fault]:
     acting = {_thing(fault, kind) for fault in run.board.unusable}
     others = [fault for fault in run.board.node_faults if _thing(fault, kind) not in acting]
     told = [fault for fault in (*others, *run.board.troubles) if fault.node in run.members and now - fault.at < RECENT]
-    known = [fault for fault in (*seen, *told) if run.levels.of(fault) is not Level.RECORD]
+    known = [fault for fault in (*seen, *told) if run.levels.of(fault) is not RecommendedAction.RECORD]
     return [fault for fault in known if not run.wards.pardons(fault, run.levels)]
 
 
@@ -61,7 +61,7 @@ def heard_once(earlier: Iterable[Earlier], unusable: Iterable[Fault], cluster_ki
     return tuple(one for one in earlier if acting.get(_thing(one, cluster_kind), one.node) == one.node)
 
 
-def last_words(run: Run) -> list[Fault]:
+def last_words(run: JobController) -> list[Fault]:
     """Return what workers said before they ended: read once, when the evidence has settled, and for a moment only, as ranks wait for it."""
     end = time.monotonic() + READING
     found, unread = read(run.board.evidence, lambda: time.monotonic() >= end)
@@ -73,7 +73,7 @@ def last_words(run: Run) -> list[Fault]:
     return found
 
 
-def places(run: Run) -> dict[str, str]:
+def places(run: JobController) -> dict[str, str]:
     """Return the node of everything by which a fault may name a peer."""
     ranks = {f"rank {rank}": view.node for rank, view in run.board.ranks.items()}
     return ranks | {node: node for node in run.members}

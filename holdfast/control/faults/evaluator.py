@@ -15,16 +15,16 @@ from detectors.catalogue import Fault
 from detectors.diagnosis import see
 from detectors.evidence import HangLimits, Progress
 from detectors.progress import STANDSTILLS, see_progress, without_patience
-from holdfast.control.state.generation import Board
+from holdfast.control.state.generation import GenerationState
 
 REST: Final = 9.0
 """Times as long as a look at all ranks took, until the next one."""
 
 
-class Sight:
+class FaultEvaluator:
     """The faults of one generation, as far as they have been judged."""
 
-    def __init__(self, board: Board, known_until: Callable[[], float]) -> None:
+    def __init__(self, board: GenerationState, known_until: Callable[[], float]) -> None:
         """Judge *board*; *known_until* says until when it is known what ranks do (wall clock)."""
         self._board, self._known_until = board, known_until
         self._judged = 0

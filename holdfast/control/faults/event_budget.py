@@ -26,7 +26,7 @@ TOLD_AGAIN: Final = 3600.0
 """Seconds after which it is told again that a node's budget is spent."""
 
 
-class Budget:
+class NodeBudget:
     """What each node may have written: so much at once, and so much a minute after that."""
 
     def __init__(self, what: str, per_minute: float, at_once: float, tell: Callable[[str], None]) -> None:

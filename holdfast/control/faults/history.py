@@ -14,7 +14,7 @@ COUNTED: Final = 500
 """Faults that one decision is given, the newest: far more than any threshold."""
 
 
-class Past:
+class FaultHistory:
     """Faults of nodes, by the row that each has in the history."""
 
     def __init__(self) -> None:

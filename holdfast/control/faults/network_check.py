@@ -17,7 +17,7 @@ from holdfast.log import note
 from holdfast.report.wording import size
 
 if TYPE_CHECKING:
-    from holdfast.cluster import NodeSource
+    from holdfast.cluster import NodeBackend
 
 log = logging.getLogger("holdfast.control")
 
@@ -45,10 +45,10 @@ class Pair:
         return f"{self.source} to {self.to} {f'{size(round(self.rate))}/s' if self.rate is not None else f'failed: {self.why}'}"
 
 
-class Traffic:
+class NetworkCheck:
     """Measures the ways between a job's nodes, each to the next, while their starters warm up."""
 
-    def __init__(self, source: NodeSource) -> None:
+    def __init__(self, source: NodeBackend) -> None:
         self._source = source
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
 

@@ -18,7 +18,7 @@ REMEMBERED: Final = 50_000
 """Faults that are remembered, the newest, so that none is put on record twice."""
 
 
-class NodeNews:
+class NodeFaultDedup:
     """Takes in the lookouts' events. Each is believed once: a flow that adopts a job hears again what the one before has on record."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from detectors.evidence import HangLimits, Progress
 from detectors.progress import pause_in, pause_in_words
 
 if TYPE_CHECKING:
-    from holdfast.control.state.generation import Board
+    from holdfast.control.state.generation import GenerationState
 
 LONGER: Final = 1.5
 """A pause is told of once it is this many times as long as the longest before: an evaluation every hundred steps is told of once."""
@@ -25,7 +25,7 @@ class Pauses:
         self._present = self._longest = 0.0
         self._told = False
 
-    def look(self, board: Board, seen: Progress, limits: HangLimits) -> None:
+    def look(self, board: GenerationState, seen: Progress, limits: HangLimits) -> None:
         """Take in how far the ranks of *board* are; a pause that a recovery ended says nothing about the job."""
         if board.generation != self._generation:
             self._generation, self._present, self._told = board.generation, 0.0, False

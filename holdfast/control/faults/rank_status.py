@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from detectors.evidence import HangLimits, InGroup, InWork, Progress, Standing
+from detectors.evidence import HangLimits, InGroup, InWork, Progress, RankStatus
 from detectors.progress import hang_limit
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:
-    from holdfast.control.agents.pool import Fleet
-    from holdfast.control.state.generation import Board
+    from holdfast.control.agents.pool import AgentPool
+    from holdfast.control.state.generation import GenerationState
 
 EARLY: Final = 0.5
 """Share of the limit after which a quiet job is asked for the first time."""
@@ -22,13 +22,13 @@ SOONEST: Final = 0.4
 """Seconds that lie between two calls at least."""
 
 
-class RollCall:
+class RankStatusQuery:
     """Asks the ranks of a job that may hang where they stand."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: AgentPool) -> None:
         self._fleet = fleet
 
-    def look(self, board: Board, seen: Progress, limits: HangLimits) -> None:
+    def look(self, board: GenerationState, seen: Progress, limits: HangLimits) -> None:
         """Ask when it is time; wait for nothing."""
         if not seen.steps_expected or not seen.ranks or any(held.section for held in seen.ranks.values()):
             return
@@ -39,16 +39,16 @@ class RollCall:
         board.asked_at = seen.at
         self.ask(board, {held.node for held in seen.ranks.values()}, {"do": "roll-call"})
 
-    def ask(self, board: Board, nodes: Iterable[str], question: Message, *, ranks: list[int] | None = None) -> None:
+    def ask(self, board: GenerationState, nodes: Iterable[str], question: Message, *, ranks: list[int] | None = None) -> None:
         """Put a question to the ranks on *nodes*; the answers are events."""
         order = {"generation": board.generation, "question": question, "ranks": ranks}
         self._fleet.orders_later(dict.fromkeys(set(nodes) & set(self._fleet.alive()), order), "ask")
 
 
-def standing_of(said: Mapping[str, Any]) -> Standing | None:
+def standing_of(said: Mapping[str, Any]) -> RankStatus | None:
     """Return where a rank says that it stands; None where that cannot be understood."""
     with suppress(KeyError, TypeError, ValueError, AttributeError):
-        return Standing(
+        return RankStatus(
             waits=str(said.get("waits") or ""),
             seconds=float(said.get("seconds") or 0.0),
             groups=tuple(_group(one) for one in said.get("groups") or ()),

@@ -16,7 +16,7 @@ from holdfast.log import note
 
 if TYPE_CHECKING:
     from detectors.catalogue import Fault
-    from holdfast.cluster import NodeSource
+    from holdfast.cluster import NodeBackend
 
 log = logging.getLogger("holdfast.control")
 
@@ -81,7 +81,7 @@ def _of(node: str, pairs: Mapping[Pair, str], at: float, *, alone: bool) -> Seve
     return Severed(node=node, at=at, peers=tuple(sorted(whys)), why=next(iter(whys.values())), alone=alone)
 
 
-def look(source: NodeSource, faults: Iterable[Fault], nodes: Sequence[str]) -> tuple[list[Severed], dict[Pair, str]]:
+def look(source: NodeBackend, faults: Iterable[Fault], nodes: Sequence[str]) -> tuple[list[Severed], dict[Pair, str]]:
     """Have *nodes* try to reach each other; return who is cut off from the others, and which pairs else do not meet, and why.
 
     Of many nodes those are looked at that *faults* name.
@@ -108,7 +108,7 @@ def in_words(pairs: Mapping[Pair, str]) -> str:
     return f"{first} and {second} do not reach each other ({why}){rest}"
 
 
-def _meet(source: NodeSource, one: str, other: str) -> str | None:
+def _meet(source: NodeBackend, one: str, other: str) -> str | None:
     """Say why *one* does not reach *other*; empty when it does, None when it could not be tried: that is another matter."""
     try:
         return source.meets(one, other, SECONDS)

@@ -10,15 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from detectors.catalogue import Blame, Fault, Level
+from detectors.catalogue import Blame, Fault, RecommendedAction
 from detectors.stragglers import COMPUTE, HOST, LONG, cost_of, cost_of_links, settled
 from holdfast.agent.workers.step_timing import BLOCK
 from holdfast.control.faults.node_faults import machine_of
 from holdfast.history import models
-from policies.slowness import MovedBefore, SlowAct, SlowRank, Wanted
+from policies.slowness import MovedBefore, SlowAct, SlowRank, StragglerAction
 
 if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import Run
+    from holdfast.control.supervisor.controller import JobController
 
 MOVABLE: Final = frozenset({COMPUTE.id, HOST.id})
 """Kinds of slow ranks that a move to another node may cure."""
@@ -45,10 +45,10 @@ class _Watched:
     """The rank that was weighed last (-1: it costs nothing), and the answer."""
 
 
-class SlowRanks:
+class Stragglers:
     """What this job has learnt of planned moves, and what it does about slow ranks."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobController) -> None:
         self._run = run
         self._pauses: list[float] = []
         self._moved: list[MovedBefore] = []
@@ -80,7 +80,7 @@ class SlowRanks:
 
     def note(self, fault: Fault) -> None:
         """Watch a node that training goes on through: what it costs shows in the steps to come."""
-        if fault.node is not None and fault.entry.blame in DEGRADING and self._run.levels.of(fault) is not Level.RECORD:
+        if fault.node is not None and fault.entry.blame in DEGRADING and self._run.levels.of(fault) is not RecommendedAction.RECORD:
             since = self._run.board.step_before + (LONG + 1) * BLOCK
             self._watched.setdefault((fault.kind, fault.node, None), _Watched(fault, fault.node, None, since))
 
@@ -153,9 +153,9 @@ class SlowRanks:
         step, lost = costs[rank]
         if one.rank is None and one.fault.entry.blame is Blame.NETWORK:
             lost = max(lost, cost_of_links(paces))
-        until, wanted = run.board.until(), Wanted(run.spec.checks.straggler)
-        if one.rank is None and wanted is Wanted.MIGRATE:  # that is for ranks that are known to be slow
-            wanted = Wanted.AUTO
+        until, wanted = run.board.until(), StragglerAction(run.spec.checks.straggler)
+        if one.rank is None and wanted is StragglerAction.MIGRATE:  # that is for ranks that are known to be slow
+            wanted = StragglerAction.AUTO
         return SlowRank(
             now=now,
             kind=one.fault.kind,

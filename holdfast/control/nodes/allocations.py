@@ -7,17 +7,17 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from detectors.catalogue import Level
+from detectors.catalogue import RecommendedAction
 from detectors.diagnosis import see
-from holdfast.cluster.interface import Wish, lender_of
+from holdfast.cluster.interface import AllocationRequest, lender_of
 from holdfast.control.state.generation import limits_of
 from holdfast.errors import HoldfastError
 from holdfast.report.wording import moment, told
-from policies.drains import Departure
+from policies.drains import Drain
 from policies.states import State
 
 if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import Run
+    from holdfast.control.supervisor.controller import JobController
 
 log = logging.getLogger("holdfast.control")
 
@@ -27,10 +27,10 @@ STOP: Final = 15.0
 """Seconds that it may take to stop all ranks, beside what is saved."""
 
 
-class Borrowing:
+class BorrowedNodes:
     """Keeps as many nodes as the job wants, where they are lent; else it does nothing."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobController) -> None:
         self._run = run
         self._lender = lender_of(run.fleet.source)
         self._said: dict[str, tuple[str, ...]] = {}
@@ -71,7 +71,7 @@ class Borrowing:
         alive = set(run.fleet.alive())
         self._lost = {node: at for node, at in self._lost.items() if node not in alive}
         wanted, back = nodes.wanted + nodes.spare, run.wards.back_in_service()
-        self._lender.wish(Wish(nodes=wanted, out=out, back=back, lost=dict(self._lost), used=used, save=save))
+        self._lender.wish(AllocationRequest(nodes=wanted, out=out, back=back, lost=dict(self._lost), used=used, save=save))
         self._tell()
         self._take_words()
 
@@ -104,7 +104,7 @@ class Borrowing:
             for fault in faults:
                 run.board.node_faults.append(fault)
                 run.record_fault(fault, incident=run.incident.row.id if run.incident is not None else None)
-                if run.levels.of(fault) is not Level.RECORD:
+                if run.levels.of(fault) is not RecommendedAction.RECORD:
                     run.remark(f"{word.node}: {told(fault.entry.title, fault.quote, fault.entry.action)}")
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -144,10 +144,10 @@ class Borrowing:
         """Say what is there, and why not more; empty where nodes are not lent."""
         return "" if self._lender is None else self._lender.in_words()
 
-    def departure(self, node: str) -> Departure | None:
+    def departure(self, node: str) -> Drain | None:
         """Return why and by when *node* is to be left."""
         leaving = None if self._lender is None else self._lender.leaving(node, time.time())
-        return None if leaving is None else Departure(node=node, because=leaving.because, since=leaving.since, by=leaving.by)
+        return None if leaving is None else Drain(node=node, because=leaving.because, since=leaving.since, by=leaving.by)
 
     @property
     def end(self) -> str:

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from holdfast.errors import OperatorError
 from holdfast.history import History, approvals, queries
-from holdfast.history.approvals import ISOLATE, KEEP, WITHDRAWN, Reply
+from holdfast.history.approvals import ISOLATE, KEEP, WITHDRAWN, ApprovalAnswer
 from holdfast.history.models import Job, Question
-from holdfast.history.retry import Asking
-from policies.node_faults import Offence
+from holdfast.history.retry import RetryingHistory
+from policies.node_faults import NodeFault
 
 EVERY: Final = 1.0
 """Seconds between two looks for answers."""
@@ -31,7 +31,7 @@ Tell = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(slots=True)
-class Consent:
+class Approvals:
     """The questions of one job."""
 
     history: History
@@ -50,11 +50,11 @@ class Consent:
     _ended: bool = False
     """The job is over: its questions need no answer any more."""
     _thread: threading.Thread | None = None
-    _try: Asking = field(default_factory=lambda: Asking("consent"))
+    _try: RetryingHistory = field(default_factory=lambda: RetryingHistory("consent"))
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def ask(self, about: str, against: Iterable[Offence], because: str, *, otherwise: str) -> None:
+    def ask(self, about: str, against: Iterable[NodeFault], because: str, *, otherwise: str) -> None:
         """Ask whether nodes may be isolated, for what speaks *against* them; a question about the same nodes is put once."""
         nodes = {
             one.node: {
@@ -147,7 +147,7 @@ class Consent:
             self.remark(f"question {put.number}: {put.because}. {how_to_answer(put)}")
             self.tell("asked", {"question": put})
         for number in [one.number for one in self._open.values() if (one.about, frozenset(one.nodes)) in self._withdraw]:
-            self._reply(number, Reply(answer=WITHDRAWN, words="it need not be answered any more"))
+            self._reply(number, ApprovalAnswer(answer=WITHDRAWN, words="it need not be answered any more"))
         self._withdraw.clear()
         for number, row in approvals.of_numbers(self.history, list(self._open)).items():
             if row.answered_at is not None:
@@ -167,7 +167,7 @@ class Consent:
         for number, one in list(self._open.items()):
             if one.until > now:
                 continue
-            said = Reply(answer=one.otherwise, words="nobody answered in time")
+            said = ApprovalAnswer(answer=one.otherwise, words="nobody answered in time")
             try:
                 self._reply(number, said)
             except Exception:  # noqa: BLE001 (the history is away: the job goes on by what would have been written)
@@ -175,13 +175,13 @@ class Consent:
                 told = {"answered_at": now, "answer": one.otherwise, "picked": picked, "words": said.words}
                 self._take(number, one.model_copy(update=told))
 
-    def _reply(self, number: int, said: Reply) -> None:
+    def _reply(self, number: int, said: ApprovalAnswer) -> None:
         with suppress(OperatorError):  # somebody was first: the next look finds the answer
             self._take(number, approvals.reply(self.history, number, said, now=time.time()))
 
     def _withdraw_all(self) -> None:
         for number in list(self._open):
-            self._reply(number, Reply(answer=WITHDRAWN, words="the job has ended"))
+            self._reply(number, ApprovalAnswer(answer=WITHDRAWN, words="the job has ended"))
 
 
 def how_to_answer(question: Question) -> str:

@@ -9,21 +9,21 @@ from detectors.evidence import NodeLeaving
 from holdfast.errors import WorldError
 from holdfast.history import models
 from holdfast.report.wording import duration, moment
-from policies.drains import Act, Departure, Seen, ends_at, next_act
+from policies.drains import Drain, DrainAction, DrainView, ends_at, next_act
 from policies.states import State
 
 if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import Run
+    from holdfast.control.supervisor.controller import JobController
 
 PAST: Final = 60.0
 """Seconds after which a node that should have been gone counts as any other again: it has come back, or it never went."""
 AT_WORK = frozenset({State.RUNNING, State.MIGRATING})
 
 
-class Departures:
+class PlannedDrains:
     """Looks now and then which nodes are to be left, and does what that asks for."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobController) -> None:
         self._run = run
         self._asked: dict[str, float] = {}
         """Node to when a move of its ranks was last asked for here."""
@@ -42,11 +42,11 @@ class Departures:
                 self._asked.pop(node, None)
                 continue
             after = next_act(departure, self._seen(node, now))
-            if after.act is Act.MOVE and run.state is State.RUNNING and not run.requests.asked_for(node):
+            if after.act is DrainAction.MOVE and run.state is State.RUNNING and not run.requests.asked_for(node):
                 self._ask(departure, now)
-            elif after.act is Act.LEAVE:
+            elif after.act is DrainAction.LEAVE:
                 self._leave(node, now, after.because)
-            elif after.act is Act.STAY and not run.requests.asked_for(node) and self._told.get(node) != after.because:
+            elif after.act is DrainAction.STAY and not run.requests.asked_for(node) and self._told.get(node) != after.because:
                 self._told[node] = after.because
                 run.remark(after.because)
 
@@ -95,11 +95,11 @@ class Departures:
         end = f"the walltime of {duration(walltime)} (`limits.walltime`) ends at {moment(run.job.at + walltime)}"
         return f"{end}: what the job has is saved, and the same `holdfast run` goes on from there"
 
-    def _seen(self, node: str, now: float) -> Seen:
+    def _seen(self, node: str, now: float) -> DrainView:
         run = self._run
         outcome = run.requests.outcomes.get(node, "")
         alone = "" if len(run.board.ranks) > 1 else "its only rank cannot, as nobody would be left to find it"
-        return Seen(
+        return DrainView(
             now=now,
             barred=run.why_not_kept() or alone,
             room=self._room(node),
@@ -114,7 +114,7 @@ class Departures:
         count = 1 if len(ranks) == 1 else len(ranks.get(node, ()))
         return any(free >= count for other, free in run.room().items() if other != node) or bool(run.free())
 
-    def _ask(self, departure: Departure, now: float) -> None:
+    def _ask(self, departure: Drain, now: float) -> None:
         run = self._run
         self._asked[departure.node] = now
         self._told.pop(departure.node, None)

@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from detectors.catalogue import Fault, Levels
-from holdfast.control.nodes.approvals import SHARE, Consent
+from holdfast.control.nodes.approvals import SHARE, Approvals
 from holdfast.history import History
 from holdfast.history import cordons as record
 from holdfast.history.approvals import KEEP
-from holdfast.history.cordons import Place
+from holdfast.history.cordons import CordonTable
 from holdfast.history.models import Question
-from holdfast.history.retry import Asking
+from holdfast.history.retry import RetryingHistory
 from holdfast.log import note
 from holdfast.report.wording import moment
 from holdfast.spec import Cluster
-from policies.cordons import Changed, HeldFault, HoldKind, NeedsPerson, Node, Owner, Stale, Word, in_words
-from policies.drains import Departure
+from policies.cordons import Changed, CordonedFault, CordonKind, NeedsPerson, Node, OperatorRequest, OutOfDate, Owner, in_words
+from policies.drains import Drain
 from policies.maintenance import Closing, begins_within, closing
-from policies.node_faults import Offence, takes_out
+from policies.node_faults import NodeFault, takes_out
 from policies.node_states import NodeState
 from policies.quarantine import doubt, quarantine
 
@@ -40,7 +40,7 @@ LAST: Final = 5.0
 
 
 @dataclass(slots=True)
-class Wards:
+class NodeEligibility:
     """What is held against the nodes of one cluster."""
 
     cluster: Cluster
@@ -48,20 +48,20 @@ class Wards:
     names: Callable[[], Sequence[str]]
     owner: Owner
     remark: Callable[[str], None]
-    consent: Consent
+    consent: Approvals
     ends: float | None = None
     """When the job's walltime is over (seconds since 1970); empty: it has none, and any window may meet it."""
-    lent: Callable[[str], Departure | None] = lambda _: None
+    lent: Callable[[str], Drain | None] = lambda _: None
     """Why a node that was lent is to be left."""
     _known: dict[str, Node] = field(default_factory=dict)
-    _grave: dict[str, tuple[Offence, float]] = field(default_factory=dict)
+    _grave: dict[str, tuple[NodeFault, float]] = field(default_factory=dict)
     """Node to what took it out of this job, and when: it stays out until it has come back, also where it could not be quarantined."""
-    _light: dict[str, Offence] = field(default_factory=dict)
+    _light: dict[str, NodeFault] = field(default_factory=dict)
     """Node to a doubt that is not yet on record."""
-    _notices: dict[str, Departure] = field(default_factory=dict)
+    _notices: dict[str, Drain] = field(default_factory=dict)
     """Node to what it was told of its end."""
-    _queue: deque[Offence] = field(default_factory=deque)
-    _unsure: dict[str, Offence] = field(default_factory=dict)
+    _queue: deque[NodeFault] = field(default_factory=deque)
+    _unsure: dict[str, NodeFault] = field(default_factory=dict)
     """Node to what would take it out of service, if a person said so."""
     _approved: dict[str, str] = field(default_factory=dict)
     """Node to the person who said that this job may isolate it."""
@@ -71,7 +71,7 @@ class Wards:
     _wake: threading.Event = field(default_factory=threading.Event)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
-    _try: Asking = field(default_factory=lambda: Asking("wards"))
+    _try: RetryingHistory = field(default_factory=lambda: RetryingHistory("wards"))
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -106,17 +106,17 @@ class Wards:
             return ""
         return f"taken out by {self.owner.name}: {grave[0].because}; `holdfast nodes readmit {node} --because ...` takes it back"
 
-    def departure(self, node: str) -> Departure | None:
+    def departure(self, node: str) -> Drain | None:
         """Return why and by when *node* is to be left; of several reasons the one that leaves least time; nothing where jobs may stay."""
         found = [one for one in (self._notices.get(node), self.lent(node)) if one is not None]
         known = self._known.get(node)
         if known is not None and (hold := known.drain) is not None:
             until = "" if hold.leave_by is None else f" until {moment(hold.leave_by)}"
             because = f"drained by {hold.owner.name}{until}: {hold.because}"
-            found.append(Departure(node=node, because=because, since=hold.at, by=hold.leave_by))
+            found.append(Drain(node=node, because=because, since=hold.at, by=hold.leave_by))
         if (closed := self._closing(node)) is not None:
             since = min(time.time(), closed.begins)
-            found.append(Departure(node=node, because=_of_window(closed), since=since, by=closed.begins))
+            found.append(Drain(node=node, because=_of_window(closed), since=since, by=closed.begins))
         return min(found, key=lambda one: float("inf") if one.by is None else one.by, default=None)
 
     def _closing(self, node: str) -> Closing | None:
@@ -125,7 +125,7 @@ class Wards:
     def notice(self, node: str, *, at: float, by: float, why: str) -> bool:
         """Take in that *node* was told that it will be gone; tell whether that is new."""
         is_new = node not in self._notices
-        self._notices[node] = Departure(node=node, because=f"{why}: it will be gone at {moment(by)}", since=at, by=by)
+        self._notices[node] = Drain(node=node, because=f"{why}: it will be gone at {moment(by)}", since=at, by=by)
         return is_new
 
     def take_back(self, node: str) -> None:
@@ -136,7 +136,7 @@ class Wards:
         """Tell whether *node* itself was told that it will be gone."""
         return node in self._notices
 
-    def told_to_go(self) -> list[Departure]:
+    def told_to_go(self) -> list[Drain]:
         """Return the notices that count."""
         return list(self._notices.values())
 
@@ -147,7 +147,7 @@ class Wards:
             return f"suspect: {light.because}"
         if known is None or known.state is not NodeState.SUSPECT:
             return ""
-        return f"suspect: {known.of_kind(HoldKind.DOUBT)[-1].because}"
+        return f"suspect: {known.of_kind(CordonKind.DOUBT)[-1].because}"
 
     def cut_short(self, node: str) -> str:
         """Return which window would take *node* away before the job's walltime is over; empty where none does."""
@@ -204,7 +204,7 @@ class Wards:
             self._kept[node] = at, kinds
             self._grave.pop(node, None)
 
-    def accuse(self, found: Iterable[Offence]) -> None:
+    def accuse(self, found: Iterable[NodeFault]) -> None:
         """Hold against nodes what they have done, from now on here, and soon in the history."""
         for one in found:
             at, kinds = self._kept.get(one.node, (0.0, frozenset()))
@@ -243,8 +243,8 @@ class Wards:
             self._try(self._read)
         self._try(self._write)  # what was found between the last look and the end
 
-    def _place(self) -> Place:
-        return Place(cluster=self.cluster.name, names=self.names(), rules=self.cluster.quarantine.rules)
+    def _place(self) -> CordonTable:
+        return CordonTable(cluster=self.cluster.name, names=self.names(), rules=self.cluster.quarantine.rules)
 
     def _read(self) -> None:
         self._known = record.nodes(self.history, self._place(), now=time.time())
@@ -278,18 +278,20 @@ class Wards:
             if node in question.picked:
                 self.approve([node], question.by)
                 evidence = tuple(map(str, told["evidence"]))
-                faults = tuple(HeldFault(**fault) for fault in told.get("faults", ()))
+                faults = tuple(CordonedFault(**fault) for fault in told.get("faults", ()))
                 because, seen = str(told["because"]), float(told["seen"])
-                self.accuse([Offence(node=node, grave=True, because=because, evidence=evidence, faults=faults, seen=seen)])
+                self.accuse([NodeFault(node=node, grave=True, because=because, evidence=evidence, faults=faults, seen=seen)])
             elif question.by:
                 self.keep({node: told}, question.answered_at or time.time())
 
-    def _put(self, one: Offence) -> None:
+    def _put(self, one: NodeFault) -> None:
         """Put one offence on record; where a program may isolate no more, the node stays suspect and a person is asked."""
         now, place = time.time(), self._place()
         approved = self._approved.get(one.node, "")
         because = f"{one.because} (approved by {approved})" if approved and one.grave else one.because
-        word = Word(owner=self.owner, because=because, at=now, seen=one.seen, evidence=one.evidence, faults=one.faults, approved=approved)
+        word = OperatorRequest(
+            owner=self.owner, because=because, at=now, seen=one.seen, evidence=one.evidence, faults=one.faults, approved=approved
+        )
         verb = quarantine if one.grave else doubt
         answer = record.say(self.history, place, one.node, lambda node, ward: verb(node, word, ward), now=now)
         if isinstance(answer, NeedsPerson):
@@ -300,7 +302,7 @@ class Wards:
             for move in answer.moves:
                 self.remark(f"{one.node}: {move.before} -> {move.after}: {move.because}")
                 self.consent.tell("node-moved", {"node": one.node, "move": move, "hold": answer.hold})
-        elif isinstance(answer, Stale):
+        elif isinstance(answer, OutOfDate):
             note(log, "node.accusation-stale", node=one.node, why=answer.why)
 
 

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.control.agents.pool import Fleet
+from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import WorldError
 from holdfast.protocol import Message
 from holdfast.report import wording
-from policies.escalation import Standby
+from policies.escalation import HotSpare
 
 MOST_LOSSES: Final = 5
 EACH: Final = 1000
@@ -24,7 +24,7 @@ WINDOW: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class HotSpareSpec:
     """What standbys are to be good for."""
 
     roles: Sequence[Sequence[int]]
@@ -34,7 +34,7 @@ class Wanted:
 
 
 @dataclass(slots=True, kw_only=True)
-class Waiting:
+class HotSpareState:
     """One standby, from the order that starts it to its end or its promotion."""
 
     id: int
@@ -47,25 +47,25 @@ class Waiting:
     ready: bool = False
 
 
-class Pool:
+class HotSparePool:
     """The standbys of one job."""
 
-    def __init__(self, fleet: Fleet, remark: Callable[[str], None]) -> None:
-        self.standbys: dict[int, Waiting] = {}
+    def __init__(self, fleet: AgentPool, remark: Callable[[str], None]) -> None:
+        self.standbys: dict[int, HotSpareState] = {}
         self._fleet, self._remark = fleet, remark
         self._next = EACH * (fleet.epoch - 1)
         self._losses: deque[float] = deque(maxlen=MOST_LOSSES)
         self._asked: list[tuple[str, list[int], Future[Message]]] = []
 
-    def ready(self, world: int) -> tuple[Standby, ...]:
+    def ready(self, world: int) -> tuple[HotSpare, ...]:
         """Return the standbys that can take over a rank of a job of *world* ranks now."""
         return tuple(
-            Standby(id=one.id, node=one.node, role=one.role)
+            HotSpare(id=one.id, node=one.node, role=one.role)
             for one in self.standbys.values()
             if one.ready and one.world == world and self._is_kept(one)
         )
 
-    def _is_kept(self, one: Waiting) -> bool:
+    def _is_kept(self, one: HotSpareState) -> bool:
         """Tell whether the agent that started a standby lives: it takes it along."""
         return one.agent is not None and self._fleet.agent(one.node) is one.agent
 
@@ -90,7 +90,7 @@ class Pool:
             number = int(name)
             self._next = max(self._next, number + 1)
             role, agent = int(view.get("role") or 0), self._fleet.agent(node)
-            self.standbys[number] = Waiting(id=number, node=node, role=role, world=world, agent=agent, ready=bool(view["ready"]))
+            self.standbys[number] = HotSpareState(id=number, node=node, role=role, world=world, agent=agent, ready=bool(view["ready"]))
 
     def note_started(self, number: int) -> None:
         """Learn that this number is taken: a flow before may have asked for it."""
@@ -111,7 +111,7 @@ class Pool:
             return
         self._lose(one, _how(event))
 
-    def _lose(self, one: Waiting, how: str) -> None:
+    def _lose(self, one: HotSpareState, how: str) -> None:
         now = time.monotonic()
         self._losses.append(now)
         rest = "no more are started for a while" if self._is_unlucky(now) else "another one takes its place"
@@ -134,7 +134,7 @@ class Pool:
             self.take(here)
             self._fleet.later(node, "drop", standbys=here)
 
-    def keep_up(self, places: Sequence[str], wanted: Wanted) -> None:
+    def keep_up(self, places: Sequence[str], wanted: HotSpareSpec) -> None:
         """Have a standby on each of *places* (a node may be named several times): start what is missing.
 
         One that waits elsewhere goes as soon as each place has one that has parked: beside workers it uses what is theirs.
@@ -153,12 +153,12 @@ class Pool:
         if places and not Counter(places) - Counter(one.node for one in self.standbys.values() if one.ready):
             self.drop(astray)
 
-    def start(self, node: str, parks: Sequence[int], wanted: Wanted) -> list[int]:
+    def start(self, node: str, parks: Sequence[int], wanted: HotSpareSpec) -> list[int]:
         """Begin to start standbys on *node*, one for each of the roles *parks*; return their numbers."""
         standbys: list[dict[str, Any]] = []
         for role in parks:
             number = self.next_id()
-            self.standbys[number] = Waiting(id=number, node=node, role=role, world=wanted.world, agent=self._fleet.agent(node))
+            self.standbys[number] = HotSpareState(id=number, node=node, role=role, world=wanted.world, agent=self._fleet.agent(node))
             rank = min(wanted.roles[role])
             standbys.append({"id": number, "environment": wanted.environment(rank, number, role)})
         numbers = [one["id"] for one in standbys]

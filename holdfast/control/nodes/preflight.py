@@ -9,18 +9,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from detectors.burn_in_results import Mark
+from detectors.burn_in_results import CheckMark
 from detectors.evidence import Blind
 from holdfast.errors import HoldfastError
 from holdfast.history import History
 from holdfast.history.health_samples import verdicts
 from holdfast.log import note
 from holdfast.probe.burn_in.connections import open_posts
-from holdfast.probe.burn_in.plan import Plan
-from holdfast.probe.burn_in.runner import Bench
+from holdfast.probe.burn_in.plan import BurnInPlan
+from holdfast.probe.burn_in.runner import BurnInRunner
 from holdfast.probe.sweep import Sweeper, open_sweeper
 from holdfast.spec import Cluster
-from policies.node_health import Standing, Verdict, verdict_on
+from policies.node_health import HealthVerdict, NodeHealthState, verdict_on
 
 log = logging.getLogger("holdfast.control")
 
@@ -44,8 +44,8 @@ class Preflight:
     """What makes a node suspect, whoever looked at it."""
     cut_short: Callable[[str], str] = lambda _: ""
     """What will take a node away before the job could end."""
-    _told: dict[str, Verdict] = field(default_factory=dict)
-    _kept: dict[str, Verdict] = field(default_factory=dict)
+    _told: dict[str, HealthVerdict] = field(default_factory=dict)
+    _kept: dict[str, HealthVerdict] = field(default_factory=dict)
     """Of the history."""
     _sweeper: Sweeper | None = None
     _thread: threading.Thread | None = None
@@ -112,10 +112,10 @@ class Preflight:
         """Return what speaks against using *node*; empty when nothing does, or when nobody knows."""
         return self._against(node, self._told)
 
-    def _against(self, node: str, looks: Mapping[str, Verdict]) -> str:
+    def _against(self, node: str, looks: Mapping[str, HealthVerdict]) -> str:
         now = time.time()
         for told in (looks.get(node), self._kept.get(node)):
-            if told is not None and told.standing == Standing.SICK and told.is_fresh(now):
+            if told is not None and told.standing == NodeHealthState.SICK and told.is_fresh(now):
                 return f"sick: {'; '.join(told.evidence[:2])}"
         if (failed := self._failed.get(node)) is not None:
             return f"failed the short burn-in: {failed}"
@@ -161,10 +161,10 @@ class Preflight:
         """Have nodes work for a moment. One that cannot is blind, which speaks against nobody; what comes too late counts the next time."""
         try:
             with open_posts(self.cluster) as posts:
-                for node, found in Bench(posts, Plan.of(self.cluster.burn_in, short=True)).try_out(nodes).items():
+                for node, found in BurnInRunner(posts, BurnInPlan.of(self.cluster.burn_in, short=True)).try_out(nodes).items():
                     note(log, "preflight.tried", node=node, outcome=found.mark, because=found.because)
                     self._failed.pop(node, None)
-                    if found.mark is Mark.FAILED:
+                    if found.mark is CheckMark.FAILED:
                         self._failed[node] = found.because
         except (HoldfastError, OSError) as error:  # as for a look
             note(log, "preflight.blind", why=error)

@@ -20,7 +20,7 @@ from holdfast.report.wording import ranks as in_ranges
 from policies.shrink_live import places_to_widen, wins_by_a_start
 
 if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import Run
+    from holdfast.control.supervisor.controller import JobController
 
 log = logging.getLogger("holdfast.control")
 
@@ -35,10 +35,10 @@ STEPS: Final = 64
 """The newest steps, which tell what one takes."""
 
 
-class Growth:
+class ScaleUp:
     """Tells when ranks that are missing could come back."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobController) -> None:
         self._run = run
         self.due = False
         """There is room for a whole copy of the model, as far as is known."""

@@ -16,7 +16,7 @@ from holdfast.log import note
 from holdfast.report.wording import plural, some
 
 if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import Run
+    from holdfast.control.supervisor.controller import JobController
 
 log = logging.getLogger("holdfast.control")
 
@@ -27,10 +27,10 @@ CALM: Final = 60.0
 """Seconds with all spare nodes there after which the tries are counted anew."""
 
 
-class Refill:
+class SparePool:
     """Keeps as many nodes with an agent as the job wants, spare ones included."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobController) -> None:
         self._run = run
         self._next = 0.0
         """When to look again (monotonic)."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
-from detectors.catalogue import CATALOGUE_LEVELS, Fault, Level, Levels
+from detectors.catalogue import CATALOGUE_LEVELS, Fault, Levels, RecommendedAction
 from detectors.evidence import (
     BadLoss,
     Blind,
@@ -23,14 +23,14 @@ from detectors.evidence import (
     GroupTrouble,
     HangLimits,
     Overrun,
-    Pace,
-    Paces,
     Progress,
     Raised,
     RankProgress,
-    Standing,
+    RankStatus,
+    ReplaceRanksTrouble,
     StartTrouble,
-    TakeOverTrouble,
+    StepPace,
+    StepPaces,
     WorkerExit,
     WorkerStop,
 )
@@ -39,12 +39,12 @@ from detectors.progress import WINDOW
 from holdfast.control.faults.rank_status import standing_of
 from holdfast.protocol import Message
 
-_LASTING: Final = frozenset({Level.RESET_DEVICE, Level.EVICT_WHEN_IDLE, Level.EVICT_NOW})
+_LASTING: Final = frozenset({RecommendedAction.RESET_DEVICE, RecommendedAction.EVICT_WHEN_IDLE, RecommendedAction.EVICT_NOW})
 """Levels of faults that a new generation does not heal."""
 
 
 @dataclass(slots=True, kw_only=True)
-class RankView:
+class RankState:
     """One rank as its node's agent tells of it. Times are the agent's wall clock."""
 
     rank: int
@@ -69,15 +69,15 @@ class RankView:
     marks: dict[str, float] = field(default_factory=dict)
     beat: dict[str, Any] = field(default_factory=dict)
     beat_at: float = 0.0
-    standing: Standing | None = None
+    standing: RankStatus | None = None
     """Where it said that it stands when it was asked last."""
     standing_at: float = 0.0
     """When that was heard."""
     moved_at: float = 0.0
     """When it was last seen to have begun operations since the look before."""
-    paces: deque[tuple[int, Pace]] = field(default_factory=lambda: deque(maxlen=PACES))
+    paces: deque[tuple[int, StepPace]] = field(default_factory=lambda: deque(maxlen=PACES))
     """How its steps spent their time: blocks by number."""
-    first_paces: list[Pace] = field(default_factory=list)
+    first_paces: list[StepPace] = field(default_factory=list)
     """The first ones after the warm-up: what the newest are compared with."""
     progress_at: float = 0.0
     """When it last got on, as far as is known here."""
@@ -147,14 +147,14 @@ def handler_of(event: str) -> str:
     return "_on_" + event.replace(".", "_")
 
 
-class Board:
+class GenerationState:
     """One generation's ranks, the evidence against them, and how far they are."""
 
     def __init__(self, generation: int, membership: dict[str, list[int]], *, since: int = 0, kept: Collection[int] = ()) -> None:
         """Begin a generation; the processes of the ranks *kept* live on from generation *since*."""
         self.generation, self.membership = generation, membership
         self.since, self.kept = since, frozenset(kept)
-        self.ranks = {rank: RankView(rank=rank, node=node) for node, ranks in membership.items() for rank in ranks}
+        self.ranks = {rank: RankState(rank=rank, node=node) for node, ranks in membership.items() for rank in ranks}
         self.unseen: set[int] = set()
         """Ranks whose agents nobody has reached since the job was adopted: of them is presumed what the others do."""
         self.evidence: list[Evidence] = []
@@ -195,7 +195,7 @@ class Board:
         """When anything was heard last, and when the first of the ranks was heard of (wall clock)."""
 
     @property
-    def first(self) -> RankView:
+    def first(self) -> RankState:
         """The lowest rank, whose steps are those of the job."""
         return self.ranks[self._lowest]
 
@@ -225,7 +225,7 @@ class Board:
         rank = event.get("rank")
         return event["event"] in _ENDS and event["generation"] == self.since and rank in self.kept and self.ranks[rank].started is None
 
-    def keep(self, before: Board, levels: Levels = CATALOGUE_LEVELS) -> None:
+    def keep(self, before: GenerationState, levels: Levels = CATALOGUE_LEVELS) -> None:
         """Take over what is known of the processes that live on from the generation *before*."""
         self.longest_pause = before.longest_pause
         self.node_faults = [fault for fault in before.node_faults if levels.of(fault) in _LASTING and fault.node in self.membership]
@@ -277,7 +277,7 @@ class Board:
 
     def _on_worker_cannot(self, node: str, event: Message) -> None:
         why = str(event.get("why", "it did not say why"))
-        self.evidence.append(TakeOverTrouble(node=node, rank=event["rank"], at=event["at"], why=why))
+        self.evidence.append(ReplaceRanksTrouble(node=node, rank=event["rank"], at=event["at"], why=why))
 
     def _on_worker_hello(self, _node: str, event: Message) -> None:
         self.ranks[event["rank"]].hello = True
@@ -323,16 +323,16 @@ class Board:
                 self._note_paces(view, beat.get("paces") or ())
                 self._note_checks(view, beat.get("checks") or ())
 
-    def _note_paces(self, view: RankView, told: Iterable[list[float]]) -> None:
+    def _note_paces(self, view: RankState, told: Iterable[list[float]]) -> None:
         newest = view.paces[-1][0] if view.paces else -1
         for number, own, talk, data in told:
             if number > newest:
-                pace = Pace(own=own, talk=talk, data=data)
+                pace = StepPace(own=own, talk=talk, data=data)
                 if view.first_paces or view.paces:  # the first block has the warm-up in it
                     view.first_paces += [pace] if len(view.first_paces) < FIRST_PACES else []
                 view.paces.append((int(number), pace))
 
-    def _note_checks(self, view: RankView, told: Iterable[Message]) -> None:
+    def _note_checks(self, view: RankState, told: Iterable[Message]) -> None:
         for one in told:
             self.checks.setdefault(one["step"], {})[view.rank] = one["piece"], one["digest"]
         while len(self.checks) > CHECKS:
@@ -354,7 +354,7 @@ class Board:
     def _on_worker_loss(self, node: str, event: Message) -> None:
         self.news.append(BadLoss(node=node, rank=event["rank"], at=event["at"], step=event["step"], loss=float(event["loss"])))
 
-    def _advance(self, view: RankView, step: int) -> None:
+    def _advance(self, view: RankState, step: int) -> None:
         view.step = max(view.step, step)
         self.step_before = max(self.step_before, view.step)
 
@@ -459,7 +459,7 @@ class Board:
             since_end=min(ends, default=0.0),
         )
 
-    def paces(self, now: float, roles: Roles) -> Paces | None:
+    def paces(self, now: float, roles: Roles) -> StepPaces | None:
         """Return how all ranks spent their time, or None before all have told enough to compare."""
         views = [view for view in self.ranks.values() if not view.ended]
         if not views or any(len(view.paces) < 2 for view in views):  # noqa: PLR2004 (the first has the warm-up in it)
@@ -467,7 +467,7 @@ class Board:
         recent = {view.rank: tuple(pace for _, pace in list(view.paces)[1:][-RECENT_PACES:]) for view in views}
         first = {view.rank: tuple(view.first_paces) for view in views}
         nodes = {view.rank: view.node for view in views}
-        return Paces(at=now, step=self.step_before, nodes=nodes, first=first, blocks=recent, roles=roles)
+        return StepPaces(at=now, step=self.step_before, nodes=nodes, first=first, blocks=recent, roles=roles)
 
     def grouped(self) -> bool:
         """Tell whether the process groups of every rank that lives are Holdfast's own; a flow that adopts the job hears of no others."""
@@ -487,7 +487,7 @@ class Board:
         seen = self._seen()
         return bool(seen) and all(view.started is not None for view in seen)
 
-    def _seen(self) -> list[RankView]:
+    def _seen(self) -> list[RankState]:
         return [view for view in self.ranks.values() if view.rank not in self.unseen]
 
     def any_stepped(self) -> bool:
@@ -537,7 +537,7 @@ class Board:
         """Return the step that the ranks went on from."""
         return max((view.resumed for view in self.ranks.values() if view.resumed is not None), default=None)
 
-    def went_on_from(self, before: Board) -> int | None:
+    def went_on_from(self, before: GenerationState) -> int | None:
         """Return the step that the ranks went on from: as they told, or as the first step shows that came by heartbeat.
 
         A script that reports one step in ten went on ten before the first that it reports, as far as anybody can tell.
@@ -576,7 +576,7 @@ def _raised(facts: Message) -> Raised:
     )
 
 
-def _rank_progress(view: RankView, now: float) -> RankProgress:
+def _rank_progress(view: RankState, now: float) -> RankProgress:
     beat = view.beat
     return RankProgress(
         node=view.node,
@@ -591,7 +591,7 @@ def _rank_progress(view: RankView, now: float) -> RankProgress:
     )
 
 
-def _unheard(view: RankView, age: float) -> RankProgress:
+def _unheard(view: RankState, age: float) -> RankProgress:
     """Return a rank of which its agent has told nothing in the *age* of this generation."""
     return RankProgress(node=view.node, step=view.step, age=age, managed=view.managed, heard=False)
 

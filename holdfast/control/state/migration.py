@@ -9,7 +9,7 @@ from policies.placement import Membership
 
 
 @dataclass(slots=True, kw_only=True)
-class MoveInWork:
+class MigrationState:
     """One planned move, from its plan until it has come to something."""
 
     generation: int

@@ -9,7 +9,7 @@ from policies.placement import Membership
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lineup:
+class RankTable:
     """The processes of one generation."""
 
     incarnations: dict[int, int] = field(default_factory=dict)

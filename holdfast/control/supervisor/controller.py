@@ -13,37 +13,37 @@ from detectors.catalogue import Fault, Levels
 from detectors.diagnosis import Before
 from detectors.evidence import CutShort
 from detectors.progress import NOT_ENDING
-from holdfast.control.agents.connectivity import Ears
+from holdfast.control.agents.connectivity import ConnectivityMonitor
 from holdfast.control.agents.event_schema import check_event
-from holdfast.control.agents.pool import Fleet
-from holdfast.control.checkpoints.interval import Cadence
+from holdfast.control.agents.pool import AgentPool
+from holdfast.control.checkpoints.interval import CheckpointInterval
 from holdfast.control.checkpoints.recovery_facts import came_back, facts_of
 from holdfast.control.checkpoints.replicas import Replicas
-from holdfast.control.checkpoints.snapshot_stats import Snapshots, age_of
+from holdfast.control.checkpoints.snapshot_stats import SnapshotStats, age_of
 from holdfast.control.config.cluster_file import ClusterFile
-from holdfast.control.config.policy_file import Rulebook
+from holdfast.control.config.policy_file import WatchedPolicy
 from holdfast.control.config.worker_env import roles_environment, seat_environment
-from holdfast.control.faults.alerts import Concerns
-from holdfast.control.faults.evaluator import Sight
-from holdfast.control.faults.history import Past
-from holdfast.control.faults.network_check import Traffic
+from holdfast.control.faults.alerts import Alerts
+from holdfast.control.faults.evaluator import FaultEvaluator
+from holdfast.control.faults.history import FaultHistory
+from holdfast.control.faults.network_check import NetworkCheck
 from holdfast.control.faults.pauses import Pauses
-from holdfast.control.faults.rank_status import RollCall
-from holdfast.control.faults.stragglers import SlowRanks
-from holdfast.control.nodes.allocations import Borrowing
-from holdfast.control.nodes.approvals import Consent
-from holdfast.control.nodes.drains import Departures
-from holdfast.control.nodes.eligibility import Wards
-from holdfast.control.nodes.hot_spares import Pool, Wanted, places_for
+from holdfast.control.faults.rank_status import RankStatusQuery
+from holdfast.control.faults.stragglers import Stragglers
+from holdfast.control.nodes.allocations import BorrowedNodes
+from holdfast.control.nodes.approvals import Approvals
+from holdfast.control.nodes.drains import PlannedDrains
+from holdfast.control.nodes.eligibility import NodeEligibility
+from holdfast.control.nodes.hot_spares import HotSparePool, HotSpareSpec, places_for
 from holdfast.control.nodes.preflight import Preflight
-from holdfast.control.nodes.scale_up import Growth
-from holdfast.control.nodes.spare_pool import Refill
-from holdfast.control.state.generation import NONSENSE, Board, limits_of
-from holdfast.control.state.migration import MoveInWork
-from holdfast.control.state.rank_table import Lineup
+from holdfast.control.nodes.scale_up import ScaleUp
+from holdfast.control.nodes.spare_pool import SparePool
+from holdfast.control.state.generation import NONSENSE, GenerationState, limits_of
+from holdfast.control.state.migration import MigrationState
+from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor import termination
-from holdfast.control.supervisor.detach import Handover
-from holdfast.control.supervisor.event_handlers import Hearing
+from holdfast.control.supervisor.detach import Detach
+from holdfast.control.supervisor.event_handlers import EventHandlers
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.control.supervisor.news import nodes_of
@@ -59,7 +59,7 @@ from holdfast.report.wording import ranks as in_ranges
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.check import short_of_gpus
 from policies import uptime
-from policies.case import IN_PROCESS, Copies, Decision, Recovery, Rung, Standby
+from policies.case import IN_PROCESS, Copies, Decision, HotSpare, PastRecovery, RecoveryAction
 from policies.cordons import Owner
 from policies.placement import regular
 from policies.policy import Policy
@@ -88,11 +88,11 @@ GOT_ON: Final = "got_on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class RecoveryAttempt:
     """One recovery that was decided: when, which rung, against which node, and the job's newest step ever at that time."""
 
     at: float
-    rung: Rung
+    rung: RecoveryAction
     node: str | None
     best: int
     incident: str
@@ -108,7 +108,7 @@ class Attempt:
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class JobController:
     """A job being steered."""
 
     job: models.Job
@@ -116,35 +116,35 @@ class Run:
     cluster: Cluster
     history: History
     recorder: Recorder
-    fleet: Fleet
+    fleet: AgentPool
     keeper: LeaseKeeper = field(init=False)
-    pool: Pool = field(init=False)
+    pool: HotSparePool = field(init=False)
     requests: Requests = field(init=False)
     preflight: Preflight = field(init=False)
-    wards: Wards = field(init=False)
-    consent: Consent = field(init=False)
+    wards: NodeEligibility = field(init=False)
+    consent: Approvals = field(init=False)
     replicas: Replicas = field(init=False)
-    snapshots: Snapshots = field(init=False)
+    snapshots: SnapshotStats = field(init=False)
     pauses: Pauses = field(init=False)
-    roll: RollCall = field(init=False)
-    concerns: Concerns = field(init=False)
-    hearing: Hearing = field(init=False)
-    departures: Departures = field(init=False)
-    slow_ranks: SlowRanks = field(init=False)
-    rulebook: Rulebook = field(init=False)
+    roll: RankStatusQuery = field(init=False)
+    concerns: Alerts = field(init=False)
+    hearing: EventHandlers = field(init=False)
+    departures: PlannedDrains = field(init=False)
+    slow_ranks: Stragglers = field(init=False)
+    rulebook: WatchedPolicy = field(init=False)
     cluster_file: ClusterFile = field(init=False)
-    growth: Growth = field(init=False)
-    refill: Refill = field(init=False)
-    traffic: Traffic = field(init=False)
-    sight: Sight = field(init=False)
-    ears: Ears = field(init=False)
-    borrowing: Borrowing = field(init=False)
-    seen_before: Past = field(default_factory=Past)
+    growth: ScaleUp = field(init=False)
+    refill: SparePool = field(init=False)
+    traffic: NetworkCheck = field(init=False)
+    sight: FaultEvaluator = field(init=False)
+    ears: ConnectivityMonitor = field(init=False)
+    borrowing: BorrowedNodes = field(init=False)
+    seen_before: FaultHistory = field(default_factory=FaultHistory)
     state: State = State.LAUNCHING
     generation: int = 0
     members: tuple[str, ...] = ()
     port: int = 0
-    lineup: Lineup = field(default_factory=Lineup)
+    lineup: RankTable = field(default_factory=RankTable)
     roles: tuple[tuple[int, ...], ...] = ()
     """Sets of ranks that do the same work on different data, as rank 0 told of them."""
     copies: Copies = ()
@@ -155,17 +155,17 @@ class Run:
     """Node to the newest generation that its agent has been told of."""
     newest: int = 0
     """The greatest number of a generation that any worker may have heard of."""
-    board: Board = field(default_factory=lambda: Board(0, {}))
+    board: GenerationState = field(default_factory=lambda: GenerationState(0, {}))
     incident: IncidentInWork | None = None
     closed: models.Incident | None = None
     """The newest incident that was closed."""
     recovered: Decision | None = None
     """The newest decision on it."""
-    moving: MoveInWork | None = None
+    moving: MigrationState | None = None
     incidents: int = 0
-    cadence: Cadence | None = None
+    cadence: CheckpointInterval | None = None
     """How often to save, where that is the flow's to choose."""
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[RecoveryAttempt] = field(default_factory=list)
     failures_before: list[Before] = field(default_factory=list)
     adopted: bool = False
     """Another flow began the job."""
@@ -177,7 +177,7 @@ class Run:
     """Because of the last move."""
     lost: str | None = None
     """Who took the lease away, if somebody did."""
-    handover: Handover = field(default_factory=Handover)
+    handover: Detach = field(default_factory=Detach)
     """Whether this flow is to let go of the job."""
     flow_run: FlowRun = field(default_factory=FlowRun)
     """The Prefect flow run that this controller runs in."""
@@ -198,27 +198,27 @@ class Run:
     _next_roll: float = 0.0
 
     def __post_init__(self) -> None:
-        self.pool = Pool(self.fleet, self.remark)
+        self.pool = HotSparePool(self.fleet, self.remark)
         asking = self.cluster.quarantine.ask.total_seconds()
-        self.consent = Consent(self.history, self.job, asking, self.remark, self.pass_on)
+        self.consent = Approvals(self.history, self.job, asking, self.remark, self.pass_on)
         owner = Owner(name=f"job {self.job.name}")
-        self.wards = Wards(self.cluster, self.history, self.fleet.source.names, owner, self.remark, self.consent)
+        self.wards = NodeEligibility(self.cluster, self.history, self.fleet.source.names, owner, self.remark, self.consent)
         walltime = self.spec.limits.walltime
         self.wards.ends = None if walltime is None else self.job.at + walltime.total_seconds()
         self.preflight = Preflight(
             self.cluster, self.history, on=self.spec.preflight, doubts=self.wards.doubts, cut_short=self.wards.cut_short
         )
         self.replicas = Replicas(self.fleet, self.spec.checkpoint.memory)
-        self.snapshots = Snapshots(self.recorder, self.job.id)
+        self.snapshots = SnapshotStats(self.recorder, self.job.id)
         self.pauses = Pauses(self.remark)
-        self.roll, self.concerns = RollCall(self.fleet), Concerns(lambda: self.levels)
-        self.hearing, self.departures, self.slow_ranks = Hearing(self), Departures(self), SlowRanks(self)
-        self.rulebook = Rulebook(self.spec, job_directory(self.spec.name))
+        self.roll, self.concerns = RankStatusQuery(self.fleet), Alerts(lambda: self.levels)
+        self.hearing, self.departures, self.slow_ranks = EventHandlers(self), PlannedDrains(self), Stragglers(self)
+        self.rulebook = WatchedPolicy(self.spec, job_directory(self.spec.name))
         self.cluster_file = ClusterFile(self.cluster)
-        self.growth, self.borrowing, self.refill = Growth(self), Borrowing(self), Refill(self)
-        self.traffic = Traffic(self.fleet.source)
-        self.ears = Ears(self.fleet, self.spec.limits.lease.total_seconds(), self._note, self.remark)
-        self.sight = Sight(self.board, self.ears.known_until)
+        self.growth, self.borrowing, self.refill = ScaleUp(self), BorrowedNodes(self), SparePool(self)
+        self.traffic = NetworkCheck(self.fleet.source)
+        self.ears = ConnectivityMonitor(self.fleet, self.spec.limits.lease.total_seconds(), self._note, self.remark)
+        self.sight = FaultEvaluator(self.board, self.ears.known_until)
         self.wards.lent = self.borrowing.departure
 
     # -- moving -------------------------------------------------------------------------------------------------------
@@ -523,7 +523,7 @@ class Run:
         """
         return tuple(self.preflight.by_worth(self.wards.usable(self.fleet.alive(but={*self.members, *self._unheard()}))))
 
-    def standbys(self) -> tuple[Standby, ...]:
+    def standbys(self) -> tuple[HotSpare, ...]:
         """Return the standbys that can take over a rank now."""
         unheard = self._unheard()
         return tuple(one for one in self.pool.ready(self.lineup.width) if one.node not in unheard)
@@ -595,9 +595,9 @@ class Run:
         stay = tuple(node for node in self.members if not self.wards.departure(node))
         self.pool.keep_up(places_for(count, room, stay, self.pool.held()), self.wanted())
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> HotSpareSpec:
         """Return what this job's standbys are to be good for."""
-        return Wanted(roles=self.roles, world=self.lineup.width, environment=self.standby_environment)
+        return HotSpareSpec(roles=self.roles, world=self.lineup.width, environment=self.standby_environment)
 
     def standby_environment(self, rank: int, number: int, role: int) -> dict[str, str]:
         """Return the environment of standby *number*, which stands for *rank* until it is given one, and parks in *role*."""
@@ -609,7 +609,7 @@ class Run:
         }
 
     def seat_environment(
-        self, rank: int, node: str | None = None, *, generation: int | None = None, lineup: Lineup | None = None
+        self, rank: int, node: str | None = None, *, generation: int | None = None, lineup: RankTable | None = None
     ) -> dict[str, str]:
         """Return what a process that takes over *rank*, on *node* if that is known, must know of its place."""
         number, ranks = self.generation if generation is None else generation, self.spec.nodes.ranks
@@ -639,18 +639,18 @@ class Run:
             self.snapshots.record(self.board, now)
             self.recorder.amend(models.Generation, self.generation_id(), ended_at=now)
 
-    def begin_generation(self, number: int, membership: dict[str, list[int]], *, lineup: Lineup) -> None:
+    def begin_generation(self, number: int, membership: dict[str, list[int]], *, lineup: RankTable) -> None:
         """Start a new generation with an empty board; of processes that live on it knows what was known of them."""
-        before, self.board = self.board, Board(number, membership, since=lineup.since, kept=lineup.kept)
+        before, self.board = self.board, GenerationState(number, membership, since=lineup.since, kept=lineup.kept)
         self.board.keep(before, self.levels)
-        self.sight = Sight(self.board, self.ears.known_until)
-        self.concerns = Concerns(lambda: self.levels)
+        self.sight = FaultEvaluator(self.board, self.ears.known_until)
+        self.concerns = Alerts(lambda: self.levels)
         self.generation, self.newest, self.members = number, max(self.newest, number), tuple(membership)
         self.lineup, self.port = lineup, lineup.store[1]
         self.hearing.begin()
         self._next_ping = 0.0  # whose snapshots are kept where has to follow
 
-    def enter_generation(self, number: int, membership: dict[str, list[int]], *, lineup: Lineup, because: str) -> None:
+    def enter_generation(self, number: int, membership: dict[str, list[int]], *, lineup: RankTable, because: str) -> None:
         """End the current generation, begin the next one, and put both on record."""
         self.end_generation()
         self.begin_generation(number, membership, lineup=lineup)
@@ -706,7 +706,7 @@ class Run:
         told = {"roles": [list(ranks) for ranks in self.roles], "tapes": self.tapes, "copies": [list(ranks) for ranks in self.copies]}
         return {**self.lineup.as_record(), **told}
 
-    def continue_generation(self, number: int, membership: dict[str, list[int]], *, lineup: Lineup, recorded: int, saved: int) -> None:
+    def continue_generation(self, number: int, membership: dict[str, list[int]], *, lineup: RankTable, recorded: int, saved: int) -> None:
         """Take up a generation that another flow began: what the history has of it is not recorded twice."""
         self.begin_generation(number, membership, lineup=lineup)
         self.hearing.begin(recorded=recorded, saved=saved)
@@ -767,14 +767,14 @@ class Run:
             row.steps_lost = max(0, row.step_before - row.resumed_step)
             incident.seconds["rollback"] = incident.board.seconds_of(row.resumed_step)
 
-    def past(self, now: float) -> tuple[Recovery, ...]:
+    def past(self, now: float) -> tuple[PastRecovery, ...]:
         """Return the earlier recoveries with what each gained until the next one."""
         if not self.attempts:
             return ()
         present = self.incident.row.id if self.incident is not None else ""
         nexts = [(one.got_on, one.best, one.incident) for one in self.attempts[1:]] + [(self.got_on(now), self.best, present)]
         return tuple(
-            Recovery(
+            PastRecovery(
                 at=one.at,
                 rung=one.rung,
                 node=one.node,

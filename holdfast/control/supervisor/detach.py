@@ -25,7 +25,7 @@ LAST: Final = "systemd-shutdow"
 """What the first process is called once systemd has ended all units and ends what is left (the kernel keeps 15 letters)."""
 
 
-class Handover:
+class Detach:
     """Whether this flow is to let go of its job, and why."""
 
     def __init__(self) -> None:
@@ -40,18 +40,18 @@ class Handover:
         self.ask("it was told to by SIGUSR1")
 
 
-def heed_from_now_on() -> Handover:
+def heed_from_now_on() -> Detach:
     """Take SIGUSR1 for the order to let go until this program ends, also where it was held back until now; what steers goes by it too."""
-    handover = Handover()
+    handover = Detach()
     signal.signal(SIGNAL, handover.hear)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {SIGNAL})
     return handover
 
 
-def present() -> Handover:
+def present() -> Detach:
     """Return what hears SIGUSR1 in this process, or a new one that does not yet."""
     known = getattr(signal.getsignal(SIGNAL), "__self__", None)
-    return known if isinstance(known, Handover) else Handover()
+    return known if isinstance(known, Detach) else Detach()
 
 
 @contextmanager
@@ -68,11 +68,11 @@ def held_back() -> Iterator[None]:
 
 
 @contextmanager
-def heeding_the_signal() -> Iterator[Handover]:
+def heeding_the_signal() -> Iterator[Detach]:
     """Take SIGUSR1 for the order to let go while the block runs; beside the main thread, which alone hears signals, only requests count."""
     termination_lets_go()
     if threading.current_thread() is not threading.main_thread():
-        yield Handover()
+        yield Detach()
         return
     handover = present()
     before = signal.signal(SIGNAL, handover.hear)

@@ -7,13 +7,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from detectors.catalogue import CATALOGUE, Fault, Level
+from detectors.catalogue import CATALOGUE, Fault, RecommendedAction
 from detectors.diagnosis import see
 from detectors.evidence import MemoryTrouble
 from detectors.xids import UNUSABLE
 from holdfast.control.agents.event_schema import check_event
-from holdfast.control.faults.event_budget import ROWS, ROWS_AT_ONCE, STEPS, STEPS_AT_ONCE, Budget, Newest
-from holdfast.control.faults.node_faults import REPEATED, Announcements, NodeNews, machine_of, with_growth
+from holdfast.control.faults.event_budget import ROWS, ROWS_AT_ONCE, STEPS, STEPS_AT_ONCE, Newest, NodeBudget
+from holdfast.control.faults.node_faults import REPEATED, Announcements, NodeFaultDedup, machine_of, with_growth
 from holdfast.control.state.generation import NONSENSE, handler_of, limits_of
 from holdfast.errors import HistoryTrouble
 from holdfast.history import models, queries
@@ -23,7 +23,7 @@ from holdfast.report.wording import some, told
 from policies.node_health import OF_USE
 
 if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import Run
+    from holdfast.control.supervisor.controller import JobController
 
 log = logging.getLogger("holdfast.control")
 
@@ -41,12 +41,12 @@ GATHERED: Final = 3.0
 """Seconds from the first node whose replicas are behind to the remark on all of them."""
 
 
-class Hearing:
+class EventHandlers:
     """Takes in the events of a job's agents. What belongs to another generation than the present one is let pass."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobController) -> None:
         self._run = run
-        self.nodes, self._announced = NodeNews(), Announcements()
+        self.nodes, self._announced = NodeFaultDedup(), Announcements()
         self._recorded = self._saved = 0
         self._newest = 0
         """The step that was put on record last, by whichever generation."""
@@ -55,8 +55,8 @@ class Hearing:
         self._whole = Newest[str, int](REMEMBERED)
         """Checkpoints that were written and of which no trouble was told since: path and step."""
         self._troubles = Newest[tuple[str, str], None](REMEMBERED)
-        self._rows = Budget("faults, checkpoints and remarks", ROWS, ROWS_AT_ONCE, run.remark)
-        self._steps = Budget("steps", STEPS, STEPS_AT_ONCE, run.remark)
+        self._rows = NodeBudget("faults, checkpoints and remarks", ROWS, ROWS_AT_ONCE, run.remark)
+        self._steps = NodeBudget("steps", STEPS, STEPS_AT_ONCE, run.remark)
         self._behind: dict[str, str] = {}
         """Node to why its replicas are behind, as far as that is still to be told."""
         self._behind_due = 0.0
@@ -265,7 +265,7 @@ class Hearing:
         _keep_newest(self._run.board.node_faults, fault)
         self._run.record_fault(fault, incident=self._run.incident.row.id if self._run.incident is not None else None)
         machine = machine_of(node, self._run.cluster.kind)
-        is_new = self._run.levels.of(fault) is not Level.RECORD and self._announced.is_new(fault, machine, time.monotonic())
+        is_new = self._run.levels.of(fault) is not RecommendedAction.RECORD and self._announced.is_new(fault, machine, time.monotonic())
         if is_new and not (fault.kind in OF_USE and self._was_told_to_others(fault)):
             where = machine or f"{some(sorted({node, *self._run.members}))} (one machine)"
             self._run.remark(f"{where}: {told(fault.entry.title, fault.quote, fault.entry.action)}")

@@ -8,10 +8,10 @@ from typing import Final
 
 from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis
-from holdfast.control.state.generation import Board
+from holdfast.control.state.generation import GenerationState
 from holdfast.history import Recorder, models
 from policies.case import Case
-from policies.escalation import Decision, Rung
+from policies.escalation import Decision, RecoveryAction
 
 PHASES: Final = (
     "detect",
@@ -34,7 +34,7 @@ class IncidentInWork:
     row: models.Incident
     lap_at: float
     """When the phase that runs now began."""
-    board: Board
+    board: GenerationState
     """What was known when the fault came: the steps that a rollback loses are on it."""
     faults: list[Fault] = field(default_factory=list)
     fault_rows: list[models.Fault] = field(default_factory=list)
@@ -45,7 +45,7 @@ class IncidentInWork:
     decision: Decision | None = None
     case: Case | None = None
     """What the newest decision was made from, with what rules noted."""
-    tried: list[Rung] = field(default_factory=list)
+    tried: list[RecoveryAction] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     """Members that cannot hold ranks any more."""
     silent_since: dict[str, float] = field(default_factory=dict)

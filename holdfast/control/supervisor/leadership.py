@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from holdfast.control.backup.partition_failover import Relief
-from holdfast.control.backup.prerequisites import Ahead
-from holdfast.control.supervisor.detach import Handover
+from holdfast.control.backup.partition_failover import PartitionFailover
+from holdfast.control.backup.prerequisites import BackupPrerequisites
+from holdfast.control.supervisor.detach import Detach
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.errors import JobAlreadyRunning, OperatorError
 from holdfast.history import LEASE_SECONDS, History, Lease, holder_of, lease, models, queries, take, this_host, wait_take
-from holdfast.history.retry import Asking
+from holdfast.history.retry import RetryingHistory
 from holdfast.history.standby_controllers import EVERY, attend, leave
 from holdfast.log import note
 from holdfast.paths import job_directory
@@ -36,7 +36,7 @@ GRACE: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wheel:
+class Leadership:
     """A job, what it is and where it runs, and the lease to steer it."""
 
     job: models.Job
@@ -51,7 +51,7 @@ class Wheel:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class JobEnded:
     """A job that has ended under another flow while this one stood by."""
 
     job: models.Job
@@ -61,13 +61,13 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class Deposed:
     """A flow that was told to let go before it had the job: a standby, or one that had only begun."""
 
     moved: str
 
 
-def take_wheel(history: History, spec: TrainingJob, cluster: Cluster, flow_run: FlowRun) -> Wheel:
+def take_wheel(history: History, spec: TrainingJob, cluster: Cluster, flow_run: FlowRun) -> Leadership:
     """Take the lease of the job of that name, which is begun if none of that name lives; raise `JobAlreadyRunning` while it is steered."""
     live = queries.live_job(history, spec.name)
     if live is None:
@@ -77,7 +77,7 @@ def take_wheel(history: History, spec: TrainingJob, cluster: Cluster, flow_run: 
     return replace(_wheel(job, _lease(history, job, flow_run), adopted=live is not None), flow_run=flow_run)
 
 
-def stand_by(standby: Standby, handover: Handover) -> Wheel | Ended | Aside:
+def stand_by(standby: StandbyController, handover: Detach) -> Leadership | JobEnded | Deposed:
     """Wait until nobody steers the job, and take its lease; begin a job that nobody has begun. Return the end that another flow came to.
 
     Who is told meanwhile to let go has nothing to let go of, and waits no longer. Raise `OperatorError` as soon as it is known that the job
@@ -88,7 +88,7 @@ def stand_by(standby: Standby, handover: Handover) -> Wheel | Ended | Aside:
     try:
         while (found := standby.turn()) is None:
             if why := handover.why or flow_run.cancelled or flow_run.suspended:
-                return Aside(f"the standby ends: {why}")
+                return Deposed(f"the standby ends: {why}")
             time.sleep(LOOK)
     except OperatorError as error:
         last_words = partial(attend, history, name, str(error))
@@ -99,12 +99,12 @@ def stand_by(standby: Standby, handover: Handover) -> Wheel | Ended | Aside:
 
 
 @dataclass(slots=True)
-class Standby:
+class StandbyController:
     """A flow that waits for the lease of a job."""
 
     history: History
     spec: TrainingJob
-    ahead: Ahead
+    ahead: BackupPrerequisites
     wanted: Cluster
     """Where the job runs: what it takes to get there has to be here before the job is taken."""
     flow_run: FlowRun = field(default_factory=FlowRun)
@@ -114,17 +114,17 @@ class Standby:
     """When it was last said that this flow stands by (monotonic), and with what trouble."""
     waits_until: float = 0.0
     """Until when nothing is taken (monotonic): with the database away nobody could renew a lease."""
-    relief: Relief = field(init=False)
-    asking: Asking = field(init=False)
-    telling: Asking = field(init=False)
+    relief: PartitionFailover = field(init=False)
+    asking: RetryingHistory = field(init=False)
+    telling: RetryingHistory = field(init=False)
 
     def __post_init__(self) -> None:
-        self.relief = Relief(self.history)
-        self.asking, self.telling = (Asking(who, {"job": self.spec.name}) for who in ("standby", "standby-words"))
+        self.relief = PartitionFailover(self.history)
+        self.asking, self.telling = (RetryingHistory(who, {"job": self.spec.name}) for who in ("standby", "standby-words"))
 
-    def turn(self) -> Wheel | Ended | None:
+    def turn(self) -> Leadership | JobEnded | None:
         """Look once; have what it takes to steer, and say how that stands, while there is nothing to do."""
-        found = list[Wheel | Ended | None]()
+        found = list[Leadership | JobEnded | None]()
         self.asking(lambda: found.append(self.look()))
         if found and found[0] is not None:
             return found[0]
@@ -135,7 +135,7 @@ class Standby:
             self.telling(self.attend)
         return None
 
-    def look(self) -> Wheel | Ended | None:
+    def look(self) -> Leadership | JobEnded | None:
         """Return the wheel, or the job's end; nothing while another flow steers it."""
         live = queries.live_job(self.history, self.spec.name)
         if live is None:
@@ -173,7 +173,7 @@ class Standby:
         same = newest is not None and newest.spec == self.spec.model_dump(mode="json")
         return newest.id if newest is not None and same and queries.has_ended(self.history, newest.id) else ""
 
-    def _take(self, live: models.Job | None) -> Wheel | None:
+    def _take(self, live: models.Job | None) -> Leadership | None:
         if not self.ahead.is_ready(self.wanted):
             return None
         job = live or _submission(self.spec, self.wanted)
@@ -212,9 +212,9 @@ def _submission(spec: TrainingJob, cluster: Cluster) -> models.Job:
     )
 
 
-def _wheel(job: models.Job, lease: Lease, *, adopted: bool) -> Wheel:
+def _wheel(job: models.Job, lease: Lease, *, adopted: bool) -> Leadership:
     spec, cluster = settled(job)
-    return Wheel(job=job, spec=spec, cluster=cluster, lease=lease, adopted=adopted)
+    return Leadership(job=job, spec=spec, cluster=cluster, lease=lease, adopted=adopted)
 
 
 def _lease(history: History, job: models.Job, flow_run: FlowRun) -> Lease:
@@ -233,10 +233,10 @@ def _lease(history: History, job: models.Job, flow_run: FlowRun) -> Lease:
         return wait_take(history, job, holder=HOLDER, seconds=LEASE_SECONDS + 1.0, **flow_run.on_lease)
 
 
-def _end(history: History, job_id: str) -> Ended:
+def _end(history: History, job_id: str) -> JobEnded:
     """Return the end that the job came to."""
     job = next(one for one in queries.jobs(history, limit=None) if one.id == job_id)
     move = queries.state_of(history, job_id)
     assert move is not None
     assert move.after in TERMINAL
-    return Ended(job, State(move.after), move.because)
+    return JobEnded(job, State(move.after), move.because)

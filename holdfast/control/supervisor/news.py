@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from holdfast.history import this_host
 
 if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import Run
+    from holdfast.control.supervisor.controller import JobController
 
 
-def began(run: Run) -> dict[str, Any]:
+def began(run: JobController) -> dict[str, Any]:
     """Return what is known of a job when a controller takes it."""
     return {
         "job": run.job,
@@ -25,7 +25,7 @@ def began(run: Run) -> dict[str, Any]:
     }
 
 
-def nodes_of(run: Run) -> dict[str, Any]:
+def nodes_of(run: JobController) -> dict[str, Any]:
     """Return which node holds which ranks, which ones are spare or out of service, and where hot spares wait."""
     return {
         "ranks": {node: tuple(ranks) for node, ranks in run.board.membership.items()},

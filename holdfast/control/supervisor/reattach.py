@@ -11,10 +11,10 @@ from typing import Any, Final
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import Before
 from detectors.evidence import CutShort
-from holdfast.control.backup.outbox import Collector
+from holdfast.control.backup.outbox import OutboxCollector
 from holdfast.control.config.worker_env import keep_token
-from holdfast.control.state.rank_table import Lineup
-from holdfast.control.supervisor.controller import GOT_ON, Attempt, Run
+from holdfast.control.state.rank_table import RankTable
+from holdfast.control.supervisor.controller import GOT_ON, JobController, RecoveryAttempt
 from holdfast.control.supervisor.incident import IncidentInWork
 from holdfast.errors import NodeLost, OrderRefused, OtherProtocol, OtherVersion, WorldError
 from holdfast.history import models, queries
@@ -22,7 +22,7 @@ from holdfast.log import note
 from holdfast.paths import spill_file
 from holdfast.protocol import Message
 from holdfast.report.wording import plural
-from policies.case import IN_PROCESS, Decision, Rung, Seat
+from policies.case import IN_PROCESS, Decision, Placement, RecoveryAction
 from policies.states import Event, State
 
 log = logging.getLogger("holdfast.control")
@@ -31,7 +31,7 @@ LOOK: Final = 3.0
 """Seconds that a node may take to say whether it is a spare one of the job: what runs there is found later too, when spares are missing."""
 
 
-def adopt(run: Run) -> None:
+def adopt(run: JobController) -> None:
     """Take up *run* where the flow before left it; faults that happened in between are in the agents' journals."""
     last = queries.state_of(run.history, run.job.id)
     if last is not None and last.after == State.SUSPENDED:
@@ -64,7 +64,7 @@ def adopt(run: Run) -> None:
     _reenter(run)
 
 
-def _take_up_suspended(run: Run, last: models.Move) -> None:
+def _take_up_suspended(run: JobController, last: models.Move) -> None:
     """Take up a job that holds no nodes: it knows its past, and begins its next generation as if it had just been launched."""
     run.state, run.moved = State.SUSPENDED, last.because
     _remember(run)
@@ -87,7 +87,7 @@ def _membership(told: Iterable[Message], generation: int, before: dict[str, list
     return known
 
 
-def _take_standbys(run: Run, told: dict[str, Message]) -> None:
+def _take_standbys(run: JobController, told: dict[str, Message]) -> None:
     """Learn from the agents which groups can be mended, which standbys wait, and what the job's roles are."""
     newest = next((row.facts for row in reversed(queries.generations(run.history, run.job.id)) if row.facts and row.facts.get("roles")), {})
     roles = next((one["roles"] for one in told.values() if one.get("roles")), newest) or {}
@@ -97,16 +97,18 @@ def _take_standbys(run: Run, told: dict[str, Message]) -> None:
         run.take_in(node, one)
 
 
-def _ours(run: Run) -> list[str]:
+def _ours(run: JobController) -> list[str]:
     return [view.name for view in run.fleet.source.survey(LOOK) if view.job == run.job.id]
 
 
-def _reach_all(run: Run) -> tuple[dict[str, Message], set[str]]:
+def _reach_all(run: JobController) -> tuple[dict[str, Message], set[str]]:
     """Attach to the agents of the job, which take no orders of the flow before from then on, and take in what that has left with them."""
     told, away = _reach(run, sorted(_members(run)))
     others, _ = _reach(run, sorted({*_ours(run)} - told.keys() - away))
     told |= others
-    collector = Collector(fleet=run.fleet, history=run.history, lease=run.keeper.lease, spill=spill_file(run.job.name), remark=run.remark)
+    collector = OutboxCollector(
+        fleet=run.fleet, history=run.history, lease=run.keeper.lease, spill=spill_file(run.job.name), remark=run.remark
+    )
     collected = collector.collect(told)
     run.keeper.settle(0)
     if collected:
@@ -115,12 +117,12 @@ def _reach_all(run: Run) -> tuple[dict[str, Message], set[str]]:
     return told, away
 
 
-def _members(run: Run) -> set[str]:
+def _members(run: JobController) -> set[str]:
     row = queries.newest_generation(run.history, run.job.id)
     return {*row.ranks} if row else set()
 
 
-def _take_token(run: Run, told: dict[str, Message]) -> None:
+def _take_token(run: JobController, told: dict[str, Message]) -> None:
     """Have the job's secret from the agents of its members: it may have been made on another host."""
     members = _members(run) or {*told}  # the flow before may have died before it could say who they are
     answers = run.fleet.order(sorted(members & told.keys()), "token")
@@ -145,7 +147,7 @@ def token_of_members(kept: str, given: Sequence[str]) -> str:
     return most if 2 * times > len(given) else kept
 
 
-def _reach(run: Run, nodes: list[str]) -> tuple[dict[str, Message], set[str]]:
+def _reach(run: JobController, nodes: list[str]) -> tuple[dict[str, Message], set[str]]:
     """Attach to the agents of *nodes*; return what they say of themselves, and the nodes that did not answer."""
     answers = run.fleet.adopt_all(nodes)
     refuse_another_version(run.job.name, answers)
@@ -163,7 +165,7 @@ def refuse_another_version(job: str, answers: Mapping[str, Message | WorldError]
             raise OtherVersion(job, node, answer.why)
 
 
-def _let_go_of_strays(run: Run, told: dict[str, Message], membership: dict[str, list[int]], generation: int) -> None:
+def _let_go_of_strays(run: JobController, told: dict[str, Message], membership: dict[str, list[int]], generation: int) -> None:
     """End what runs on nodes that were given up while nobody could reach them: the flow before died before it could."""
     for node, one in told.items():
         if node not in membership and one["workers"] and one["generation"] < generation:
@@ -173,13 +175,13 @@ def _let_go_of_strays(run: Run, told: dict[str, Message], membership: dict[str, 
             )
 
 
-def _continue(run: Run, generation: int, membership: dict[str, list[int]], row: models.Generation | None) -> None:
+def _continue(run: JobController, generation: int, membership: dict[str, list[int]], row: models.Generation | None) -> None:
     """Replay what the agents told into the board of the generation that runs."""
     steps = queries.steps(run.history, run.job.id, generation=generation)
     saved = [one.step or 0 for one in queries.checkpoints(run.history, run.job.id) if one.generation == generation and not one.trouble]
     facts = row.facts if row is not None and row.number == generation and row.facts else None
     lineup = (
-        Lineup.from_record(facts) if facts else Lineup()
+        RankTable.from_record(facts) if facts else RankTable()
     )  # not on record: its processes cannot be kept, as nobody knows since when they are
     run.continue_generation(
         generation, membership, lineup=lineup, recorded=max((one.step for one in steps), default=0), saved=max(saved, default=0)
@@ -187,7 +189,7 @@ def _continue(run: Run, generation: int, membership: dict[str, list[int]], row: 
     run.board.durations.extend((one.step, one.seconds) for one in steps)
 
 
-def _remember(run: Run) -> None:
+def _remember(run: JobController) -> None:
     """Take the job's past from the history: recoveries, failures, the newest step, and the incident in work."""
     last = queries.last_step(run.history, run.job.id)
     run.best = last.step if last else 0
@@ -202,14 +204,14 @@ def _remember(run: Run) -> None:
     run.hearing.nodes.remember((one.kind, one.node, one.at) for one in faults)
     decided = set[str]()
     for decision in queries.decisions(run.history, run.job.id):
-        if decision.rung in {Rung.GIVE_UP, Rung.ASK_A_PERSON}:
+        if decision.rung in {RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON}:
             continue
         incident = next((one for one in known if one.id == decision.incident_id), None)
         root = next((one for one in faults if one.incident_id == decision.incident_id and one.root), None)
         run.attempts.append(
-            Attempt(
+            RecoveryAttempt(
                 at=decision.at,
-                rung=Rung(decision.rung),
+                rung=RecoveryAction(decision.rung),
                 node=root.node if root else None,
                 best=(incident.step_before or 0) if incident else 0,
                 incident=decision.incident_id,
@@ -230,7 +232,7 @@ def _remember(run: Run) -> None:
         run.incident = _incident(run, opened, [one for one in faults if one.incident_id == opened.id])
 
 
-def _incident(run: Run, row: models.Incident, faults: list[models.Fault]) -> IncidentInWork:
+def _incident(run: JobController, row: models.Incident, faults: list[models.Fault]) -> IncidentInWork:
     decided = queries.decisions(run.history, incident_id=row.id)
     incident = IncidentInWork(row=row, lap_at=row.fault_at, board=run.board)
     incident.lap("detect", row.detected_at)
@@ -250,7 +252,7 @@ def _fault(row: models.Fault) -> Fault:
 def _decision(row: models.Decision) -> Decision:
     act: dict[str, Any] = row.act
     return Decision(
-        rung=Rung(row.rung),
+        rung=RecoveryAction(row.rung),
         because=row.because,
         drop=tuple(act.get("drop", ())),
         add=tuple(act.get("add", ())),
@@ -258,11 +260,11 @@ def _decision(row: models.Decision) -> Decision:
         rotate=bool(act.get("rotate", False)),
         before=int(act.get("before", 0)),
         skip=tuple(int(step) for step in act.get("skip", ())),
-        seats=tuple(Seat(**seat) for seat in act.get("seats", ())),
+        seats=tuple(Placement(**seat) for seat in act.get("seats", ())),
     )
 
 
-def _reenter(run: Run) -> None:
+def _reenter(run: JobController) -> None:
     """Choose where to go on: a recovery that was cut short is decided anew, on what is known now."""
     whole = run.board.all_started()
     halfway = sorted(node for node in run.members if run.held.get(node, run.generation) < run.generation)
@@ -272,14 +274,14 @@ def _reenter(run: Run) -> None:
     if recovering and _was_take_over(run):
         assert run.incident is not None
         run.incident.barred = "the flow died in the middle of one in this incident"
-        run.incident.tried.append(Rung.TAKE_OVER)
+        run.incident.tried.append(RecoveryAction.TAKE_OVER)
     if run.state is State.MIGRATING:
         _end_move(run)
     elif recovering or (halfway and run.state is State.RESUMING):
         run.move(Event.FAULTED, "the flow died in the middle of this recovery")
 
 
-def _end_move(run: Run) -> None:
+def _end_move(run: JobController) -> None:
     """End a planned move that a flow did not live to finish: it is asked for still, and begins anew once nothing speaks against it."""
     run.newest += 1  # the number it was to get
     run.pool.drop(list(run.pool.standbys))  # some may be ready for a rank that is not theirs any more
@@ -291,6 +293,6 @@ def _end_move(run: Run) -> None:
     run.move(Event.MOVE_FAILED, "the flow died in the middle of this move; it is tried again")
 
 
-def _was_take_over(run: Run) -> bool:
+def _was_take_over(run: JobController) -> bool:
     decision = run.incident.decision if run.incident is not None else None
     return decision is not None and decision.rung in IN_PROCESS

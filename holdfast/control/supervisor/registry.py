@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from holdfast.control.supervisor.controller import Run
+from holdfast.control.supervisor.controller import JobController
 
-_RUNS: dict[str, Run] = {}
+_RUNS: dict[str, JobController] = {}
 _LET_GO: dict[str, bool] = {}
 """Jobs that this process steers no more, and whether it handed them over."""
 
 
-def enter(run: Run) -> None:
+def enter(run: JobController) -> None:
     """Make *run* known to the tasks of this process."""
     _RUNS[run.job.name] = run
     _LET_GO.pop(run.job.name, None)
@@ -32,6 +32,6 @@ def was_handed_over(job: str) -> bool:
     return _LET_GO.get(job, False)
 
 
-def of(job: str) -> Run:
+def of(job: str) -> JobController:
     """Return the run of *job*."""
     return _RUNS[job]

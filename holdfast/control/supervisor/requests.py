@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from holdfast.control.supervisor.detach import Handover
+from holdfast.control.supervisor.detach import Detach
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.history import History, Recorder, models, queries
-from holdfast.history.retry import Asking
+from holdfast.history.retry import RetryingHistory
 
 EVERY: Final = 0.5
 """Seconds between two looks."""
@@ -21,7 +21,7 @@ HAND_OVER: Final = "hand-over"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoveAsked:
+class MigrationRequest:
     """A planned move that somebody asked for: of a node's ranks, or of one rank."""
 
     id: str
@@ -73,10 +73,10 @@ def ask_to_let_go(history: History, lease: models.Lease, by: str) -> None:
 class Requests:
     """Whether somebody asked the job to stop or to be suspended, ranks of it to move, or its flow to let go of it."""
 
-    def __init__(self, history: History, recorder: Recorder, lease: models.Lease, handover: Handover, flow_run: FlowRun) -> None:
+    def __init__(self, history: History, recorder: Recorder, lease: models.Lease, handover: Detach, flow_run: FlowRun) -> None:
         self._stop = ""
         self._flow_run = flow_run
-        self.moves: deque[MoveAsked] = deque()
+        self.moves: deque[MigrationRequest] = deque()
         """Moves that are still to be carried out; their rows stay open until then."""
         self.outcomes: dict[str, str] = {}
         """Node to why the last planned move of ranks of it came to nothing; empty where it did not."""
@@ -84,7 +84,7 @@ class Requests:
         self._history, self._recorder, self._job_id = history, recorder, lease.job_id
         self.epoch, self._handover = lease.epoch, handover
         self._over = threading.Event()
-        self._try = Asking("requests")
+        self._try = RetryingHistory("requests")
         self._thread = threading.Thread(target=self._follow, name=f"requests of {self._job_id}", daemon=True)
         self._thread.start()
 
@@ -111,13 +111,13 @@ class Requests:
         """Ask for a move from within the flow: it counts at once, and is on record for a flow to come."""
         self._seen.add(row.id)
         self._recorder.add(row)
-        self.moves.append(MoveAsked.of(row))
+        self.moves.append(MigrationRequest.of(row))
 
     def asked_for(self, node: str) -> bool:
         """Tell whether a move of ranks of *node* is asked for, or in work."""
         return any(one.home == node for one in self.moves)
 
-    def answer(self, asked: MoveAsked, outcome: str, *, done: bool, pause: float | None = None) -> models.Request:
+    def answer(self, asked: MigrationRequest, outcome: str, *, done: bool, pause: float | None = None) -> models.Request:
         """Tell what came of a move that was asked for, and for how many seconds it held training up; return its row as it is then."""
         with suppress(ValueError):
             self.moves.remove(asked)
@@ -137,7 +137,7 @@ class Requests:
             if request.kind == "migrate":
                 if request.id not in self._seen:
                     self._seen.add(request.id)
-                    self.moves.append(MoveAsked.of(request))
+                    self.moves.append(MigrationRequest.of(request))
                 continue
             if request.kind == "stop":
                 self.stop(f"{request.by} asked the job to stop")

@@ -12,19 +12,19 @@ from typing import Any, Final, TypeVar
 
 from detectors.catalogue import Fault
 from holdfast import paths
-from holdfast.cluster import NodeSource, open_cluster
-from holdfast.control.agents.pool import Fleet
-from holdfast.control.backup.outbox import Deposit
-from holdfast.control.backup.prerequisites import Ahead
+from holdfast.cluster import NodeBackend, open_cluster
+from holdfast.control.agents.pool import AgentPool
+from holdfast.control.backup.outbox import ControllerOutbox
+from holdfast.control.backup.prerequisites import BackupPrerequisites
 from holdfast.control.checkpoints.final_checkpoint import newest_on_disk, save_what_lives
-from holdfast.control.checkpoints.interval import Cadence
+from holdfast.control.checkpoints.interval import CheckpointInterval
 from holdfast.control.config import gc_tuning
 from holdfast.control.config.worker_env import how_to_run, log_directory
 from holdfast.control.supervisor import registry
-from holdfast.control.supervisor.controller import Run
-from holdfast.control.supervisor.detach import Handover, heeding_the_signal
+from holdfast.control.supervisor.controller import JobController
+from holdfast.control.supervisor.detach import Detach, heeding_the_signal
 from holdfast.control.supervisor.flow_run import FlowRun
-from holdfast.control.supervisor.leadership import Aside, Ended, Standby, Wheel, stand_by, take_wheel
+from holdfast.control.supervisor.leadership import Deposed, JobEnded, Leadership, StandbyController, stand_by, take_wheel
 from holdfast.control.supervisor.news import began
 from holdfast.control.supervisor.reattach import adopt
 from holdfast.control.supervisor.requests import Requests
@@ -40,7 +40,7 @@ from holdfast.report import wording
 from holdfast.rlimits import make_room
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.policy import LONGEST
-from policies.node_faults import Offence, takes_out
+from policies.node_faults import NodeFault, takes_out
 from policies.states import State
 
 log = logging.getLogger("holdfast.control")
@@ -67,7 +67,7 @@ def steering(
     *,
     standby: bool = False,
     flow_run: FlowRun | None = None,
-) -> Iterator[Run | Ended | Aside]:
+) -> Iterator[JobController | JobEnded | Deposed]:
     """Steer the job while the block runs: launch it, or adopt it when it runs already; as a *standby*, once no other flow steers it.
 
     However the block ends, nothing is lost: a job that is over takes its processes along; one that is not goes on under its agents, to be
@@ -77,22 +77,22 @@ def steering(
     """
     flow_run = flow_run or FlowRun()
     gc_tuning.begin()
-    history, ahead = (_when_there(History.open, spec.name) if standby else History.open()), Ahead()
+    history, ahead = (_when_there(History.open, spec.name) if standby else History.open()), BackupPrerequisites()
     try:
         with heeding_the_signal() as handover:
             if standby:
                 _when_there(lambda: _absorb_all(history), spec.name)
-                wheel = stand_by(Standby(history, spec, ahead, wanted=cluster, flow_run=flow_run), handover)
+                wheel = stand_by(StandbyController(history, spec, ahead, wanted=cluster, flow_run=flow_run), handover)
             elif handover.why:
-                wheel = Aside(f"the flow ends before it took the job: {handover.why}")
+                wheel = Deposed(f"the flow ends before it took the job: {handover.why}")
             else:
                 _absorb_all(history)
                 wheel = take_wheel(history, spec, cluster, flow_run)
-            if isinstance(wheel, Wheel):
+            if isinstance(wheel, Leadership):
                 with _steered(wheel, history, tell, handover, ahead.take if standby else open_cluster) as run:
                     yield run
             else:
-                if isinstance(wheel, Aside):
+                if isinstance(wheel, Deposed):
                     registry.leave(spec.name, handed_over=True)
                 yield wheel
     finally:
@@ -106,7 +106,9 @@ def _when_there(act: Callable[[], T], job: str) -> T:
 
 
 @contextmanager
-def _steered(wheel: Wheel, history: History, tell: Tell, handover: Handover, reach: Callable[[Cluster], NodeSource]) -> Iterator[Run]:
+def _steered(
+    wheel: Leadership, history: History, tell: Tell, handover: Detach, reach: Callable[[Cluster], NodeBackend]
+) -> Iterator[JobController]:
     """Have the job, whose lease was taken, steered while the block runs; that it is handed over is no error of the block."""
     make_private(paths.job_directory(wheel.job.name))
     recorder = Recorder(history, spill_file(wheel.job.name), Fence(wheel.job.id, wheel.lease.epoch))
@@ -144,23 +146,25 @@ def _absorb_all(history: History) -> None:
         absorb(history, spill)
 
 
-def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handover, reach: Callable[[Cluster], NodeSource]) -> Run:
+def _begin(
+    wheel: Leadership, history: History, recorder: Recorder, handover: Detach, reach: Callable[[Cluster], NodeBackend]
+) -> JobController:
     job, spec, cluster = wheel.job, wheel.spec, wheel.cluster
     make_room(f"job '{spec.name}'", spec.nodes.wanted + spec.nodes.spare)
-    run = Run(
+    run = JobController(
         job=job,
         spec=spec,
         cluster=cluster,
         history=history,
         recorder=recorder,
-        fleet=Fleet(reach(cluster), how_to_run(spec, cluster, job), epoch=wheel.lease.epoch),
+        fleet=AgentPool(reach(cluster), how_to_run(spec, cluster, job), epoch=wheel.lease.epoch),
         handover=handover,
         flow_run=wheel.flow_run,
     )
     keeper = run.keeper = LeaseKeeper(history, wheel.lease, run.lose, lambda: run.ears.told)
     run.fleet.lease_until = lambda: keeper.good_until
     run.fleet.outrank = partial(_outrank, run)
-    recorder.elsewhere = Deposit(run.fleet, wheel.lease.outbox_key, keeper.settle)
+    recorder.elsewhere = ControllerOutbox(run.fleet, wheel.lease.outbox_key, keeper.settle)
     run.requests = Requests(history, recorder, wheel.lease, handover, wheel.flow_run)
     run.consent.begin()
     run.wards.begin()
@@ -174,11 +178,11 @@ def _begin(wheel: Wheel, history: History, recorder: Recorder, handover: Handove
     if wheel.stood_by and wheel.adopted:
         run.remark(f"the standby on {this_host().partition('/')[0]} steers the job from now on")
     if spec.checkpoint.every == "auto":  # read now, as a recovery cannot wait for a database
-        run.cadence = Cadence(plan=spec.checkpoint, fleet=fleet(history), work=work(history, spec.name), answered=run.answered())
+        run.cadence = CheckpointInterval(plan=spec.checkpoint, fleet=fleet(history), work=work(history, spec.name), answered=run.answered())
     return run
 
 
-def _outrank(run: Run, epoch: int) -> int:
+def _outrank(run: JobController, epoch: int) -> int:
     """Have the history give this flow an epoch above *epoch*, in which it goes on; raise `LeaseLost` if another flow has the job."""
     try:
         with run.recorder.at_rest():  # a row of the former epoch would be refused as that of a flow that was overtaken
@@ -193,7 +197,7 @@ def _outrank(run: Run, epoch: int) -> int:
     return lease.epoch
 
 
-def _let_go(run: Run) -> None:
+def _let_go(run: JobController) -> None:
     """End what has to end, and hand back the lease."""
     run.tell("released", {"over": run.over})
     try:
@@ -219,14 +223,14 @@ def _let_go(run: Run) -> None:
         run.keeper.release()
 
 
-def _write_out(run: Run) -> None:
+def _write_out(run: JobController) -> None:
     """Have all written before another flow may take the lease: whoever reads less would not know that the job is over."""
     if not run.recorder.flush(END_SECONDS) and run.released:
         note(log, "job.end-waits", level=logging.WARNING, job=run.job.name, why="the history is away", seconds=AWAY_SECONDS)
         run.recorder.flush(AWAY_SECONDS)
 
 
-def _end(run: Run) -> None:
+def _end(run: JobController) -> None:
     """End the job's processes: gently when a person asked for it, at once otherwise."""
     asked_for = run.state in (State.CANCELLED, State.SUSPENDED)
     try:
@@ -251,7 +255,7 @@ def _end(run: Run) -> None:
         run.hearing.hear_out()
 
 
-def _say_what_is_saved(run: Run) -> None:
+def _say_what_is_saved(run: JobController) -> None:
     """Say where a resume continues from, as far as Holdfast knows: a script without managed state saves in its own way."""
     step = newest_on_disk(run) if run.managed else 0
     if step:
@@ -263,7 +267,7 @@ def _say_what_is_saved(run: Run) -> None:
         run.remark(run.saved)
 
 
-def _clear_forgotten(run: Run) -> None:
+def _clear_forgotten(run: JobController) -> None:
     """Clear the nodes that a flow before took for the job, and of which this one has never heard.
 
     It took them in its last moment, or their agents were killed together with it: then memory is all that is left of the job.
@@ -279,7 +283,7 @@ def _clear_forgotten(run: Run) -> None:
                 run.fleet.wipe(one.name)
 
 
-def _found_beside(run: Run) -> list[Offence]:
+def _found_beside(run: JobController) -> list[NodeFault]:
     """Return what takes nodes out of service that trained on in spite of it, or could not be replaced: now they are idle."""
     against: dict[str, list[Fault]] = {}
     for fault in run.board.node_faults:
@@ -293,7 +297,7 @@ def _found_beside(run: Run) -> list[Offence]:
     return [found for faults in counted if (found := takes_out(faults, run.levels)) is not None]
 
 
-def _doubt(run: Run) -> None:
+def _doubt(run: JobController) -> None:
     """Say so when a script did nothing that can be seen: it may have left early without calling that an error."""
     started = [view.started for view in run.board.ranks.values() if view.started is not None]
     lived = time.time() - min(started, default=time.time())
@@ -304,14 +308,14 @@ def _doubt(run: Run) -> None:
         )
 
 
-def _where(run: Run) -> str:
+def _where(run: JobController) -> str:
     """Return where a person finds what the ranks wrote."""
     if not run.fleet.source.remote:
         return str(log_directory(run.job))
     return f"`holdfast logs {run.job.name}`"
 
 
-def _stop_gently(run: Run) -> None:
+def _stop_gently(run: JobController) -> None:
     grace = run.spec.limits.stop_grace.total_seconds()
     nodes = set(run.members) & set(run.fleet.alive())
     run.fleet.order(nodes, "stop", generation=run.generation, signal=int(signal.SIGTERM), grace=grace)

@@ -19,7 +19,7 @@ from holdfast.control.supervisor.detach import machine_goes_down, termination_le
 from policies.states import Event
 
 if TYPE_CHECKING:
-    from holdfast.control.supervisor.controller import Run
+    from holdfast.control.supervisor.controller import JobController
 
 ANSWER_SECONDS: Final = 5.0
 """How long the controller may be busy with something else; a Prefect worker ends a process 30 s after its SIGTERM."""
@@ -29,7 +29,7 @@ SIGTERM: Final = "the process of its controller received SIGTERM"
 
 
 @contextmanager
-def heeding_termination(run: Run) -> Iterator[None]:
+def heeding_termination(run: JobController) -> Iterator[None]:
     """Take the first SIGTERM as a request while the block runs; in the main thread of a program that handles it, which Prefect's does."""
     before = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -56,7 +56,7 @@ def heeding_termination(run: Run) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def answer(run: Run) -> None:
+def answer(run: JobController) -> None:
     """Take a SIGTERM that was heeded for the wish to stop the job, unless it means to detach from it."""
     if run.terminated_at is None:
         return
@@ -69,7 +69,7 @@ def answer(run: Run) -> None:
         run.requests.stop(run.flow_run.cancelled or SIGTERM)
 
 
-def end_at_once(run: Run, raised: BaseException) -> None:
+def end_at_once(run: JobController, raised: BaseException) -> None:
     """Answer a signal that was raised as an exception, which has left the flow: there is no next look."""
     how = "the process of its controller was interrupted (Ctrl-C)" if isinstance(raised, KeyboardInterrupt) else SIGTERM
     if run.released:
@@ -80,7 +80,7 @@ def end_at_once(run: Run, raised: BaseException) -> None:
         run.move(Event.STOP_ASKED, run.flow_run.cancelled or how)
 
 
-def _why_to_detach(run: Run, how: str) -> str:
+def _why_to_detach(run: JobController, how: str) -> str:
     """Return why whoever ended the process did not mean the job: the setting says so, or the machine goes down and holds no part of it."""
     if termination_lets_go():
         return how
@@ -88,7 +88,7 @@ def _why_to_detach(run: Run, how: str) -> str:
 
 
 @contextmanager
-def undisturbed(run: Run) -> Iterator[None]:
+def undisturbed(run: JobController) -> Iterator[None]:
     """Let the SIGTERM that a Prefect worker sends for a cancellation pass while the job ends because of it: it would cut the saving short.
 
     Only the first one, and only where the cancellation was seen in Prefect before any signal: a second one, or one of somebody else, means

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from holdfast.cluster.local import LocalNodes
 from holdfast.errors import NotOutsideOfJobs
-from holdfast.probe.burn_in.session import Post, Silent
+from holdfast.probe.burn_in.session import BurnInSession, Silent
 from holdfast.probe.readers.bundle import BOOT
 
 if TYPE_CHECKING:
     from holdfast.spec import Cluster, LocalCluster
 
 
-class Posts(Protocol):
+class BurnInConnections(Protocol):
     """The nodes of one cluster."""
 
     apart: bool
@@ -30,7 +30,7 @@ class Posts(Protocol):
         """Return the nodes' names, in the cluster's order."""
         ...
 
-    def open(self, node: str) -> Post:
+    def open(self, node: str) -> BurnInSession:
         """Start the program of checks on *node*; raise `Silent` when that cannot be."""
         ...
 
@@ -51,18 +51,18 @@ class Posts(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def open_posts(cluster: Cluster) -> Posts:
+def open_posts(cluster: Cluster) -> BurnInConnections:
     """Return where orders to the nodes of *cluster* go; raise `OperatorError` when what it takes is not there."""
     if cluster.kind == "local":
-        return LocalPosts(cluster)
+        return LocalBurnInConnections(cluster)
     if cluster.kind == "slurm":
         raise NotOutsideOfJobs("a burn-in", cluster.name)
-    from holdfast.cluster.ssh import SshPosts  # noqa: PLC0415 (paramiko takes 0.1 s, and most clusters need none of it)
+    from holdfast.cluster.ssh import SshBurnInConnections  # noqa: PLC0415 (paramiko takes 0.1 s, and most clusters need none of it)
 
-    return SshPosts(cluster)
+    return SshBurnInConnections(cluster)
 
 
-class LocalPosts:
+class LocalBurnInConnections:
     """Nodes that are folders of this machine: each has a process of its own, and one that is switched off does not answer."""
 
     apart = False
@@ -97,7 +97,7 @@ class LocalPosts:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return str(folder)
 
-    def open(self, node: str) -> Post:
+    def open(self, node: str) -> BurnInSession:
         """Start the program of checks."""
         if not self._source.answers(node):
             raise Silent("it is switched off")
@@ -129,4 +129,4 @@ class LocalPosts:
             complaint.seek(0)
             return (complaint.read().decode("utf-8", "replace").strip().splitlines() or [""])[-1]
 
-        return Post(node, ours, cut, nice=self._nice, ended=ended)
+        return BurnInSession(node, ours, cut, nice=self._nice, ended=ended)

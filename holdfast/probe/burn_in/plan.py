@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
-from policies.burn_in import Limits
+from policies.burn_in import BurnInThresholds
 
 if TYPE_CHECKING:
     from holdfast.spec.burn_in import BurnInSettings
@@ -17,7 +17,7 @@ SHORT: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BurnInPlan:
     """Amounts and limits of one burn-in."""
 
     seconds: float
@@ -33,7 +33,7 @@ class Plan:
     """Of pairing."""
     port: int
     torch: bool
-    limits: Limits
+    limits: BurnInThresholds
     short: bool = False
     gpus: Mapping[str, int] = field(default_factory=dict)
     """Node to how many GPUs the cluster file says it has."""

@@ -13,23 +13,23 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from detectors.burn_in_results import Mark
+from detectors.burn_in_results import CheckMark
 from holdfast.cluster import names_of, open_cluster
 from holdfast.errors import UnknownNode
 from holdfast.history import History
 from holdfast.history import cordons as record
-from holdfast.history.cordons import Place
+from holdfast.history.cordons import CordonTable
 from holdfast.history.models import Job
 from holdfast.probe.burn_in.connections import open_posts
-from holdfast.probe.burn_in.plan import Plan
-from holdfast.probe.burn_in.runner import Bench, Tell
+from holdfast.probe.burn_in.plan import BurnInPlan
+from holdfast.probe.burn_in.runner import BurnInRunner, Tell
 from holdfast.spec import Cluster
-from policies.burn_in import Outcome
-from policies.cordons import TESTABLE, Answer, Changed, Node, NodeMove, Owner, Rules, Trial, Word
+from policies.burn_in import BurnInOutcome
+from policies.cordons import TESTABLE, Answer, Changed, Node, NodeTransition, OperatorRequest, Owner, Rules, Trial
 from policies.quarantine import begin_burn_in, end_burn_in
 from policies.required_checks import Need, needs
 
-PASSED: dict[Mark, bool | None] = {Mark.PASSED: True, Mark.FAILED: False, Mark.SKIPPED: None}
+PASSED: dict[CheckMark, bool | None] = {CheckMark.PASSED: True, CheckMark.FAILED: False, CheckMark.SKIPPED: None}
 BROKEN_OFF = "the burn-in was broken off"
 
 
@@ -40,14 +40,14 @@ class Repair:
     cluster: Cluster
     history: History
     owner: Owner
-    plan: Plan
+    plan: BurnInPlan
     tell: Tell = lambda _node, _check: None
     trials: dict[str, Trial] = field(default_factory=dict)
     """Nodes whose burn-in was begun, and has not been concluded."""
     left: dict[str, str] = field(default_factory=dict)
     """Nodes that were not tried, and why."""
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    moves: list[tuple[str, NodeMove]] = field(default_factory=list)
+    outcomes: dict[str, BurnInOutcome] = field(default_factory=dict)
+    moves: list[tuple[str, NodeTransition]] = field(default_factory=list)
     """Nodes, and how they moved."""
 
     def __enter__(self) -> Self:
@@ -108,7 +108,7 @@ class Repair:
                 self.left[node] = answer.why
         return list(self.trials)
 
-    def try_out(self, nodes: Sequence[str]) -> dict[str, Outcome]:
+    def try_out(self, nodes: Sequence[str]) -> dict[str, BurnInOutcome]:
         """Make the checks on *nodes*; those in service lend themselves as partners, the ones without a job first."""
         jobs = self.jobs()
         known = self.known()
@@ -117,7 +117,7 @@ class Repair:
         gpus = {} if self.cluster.kind == "slurm" else self.cluster.gpus_of
         plan, wanted = replace(self.plan, gpus=gpus), {node: self.needs(known[node]) for node in nodes}
         with open_posts(self.cluster) as posts:
-            self.outcomes |= Bench(posts, plan, tell=self.tell, wanted=wanted).try_out(nodes, partners)
+            self.outcomes |= BurnInRunner(posts, plan, tell=self.tell, wanted=wanted).try_out(nodes, partners)
         return self.outcomes
 
     def needs(self, node: Node) -> tuple[Need, ...]:
@@ -125,7 +125,7 @@ class Repair:
         held = (fault for hold in node.of_kind(*TESTABLE) for fault in hold.faults)
         return needs(held, self.cluster.burn_in.accept_untested)
 
-    def conclude(self) -> list[tuple[str, NodeMove]]:
+    def conclude(self) -> list[tuple[str, NodeTransition]]:
         """Say what came of each burn-in that was begun; return how nodes moved by that."""
         moved = []
         for node in list(self.trials):
@@ -144,19 +144,19 @@ class Repair:
         return moved
 
     def _say(
-        self, node: str, act: Callable[[Node, Word], Answer], because: str = "a burn-in is due", evidence: tuple[str, ...] = ()
+        self, node: str, act: Callable[[Node, OperatorRequest], Answer], because: str = "a burn-in is due", evidence: tuple[str, ...] = ()
     ) -> Answer:
         now = time.time()
-        word = Word(owner=self.owner, because=because, at=now, evidence=evidence)
+        word = OperatorRequest(owner=self.owner, because=because, at=now, evidence=evidence)
         return record.say(self.history, self._place(), node, lambda one, _: act(one, word), now=now)
 
-    def _place(self) -> Place:
-        return Place(cluster=self.cluster.name, names=names_of(self.cluster), rules=self.cluster.quarantine.rules)
+    def _place(self) -> CordonTable:
+        return CordonTable(cluster=self.cluster.name, names=names_of(self.cluster), rules=self.cluster.quarantine.rules)
 
 
-def _begun(node: Node, word: Word, *, number: int, seconds: float) -> Answer:
+def _begun(node: Node, word: OperatorRequest, *, number: int, seconds: float) -> Answer:
     return begin_burn_in(node, word, number, seconds=seconds)
 
 
-def _ended(node: Node, word: Word, *, trial: Trial, passed: bool | None, rules: Rules) -> Answer:
+def _ended(node: Node, word: OperatorRequest, *, trial: Trial, passed: bool | None, rules: Rules) -> Answer:
     return end_burn_in(node, word, trial, passed=passed, rules=rules)

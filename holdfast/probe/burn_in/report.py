@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from detectors.burn_in_results import Mark
+from detectors.burn_in_results import CheckMark
 from holdfast.errors import NodesBusy
 from holdfast.probe.burn_in.repair import Repair
 from policies.cordons import TESTABLE
@@ -74,8 +74,8 @@ def run(repair: Repair, nodes: Sequence[str]) -> BurnInReport:
     )
 
 
-def _outcome(mark: Mark) -> BurnInOutcome:
+def _outcome(mark: CheckMark) -> BurnInOutcome:
     """Return *mark* as users read it; what could not be checked is neither a pass nor a failure."""
-    if mark is Mark.PASSED:
+    if mark is CheckMark.PASSED:
         return "passed"
-    return "failed" if mark is Mark.FAILED else "skipped"
+    return "failed" if mark is CheckMark.FAILED else "skipped"

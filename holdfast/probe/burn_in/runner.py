@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from detectors.burn_in_results import Check, Mark
+from detectors.burn_in_results import Check, CheckMark
 from holdfast.probe.burn_in.checks.traffic import BLOCK
-from holdfast.probe.burn_in.connections import Posts
-from holdfast.probe.burn_in.plan import Plan
-from holdfast.probe.burn_in.session import Post, Silent
-from policies.burn_in import OFFSET, UNCERTAIN, Outcome, held_against, outcome
-from policies.pair_schedule import Meeting, findings, next_round
+from holdfast.probe.burn_in.connections import BurnInConnections
+from holdfast.probe.burn_in.plan import BurnInPlan
+from holdfast.probe.burn_in.session import BurnInSession, Silent
+from policies.burn_in import OFFSET, UNCERTAIN, BurnInOutcome, held_against, outcome
+from policies.pair_schedule import PairTest, findings, next_round
 from policies.required_checks import Need
 
 HANDS: Final = 64
@@ -36,11 +36,11 @@ Relay = Callable[[str, str, int], tuple[str, int]]
 
 
 @dataclass(slots=True)
-class Bench:
+class BurnInRunner:
     """One burn-in of some nodes."""
 
-    posts: Posts
-    plan: Plan
+    posts: BurnInConnections
+    plan: BurnInPlan
     tell: Tell = lambda _node, _check: None
     """Called with each check as it ends, from several threads."""
     now: Callable[[], float] = time.time
@@ -48,12 +48,12 @@ class Bench:
     relay: Relay | None = None
     wanted: Mapping[str, Sequence[Need]] = field(default_factory=dict)
     """Node to the parts of it that the checks have to exercise."""
-    _open: dict[str, Post] = field(default_factory=dict)
+    _open: dict[str, BurnInSession] = field(default_factory=dict)
     _over: bool = False
     _why: dict[str, str] = field(default_factory=dict)
     """Node to why no order reaches it."""
 
-    def try_out(self, nodes: Sequence[str], partners: Sequence[str] = ()) -> dict[str, Outcome]:
+    def try_out(self, nodes: Sequence[str], partners: Sequence[str] = ()) -> dict[str, BurnInOutcome]:
         """Return what *nodes* were found to be. *partners* lend themselves to trying the network, and are not judged."""
         try:
             checks = dict(zip(nodes, self._each(self._alone, nodes), strict=True))
@@ -87,7 +87,7 @@ class Bench:
         """Try one node by itself."""
         post = self._post(node)
         if post is None:
-            found = [Check(name="reach", mark=Mark.SKIPPED, words=self._why[node])]
+            found = [Check(name="reach", mark=CheckMark.SKIPPED, words=self._why[node])]
             self.tell(node, found[0])
             return found
         found = []
@@ -98,7 +98,7 @@ class Bench:
             self.tell(node, found[-1])
         return found
 
-    def _checks(self, post: Post) -> Iterator[Check]:
+    def _checks(self, post: BurnInSession) -> Iterator[Check]:
         plan = self.plan
         yield from post.ask("compute", seconds=PARTS["compute"] * plan.seconds)
         if plan.torch:
@@ -111,18 +111,18 @@ class Bench:
         )
         yield self._clock(post)
 
-    def _clock(self, post: Post) -> Check:
+    def _clock(self, post: BurnInSession) -> Check:
         """Watch the node's clocks, and ask how far they are from ours."""
         (check,) = post.ask("ticking", seconds=min(CLOCK, self.plan.seconds / 4))
-        if check.mark is not Mark.PASSED:
+        if check.mark is not CheckMark.PASSED:
             return replace(check, name="clock")
         try:
             off, uncertain = post.offset(self.now)
         except Silent as error:
-            return replace(check, mark=Mark.SKIPPED, words=str(error))
+            return replace(check, mark=CheckMark.SKIPPED, words=str(error))
         return replace(check, figures={**check.figures, OFFSET: off, UNCERTAIN: uncertain})
 
-    def _post(self, node: str) -> Post | None:
+    def _post(self, node: str) -> BurnInSession | None:
         """Return the way to *node*, opened when it is first asked for."""
         if self._over:
             self._why.setdefault(node, "it was broken off")
@@ -137,7 +137,7 @@ class Bench:
 
     def _network(self, nodes: Sequence[str], partners: Sequence[str]) -> dict[str, Check]:
         """Have nodes meet in rounds; return of each what is known of its end then."""
-        begun, met, told = time.monotonic(), list[Meeting](), dict[str, Check]()
+        begun, met, told = time.monotonic(), list[PairTest](), dict[str, Check]()
         tested = [node for node in nodes if node in self._open]
         for _ in range(self.plan.rounds):
             pairs = next_round(tested, partners, met)
@@ -145,7 +145,7 @@ class Bench:
                 break
             for meeting, ends in self._each(self._meet, pairs):
                 met.append(meeting)
-                told |= {end: check for end, check in ends.items() if meeting.mark is Mark.PASSED or end not in told}
+                told |= {end: check for end, check in ends.items() if meeting.mark is CheckMark.PASSED or end not in told}
         spent = time.monotonic() - begun
         is_alone = len(nodes) + len(partners) < 2  # noqa: PLR2004 (a pair)
         return {
@@ -161,25 +161,25 @@ class Bench:
             for node, found in findings(tested, met).items()
         }
 
-    def _meet(self, pair: tuple[str, str]) -> tuple[Meeting, dict[str, Check]]:
+    def _meet(self, pair: tuple[str, str]) -> tuple[PairTest, dict[str, Check]]:
         """Have the first connect to the second, and exchange blocks both ways; return the result, and each end's check with the figures."""
         a, b = pair
         comes, serves = self._post(a), self._post(b)
         if comes is None or serves is None:
             why = "; ".join(f"{node}: {self._why[node]}" for node in (a, b) if node in self._why)
-            return Meeting(a=a, b=b, mark=Mark.SKIPPED, words=why), {}
+            return PairTest(a=a, b=b, mark=CheckMark.SKIPPED, words=why), {}
         try:
             came, served = self._exchange(comes, serves)
         except Silent as error:
-            return Meeting(a=a, b=b, mark=Mark.SKIPPED, words=str(error)), {}
+            return PairTest(a=a, b=b, mark=CheckMark.SKIPPED, words=str(error)), {}
         came = held_against(came, self.plan.limits)
         ends = {a: came, b: replace(served, figures=came.figures)}
         for end, check in ((a, came), (b, served)):
-            if check.mark is not Mark.PASSED:
-                return Meeting(a=a, b=b, mark=check.mark, words=f"at {end}, {check.words}"), ends
-        return Meeting(a=a, b=b, mark=Mark.PASSED), ends
+            if check.mark is not CheckMark.PASSED:
+                return PairTest(a=a, b=b, mark=check.mark, words=f"at {end}, {check.words}"), ends
+        return PairTest(a=a, b=b, mark=CheckMark.PASSED), ends
 
-    def _exchange(self, a: Post, b: Post) -> tuple[Check, Check]:
+    def _exchange(self, a: BurnInSession, b: BurnInSession) -> tuple[Check, Check]:
         blocks = max(1, self.plan.network_size // BLOCK)
         seconds = PATIENCE + SLOWEST * 2 * self.plan.network_size / 1e6 / (self.plan.limits.network or 10.0)
         token, until = secrets.token_hex(16), time.monotonic() + 2 * seconds

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from detectors.burn_in_results import Check, Mark, check_of
+from detectors.burn_in_results import Check, CheckMark, check_of
 from detectors.codec import Misshapen
 from holdfast.probe.burn_in.bundle import program
 
@@ -39,7 +39,7 @@ class Stream(Protocol):
         """Return what has come; nothing at the end."""
 
 
-class Post:
+class BurnInSession:
     """A program on a node that carries out orders. One thread at a time may use it."""
 
     def __init__(self, node: str, stream: Stream, cut: Callable[[], None], *, nice: int = 0, ended: Callable[[], str] = lambda: "") -> None:
@@ -62,7 +62,7 @@ class Post:
             mark = self.begin(do, seconds=seconds, **facts)
             return self.checks(mark, time.monotonic() + seconds + 2 * OVERTIME)
         except Silent as error:
-            return [Check(name=do, mark=Mark.SKIPPED, words=str(error))]
+            return [Check(name=do, mark=CheckMark.SKIPPED, words=str(error))]
 
     def begin(self, do: str, *, seconds: float, **facts: object) -> str:
         """Give an order; return the mark under which its answers come."""

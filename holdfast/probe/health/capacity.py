@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
 
-from holdfast.cluster import NodeSource, NodeView, names_of, open_cluster
+from holdfast.cluster import NodeBackend, NodeView, names_of, open_cluster
 from holdfast.errors import CapacityTimeout, NotEnoughNodes, NotOutsideOfJobs
 from holdfast.history import History, Job
-from holdfast.history.cordons import Place
+from holdfast.history.cordons import CordonTable
 from holdfast.history.cordons import nodes as held_nodes
 from holdfast.probe.health.checkup import Checkup
 from holdfast.probe.health.report import node_health
@@ -22,7 +22,7 @@ from holdfast.spec import Cluster
 from policies.cordons import Node, in_words
 from policies.maintenance import Closing
 from policies.maintenance import closing as maintenance_of
-from policies.node_health import Verdict
+from policies.node_health import HealthVerdict
 
 
 class Capacity(BaseModel):
@@ -50,7 +50,7 @@ class CapacityCheck:
     cluster: Cluster
     labels: Mapping[str, str]
     history: History
-    source: NodeSource
+    source: NodeBackend
     checkup: Checkup
     _names: list[str] = field(init=False)
 
@@ -70,7 +70,7 @@ class CapacityCheck:
         self.checkup.classify()
         self.checkup.record()
         views = {view.name: view for view in self.source.survey(deadline)}
-        place = Place(cluster=self.cluster.name, names=names_of(self.cluster), rules=self.cluster.quarantine.rules)
+        place = CordonTable(cluster=self.cluster.name, names=names_of(self.cluster), rules=self.cluster.quarantine.rules)
         now = time.time()
         held = held_nodes(self.history, place, now=now)
         found = {
@@ -98,7 +98,7 @@ class CapacityCheck:
         return job.name if job is not None else view.job
 
 
-def obstacle(view: NodeView, job: str, node: Node, maintenance: Closing | None, found: Verdict) -> str:
+def obstacle(view: NodeView, job: str, node: Node, maintenance: Closing | None, found: HealthVerdict) -> str:
     """Return why a node cannot be given to a job now; empty when it can."""
     if job:
         return f"job '{job}' runs on it"

@@ -11,10 +11,10 @@ from detectors.health import blind_spots
 from detectors.probe_result import NodeLook
 from detectors.readings import NodeReading
 from holdfast.history import History
-from holdfast.history.health_samples import Known, keep, known_nodes
+from holdfast.history.health_samples import KnownHealth, keep, known_nodes
 from holdfast.probe.sweep import DEADLINE, Sweeper
 from holdfast.report.wording import plural
-from policies.node_health import Change, Standing, Verdict, change_of, verdict_on
+from policies.node_health import HealthChange, HealthVerdict, NodeHealthState, change_of, verdict_on
 
 
 @dataclass(slots=True)
@@ -26,13 +26,13 @@ class Checkup:
     history: History
     looks: dict[str, NodeLook] = field(default_factory=dict)
     """What the last sweep found."""
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
-    changes: list[Change] = field(default_factory=list)
+    verdicts: dict[str, HealthVerdict] = field(default_factory=dict)
+    changes: list[HealthChange] = field(default_factory=list)
     at: float = 0.0
     """When the last sweep began."""
     seconds: float = 0.0
     """What it took."""
-    _known: dict[str, Known] | None = None
+    _known: dict[str, KnownHealth] | None = None
 
     def sweep(self, deadline: float = DEADLINE) -> Mapping[str, NodeLook]:
         """Look at all nodes."""
@@ -41,14 +41,14 @@ class Checkup:
         self.seconds = time.monotonic() - begun
         return self.looks
 
-    def classify(self) -> list[Change]:
+    def classify(self) -> list[HealthChange]:
         """Judge each node, by what is known from the look before, and return what changed."""
         if self._known is None:
             self._known = known_nodes(self.history, self.cluster)
-        before = {node: self._known.get(node, Known()) for node in self.looks}
+        before = {node: self._known.get(node, KnownHealth()) for node in self.looks}
         self.verdicts = {node: verdict_on(look, before[node].verdict, before[node].reading) for node, look in self.looks.items()}
         self.changes = [change for node, told in self.verdicts.items() if (change := change_of(before[node].verdict, told)) is not None]
-        self._known |= {node: Known(verdict=told, reading=self._reading(node, before[node])) for node, told in self.verdicts.items()}
+        self._known |= {node: KnownHealth(verdict=told, reading=self._reading(node, before[node])) for node, told in self.verdicts.items()}
         return self.changes
 
     def record(self) -> None:
@@ -66,7 +66,7 @@ class Checkup:
     def counts(self) -> dict[str, int]:
         """Return how many nodes have which standing, best first; those that none has are left out."""
         standings = [told.standing for told in self.verdicts.values()]
-        return {str(one): standings.count(one) for one in Standing if one in standings}
+        return {str(one): standings.count(one) for one in NodeHealthState if one in standings}
 
     @property
     def in_words(self) -> str:
@@ -74,6 +74,6 @@ class Checkup:
         counted = ", ".join(f"{count} {name}" for name, count in self.counts().items())
         return f"{plural(len(self.verdicts), 'node')} in {self.seconds:.1f} s: {counted}"
 
-    def _reading(self, node: str, before: Known) -> NodeReading | None:
+    def _reading(self, node: str, before: KnownHealth) -> NodeReading | None:
         found = self.looks[node].found
         return found if isinstance(found, NodeReading) else before.reading

@@ -8,15 +8,15 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from holdfast.probe.health.checkup import Checkup
-from policies.node_health import Standing, Verdict
+from policies.node_health import HealthVerdict, NodeHealthState
 
 Health = Literal["healthy", "degraded", "unhealthy", "unreachable", "unknown"]
 NAMES: Final[Mapping[str, Health]] = {
-    Standing.OK: "healthy",
-    Standing.DEGRADED: "degraded",
-    Standing.SICK: "unhealthy",
-    Standing.UNREACHABLE: "unreachable",
-    Standing.UNKNOWN: "unknown",
+    NodeHealthState.OK: "healthy",
+    NodeHealthState.DEGRADED: "degraded",
+    NodeHealthState.SICK: "unhealthy",
+    NodeHealthState.UNREACHABLE: "unreachable",
+    NodeHealthState.UNKNOWN: "unknown",
 }
 
 
@@ -61,7 +61,7 @@ class ClusterHealth(BaseModel):
         return [one.node for one in self.nodes if one.can_train]
 
 
-def node_health(found: Verdict) -> NodeHealth:
+def node_health(found: HealthVerdict) -> NodeHealth:
     """Return what was found of a node."""
     return NodeHealth(node=found.node, health=NAMES.get(found.standing, "unknown"), reasons=found.evidence)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from detectors.evidence import Blind
-from detectors.readings import Service, ServiceReading
+from detectors.readings import ServiceReading, ServiceState
 from holdfast.probe.readers import files
 from holdfast.probe.readers.gpus import NVIDIA, gpus_on_bus
 from holdfast.probe.readers.processes import all_processes, sees_the_whole_node
@@ -26,7 +26,7 @@ SHOWN: Final = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownService:
     """A service that is looked for."""
 
     name: str
@@ -37,13 +37,13 @@ class Known:
 
 
 KNOWN: Final = (
-    Known(name="fabric manager", program="nv-fabricmanager", units=("nvidia-fabricmanager.service",), for_="nvswitch"),
-    Known(name="nvidia-persistenced", program="nvidia-persistenced", units=("nvidia-persistenced.service",)),
-    Known(name="sshd", program="sshd", units=("ssh.service", "sshd.service")),
-    Known(name="chronyd", program="chronyd", units=("chrony.service", "chronyd.service")),
-    Known(name="slurmd", program="slurmd", units=("slurmd.service",)),
-    Known(name="munged", program="munged", units=("munge.service",)),
-    Known(name="dcgm host engine", program="nv-hostengine", units=("nvidia-dcgm.service",)),
+    KnownService(name="fabric manager", program="nv-fabricmanager", units=("nvidia-fabricmanager.service",), for_="nvswitch"),
+    KnownService(name="nvidia-persistenced", program="nvidia-persistenced", units=("nvidia-persistenced.service",)),
+    KnownService(name="sshd", program="sshd", units=("ssh.service", "sshd.service")),
+    KnownService(name="chronyd", program="chronyd", units=("chrony.service", "chronyd.service")),
+    KnownService(name="slurmd", program="slurmd", units=("slurmd.service",)),
+    KnownService(name="munged", program="munged", units=("munge.service",)),
+    KnownService(name="dcgm host engine", program="nv-hostengine", units=("nvidia-dcgm.service",)),
 )
 
 
@@ -56,10 +56,10 @@ def read_services(root: Path = Path("/")) -> ServiceReading:
     return ServiceReading(services=tuple(service for service in found if service.present or service.needed))
 
 
-def _service(known: Known, running: set[str], hardware: set[str], whole: bool | Blind, root: Path) -> Service:  # noqa: FBT001 (an answer)
+def _service(known: KnownService, running: set[str], hardware: set[str], whole: bool | Blind, root: Path) -> ServiceState:  # noqa: FBT001 (an answer)
     runs = known.program[:SHOWN] in running
     unseen = whole if isinstance(whole, Blind) else Blind("a container does not see the node's processes")
-    return Service(
+    return ServiceState(
         name=known.name,
         present=runs or any((root / place / known.program).exists() for place in PROGRAMS),
         running=True if runs else (False if whole is True else unseen),

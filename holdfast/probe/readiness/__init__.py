@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.probe.readiness.finding import Finding, State
-from holdfast.probe.readiness.inspection import Inspection, Wanted
+from holdfast.probe.readiness.finding import ReadinessFinding, ReadinessState
+from holdfast.probe.readiness.inspection import Inspection, InspectionScope
 
-__all__ = ["Finding", "Inspection", "State", "Wanted"]
+__all__ = ["Inspection", "InspectionScope", "ReadinessFinding", "ReadinessState"]

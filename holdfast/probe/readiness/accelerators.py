@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from holdfast.probe.readiness.baseline import Usual, gpus_of
-from holdfast.probe.readiness.finding import Facts, Found, State, blind
+from holdfast.probe.readiness.baseline import Baseline, gpus_of
+from holdfast.probe.readiness.finding import Facts, Found, ReadinessState, blind
 from holdfast.report.wording import plural
 
 INTERPRETER: Final = "the interpreter that `python` of the cluster or the job names"
 GPUS_FIELD: Final = "`gpus` of the cluster file"
 
 
-def torch_fits(one: Facts, usual: Usual) -> Found:
+def torch_fits(one: Facts, usual: Baseline) -> Found:
     """Judge the torch that the job's interpreter imports: its version, and whether it is built for what the node has."""
     told = one.torch
     if (why := blind(told)) or (told is not None and "failed" in told):
         words = why or str((told or {})["failed"])
-        yield State.MISSING, f"torch cannot be imported: {words}", f"Install it for {INTERPRETER}"
+        yield ReadinessState.MISSING, f"torch cannot be imported: {words}", f"Install it for {INTERPRETER}"
         return
     assert told is not None
     wrong = list(_unfit(one, usual, told))
     yield from wrong
     if told["version"] != usual.torch:
-        yield State.MISSING, f"torch {told['version']}, most nodes have {usual.torch}", "Install one version on all nodes"
+        yield ReadinessState.MISSING, f"torch {told['version']}, most nodes have {usual.torch}", "Install one version on all nodes"
     elif not wrong:
-        yield State.OK, f"torch {told['version']}", ""
+        yield ReadinessState.OK, f"torch {told['version']}", ""
 
 
-def _unfit(one: Facts, usual: Usual, told: Mapping[str, Any]) -> Found:
+def _unfit(one: Facts, usual: Baseline, told: Mapping[str, Any]) -> Found:
     """Say what keeps this build of torch from training on that node, whatever other nodes have."""
     name, cuda, rocm = f"torch {told['version']}", told["cuda"], told["hip"]
     if not told["gloo"]:
-        yield State.MISSING, f"{name} is built without gloo, by which ranks talk", f"Install a build with it for {INTERPRETER}"
+        yield ReadinessState.MISSING, f"{name} is built without gloo, by which ranks talk", f"Install a build with it for {INTERPRETER}"
     nvidia, count = _nvidia(one), usual.declared(one.node)
     if count == 0:  # they are not to be used
         return
@@ -45,10 +45,10 @@ def _unfit(one: Facts, usual: Usual, told: Mapping[str, Any]) -> Found:
             f"the node has {plural(count, 'GPU')} of NVIDIA's" if nvidia else f"the cluster file says that it has {plural(count, 'GPU')}"
         )
         words = f"{name} {what}, and {there}: training would run on its CPU"
-        yield State.MISSING, words, f"Install a build {kind} for {INTERPRETER}, see https://pytorch.org/get-started/locally"
+        yield ReadinessState.MISSING, words, f"Install a build {kind} for {INTERPRETER}, see https://pytorch.org/get-started/locally"
     elif cuda is not None and gpus_of(one) and not told["devices"]:
         words = f"{name} can use none of {plural(count, 'GPU')}: {told['why'] or 'CUDA does not say why'}"
-        yield State.MISSING, words, f"Install a driver that is new enough for CUDA {cuda}, or a build of torch for an older one"
+        yield ReadinessState.MISSING, words, f"Install a driver that is new enough for CUDA {cuda}, or a build of torch for an older one"
 
 
 def _nvidia(one: Facts) -> int:
@@ -57,10 +57,10 @@ def _nvidia(one: Facts) -> int:
     return len(gpus_of(one) or (on_bus if isinstance(on_bus, list) else ()))
 
 
-def gpus_work(one: Facts, usual: Usual) -> Found:
+def gpus_work(one: Facts, usual: Baseline) -> Found:
     """Judge a node's GPUs and their driver."""
     if why := blind(one.gpus):
-        yield State.UNSEEN, why, ""
+        yield ReadinessState.UNSEEN, why, ""
         return
     assert one.gpus is not None
     gpus, driver = gpus_of(one), one.gpus.get("driver_version")
@@ -71,9 +71,9 @@ def gpus_work(one: Facts, usual: Usual) -> Found:
     found = _by_rocm(one) if gpus is None else len(gpus)
     yield from _too_few_or_many(found, one, usual)
     if gpus and driver != usual.driver:
-        yield State.DOUBTFUL, f"driver {driver}, most nodes have {usual.driver}", "Install one driver on all nodes"
+        yield ReadinessState.DOUBTFUL, f"driver {driver}, most nodes have {usual.driver}", "Install one driver on all nodes"
     elif found:
-        yield State.OK, f"{plural(found, 'GPU')}{f', driver {driver}' if gpus else ' by ROCm'}", ""
+        yield ReadinessState.OK, f"{plural(found, 'GPU')}{f', driver {driver}' if gpus else ' by ROCm'}", ""
 
 
 def _by_rocm(one: Facts) -> int:
@@ -82,28 +82,36 @@ def _by_rocm(one: Facts) -> int:
     return int(told.get("devices") or 0) if told.get("hip") else 0
 
 
-def _too_few_or_many(found: int, one: Facts, usual: Usual) -> Found:
+def _too_few_or_many(found: int, one: Facts, usual: Baseline) -> Found:
     wanted, who = usual.gpus_for(one.node)
     fallen = "See `holdfast health CLUSTER_FILE`: one may have fallen off"
     words = f"{plural(found, 'GPU')}, {who} {wanted}"
     if found < wanted:
-        yield State.MISSING, words, f"{fallen}; if not, {'mend' if usual.declared(one.node) is not None else 'declare'} {GPUS_FIELD}"
+        yield (
+            ReadinessState.MISSING,
+            words,
+            f"{fallen}; if not, {'mend' if usual.declared(one.node) is not None else 'declare'} {GPUS_FIELD}",
+        )
     elif found > wanted and usual.declared(one.node) is not None:
-        yield State.DOUBTFUL, words, f"Mend {GPUS_FIELD}"
+        yield ReadinessState.DOUBTFUL, words, f"Mend {GPUS_FIELD}"
 
 
-def _no_driver(one: Facts, usual: Usual) -> Found:
+def _no_driver(one: Facts, usual: Baseline) -> Found:
     told = one.gpus or {}
     seen, (wanted, who) = _nvidia(one), usual.gpus_for(one.node)
     why = blind(told.get("gpus")) if isinstance(told.get("gpus"), dict) else ""
     if seen or wanted:
         what = f"{seen} on the bus" if seen else f"{who} {wanted}"
-        yield State.MISSING, f"no GPU can be used, {what}: {why}", "Install the NVIDIA driver, or load its module (`modprobe nvidia`)"
+        yield (
+            ReadinessState.MISSING,
+            f"no GPU can be used, {what}: {why}",
+            "Install the NVIDIA driver, or load its module (`modprobe nvidia`)",
+        )
     else:
-        yield State.OK, "no GPU", ""
+        yield ReadinessState.OK, "no GPU", ""
 
 
 def _each_gpu(gpus: Sequence[Mapping[str, Any]]) -> Found:
     for gpu in gpus:
         if gpu.get("failed"):
-            yield State.MISSING, f"GPU {gpu.get('index')} fails (NVML code {gpu['failed']})", "See `holdfast health CLUSTER_FILE`"
+            yield ReadinessState.MISSING, f"GPU {gpu.get('index')} fails (NVML code {gpu['failed']})", "See `holdfast health CLUSTER_FILE`"

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.probe.readiness.finding import Facts
 
 
-class Usual:
+class Baseline:
     """What most nodes have: where one has something else, it is that one that is to be mended. What is declared goes before that."""
 
     def __init__(self, facts: Sequence[Facts], declared: Mapping[str, int]) -> None:

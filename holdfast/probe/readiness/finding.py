@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 
-class State(StrEnum):
+class ReadinessState(StrEnum):
     """How a node stands in one respect."""
 
     OK = "ok"
@@ -21,17 +21,17 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ReadinessFinding:
     """One thing about one node."""
 
     node: str
     check: str
-    state: State
+    state: ReadinessState
     words: str
     cure: str = ""
 
 
-Found: TypeAlias = Iterator[tuple[State, str, str]]
+Found: TypeAlias = Iterator[tuple[ReadinessState, str, str]]
 """What one check finds: how a node stands, in words, and the cure."""
 
 

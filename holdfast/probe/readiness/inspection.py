@@ -17,11 +17,11 @@ from holdfast.bootstrap.hosts import AWAY, OLDEST, source
 from holdfast.bootstrap.wheel import node_wheel
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.cluster.ssh.connection import Connection
-from holdfast.cluster.ssh.connector import Ways
+from holdfast.cluster.ssh.connector import Connector
 from holdfast.cluster.ssh.endpoints import Target
 from holdfast.cluster.ssh.errors import Unanswered, Unasked
-from holdfast.cluster.ssh.remote_program import Errand
-from holdfast.cluster.ssh.transport import SshReach
+from holdfast.cluster.ssh.remote_program import RemoteProgram
+from holdfast.cluster.ssh.transport import SshTransport
 from holdfast.errors import NodeTrouble
 from holdfast.probe.readers.bundle import carrying, packed_text, sources
 from holdfast.probe.readiness.finding import Facts, blind
@@ -44,7 +44,7 @@ Tell = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class InspectionScope:
     """What a job needs of each node beside what all need."""
 
     python: str | None = None
@@ -67,16 +67,16 @@ class Visit:
     """A host that let us in, as long as it is looked at."""
 
     connection: Connection
-    errand: Errand
+    errand: RemoteProgram
 
 
 class Inspection:
     """A look at the hosts of one cluster."""
 
-    def __init__(self, cluster: SshCluster, wanted: Wanted, tell: Tell = lambda _node, _stage: None) -> None:
+    def __init__(self, cluster: SshCluster, wanted: InspectionScope, tell: Tell = lambda _node, _stage: None) -> None:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
         self._wanted, self._tell = wanted, tell
-        self._ways, self._nodes = Ways(cluster), RemoteNodes(cluster, SshReach(cluster))
+        self._ways, self._nodes = Connector(cluster), RemoteNodes(cluster, SshTransport(cluster))
         self._visits: dict[str, Visit] = {}
 
     def __enter__(self) -> Self:
@@ -116,7 +116,7 @@ class Inspection:
         return facts
 
     def _ask(self, facts: Facts, target: Target, connection: Connection) -> None:
-        visit = Visit(connection, Errand(connection, target.python, probe(), time.monotonic() + LOOK))
+        visit = Visit(connection, RemoteProgram(connection, target.python, probe(), time.monotonic() + LOOK))
         facts.probe = _asked(visit, "facts", {"directory": target.directory})
         self._visits[facts.node] = visit
         facts.clock = _offset(visit)
@@ -133,7 +133,7 @@ class Inspection:
     def _environment(self, target: Target, connection: Connection) -> dict[str, Any]:
         wheel, until = node_wheel(), time.monotonic() + LOOK
         try:
-            errand = Errand(connection, target.python, source(), until)
+            errand = RemoteProgram(connection, target.python, source(), until)
             asked = {"digest": wheel.digest, "version": wheel.version, "directory": target.directory, "oldest": OLDEST}
             return dict(json.loads(errand.ask(until, do="look", **asked)))
         except (Unanswered, Unasked, ValueError, TypeError) as error:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.probe.readiness.accelerators import gpus_work, torch_fits
-from holdfast.probe.readiness.baseline import Usual, minor
-from holdfast.probe.readiness.finding import Facts, Finding, Found, State, blind
+from holdfast.probe.readiness.baseline import Baseline, minor
+from holdfast.probe.readiness.finding import Facts, Found, ReadinessFinding, ReadinessState, blind
 
 MB, GB = 10**6, 10**9
 DISK_LEAST, DISK_ENOUGH = 50 * MB, 1 * GB
@@ -26,88 +26,94 @@ ONE_USER: Final = (
 BOOTSTRAP: Final = "`holdfast nodes bootstrap CLUSTER_FILE` puts it there"
 
 
-def judge(facts: Sequence[Facts], *, gpus: Mapping[str, int] | None = None, snapshots: bool = False) -> list[Finding]:
+def judge(facts: Sequence[Facts], *, gpus: Mapping[str, int] | None = None, snapshots: bool = False) -> list[ReadinessFinding]:
     """Return what is to be said of each node, check by check, in the order of *facts*; *gpus* are what the cluster file says each has."""
-    usual = Usual(facts, gpus or {})
+    usual = Baseline(facts, gpus or {})
     found = []
     for one in facts:
         if one.away:
-            found.append(Finding(node=one.node, check="login", state=State.MISSING, words=one.away, cure=one.cure))
+            found.append(ReadinessFinding(node=one.node, check="login", state=ReadinessState.MISSING, words=one.away, cure=one.cure))
             continue
         checks: list[tuple[str, Found]] = [(name, check(one, usual)) for name, check in CHECKS.items()]
         checks.append(("memory", _memory(one, snapshots=snapshots)))
         found += [
-            Finding(node=one.node, check=name, state=state, words=words, cure=cure) for name, each in checks for state, words, cure in each
+            ReadinessFinding(node=one.node, check=name, state=state, words=words, cure=cure)
+            for name, each in checks
+            for state, words, cure in each
         ]
     return found
 
 
-def _python(one: Facts, usual: Usual) -> Found:
+def _python(one: Facts, usual: Baseline) -> Found:
     if why := blind(one.probe):
-        yield State.UNSEEN, why, ""
+        yield ReadinessState.UNSEEN, why, ""
         return
     assert one.probe is not None
     version = str(one.probe["python"])
     if tuple(int(part) for part in version.split(".")[:2]) < (3, 11):
-        yield State.MISSING, f"Python {version}, jobs need 3.11 or newer", "Name a newer one in `python` of the cluster file"
+        yield ReadinessState.MISSING, f"Python {version}, jobs need 3.11 or newer", "Name a newer one in `python` of the cluster file"
     elif minor(version) != usual.python:
-        yield State.DOUBTFUL, f"Python {version}, most nodes have {usual.python}", "Have one version on all nodes"
+        yield ReadinessState.DOUBTFUL, f"Python {version}, most nodes have {usual.python}", "Have one version on all nodes"
     else:
-        yield State.OK, f"Python {version}", ""
+        yield ReadinessState.OK, f"Python {version}", ""
 
 
-def _holdfast(one: Facts, _usual: Usual) -> Found:
+def _holdfast(one: Facts, _usual: Baseline) -> Found:
     if why := blind(one.environment):
-        yield State.UNSEEN, why, ""
+        yield ReadinessState.UNSEEN, why, ""
         return
     assert one.environment is not None
     environment = one.environment
     if "failed" in environment:
-        yield State.MISSING, str(environment["failed"]), "Name another interpreter in `python` of the cluster file"
+        yield ReadinessState.MISSING, str(environment["failed"]), "Name another interpreter in `python` of the cluster file"
     elif not environment["in_use"]:
-        yield State.MISSING, f"there is no Holdfast in {environment['path']}", BOOTSTRAP
+        yield ReadinessState.MISSING, f"there is no Holdfast in {environment['path']}", BOOTSTRAP
     elif not environment["whole"]:
         words = f"its Holdfast ({environment['in_use']}) is damaged, another version's, or made for another interpreter"
-        yield State.MISSING, words, BOOTSTRAP.replace("puts it", "puts this one")
+        yield ReadinessState.MISSING, words, BOOTSTRAP.replace("puts it", "puts this one")
     elif why := blind(one.gate):
-        yield State.MISSING, f"its gate does not answer: {why}", ""
+        yield ReadinessState.MISSING, f"its gate does not answer: {why}", ""
     else:
-        yield State.OK, f"Holdfast {str(environment['in_use']).split('-')[0]}", ""
+        yield ReadinessState.OK, f"Holdfast {str(environment['in_use']).split('-')[0]}", ""
 
 
-def _clock(one: Facts, _usual: Usual) -> Found:
+def _clock(one: Facts, _usual: Baseline) -> Found:
     if one.clock is None:
-        yield State.UNSEEN, "it did not tell the time", ""
+        yield ReadinessState.UNSEEN, "it did not tell the time", ""
         return
     off, doubt = one.clock
     apart = max(0.0, abs(off) - doubt)
     words = f"its clock is {abs(off):.3f} s {'ahead of' if off > 0 else 'behind'} this machine's (to {doubt:.3f} s)"
     cure = "Keep it in step: `chronyc makestep`, or `timedatectl set-ntp true`; or mend this machine's"
-    state = State.OK if apart <= CLOCK_ENOUGH else State.DOUBTFUL if apart <= CLOCK_WRONG else State.MISSING
-    yield state, words, "" if state is State.OK else cure
+    state = ReadinessState.OK if apart <= CLOCK_ENOUGH else ReadinessState.DOUBTFUL if apart <= CLOCK_WRONG else ReadinessState.MISSING
+    yield state, words, "" if state is ReadinessState.OK else cure
 
 
-def _disk(one: Facts, _usual: Usual) -> Found:
+def _disk(one: Facts, _usual: Baseline) -> Found:
     if why := blind(one.probe):
-        yield State.UNSEEN, why, ""
+        yield ReadinessState.UNSEEN, why, ""
         return
     disk = (one.probe or {})["disk"]
     words = f"{_size(disk['free'])} free in {disk['path']}"
     if not disk["writable"]:
-        yield State.MISSING, f"{disk['path']} cannot be written", "Mend its permissions, or name another `directory` in the cluster file"
+        yield (
+            ReadinessState.MISSING,
+            f"{disk['path']} cannot be written",
+            "Mend its permissions, or name another `directory` in the cluster file",
+        )
     elif disk["free"] < DISK_ENOUGH:
-        state = State.MISSING if disk["free"] < DISK_LEAST else State.DOUBTFUL
+        state = ReadinessState.MISSING if disk["free"] < DISK_LEAST else ReadinessState.DOUBTFUL
         yield state, words, "Free some, or name another `directory` in the cluster file"
     else:
-        yield State.OK, words, ""
+        yield ReadinessState.OK, words, ""
 
 
 def _memory(one: Facts, *, snapshots: bool) -> Found:
     if why := blind(one.probe):
-        yield State.UNSEEN, why, ""
+        yield ReadinessState.UNSEEN, why, ""
         return
     shm = (one.probe or {})["shm"]
-    worst = State.MISSING if snapshots else State.DOUBTFUL
+    worst = ReadinessState.MISSING if snapshots else ReadinessState.DOUBTFUL
     if shm is None:
         yield worst, f"{MEMORY} is no file system in memory: snapshots have no place", "Mount a tmpfs there"
     elif shm["total"] < SHM_LEAST:
@@ -115,30 +121,30 @@ def _memory(one: Facts, *, snapshots: bool) -> Found:
         yield worst, f"{MEMORY} has {_size(shm['total'])}: snapshots need the size of a rank's state several times", cure
     elif shm["free"] < SHM_SHARE * shm["total"]:
         yield (
-            State.DOUBTFUL,
+            ReadinessState.DOUBTFUL,
             f"{_size(shm['free'])} free of {_size(shm['total'])} in {MEMORY}",
             f"See `ls -l {MEMORY}`, and remove what nobody uses",
         )
     else:
-        yield State.OK, f"{_size(shm['free'])} free in {MEMORY}", ""
+        yield ReadinessState.OK, f"{_size(shm['free'])} free in {MEMORY}", ""
 
 
-def _limits(one: Facts, _usual: Usual) -> Found:
+def _limits(one: Facts, _usual: Baseline) -> Found:
     if why := blind(one.probe):
-        yield State.UNSEEN, why, ""
+        yield ReadinessState.UNSEEN, why, ""
         return
     probe = one.probe or {}
     wrong = [*_least("nofile", probe, FILES_LEAST, FILES_ENOUGH), *_least("nproc", probe, TASKS_LEAST, TASKS_ENOUGH)]
     soft = probe["limits"]["memlock"][0]
     if probe["infiniband"] and soft != UNLIMITED:
-        wrong.append((State.DOUBTFUL, f"memlock is {_size(soft)}: InfiniBand needs it unlimited", _limit("memlock", "unlimited")))
-    yield from wrong or [(State.OK, f"nofile {_count(probe['limits']['nofile'][0])}", "")]
+        wrong.append((ReadinessState.DOUBTFUL, f"memlock is {_size(soft)}: InfiniBand needs it unlimited", _limit("memlock", "unlimited")))
+    yield from wrong or [(ReadinessState.OK, f"nofile {_count(probe['limits']['nofile'][0])}", "")]
 
 
 def _least(name: str, probe: Mapping[str, Any], least: int, enough: int) -> Found:
     soft = probe["limits"][name][0]
     if soft != UNLIMITED and soft < enough:
-        state = State.MISSING if soft < least else State.DOUBTFUL
+        state = ReadinessState.MISSING if soft < least else ReadinessState.DOUBTFUL
         yield state, f"{name} is {soft}, a job wants {enough}", _limit(name, str(enough))
 
 
@@ -146,61 +152,69 @@ def _limit(name: str, value: str) -> str:
     return f"Set `* - {name} {value}` in /etc/security/limits.conf there (and `UsePAM yes` for its sshd), or raise that of its sshd"
 
 
-def _interface(one: Facts, _usual: Usual) -> Found:
+def _interface(one: Facts, _usual: Baseline) -> Found:
     if one.gate is None or blind(one.gate):
-        yield State.UNSEEN, "it can be looked at once Holdfast runs there", ""
+        yield ReadinessState.UNSEEN, "it can be looked at once Holdfast runs there", ""
         return
     name, address = one.gate["interface"], one.gate["address"]
     if name is None:
         cure = "Name one in `interface` of the cluster file: its name, or its network"
-        yield State.DOUBTFUL, f"no interface of it has the address {address} by which it is reached", cure
+        yield ReadinessState.DOUBTFUL, f"no interface of it has the address {address} by which it is reached", cure
     else:
-        yield State.OK, f"{name} {address}", ""
+        yield ReadinessState.OK, f"{name} {address}", ""
 
 
-def _links(one: Facts, _usual: Usual) -> Found:
+def _links(one: Facts, _usual: Baseline) -> Found:
     link = one.link
     if link is None:
         return
     if "why" in link:
         cure = "Let nodes connect to each other on all TCP ports in their own network: workers listen on free ones"
-        yield State.MISSING, f"no way to {link['to']} ({link['address']}): {link['why']}", cure
+        yield ReadinessState.MISSING, f"no way to {link['to']} ({link['address']}): {link['why']}", cure
     else:
-        yield State.OK, f"{_size(int(link['rate']))}/s to {link['to']}", ""
+        yield ReadinessState.OK, f"{_size(int(link['rate']))}/s to {link['to']}", ""
 
 
-def _paths(one: Facts, _usual: Usual) -> Found:
+def _paths(one: Facts, _usual: Baseline) -> Found:
     if not one.paths:
         return
     if why := blind(one.paths):
-        yield State.MISSING, f"the job's files could not be looked for: {why}", "Mend the file system that they are on"
+        yield ReadinessState.MISSING, f"the job's files could not be looked for: {why}", "Mend the file system that they are on"
         return
     missing = [path for path, there in one.paths.items() if not there]
     if missing:
-        yield State.MISSING, f"it does not have {', '.join(missing)}", "Put it there, or mount what it lies on at the same path"
+        yield ReadinessState.MISSING, f"it does not have {', '.join(missing)}", "Put it there, or mount what it lies on at the same path"
     else:
-        yield State.OK, "the job's files are there", ""
+        yield ReadinessState.OK, "the job's files are there", ""
 
 
-def _shared(one: Facts, _usual: Usual) -> Found:
+def _shared(one: Facts, _usual: Baseline) -> Found:
     if one.shared is None:
         return
     told, cure = one.shared, "Mount one file system there on all nodes, or name another folder in `checkpoint.directory` of the job"
     if why := blind(told):
-        yield State.MISSING, f"the folder of the checkpoints cannot be used: {why}", f"{ONE_USER}; or name another `checkpoint.directory`"
+        yield (
+            ReadinessState.MISSING,
+            f"the folder of the checkpoints cannot be used: {why}",
+            f"{ONE_USER}; or name another `checkpoint.directory`",
+        )
         return
     place = str(told["place"]).rpartition("/")[0]
     if not told["seen"]:
-        yield State.MISSING, f"it does not see what {told['by']} wrote in {place}: the folder of the checkpoints is not shared", cure
+        yield (
+            ReadinessState.MISSING,
+            f"it does not see what {told['by']} wrote in {place}: the folder of the checkpoints is not shared",
+            cure,
+        )
     elif "unread" in told:
-        yield State.MISSING, f"it may not read what {told['by']} wrote in {place}: {told['unread']}", ONE_USER
+        yield ReadinessState.MISSING, f"it may not read what {told['by']} wrote in {place}: {told['unread']}", ONE_USER
     elif "unwritten" in told:
-        yield State.MISSING, f"it reads what {told['by']} wrote in {place}, and cannot write there: {told['unwritten']}", ONE_USER
+        yield ReadinessState.MISSING, f"it reads what {told['by']} wrote in {place}, and cannot write there: {told['unwritten']}", ONE_USER
     else:
-        yield State.OK, "checkpoints can be written" if told["alone"] else "checkpoints are shared", ""
+        yield ReadinessState.OK, "checkpoints can be written" if told["alone"] else "checkpoints are shared", ""
 
 
-CHECKS: Final[Mapping[str, Callable[[Facts, Usual], Found]]] = {
+CHECKS: Final[Mapping[str, Callable[[Facts, Baseline], Found]]] = {
     "python": _python,
     "holdfast": _holdfast,
     "torch": torch_fits,

@@ -17,7 +17,7 @@ Labels = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricSample:
     """One line: what the family's name ends in (of a histogram), labels, value."""
 
     suffix: str
@@ -26,13 +26,13 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Family:
+class MetricFamily:
     """One metric: its name, what it is, and its samples."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram", "summary"]
     help: str
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[MetricSample] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """See that the name is one, and that a counter is called as such."""
@@ -42,7 +42,7 @@ class Family:
     def add(self, value: float | None, **labels: str) -> None:
         """Add a sample; nothing for a value that is not known."""
         if value is not None:
-            self.samples.append(Sample("", labels, float(value)))
+            self.samples.append(MetricSample("", labels, float(value)))
 
     def count(self, found: Mapping[str, float], known: Iterable[str], label: str, **labels: str) -> None:
         """Add a counter for each of the *known* values of *label*, at 0 where none was *found*, and for whatever else was found.
@@ -57,13 +57,13 @@ class Family:
         ordered = sorted(values)
         for bound in (*buckets, math.inf):
             until = bisect_left(ordered, math.nextafter(bound, math.inf)) if bound < math.inf else len(ordered)
-            self.samples.append(Sample("_bucket", {**labels, "le": number(bound)}, until))
+            self.samples.append(MetricSample("_bucket", {**labels, "le": number(bound)}, until))
         self.summarize(values, **labels)
 
     def summarize(self, values: Sequence[float], **labels: str) -> None:
         """Add the sum and the number of *values*."""
-        self.samples.append(Sample("_sum", labels, math.fsum(values)))
-        self.samples.append(Sample("_count", labels, len(values)))
+        self.samples.append(MetricSample("_sum", labels, math.fsum(values)))
+        self.samples.append(MetricSample("_count", labels, len(values)))
 
 
 def number(value: float) -> str:
@@ -75,7 +75,7 @@ def number(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
 
 
-def text(families: Iterable[Family]) -> str:
+def text(families: Iterable[MetricFamily]) -> str:
     """Return *families* as text; one without samples says what it is all the same."""
     lines = []
     for family in families:

@@ -13,12 +13,12 @@ from holdfast import __version__
 from holdfast.history.models import LastLook, NodeMove, Question, ServiceMove
 from holdfast.history.store import History
 from holdfast.report.metrics import incidents, jobs
-from holdfast.report.metrics.exposition import Family
+from holdfast.report.metrics.exposition import MetricFamily
 from policies.node_states import NodeState
 from policies.states import State
 
 
-def collect(history: History, accounts: jobs.Accounts | None = None) -> list[Family]:
+def collect(history: History, accounts: jobs.Accounts | None = None) -> list[MetricFamily]:
     """Return every family, read from *history* now; *accounts* are kept from one call to the next by who calls often."""
     begin = time.monotonic()
     shown = jobs.shown(history, now=time.time())
@@ -27,21 +27,21 @@ def collect(history: History, accounts: jobs.Accounts | None = None) -> list[Fam
         found += [*incidents.incidents(session, shown), *incidents.faults(session, shown), *jobs.checkpoints(history, session, shown)]
         found += [*_nodes(session), _approvals(session)]
     found += jobs.goodput(history, shown, accounts or jobs.Accounts())
-    took = Family("holdfast_collect_duration_seconds", "gauge", "Seconds that it took to read these metrics from the history.")
+    took = MetricFamily("holdfast_collect_duration_seconds", "gauge", "Seconds that it took to read these metrics from the history.")
     took.add(time.monotonic() - begin)
     return [*found, took]
 
 
-def _build() -> Family:
-    found = Family("holdfast_build_info", "gauge", "The version of Holdfast that serves these metrics.")
+def _build() -> MetricFamily:
+    found = MetricFamily("holdfast_build_info", "gauge", "The version of Holdfast that serves these metrics.")
     found.add(1, version=__version__)
     return found
 
 
-def _by_state(shown: Sequence[jobs.Shown]) -> Family:
+def _by_state(shown: Sequence[jobs.JobMetrics]) -> MetricFamily:
     """Return how many jobs are in each state; those that ended long ago are not counted."""
     found, counted = (
-        Family("holdfast_jobs", "gauge", "Jobs by state: live ones, and those that ended in the last seven days."),
+        MetricFamily("holdfast_jobs", "gauge", "Jobs by state: live ones, and those that ended in the last seven days."),
         Counter(one.state for one in shown),
     )
     for state in State:
@@ -49,11 +49,11 @@ def _by_state(shown: Sequence[jobs.Shown]) -> Family:
     return found
 
 
-def _nodes(session: Session) -> list[Family]:
+def _nodes(session: Session) -> list[MetricFamily]:
     """Return how many nodes of each cluster are in each state and of each health, and which nodes are not healthy."""
-    states = Family("holdfast_nodes", "gauge", "Nodes that the history knows, by state: whether jobs may use them.")
-    apart = Family("holdfast_node_state", "gauge", "1 for the state of each node that is not healthy; a healthy node has no series.")
-    health = Family("holdfast_node_health", "gauge", "Nodes by health, as the last probe found it.")
+    states = MetricFamily("holdfast_nodes", "gauge", "Nodes that the history knows, by state: whether jobs may use them.")
+    apart = MetricFamily("holdfast_node_state", "gauge", "1 for the state of each node that is not healthy; a healthy node has no series.")
+    health = MetricFamily("holdfast_node_health", "gauge", "Nodes by health, as the last probe found it.")
     known = _node_states(session)
     counted = Counter((cluster, state) for (cluster, _), state in known.items())
     for cluster in sorted({cluster for cluster, _ in known}):
@@ -87,7 +87,7 @@ def _node_states(session: Session) -> dict[tuple[str, str], str]:
     return known
 
 
-def _approvals(session: Session) -> Family:
-    found = Family("holdfast_approvals_pending", "gauge", "Approvals that wait for a person (`holdfast approve`).")
+def _approvals(session: Session) -> MetricFamily:
+    found = MetricFamily("holdfast_approvals_pending", "gauge", "Approvals that wait for a person (`holdfast approve`).")
     found.add(session.exec(select(func.count()).select_from(Question).where(col(Question.answered_at).is_(None))).one())
     return found

@@ -19,12 +19,12 @@ from sqlalchemy import func
 from sqlmodel import Session, col
 
 from detectors.all_kinds import CATALOGUE
-from detectors.catalogue import Area, Level
+from detectors.catalogue import Area, RecommendedAction
 from holdfast.history.models import Fault, Incident, Phase
-from holdfast.report.metrics.exposition import Family
-from holdfast.report.metrics.jobs import Shown, columns
+from holdfast.report.metrics.exposition import MetricFamily
+from holdfast.report.metrics.jobs import JobMetrics, columns
 from holdfast.report.phases import KINDS
-from policies.case import Rung
+from policies.case import RecoveryAction
 
 BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Seconds; recoveries in place take some hundredths, those that wait for a node minutes."""
@@ -35,20 +35,20 @@ OTHER: Final = "other"
 """The area of a fault kind that this version's catalogue does not have."""
 
 
-def incidents(session: Session, jobs: Sequence[Shown]) -> list[Family]:
+def incidents(session: Session, jobs: Sequence[JobMetrics]) -> list[MetricFamily]:
     """Return how many incidents each job had, how they ended, and what they cost."""
-    closed = Family("holdfast_incidents_total", "counter", "Closed incidents, by area of the root cause and by outcome.")
-    actions = Family("holdfast_recovery_actions_total", "counter", "Closed incidents, by the last recovery action that was taken.")
-    by_kind = Family("holdfast_incidents_by_kind", "gauge", "Closed incidents so far, by kind of the root cause.")
-    newest = Family(
+    closed = MetricFamily("holdfast_incidents_total", "counter", "Closed incidents, by area of the root cause and by outcome.")
+    actions = MetricFamily("holdfast_recovery_actions_total", "counter", "Closed incidents, by the last recovery action that was taken.")
+    by_kind = MetricFamily("holdfast_incidents_by_kind", "gauge", "Closed incidents so far, by kind of the root cause.")
+    newest = MetricFamily(
         "holdfast_last_incident_timestamp_seconds",
         "gauge",
         "When the newest closed incident of this kind, recovery action and outcome began, in seconds since 1970.",
     )
-    still = Family("holdfast_incidents_open", "gauge", "Open incidents.")
-    lost = Family("holdfast_lost_steps_total", "counter", "Steps that incidents rolled back, and that were computed again.")
-    down = Family("holdfast_recovery_seconds", "histogram", "Time from a fault to the first new step, of closed incidents.")
-    phases = Family("holdfast_downtime_seconds", "summary", "Time of recoveries by phase; rollback is what the lost steps had taken.")
+    still = MetricFamily("holdfast_incidents_open", "gauge", "Open incidents.")
+    lost = MetricFamily("holdfast_lost_steps_total", "counter", "Steps that incidents rolled back, and that were computed again.")
+    down = MetricFamily("holdfast_recovery_seconds", "histogram", "Time from a fault to the first new step, of closed incidents.")
+    phases = MetricFamily("holdfast_downtime_seconds", "summary", "Time of recoveries by phase; rollback is what the lost steps had taken.")
     for one in jobs:
         name = one.job.name
         wanted = columns(Incident, one, "kind", "rung", "outcome", "fault_at", "closed_at", "downtime_s", "steps_lost")
@@ -58,7 +58,7 @@ def incidents(session: Session, jobs: Sequence[Shown]) -> list[Family]:
         for area, outcomes in areas.items():
             if area != OTHER or outcomes:
                 closed.count(outcomes, OUTCOMES, "outcome", job=name, area=area)
-        actions.count(Counter(row.rung or NO_ACTION for row in over), (*Rung, NO_ACTION), "action", job=name)
+        actions.count(Counter(row.rung or NO_ACTION for row in over), (*RecoveryAction, NO_ACTION), "action", job=name)
         for kind, times in sorted(Counter(row.kind for row in over).items()):
             by_kind.add(times, job=name, kind=kind)
         last: dict[tuple[str, str, str], float] = defaultdict(float)
@@ -75,11 +75,13 @@ def incidents(session: Session, jobs: Sequence[Shown]) -> list[Family]:
     return [closed, actions, by_kind, newest, still, lost, down, phases]
 
 
-def faults(session: Session, jobs: Sequence[Shown]) -> list[Family]:
+def faults(session: Session, jobs: Sequence[JobMetrics]) -> list[MetricFamily]:
     """Return how many faults were seen at each job, and when last."""
-    seen = Family("holdfast_faults_total", "counter", "Faults seen, by level, whether they opened an incident or not.")
-    by_kind = Family("holdfast_faults_by_kind", "gauge", "Faults seen so far, by kind.")
-    newest = Family("holdfast_last_fault_timestamp_seconds", "gauge", "When the newest fault of this kind was seen, in seconds since 1970.")
+    seen = MetricFamily("holdfast_faults_total", "counter", "Faults seen, by level, whether they opened an incident or not.")
+    by_kind = MetricFamily("holdfast_faults_by_kind", "gauge", "Faults seen so far, by kind.")
+    newest = MetricFamily(
+        "holdfast_last_fault_timestamp_seconds", "gauge", "When the newest fault of this kind was seen, in seconds since 1970."
+    )
     for one in jobs:
         name = one.job.name
         wanted = columns(Fault, one, "kind", "level").add_columns(func.count(), func.max(col(Fault.at)))
@@ -88,7 +90,7 @@ def faults(session: Session, jobs: Sequence[Shown]) -> list[Family]:
             levels[level] += times
             kinds[kind] += times
             last[kind] = max(last[kind], at)
-        seen.count(levels, Level, "level", job=name)
+        seen.count(levels, RecommendedAction, "level", job=name)
         for kind in sorted(kinds):
             by_kind.add(kinds[kind], job=name, kind=kind)
             newest.add(last[kind], job=name, kind=kind)
@@ -101,7 +103,7 @@ def area_of(kind: str) -> str:
     return OTHER if entry is None else entry.area
 
 
-def _by_phase(session: Session, one: Shown) -> dict[str, list[float]]:
+def _by_phase(session: Session, one: JobMetrics) -> dict[str, list[float]]:
     """Return the seconds of each phase, the known ones first, those that no recovery had too."""
     found: dict[str, list[float]] = {kind.name: [] for kind in KINDS}
     for name, seconds in session.connection().execute(columns(Phase, one, "name", "seconds")):

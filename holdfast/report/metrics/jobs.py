@@ -19,7 +19,7 @@ from holdfast.history import queries
 from holdfast.history.lease import LEASE_SECONDS, holder_of
 from holdfast.history.models import Checkpoint, Job, Lease, Move
 from holdfast.history.store import History
-from holdfast.report.metrics.exposition import Family
+from holdfast.report.metrics.exposition import MetricFamily
 from policies.states import State
 
 SHOWN_SECONDS: Final = 7 * 86400.0
@@ -33,7 +33,7 @@ LEAST_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class JobMetrics:
     """A job name that has metrics: its newest run, its state, since when it is in it, and the ids of all its runs."""
 
     job: Job
@@ -59,7 +59,7 @@ class Accounts:
         self._clock = clock
         self._kept: dict[str, tuple[float, bool, Bill]] = {}
 
-    def of(self, history: History, shown: Shown) -> Bill:
+    def of(self, history: History, shown: JobMetrics) -> Bill:
         """Return the accounts of the newest run."""
         until, final, found = self._kept.get(shown.job.id, (0.0, False, None))
         if found is not None and (final or self._clock() < until):
@@ -76,7 +76,7 @@ class Accounts:
         self._kept = {job: kept for job, kept in self._kept.items() if job in wanted}
 
 
-def shown(history: History, *, now: float) -> list[Shown]:
+def shown(history: History, *, now: float) -> list[JobMetrics]:
     """Return the jobs that have metrics: by name, those whose newest run has not ended, or not long ago."""
     newest = select(func.max(col(Move.id))).group_by(col(Move.job_id))
     with history.session() as session:
@@ -91,24 +91,26 @@ def shown(history: History, *, now: float) -> list[Shown]:
         job = runs[name][-1]
         state, at = last.get(job.id, (str(State.LAUNCHING), job.at))
         if state not in queries.TERMINAL or now - at < SHOWN_SECONDS:
-            found.append(Shown(job, state, at, [one.id for one in runs[name]]))
+            found.append(JobMetrics(job, state, at, [one.id for one in runs[name]]))
     return found
 
 
-def progress(history: History, jobs: Sequence[Shown]) -> list[Family]:
+def progress(history: History, jobs: Sequence[JobMetrics]) -> list[MetricFamily]:
     """Return the state of each job and how far it is."""
-    info = Family("holdfast_job_info", "gauge", "The newest run of a job: its id, and the cluster it runs on.")
-    states = Family("holdfast_job_state", "gauge", "1 for the state that the job is in, 0 for every other.")
-    since = Family("holdfast_job_state_timestamp_seconds", "gauge", "When the job entered its present state, in seconds since 1970.")
-    generation = Family("holdfast_job_generation", "gauge", "Number of the present generation; it grows with every recovery.")
-    ranks = Family("holdfast_job_ranks", "gauge", "Ranks of the present generation.")
-    full = Family("holdfast_job_full_ranks", "gauge", "Ranks of the job at its full size.")
-    step = Family("holdfast_job_step", "gauge", "Newest completed step.")
-    target = Family("holdfast_job_target_step", "gauge", "Step at which the script says it will end.")
-    stepped = Family("holdfast_job_step_timestamp_seconds", "gauge", "When the newest step was completed, in seconds since 1970.")
-    duration = Family("holdfast_job_step_duration_seconds", "gauge", "Duration of the newest step.")
-    loss = Family("holdfast_job_loss", "gauge", "Loss of the newest step.")
-    submitted = Family("holdfast_job_submitted_timestamp_seconds", "gauge", "When the newest run was submitted, in seconds since 1970.")
+    info = MetricFamily("holdfast_job_info", "gauge", "The newest run of a job: its id, and the cluster it runs on.")
+    states = MetricFamily("holdfast_job_state", "gauge", "1 for the state that the job is in, 0 for every other.")
+    since = MetricFamily("holdfast_job_state_timestamp_seconds", "gauge", "When the job entered its present state, in seconds since 1970.")
+    generation = MetricFamily("holdfast_job_generation", "gauge", "Number of the present generation; it grows with every recovery.")
+    ranks = MetricFamily("holdfast_job_ranks", "gauge", "Ranks of the present generation.")
+    full = MetricFamily("holdfast_job_full_ranks", "gauge", "Ranks of the job at its full size.")
+    step = MetricFamily("holdfast_job_step", "gauge", "Newest completed step.")
+    target = MetricFamily("holdfast_job_target_step", "gauge", "Step at which the script says it will end.")
+    stepped = MetricFamily("holdfast_job_step_timestamp_seconds", "gauge", "When the newest step was completed, in seconds since 1970.")
+    duration = MetricFamily("holdfast_job_step_duration_seconds", "gauge", "Duration of the newest step.")
+    loss = MetricFamily("holdfast_job_loss", "gauge", "Loss of the newest step.")
+    submitted = MetricFamily(
+        "holdfast_job_submitted_timestamp_seconds", "gauge", "When the newest run was submitted, in seconds since 1970."
+    )
     for one in jobs:
         name, newest = one.job.name, queries.newest_generation(history, one.job.id)
         info.add(1, job=name, run=one.job.id, cluster=str(one.job.cluster.get("name", "")))
@@ -130,15 +132,15 @@ def progress(history: History, jobs: Sequence[Shown]) -> list[Family]:
     return [info, states, since, submitted, generation, ranks, full, step, target, stepped, duration, loss]
 
 
-def controllers(history: History, jobs: Sequence[Shown]) -> list[Family]:
+def controllers(history: History, jobs: Sequence[JobMetrics]) -> list[MetricFamily]:
     """Return whether each job that needs a controller has one."""
-    controlled = Family(
+    controlled = MetricFamily(
         "holdfast_job_has_controller",
         "gauge",
         "1 while a flow holds the job's lease, 0 while none does; not of suspended or ended jobs.",
     )
-    epoch = Family("holdfast_job_lease_epoch", "gauge", "How often the lease of the newest run has changed hands.")
-    renewed = Family(
+    epoch = MetricFamily("holdfast_job_lease_epoch", "gauge", "How often the lease of the newest run has changed hands.")
+    renewed = MetricFamily(
         "holdfast_job_lease_renewed_timestamp_seconds", "gauge", "When its holder last renewed the lease, in seconds since 1970."
     )
     for one in [one for one in jobs if not one.ended and not one.suspended]:
@@ -151,26 +153,26 @@ def controllers(history: History, jobs: Sequence[Shown]) -> list[Family]:
     return [controlled, epoch, renewed]
 
 
-def columns(model: Any, one: Shown, *names: str) -> sqlalchemy.Select[Any]:  # noqa: ANN401 (a table)
+def columns(model: Any, one: JobMetrics, *names: str) -> sqlalchemy.Select[Any]:  # noqa: ANN401 (a table)
     """Return a query for these columns of the rows of all runs of a job."""
     return sqlalchemy.select(*(col(getattr(model, name)) for name in names)).where(col(model.job_id).in_(one.runs))
 
 
-def checkpoints(history: History, session: Session, jobs: Sequence[Shown]) -> list[Family]:
+def checkpoints(history: History, session: Session, jobs: Sequence[JobMetrics]) -> list[MetricFamily]:
     """Return each job's checkpoints and in-memory snapshots, and what they cost."""
-    saved = Family("holdfast_checkpoints_total", "counter", "Complete checkpoints that were written.")
-    problems = Family("holdfast_checkpoint_problems_total", "counter", "Problems with checkpoints and in-memory snapshots, by kind.")
-    stood = Family("holdfast_checkpoint_stall_seconds_total", "counter", "Seconds for which training stopped for saves.")
-    beside = Family("holdfast_checkpoint_write_seconds_total", "counter", "Seconds of writing checkpoints while training went on.")
-    size = Family("holdfast_checkpoint_size_bytes", "gauge", "Size of the newest checkpoint.")
-    step = Family("holdfast_checkpoint_step", "gauge", "Step of the newest checkpoint.")
-    at = Family("holdfast_checkpoint_timestamp_seconds", "gauge", "When the newest checkpoint was completed, in seconds since 1970.")
-    old = Family("holdfast_snapshot_age_steps", "gauge", "Steps completed since the newest complete in-memory snapshot.")
-    cost = Family("holdfast_snapshot_cost_ratio", "gauge", "Share of the training time that in-memory snapshots cost, 0 to 1.")
-    overlapped = Family(
+    saved = MetricFamily("holdfast_checkpoints_total", "counter", "Complete checkpoints that were written.")
+    problems = MetricFamily("holdfast_checkpoint_problems_total", "counter", "Problems with checkpoints and in-memory snapshots, by kind.")
+    stood = MetricFamily("holdfast_checkpoint_stall_seconds_total", "counter", "Seconds for which training stopped for saves.")
+    beside = MetricFamily("holdfast_checkpoint_write_seconds_total", "counter", "Seconds of writing checkpoints while training went on.")
+    size = MetricFamily("holdfast_checkpoint_size_bytes", "gauge", "Size of the newest checkpoint.")
+    step = MetricFamily("holdfast_checkpoint_step", "gauge", "Step of the newest checkpoint.")
+    at = MetricFamily("holdfast_checkpoint_timestamp_seconds", "gauge", "When the newest checkpoint was completed, in seconds since 1970.")
+    old = MetricFamily("holdfast_snapshot_age_steps", "gauge", "Steps completed since the newest complete in-memory snapshot.")
+    cost = MetricFamily("holdfast_snapshot_cost_ratio", "gauge", "Share of the training time that in-memory snapshots cost, 0 to 1.")
+    overlapped = MetricFamily(
         "holdfast_snapshot_overlapped_ratio", "gauge", "Share of the copying that took place while training waited anyway, 0 to 1."
     )
-    bytes_of = Family("holdfast_snapshot_size_bytes", "gauge", "Size of one in-memory snapshot of all ranks.")
+    bytes_of = MetricFamily("holdfast_snapshot_size_bytes", "gauge", "Size of one in-memory snapshot of all ranks.")
     for one in jobs:
         name = one.job.name
         rows: Any = session.connection().execute(
@@ -199,14 +201,14 @@ def checkpoints(history: History, session: Session, jobs: Sequence[Shown]) -> li
     return [saved, problems, stood, beside, size, step, at, old, cost, overlapped, bytes_of]
 
 
-def goodput(history: History, jobs: Sequence[Shown], kept: Accounts) -> list[Family]:
+def goodput(history: History, jobs: Sequence[JobMetrics], kept: Accounts) -> list[MetricFamily]:
     """Return how each job's newest run spent its time, as `holdfast cost` shows it."""
-    ettr = Family(
+    ettr = MetricFamily(
         "holdfast_job_effective_training_time_ratio",
         "gauge",
         "Share of the time since the submission in steps that were kept (ETTR), 0 to 1.",
     )
-    spent = Family(
+    spent = MetricFamily(
         "holdfast_job_time_seconds", "gauge", "Rank-seconds (node-seconds where ranks are not known) that the job held, by category."
     )
     for one in jobs:

@@ -26,7 +26,7 @@ MOST: Final = 32
 class _Handler(BaseHTTPRequestHandler):
     """One scrape."""
 
-    server: Server
+    server: MetricsServer
     timeout = SECONDS
     server_version, sys_version = "holdfast", ""
 
@@ -59,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing: a scrape a quarter of a minute is no news."""
 
 
-class Server(ThreadingHTTPServer):
+class MetricsServer(ThreadingHTTPServer):
     """Listens on one address."""
 
     daemon_threads = True

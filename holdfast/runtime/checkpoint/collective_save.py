@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
-from holdfast.runtime.checkpoint.manifest import Written
-from holdfast.runtime.checkpoint.storage import Chunk, Pace, StorageTrouble, write_alone
-from holdfast.runtime.checkpoint.storage_errors import Trouble
-from holdfast.runtime.checkpoint_writer.chunks import Box
+from holdfast.runtime.checkpoint.manifest import WrittenFile
+from holdfast.runtime.checkpoint.storage import Chunk, StorageTrouble, WritePace, write_alone
+from holdfast.runtime.checkpoint.storage_errors import StorageError
+from holdfast.runtime.checkpoint_writer.chunks import ChunkBox
 from holdfast.runtime.checkpoint_writer.rank_shard import Item
 from holdfast.runtime.world import World
 
@@ -29,12 +29,12 @@ Claim = tuple[str, tuple[int, ...], int, bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SavePart:
     """What one rank did for a checkpoint: the files it wrote and what lies where in them, or the trouble it met."""
 
-    files: Mapping[str, Written]
+    files: Mapping[str, WrittenFile]
     chunks: Sequence[Chunk] = ()
-    trouble: Trouble | None = None
+    trouble: StorageError | None = None
 
     def record(self) -> dict[str, Any]:
         """Return it in values that JSON can hold."""
@@ -42,13 +42,13 @@ class Part:
         return {"files": {name: asdict(one) for name, one in self.files.items()}, "chunks": list(self.chunks), "trouble": trouble}
 
     @classmethod
-    def told(cls, record: Mapping[str, Any]) -> Part:
+    def told(cls, record: Mapping[str, Any]) -> SavePart:
         """Return what another rank's *record* says."""
-        files = {name: Written(**one) for name, one in record["files"].items()}
-        return cls(files, [Chunk(*one) for one in record["chunks"]], Trouble.told(record["trouble"]))
+        files = {name: WrittenFile(**one) for name, one in record["files"].items()}
+        return cls(files, [Chunk(*one) for one in record["chunks"]], StorageError.told(record["trouble"]))
 
 
-class Plan:
+class SavePlan:
     """What this rank has of a state."""
 
     def __init__(self, state: Mapping[str, Any], lowest: frozenset[str], own: str) -> None:
@@ -76,7 +76,7 @@ class Plan:
                 continue  # a shard without elements
             data = self._planner.resolve_data(one)
             assert isinstance(data, Tensor)
-            yield Item(key, tuple(told.size), Box(begin, sizes), data.detach())
+            yield Item(key, tuple(told.size), ChunkBox(begin, sizes), data.detach())
 
 
 def _place(one: WriteItem) -> tuple[str, tuple[int, ...]]:
@@ -112,7 +112,7 @@ def dealt(claims: Sequence[Iterable[Sequence[Any]]], rank: int) -> set[tuple[str
     return mine
 
 
-def write(state: Mapping[str, Any], folder: Path, world: World, *, lowest: frozenset[str], own: str) -> list[Part]:
+def write(state: Mapping[str, Any], folder: Path, world: World, *, lowest: frozenset[str], own: str) -> list[SavePart]:
     """Write *state* below *folder*, called by all ranks together; return what each of them did.
 
     What cannot be written is the trouble of its rank's part. The loss of a peer goes through as it is raised.
@@ -122,7 +122,7 @@ def write(state: Mapping[str, Any], folder: Path, world: World, *, lowest: froze
     digest = hashlib.sha256(json.dumps(claims).encode()).hexdigest()
     told = world.gather([digest, why])
     if any(one for _, one in told):
-        return [Part({}, trouble=_failed(rank, one) if one else None) for rank, (_, one) in enumerate(told)]
+        return [SavePart({}, trouble=_failed(rank, one) if one else None) for rank, (_, one) in enumerate(told)]
     digests = [one for one, _ in told]  # copies claim the same: the first one's word is enough
     first = digests.index(digest) == world.rank
     spoken: dict[str, list[Any]] = {}
@@ -130,26 +130,26 @@ def write(state: Mapping[str, Any], folder: Path, world: World, *, lowest: froze
     for one, claimed in zip(digests, world.gather(claims if first else None), strict=True):
         spoken.setdefault(one, claimed)
     part = _written(plan.items(dealt([spoken[one] for one in digests], world.rank)), folder, world.rank)
-    return [Part.told(one) for one in world.gather(part.record())]
+    return [SavePart.told(one) for one in world.gather(part.record())]
 
 
-def _planned(state: Mapping[str, Any], lowest: frozenset[str], own: str) -> tuple[Plan | None, str]:
+def _planned(state: Mapping[str, Any], lowest: frozenset[str], own: str) -> tuple[SavePlan | None, str]:
     """Return what this rank has; or why that cannot be said."""
     try:
-        return Plan(state, lowest, own), ""
+        return SavePlan(state, lowest, own), ""
     except Exception as error:  # noqa: BLE001 (whatever one rank meets, all must hear of it, or they wait for it in vain)
         return None, f"{type(error).__name__}: {error}"
 
 
-def _written(items: Iterator[Item], folder: Path, rank: int) -> Part:
+def _written(items: Iterator[Item], folder: Path, rank: int) -> SavePart:
     """Write this rank's *items*."""
     try:
-        return Part(*write_alone(items, folder, rank, Pace(None)))
+        return SavePart(*write_alone(items, folder, rank, WritePace(None)))
     except StorageTrouble as failed:
-        return Part({}, trouble=_failed(rank, failed.words) if failed.cause is None else Trouble.of(failed.cause))
+        return SavePart({}, trouble=_failed(rank, failed.words) if failed.cause is None else StorageError.of(failed.cause))
     except Exception as error:  # noqa: BLE001 (as above)
-        return Part({}, trouble=_failed(rank, f"{type(error).__name__}: {error}"))
+        return SavePart({}, trouble=_failed(rank, f"{type(error).__name__}: {error}"))
 
 
-def _failed(rank: int, why: str) -> Trouble:
-    return Trouble("checkpoint-write-failed", f"rank {rank}: {why}")
+def _failed(rank: int, why: str) -> StorageError:
+    return StorageError("checkpoint-write-failed", f"rank {rank}: {why}")

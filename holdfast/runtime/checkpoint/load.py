@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.invalidated import NOTHING, WrittenOff
-from holdfast.runtime.checkpoint.manifest import Manifest, Unusable
-from holdfast.runtime.checkpoint.storage import Reader
-from holdfast.runtime.checkpoint.storage_errors import Teller, Trouble
+from holdfast.runtime.checkpoint.manifest import Manifest, UnusableCheckpoint
+from holdfast.runtime.checkpoint.storage import CheckpointReader
+from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
 from holdfast.runtime.state.training import Misfit, Training
 from holdfast.runtime.world import World
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCheckpoint:
     """The newest whole checkpoint, if any, and the unusable ones that are newer."""
 
     folder: Path | None
@@ -33,7 +33,7 @@ class _Candidate:
 
     folder: Path
     manifest: Manifest | None
-    trouble: Trouble | None
+    trouble: StorageError | None
 
     def record(self) -> dict[str, Any]:
         """Return it in values that JSON can hold."""
@@ -44,10 +44,10 @@ class _Candidate:
     def told(cls, record: Mapping[str, Any]) -> _Candidate:
         """Return what another rank's *record* says."""
         whole = record["manifest"]
-        return cls(Path(record["folder"]), None if whole is None else Manifest.told(whole), Trouble.told(record["trouble"]))
+        return cls(Path(record["folder"]), None if whole is None else Manifest.told(whole), StorageError.told(record["trouble"]))
 
 
-def newest_whole(directory: Path, world: World, off: WrittenOff = NOTHING) -> Found:
+def newest_whole(directory: Path, world: World, off: WrittenOff = NOTHING) -> FoundCheckpoint:
     """Return the newest checkpoint below *directory* whose every byte is as it was written, and that is not written *off*.
 
     Rank 0 says which folders there are, for a shared file system may show them to others later; each rank then checks its
@@ -58,13 +58,13 @@ def newest_whole(directory: Path, world: World, off: WrittenOff = NOTHING) -> Fo
         if candidate.manifest is not None and off.covers(candidate.manifest.step, candidate.manifest.generation):
             skipped.append(candidate.folder)
             continue
-        trouble = candidate.trouble or Trouble.told(_first(world.gather(_words(_trouble_in_share(candidate, world)))))
+        trouble = candidate.trouble or StorageError.told(_first(world.gather(_words(_trouble_in_share(candidate, world)))))
         if trouble is None:
-            return Found(candidate.folder, candidate.manifest, tuple(skipped))
+            return FoundCheckpoint(candidate.folder, candidate.manifest, tuple(skipped))
         skipped.append(candidate.folder)
         if world.rank == 0:
-            Teller().tell(trouble, manifest.step_of(candidate.folder), candidate.folder)
-    return Found(None, None, tuple(skipped))
+            StorageErrorReporter().tell(trouble, manifest.step_of(candidate.folder), candidate.folder)
+    return FoundCheckpoint(None, None, tuple(skipped))
 
 
 def load(training: Training, folder: Path, world: World) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def load(training: Training, folder: Path, world: World) -> dict[str, Any]:
 def _attempt(training: Training, folder: Path, world: World) -> tuple[dict[str, Any] | None, str | None]:
     """Load on this rank; return the progress, or why not."""
     try:
-        return training.load(Reader(folder), world.rank), None
+        return training.load(CheckpointReader(folder), world.rank), None
     except Exception as error:  # noqa: BLE001 (whatever one rank meets, all must hear of it, or they wait for it in vain)
         return None, f"{type(error).__name__}: {error}"
 
@@ -105,7 +105,7 @@ def _listed(told: Mapping[str, Any]) -> list[_Candidate]:
     return [_Candidate.told(one) for one in told["found"]]
 
 
-def _words(trouble: Trouble | None) -> list[str] | None:
+def _words(trouble: StorageError | None) -> list[str] | None:
     """Return a trouble as JSON holds it."""
     return None if trouble is None else [trouble.kind, trouble.why]
 
@@ -114,18 +114,18 @@ def _candidate(folder: Path) -> _Candidate:
     """Read the manifest in *folder*."""
     try:
         return _Candidate(folder, manifest.read(folder), None)
-    except Unusable as unusable:
-        return _Candidate(folder, None, Trouble(unusable.flaw, unusable.why))
+    except UnusableCheckpoint as unusable:
+        return _Candidate(folder, None, StorageError(unusable.flaw, unusable.why))
 
 
-def _trouble_in_share(candidate: _Candidate, world: World) -> Trouble | None:
+def _trouble_in_share(candidate: _Candidate, world: World) -> StorageError | None:
     """Check this rank's share of the files of *candidate*."""
     assert candidate.manifest is not None
     try:
         for name, file in manifest.share(candidate.manifest.files, world.rank, world.size):
             manifest.check(candidate.folder, name, file)
-    except Unusable as unusable:
-        return Trouble(unusable.flaw, unusable.why)
+    except UnusableCheckpoint as unusable:
+        return StorageError(unusable.flaw, unusable.why)
     return None
 
 

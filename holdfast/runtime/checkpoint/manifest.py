@@ -31,7 +31,7 @@ _BESIDE: Final = re.compile(r"\.step-\d{8,}\.(?P<what>partial|removing)-(?P<gene
 Flaw = Literal["checkpoint-torn", "checkpoint-corrupt"]
 
 
-class Unusable(Exception):
+class UnusableCheckpoint(Exception):
     """A checkpoint that must not be loaded: its *flaw* and *why*."""
 
     def __init__(self, flaw: Flaw, why: str) -> None:
@@ -40,7 +40,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFile:
     """One file as it was handed to the disk: its *size* in bytes and its *sha256*."""
 
     size: int
@@ -54,14 +54,14 @@ class Manifest:
     step: int
     generation: int
     world_size: int
-    files: Mapping[str, Written]
+    files: Mapping[str, WrittenFile]
     time: float
     torch: str
 
     @classmethod
     def told(cls, values: Mapping[str, Any]) -> Manifest:
         """Return the manifest with these *values*, as JSON has them; raise ``KeyError``, ``TypeError`` and the like when they are none."""
-        files = {name: Written(**file) for name, file in values["files"].items()}
+        files = {name: WrittenFile(**file) for name, file in values["files"].items()}
         return cls(**{**values, "files": files})
 
     @property
@@ -75,7 +75,7 @@ class Manifest:
         return json.dumps({**body, "sha256": _digest_of(body)}, indent=1) + "\n"
 
 
-def manifest(step: int, generation: int, world_size: int, files: Mapping[str, Written]) -> Manifest:
+def manifest(step: int, generation: int, world_size: int, files: Mapping[str, WrittenFile]) -> Manifest:
     """Make the manifest of a checkpoint that was just written."""
     import torch  # noqa: PLC0415 (who only reads manifests starts without it)
 
@@ -125,73 +125,73 @@ def is_off(folder: Path, off: WrittenOff) -> bool:
     """Tell whether the checkpoint in *folder* is written off; one that cannot be read is not."""
     try:
         return bool(off.ranges) and off.covers(step_of(folder), read(folder).generation)
-    except Unusable:
+    except UnusableCheckpoint:
         return False
 
 
 def read(folder: Path) -> Manifest:
-    """Return the manifest in *folder*; raise `Unusable` when it is not whole, not unchanged or not of a known format."""
+    """Return the manifest in *folder*; raise `UnusableCheckpoint` when it is not whole, not unchanged or not of a known format."""
     try:
         values = json.loads((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
-        raise Unusable("checkpoint-torn", f"it has no {MANIFEST}") from None
+        raise UnusableCheckpoint("checkpoint-torn", f"it has no {MANIFEST}") from None
     except OSError as error:
-        raise Unusable("checkpoint-corrupt", f"its {MANIFEST} cannot be read: {error.strerror}") from error
+        raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise Unusable("checkpoint-torn", f"its {MANIFEST} is not whole") from error
+        raise UnusableCheckpoint("checkpoint-torn", f"its {MANIFEST} is not whole") from error
     try:
         return _checked(values, folder)
     except (RecursionError, ValueError) as error:  # nested as no manifest is, or with half a character
-        raise Unusable("checkpoint-corrupt", f"its {MANIFEST} is not a manifest") from error
+        raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} is not a manifest") from error
 
 
 def _checked(values: Any, folder: Path) -> Manifest:  # noqa: ANN401 (whatever JSON a file may hold)
     """Return the manifest that *values* are."""
     if not isinstance(values, dict) or "format" not in values:
-        raise Unusable("checkpoint-corrupt", f"its {MANIFEST} is not a manifest")
+        raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} is not a manifest")
     if values["format"] != FORMAT:
         why = f"its format {values['format']!r} is not the one known here ({FORMAT}); a newer Holdfast may have written it"
-        raise Unusable("checkpoint-corrupt", why)
+        raise UnusableCheckpoint("checkpoint-corrupt", why)
     if values.pop("sha256", None) != _digest_of(values):
-        raise Unusable("checkpoint-corrupt", f"its {MANIFEST} was changed")
+        raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} was changed")
     del values["format"]
     try:
         whole = Manifest.told(values)
     except (AttributeError, KeyError, TypeError) as error:
-        raise Unusable("checkpoint-corrupt", f"its {MANIFEST} is not a manifest") from error
+        raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} is not a manifest") from error
     if any("/" in name for name in whole.files):
-        raise Unusable("checkpoint-corrupt", f"its {MANIFEST} names files outside of it")
+        raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} names files outside of it")
     names = folder_of(folder.parent, whole.step), beside(folder.parent, whole.step, "partial", whole.generation)
     if folder not in names:
-        raise Unusable("checkpoint-corrupt", f"its {MANIFEST} is that of step {whole.step}")
+        raise UnusableCheckpoint("checkpoint-corrupt", f"its {MANIFEST} is that of step {whole.step}")
     return whole
 
 
-def check(folder: Path, name: str, wanted: Written) -> None:
-    """Read one file of a checkpoint and raise `Unusable` unless it is what the manifest says."""
+def check(folder: Path, name: str, wanted: WrittenFile) -> None:
+    """Read one file of a checkpoint and raise `UnusableCheckpoint` unless it is what the manifest says."""
     try:
         with (folder / name).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < wanted.size:
-                raise Unusable("checkpoint-torn", f"{name} is cut off: {size} of {wanted.size} bytes")
+                raise UnusableCheckpoint("checkpoint-torn", f"{name} is cut off: {size} of {wanted.size} bytes")
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
-        raise Unusable("checkpoint-torn", f"{name} is missing") from None
+        raise UnusableCheckpoint("checkpoint-torn", f"{name} is missing") from None
     except OSError as error:
-        raise Unusable("checkpoint-corrupt", f"{name} cannot be read: {error.strerror}") from error
+        raise UnusableCheckpoint("checkpoint-corrupt", f"{name} cannot be read: {error.strerror}") from error
     if found != wanted.sha256:
-        raise Unusable("checkpoint-corrupt", f"{name} was changed: its SHA-256 is not the one in the manifest")
+        raise UnusableCheckpoint("checkpoint-corrupt", f"{name} was changed: its SHA-256 is not the one in the manifest")
 
 
 def looks_whole(folder: Path) -> bool:
     """Say whether *folder* has a sound manifest and all files in their sizes, without reading them."""
     try:
         return all((folder / name).stat().st_size == file.size for name, file in read(folder).files.items())
-    except (Unusable, OSError):
+    except (UnusableCheckpoint, OSError):
         return False
 
 
-def share(files: Mapping[str, Written], rank: int, size: int) -> Iterable[tuple[str, Written]]:
+def share(files: Mapping[str, WrittenFile], rank: int, size: int) -> Iterable[tuple[str, WrittenFile]]:
     """Return the files that *rank* of *size* ranks checks: about the same number of bytes for each."""
     loads = [0] * size
     for name, file in sorted(files.items(), key=lambda item: (-item[1].size, item[0])):

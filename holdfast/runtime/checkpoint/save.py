@@ -12,10 +12,10 @@ from typing import Any
 
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.checkpoint import fencing, manifest
-from holdfast.runtime.checkpoint.collective_save import Part, write
+from holdfast.runtime.checkpoint.collective_save import SavePart, write
 from holdfast.runtime.checkpoint.publish import clear, put_in_place, retire
 from holdfast.runtime.checkpoint.storage import StorageTrouble, write_metadata
-from holdfast.runtime.checkpoint.storage_errors import Teller, Trouble
+from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
 from holdfast.runtime.state.training import tree_of
 from holdfast.runtime.world import World
 
@@ -46,7 +46,7 @@ class Saver:
 
     def __init__(self, keeping: Keeping, world: World, generation: int) -> None:
         self._keeping, self._world, self._generation = keeping, world, generation
-        self._teller = Teller()
+        self._teller = StorageErrorReporter()
         self._wish: int | None = None
         self.corrupt: set[Path] = set()
         """Checkpoints that were found unusable: never counted as kept, never removed."""
@@ -70,7 +70,7 @@ class Saver:
             self._teller.forget()
         return bool(stands)
 
-    def _settle(self, parts: list[Part], partial: Path, step: int, start: float) -> bool:
+    def _settle(self, parts: list[SavePart], partial: Path, step: int, start: float) -> bool:
         """Put the checkpoint in place, or clear away what there is of it; rank 0 only."""
         place = manifest.folder_of(self._keeping.directory, step)
         trouble = next((part.trouble for part in parts if part.trouble is not None), None)
@@ -88,9 +88,9 @@ class Saver:
                     return True
                 _log.warning("the checkpoint of step %d is not put in place: %s", step, leave.why)
         except OSError as error:
-            trouble = Trouble.of(error)
+            trouble = StorageError.of(error)
         except StorageTrouble as failed:
-            trouble = Trouble.of(failed.cause) if failed.cause is not None else Trouble("checkpoint-write-failed", failed.words)
+            trouble = StorageError.of(failed.cause) if failed.cause is not None else StorageError("checkpoint-write-failed", failed.words)
         if trouble is not None:
             self._teller.tell(trouble, step, place)
         shutil.rmtree(partial, ignore_errors=True)

@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWr
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import WriteResult
 
-from holdfast.runtime.checkpoint.manifest import Written
+from holdfast.runtime.checkpoint.manifest import WrittenFile
 
 if TYPE_CHECKING:
     from holdfast.runtime.checkpoint_writer.rank_shard import Item
@@ -44,7 +44,7 @@ METADATA: Final = ".metadata"
 """The file in which DCP says which tensor lies where."""
 
 
-class Pace:
+class WritePace:
     """Lets so many bytes a second pass, whoever of several threads writes them."""
 
     def __init__(self, bandwidth: int | None) -> None:
@@ -63,7 +63,7 @@ class Pace:
 class _DigestingStream:
     """A file being written, whose digest grows with it: the bytes are judged as they were meant, not as the disk returns them."""
 
-    def __init__(self, raw: IO[bytes], pace: Pace, remembering: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, raw: IO[bytes], pace: WritePace, remembering: Callable[[], AbstractContextManager[None]]) -> None:
         self._raw, self._pace, self._remembering, self._digest, self._size = raw, pace, remembering, hashlib.sha256(), 0
 
     def write(self, data: bytes | memoryview) -> int:
@@ -78,17 +78,17 @@ class _DigestingStream:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (tell, flush, fileno and close are the file's own)
         return getattr(self._raw, name)
 
-    def written(self) -> Written:
+    def written(self) -> WrittenFile:
         """Return size and digest of what was written so far."""
-        return Written(self._size, self._digest.hexdigest())
+        return WrittenFile(self._size, self._digest.hexdigest())
 
 
 class _DigestingFiles(FileSystem):
     """DCP's file system, keeping the digest of every file and the first error of the world, which torch may hide."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: WritePace) -> None:
         self._pace = pace
-        self.written: dict[str, Written] = {}
+        self.written: dict[str, WrittenFile] = {}
         self.error: OSError | None = None
 
     @contextmanager
@@ -124,9 +124,9 @@ class _DigestingFiles(FileSystem):
 class _Writer(FileSystemWriter):
     """DCP's writer over files that digest."""
 
-    def __init__(self, folder: Path, bandwidth: Pace | None = None) -> None:
+    def __init__(self, folder: Path, bandwidth: WritePace | None = None) -> None:
         super().__init__(folder, sync_files=True)
-        self.files = _DigestingFiles(bandwidth or Pace(None))
+        self.files = _DigestingFiles(bandwidth or WritePace(None))
         self.fs = self.files
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[Any]]:
@@ -177,7 +177,7 @@ class _Given(DefaultSavePlanner):
         return self._data[write_item.index]
 
 
-def write_alone(items: Iterable[Item], folder: Path, rank: int, pace: Pace) -> tuple[dict[str, Written], list[Chunk]]:
+def write_alone(items: Iterable[Item], folder: Path, rank: int, pace: WritePace) -> tuple[dict[str, WrittenFile], list[Chunk]]:
     """Write *rank*'s *items* below *folder*, no word with other ranks; return the files and what lies where in them.
 
     Raises `StorageTrouble`. What the ranks have written becomes a checkpoint by `write_metadata`.
@@ -205,7 +205,7 @@ def write_alone(items: Iterable[Item], folder: Path, rank: int, pace: Pace) -> t
     return writer.files.written, chunks
 
 
-def write_metadata(chunks: Iterable[Chunk], folder: Path) -> dict[str, Written]:
+def write_metadata(chunks: Iterable[Chunk], folder: Path) -> dict[str, WrittenFile]:
     """Say in *folder* what lies where, as DCP wants it; raise `StorageTrouble` when a tensor is not there as a whole."""
     tensors: dict[str, TensorStorageMetadata] = {}
     results = []
@@ -280,7 +280,7 @@ def _member(kind: object, name: object) -> object:
     raise pickle.UnpicklingError("builtins.getattr does not belong into a checkpoint's metadata")
 
 
-class Reader(FileSystemReader):
+class CheckpointReader(FileSystemReader):
     """DCP's reader of one checkpoint, with its metadata read once and safely."""
 
     def __init__(self, folder: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.runtime.agent_client import Link, link
+from holdfast.runtime.agent_client import AgentLink, link
 
 _log = logging.getLogger("holdfast.runtime")
 
@@ -23,32 +23,32 @@ _KINDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class StorageError:
     """A fault *kind* of a checkpoint, and *why*."""
 
     kind: str
     why: str
 
     @classmethod
-    def of(cls, error: OSError) -> Trouble:
+    def of(cls, error: OSError) -> StorageError:
         """Judge an error of the file system."""
         return cls(_KINDS.get(error.errno or 0, "checkpoint-write-failed"), error.strerror or str(error))
 
     @classmethod
-    def told(cls, words: Sequence[str] | None) -> Trouble | None:
+    def told(cls, words: Sequence[str] | None) -> StorageError | None:
         """Return the trouble that another rank told of, if it did: its kind and why."""
         return None if words is None else cls(str(words[0]), str(words[1]))
 
 
-class Teller:
+class StorageErrorReporter:
     """Report troubles to the agent and on standard error: each cause once, until a save has succeeded."""
 
-    def __init__(self, line: Link | None = None) -> None:
+    def __init__(self, line: AgentLink | None = None) -> None:
         """*line*: over which the agent hears it; the process's own unless another one is given."""
         self._line = line
-        self._told: set[Trouble] = set()
+        self._told: set[StorageError] = set()
 
-    def tell(self, trouble: Trouble, step: int | None, path: Path, *, rank: int | None = None) -> None:
+    def tell(self, trouble: StorageError, step: int | None, path: Path, *, rank: int | None = None) -> None:
         """Report *trouble* with the checkpoint of *step* at *path* (of *rank*, if not this one), unless the cause is known."""
         if trouble in self._told:
             return

@@ -21,17 +21,17 @@ from holdfast.runtime.checkpoint_verifier.findings import Findings
 def findings(task: Mapping[str, Any]) -> Findings:
     """Do one task; whatever goes wrong with it is a finding."""
     found = Findings()
-    moment: memory.Moment | None = None
+    moment: memory.VerifiedSnapshots | None = None
     try:
-        checkpoint = disk.Checkpoint(Path(task["disk"])) if task.get("disk") else None
-        moment = memory.Moment([Path(file) for file in task["memory"]]) if task.get("memory") else None
+        checkpoint = disk.VerifiedCheckpoint(Path(task["disk"])) if task.get("disk") else None
+        moment = memory.VerifiedSnapshots([Path(file) for file in task["memory"]]) if task.get("memory") else None
         if checkpoint is not None and not moment:
             disk.audit(checkpoint, found)
         if moment is not None:
             memory.audit(moment, int(task["world"]), found)
             if checkpoint is not None:
                 memory.compare(moment, checkpoint, found)
-    except manifest.Unusable as unusable:
+    except manifest.UnusableCheckpoint as unusable:
         found.broken.append(unusable.why)
     except Exception as error:  # noqa: BLE001 (an audit that ends without a word would look like one that found nothing)
         found.broken.append(
@@ -53,7 +53,7 @@ def by_hand(folders: Sequence[str]) -> int:
                 manifest.check(Path(folder), name, file)
             found = findings({"disk": str(Path(folder).absolute())})
             found.proven.insert(0, "every file has the SHA-256 that the manifest names")
-        except manifest.Unusable as unusable:
+        except manifest.UnusableCheckpoint as unusable:
             found.broken.append(unusable.why)
         for word, lines in (("proven", found.proven), ("BROKEN", found.broken), ("open", found.unproven)):
             for line in lines:

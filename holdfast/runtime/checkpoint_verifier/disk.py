@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.manifest import Manifest
-from holdfast.runtime.checkpoint.storage import METADATA, Reader
+from holdfast.runtime.checkpoint.storage import METADATA, CheckpointReader
 from holdfast.runtime.checkpoint_verifier import state
 from holdfast.runtime.checkpoint_verifier.findings import Findings, listed
 from holdfast.runtime.state import tree
@@ -21,13 +21,13 @@ from holdfast.runtime.state import tree
 _TREE = "tree."
 
 
-class Checkpoint:
+class VerifiedCheckpoint:
     """A checkpoint opened for reading; its files' digests are judged elsewhere."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest: Manifest = manifest.read(folder)
-        self.reader = Reader(folder)
+        self.reader = CheckpointReader(folder)
         self.trees: dict[int, Any] = {}
         """The tree of each rank, as far as they can be read."""
         self.unread: dict[int, str] = {}
@@ -60,7 +60,7 @@ class Checkpoint:
         return dict(state.leaves(self.trees[rank]["optimizers"], "optimizer"))
 
 
-def audit(one: Checkpoint, found: Findings) -> None:
+def audit(one: VerifiedCheckpoint, found: Findings) -> None:
     """Judge all that a checkpoint holds; the files are known to be those that the manifest names."""
     world, step = one.manifest.world_size, one.manifest.step
     broken = [f"the tree of rank {rank} cannot be read: {why}" for rank, why in one.unread.items()]
@@ -86,19 +86,19 @@ def _step_of(told: Any) -> Any:  # noqa: ANN401 (a tree holds anything)
     return progress.get("step") if isinstance(progress, Mapping) else None
 
 
-def _strange_trees(one: Checkpoint) -> list[str]:
+def _strange_trees(one: VerifiedCheckpoint) -> list[str]:
     keys = one.reader.read_metadata().state_dict_metadata
     return sorted(key for key in keys if key.startswith(_TREE) and int(key.removeprefix(_TREE)) >= one.manifest.world_size)
 
 
-def _with_sharded(one: Checkpoint, rank: int) -> dict[str, Any]:
+def _with_sharded(one: VerifiedCheckpoint, rank: int) -> dict[str, Any]:
     """Return what the optimizers of *rank* keep without dimensions, counters that are sharded tensors among them."""
     held = one.scalars(rank)
     marked = [key for key in tree.keys(one.trees[rank]["optimizers"]) if key.endswith(".step") and one.reader.has(key)]
     return {**held, **{key: one.read(key) for key in marked}}
 
 
-def _tensors(one: Checkpoint, trees: Mapping[int, Any], found: Findings) -> None:
+def _tensors(one: VerifiedCheckpoint, trees: Mapping[int, Any], found: Findings) -> None:
     """See that the tensors are those that the trees name, that each is stored whole, and look at their values."""
     named: dict[str, int] = {}
     for rank, told in trees.items():
@@ -119,7 +119,7 @@ def _tensors(one: Checkpoint, trees: Mapping[int, Any], found: Findings) -> None
     state.values(found, whole, one.read)
 
 
-def _stored_whole(one: Checkpoint, key: str, shape: tuple[int, ...]) -> list[str]:
+def _stored_whole(one: VerifiedCheckpoint, key: str, shape: tuple[int, ...]) -> list[str]:
     """See that the chunks of a tensor cover it, and that each lies in a file of the checkpoint."""
     chunks, metadata = one.chunks(key), one.reader.read_metadata()
     if sum(prod(sizes) for _, sizes in chunks) != prod(shape):

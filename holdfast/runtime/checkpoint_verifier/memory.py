@@ -12,13 +12,13 @@ from torch import Tensor
 
 from holdfast.memstore.shared_memory import Snapshot
 from holdfast.runtime.checkpoint_verifier import state
-from holdfast.runtime.checkpoint_verifier.disk import Checkpoint
+from holdfast.runtime.checkpoint_verifier.disk import VerifiedCheckpoint
 from holdfast.runtime.checkpoint_verifier.findings import Findings, listed
 from holdfast.runtime.checkpoint_verifier.state import raw
 from holdfast.runtime.state import tree
 
 
-class Moment:
+class VerifiedSnapshots:
     """The snapshots of one moment, opened: a file for each part of each piece, and one of each rank."""
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -68,7 +68,7 @@ class Moment:
         return dict((self.blobs.get(rank, {}).get("dynamic") or {}).get("rest") or {})
 
 
-def audit(moment: Moment, world: int, found: Findings) -> None:
+def audit(moment: VerifiedSnapshots, world: int, found: Findings) -> None:
     """Judge the snapshots of one moment; their bytes are known to be those that were written."""
     labels = [one.label for one in moment.opened]
     moments = {label.moment for label in labels}
@@ -96,7 +96,7 @@ def audit(moment: Moment, world: int, found: Findings) -> None:
     state.schedulers(found, {rank: blobs["dynamic"].get("schedulers") or [] for rank, blobs in moment.blobs.items() if "dynamic" in blobs})
 
 
-def _pieces(moment: Moment, found: Findings) -> None:
+def _pieces(moment: VerifiedSnapshots, found: Findings) -> None:
     """Judge the tensors of every piece."""
     broken: list[str] = []
     counts: dict[int, dict[str, float]] = {}
@@ -126,7 +126,7 @@ def _named(static: Any) -> set[str]:  # noqa: ANN401 (a tree holds anything)
 # -- two tiers of one step ------------------------------------------------------------------------------------------------
 
 
-def compare(moment: Moment, disk: Checkpoint, found: Findings) -> None:
+def compare(moment: VerifiedSnapshots, disk: VerifiedCheckpoint, found: Findings) -> None:
     """Compare the snapshots of a moment with the checkpoint of the same step: tensor by tensor, to the bit."""
     broken: list[str] = []
     compared = 0
@@ -160,7 +160,7 @@ def compare(moment: Moment, disk: Checkpoint, found: Findings) -> None:
     _own_states(moment, disk, found)
 
 
-def _shards(disk: Checkpoint, shards: Mapping[str, Mapping[int, Tensor]]) -> list[str]:
+def _shards(disk: VerifiedCheckpoint, shards: Mapping[str, Mapping[int, Tensor]]) -> list[str]:
     """Compare what is sharded: a rank's shard must be one of those into which the tensor is cut, and each of these some rank's shard.
 
     A snapshot does not say where its shard begins, so it is found by its bytes.
@@ -175,7 +175,7 @@ def _shards(disk: Checkpoint, shards: Mapping[str, Mapping[int, Tensor]]) -> lis
     return broken
 
 
-def _cut(disk: Checkpoint, key: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+def _cut(disk: VerifiedCheckpoint, key: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Return the tensor as the ranks cut it: along one dimension in equal shards but the last, else as it was stored."""
     whole = disk.read(key)
     largest = max(shapes)
@@ -186,7 +186,7 @@ def _cut(disk: Checkpoint, key: str, shapes: Sequence[tuple[int, ...]]) -> list[
     return [whole[box] for box in boxes]
 
 
-def _own_states(moment: Moment, disk: Checkpoint, found: Findings) -> None:
+def _own_states(moment: VerifiedSnapshots, disk: VerifiedCheckpoint, found: Findings) -> None:
     """Compare what each rank has of its own, and what is small."""
     broken, drawn = [], []
     for rank, blobs in sorted(moment.blobs.items()):

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from holdfast.memstore import shared_memory
 from holdfast.memstore.shared_memory import Snapshot
-from holdfast.memstore.write_requests import FlushOrder
-from holdfast.runtime.checkpoint_writer.chunks import Box, boxes
+from holdfast.memstore.write_requests import WriteRequest
+from holdfast.runtime.checkpoint_writer.chunks import ChunkBox, boxes
 from holdfast.runtime.snapshots.checksum import sum_of
 from holdfast.runtime.state import tree
 from holdfast.runtime.state.state_layout import whole_tree
@@ -29,14 +29,14 @@ class Item:
 
     key: str
     shape: tuple[int, ...]
-    box: Box
+    box: ChunkBox
     data: Tensor
 
 
-class Portion:
+class RankShard:
     """One rank's part of a checkpoint."""
 
-    def __init__(self, snapshot: Snapshot, order: FlushOrder) -> None:
+    def __init__(self, snapshot: Snapshot, order: WriteRequest) -> None:
         """Read the indexes of *snapshot*; raise `shared_memory.Unusable` unless it is the one that *order* means and as it was written."""
         if snapshot.label.moment != order.moment or snapshot.label.rank != order.rank:
             raise shared_memory.Unusable("another one has taken its place")
@@ -99,9 +99,9 @@ class Portion:
             if not one.numel() and torch.Size(whole).numel():
                 continue  # a shard without elements
             if others.get(named((key, offset, tuple(one.shape))), self._order.rank) == self._order.rank:
-                yield Item(key, whole, Box(offset, tuple(one.shape)), one)
+                yield Item(key, whole, ChunkBox(offset, tuple(one.shape)), one)
         own = self._tree
-        yield Item(tree_of(self._order.rank), tuple(own.shape), Box((0,), tuple(own.shape)), own)
+        yield Item(tree_of(self._order.rank), tuple(own.shape), ChunkBox((0,), tuple(own.shape)), own)
 
 
 def named(claim: Any) -> str:  # noqa: ANN401 (a claim, or the lists that JSON makes of it)

@@ -15,12 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from holdfast.memstore.write_requests import FlushOrder
+from holdfast.memstore.write_requests import WriteRequest
 from holdfast.runtime.checkpoint import manifest
-from holdfast.runtime.checkpoint.manifest import Written
+from holdfast.runtime.checkpoint.manifest import WrittenFile
 from holdfast.runtime.checkpoint.storage import Chunk
-from holdfast.runtime.checkpoint.storage_errors import Trouble
-from holdfast.runtime.checkpoint_writer.rank_shard import Portion, named
+from holdfast.runtime.checkpoint.storage_errors import StorageError
+from holdfast.runtime.checkpoint_writer.rank_shard import RankShard, named
 
 STALL: Final = 120.0
 """Seconds without any change in the folder after which the leader gives a checkpoint up; a network file system may show news so late."""
@@ -51,17 +51,17 @@ class Stalled(Exception):
         self.why = why
 
 
-class Meeting:
+class WriterRendezvous:
     """One rank's view of the folder."""
 
-    def __init__(self, order: FlushOrder, refused: Callable[[], str]) -> None:
+    def __init__(self, order: WriteRequest, refused: Callable[[], str]) -> None:
         """*refused* says why the checkpoint is not wanted any more, or nothing while it is."""
         self._order, self._refused = order, refused
         self.leads = order.rank == 0
         self.folder = manifest.beside(Path(order.directory), order.step, "partial", order.generation)
         self._asked = time.monotonic()
 
-    def claim(self, portion: Portion) -> None:
+    def claim(self, portion: RankShard) -> None:
         """Say what this rank has; raise ``OSError`` when the folder cannot be written.
 
         What a flusher before has left here stays: the same snapshots lead to the same words.
@@ -83,7 +83,7 @@ class Meeting:
 
         return self._wait(there, lambda: "rank 0 has not said who writes what")
 
-    def done(self, files: Mapping[str, Written], chunks: Iterable[Chunk]) -> None:
+    def done(self, files: Mapping[str, WrittenFile], chunks: Iterable[Chunk]) -> None:
         """Say what this rank has written."""
         told = {"files": {name: asdict(one) for name, one in files.items()}, "chunks": list(chunks)}
         self._leave(_DONE.format(self._order.rank), told)
@@ -92,13 +92,13 @@ class Meeting:
         """Tell whether this rank's part is written."""
         return self._read(_DONE.format(self._order.rank)) is not None
 
-    def parts(self) -> tuple[dict[str, Written], list[Chunk]]:
+    def parts(self) -> tuple[dict[str, WrittenFile], list[Chunk]]:
         """Return what all ranks have written; wait for that. The leader alone asks."""
         told = self._all(_DONE)
-        files = {name: Written(**one) for part in told.values() for name, one in part["files"].items()}
+        files = {name: WrittenFile(**one) for part in told.values() for name, one in part["files"].items()}
         return files, [Chunk(*one) for part in told.values() for one in part["chunks"]]
 
-    def give_up(self, trouble: Trouble | None = None) -> None:
+    def give_up(self, trouble: StorageError | None = None) -> None:
         """Let all know of a *trouble* by which nothing comes of it; the leader clears away what there is."""
         if trouble is not None:
             with suppress(OSError):

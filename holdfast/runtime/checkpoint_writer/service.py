@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.memstore import write_requests
-from holdfast.memstore.write_requests import FlushOrder
+from holdfast.memstore.write_requests import WriteRequest
 from holdfast.process import let_termination_pass
 from holdfast.protocol import Message
-from holdfast.runtime.agent_client import Link
-from holdfast.runtime.checkpoint.storage import Pace
-from holdfast.runtime.checkpoint.storage_errors import Teller
-from holdfast.runtime.checkpoint_writer.write_task import Job
+from holdfast.runtime.agent_client import AgentLink
+from holdfast.runtime.checkpoint.storage import WritePace
+from holdfast.runtime.checkpoint.storage_errors import StorageErrorReporter
+from holdfast.runtime.checkpoint_writer.write_task import WriteTask
 
 NAME: Final = "holdfast-flush"
 """What the kernel calls the process, for whoever looks at a list of them."""
@@ -25,16 +25,16 @@ NICE: Final = 19
 """Whoever trains goes first, on the processor and at the disk."""
 
 
-class Flusher:
+class CheckpointWriter:
     """Writes the checkpoints of one node's ranks."""
 
-    def __init__(self, vault: Path, link: Link) -> None:
+    def __init__(self, vault: Path, link: AgentLink) -> None:
         self._vault, self._link = vault, link
         self._news = threading.Event()
-        self._working: dict[FlushOrder, threading.Thread] = {}
-        self._pace = Pace(None)
+        self._working: dict[WriteRequest, threading.Thread] = {}
+        self._pace = WritePace(None)
         self._bandwidth: int | None = None
-        self._teller = Teller(link)
+        self._teller = StorageErrorReporter(link)
 
     def run(self) -> None:
         """Serve until the agent goes away."""
@@ -57,10 +57,10 @@ class Flusher:
             elif order not in self._working:
                 self._start(order)
 
-    def _start(self, order: FlushOrder) -> None:
+    def _start(self, order: WriteRequest) -> None:
         if order.bandwidth != self._bandwidth:
-            self._pace, self._bandwidth = Pace(order.bandwidth), order.bandwidth
-        job = Job(order, self._vault, self._link, self._pace, self._teller)
+            self._pace, self._bandwidth = WritePace(order.bandwidth), order.bandwidth
+        job = WriteTask(order, self._vault, self._link, self._pace, self._teller)
         self._working[order] = threading.Thread(target=job.run, name=f"flush-{order.rank}", daemon=True)
         self._working[order].start()
 
@@ -74,5 +74,5 @@ def main() -> None:
     os.nice(NICE)
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    Flusher(Path(os.environ["HOLDFAST_VAULT"]), Link.from_env()).run()
+    CheckpointWriter(Path(os.environ["HOLDFAST_VAULT"]), AgentLink.from_env()).run()
     os._exit(0)  # whatever is in work stays as it is: the next run clears it away

@@ -7,32 +7,32 @@ import time
 from pathlib import Path
 
 from holdfast.memstore.shared_memory import Snapshot, Unusable
-from holdfast.memstore.write_requests import FlushOrder
-from holdfast.runtime.agent_client import Leave, Link
+from holdfast.memstore.write_requests import WriteRequest
+from holdfast.runtime.agent_client import AgentLink, Leave
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.manifest import Manifest
 from holdfast.runtime.checkpoint.publish import clear, put_in_place, retire
-from holdfast.runtime.checkpoint.storage import Pace, StorageTrouble, write_alone, write_metadata
-from holdfast.runtime.checkpoint.storage_errors import Teller, Trouble
-from holdfast.runtime.checkpoint_writer.rank_shard import Portion
-from holdfast.runtime.checkpoint_writer.rendezvous import Meeting, Over, Stalled
+from holdfast.runtime.checkpoint.storage import StorageTrouble, WritePace, write_alone, write_metadata
+from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
+from holdfast.runtime.checkpoint_writer.rank_shard import RankShard
+from holdfast.runtime.checkpoint_writer.rendezvous import Over, Stalled, WriterRendezvous
 
 _log = logging.getLogger("holdfast.flusher")
 
 
-class Job:
+class WriteTask:
     """One order in work."""
 
-    def __init__(self, order: FlushOrder, vault: Path, link: Link, pace: Pace, teller: Teller) -> None:
+    def __init__(self, order: WriteRequest, vault: Path, link: AgentLink, pace: WritePace, teller: StorageErrorReporter) -> None:
         self.order = order
         self._vault, self._link, self._pace, self._teller = vault, link, pace, teller
-        self._meeting = Meeting(order, self._refused)
+        self._meeting = WriterRendezvous(order, self._refused)
         self._began = time.monotonic()
 
     def run(self) -> None:
         """Do it; whatever goes wrong is told and costs this checkpoint, nothing else. The snapshot is let go of in the end."""
         place = manifest.folder_of(Path(self.order.directory), self.order.step)
-        trouble: Trouble | None
+        trouble: StorageError | None
         try:
             self._carry_out(place)
         except Over as over:
@@ -40,14 +40,14 @@ class Job:
             self._meeting.give_up()
             return
         except (Unusable, Stalled) as error:
-            trouble = Trouble("snapshot-spoiled" if isinstance(error, Unusable) else "checkpoint-write-failed", error.why)
+            trouble = StorageError("snapshot-spoiled" if isinstance(error, Unusable) else "checkpoint-write-failed", error.why)
         except StorageTrouble as error:
-            trouble = Trouble("checkpoint-write-failed", error.words) if error.cause is None else Trouble.of(error.cause)
+            trouble = StorageError("checkpoint-write-failed", error.words) if error.cause is None else StorageError.of(error.cause)
         except OSError as error:
-            trouble = Trouble.of(error)
+            trouble = StorageError.of(error)
         except Exception as error:  # noqa: BLE001 (whatever it is, others must not wait for this rank)
             _log.exception("the checkpoint of step %d is given up", self.order.step)
-            trouble = Trouble("checkpoint-write-failed", f"{type(error).__name__}: {error}")
+            trouble = StorageError("checkpoint-write-failed", f"{type(error).__name__}: {error}")
         else:
             return
         finally:
@@ -72,14 +72,14 @@ class Job:
         """Return the manifest of this checkpoint if *folder* has it already."""
         try:
             whole = manifest.read(folder)
-        except manifest.Unusable:
+        except manifest.UnusableCheckpoint:
             return None
         return whole if (whole.step, whole.generation) == (self.order.step, self.order.generation) else None
 
     def _write(self) -> None:
         """Write this rank's part; the snapshot is read for no longer than that takes."""
         with Snapshot(self._vault / self.order.snapshot) as snapshot:
-            portion = Portion(snapshot, self.order)
+            portion = RankShard(snapshot, self.order)
             if self._meeting.leads:
                 clear(Path(self.order.directory), self.order.generation)
                 clear(Path(self.order.directory), self.order.generation + 1, before=self.order.step)

@@ -14,7 +14,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deal:
+class BatchSplit:
     """How a step's batch is shared out, as one copy of the model sees it."""
 
     place: int
@@ -42,7 +42,7 @@ class Deal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class BatchShard:
     """One part of one copy's share of a step's batch."""
 
     samples: int
@@ -70,14 +70,14 @@ class Share:
     """The step has no further share for this rank: gradients are averaged over the ranks in its backward pass."""
 
 
-def cut(batch: Sequence[Any], deal: Deal) -> list[tuple[list[Any], Cut]]:
+def cut(batch: Sequence[Any], deal: BatchSplit) -> list[tuple[list[Any], BatchShard]]:
     """Return this copy's parts of a step's *batch* of samples. One without samples is given others' at a weight of 0."""
     parts = deal.parts(len(batch))
     others = list(batch[: deal.most if deal.even else 1])
     return [
         (
             [batch[number] for number in part] or others,
-            Cut(samples=len(part), of=len(batch), copies=deal.copies, last=count == len(parts)),
+            BatchShard(samples=len(part), of=len(batch), copies=deal.copies, last=count == len(parts)),
         )
         for count, part in enumerate(parts, 1)
     ]

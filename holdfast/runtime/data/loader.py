@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from holdfast.runtime.data.batch_shards import Cut, Deal, Share, cut
+from holdfast.runtime.data.batch_shards import BatchShard, BatchSplit, Share, cut
 from holdfast.runtime.state import rng
 from holdfast.runtime.telemetry.wait_windows import idle
 from holdfast.runtime.world import World
@@ -55,7 +55,7 @@ class Loader:
         self._begin_generators: list[torch.Tensor] = []
         self._inner: Iterator[Any] | None = None
         self._order: _Order | None = None
-        self._deal: Deal | None = None
+        self._deal: BatchSplit | None = None
         self._unwanted = 0
         """Batches that are to be passed over before the next one is handed out."""
         self._handed, self._per_step = 0, 1
@@ -99,7 +99,7 @@ class Loader:
 
     # -- sharing out --------------------------------------------------------------------------------------------------
 
-    def deal(self, deal: Deal) -> None:
+    def deal(self, deal: BatchSplit) -> None:
         """Load only this copy's samples of each batch from now on, which begins a step."""
         if self._deal == deal:
             return
@@ -277,12 +277,12 @@ class _Order:
     def __init__(self, sampler: Any, *, marked: bool) -> None:  # noqa: ANN401 (anything that can be iterated)
         self._sampler, self._marked = sampler, marked
         self._skip, self._name = 0, ""
-        self._deal: Deal | None = None
+        self._deal: BatchSplit | None = None
         self._latest: _Walk | None = None
-        self.cuts: deque[Cut] = deque()
+        self.cuts: deque[BatchShard] = deque()
         """Of batches that are shared out, what the next parts to come are."""
 
-    def begin(self, skip: int, name: str, deal: Deal | None = None) -> None:
+    def begin(self, skip: int, name: str, deal: BatchSplit | None = None) -> None:
         """Let the next walk begin after *skip* batches; *name* is the epoch's own, for seeds; *deal*: how batches are shared out."""
         self._skip, self._name, self._deal = skip, name, deal
 
@@ -333,10 +333,10 @@ class _Walk:
 class _Dealt(_Walk):
     """A walk that gives one copy's parts of each batch; what they are stands beside, in the order in which they come."""
 
-    def __init__(self, sampler: Any, skip: int, name: str | None, deal: Deal, cuts: deque[Cut]) -> None:  # noqa: ANN401 (as above)
+    def __init__(self, sampler: Any, skip: int, name: str | None, deal: BatchSplit, cuts: deque[BatchShard]) -> None:  # noqa: ANN401 (as above)
         super().__init__(sampler, skip, name)
         self._deal, self._cuts = deal, cuts
-        self._parts: deque[tuple[list[Any], Cut]] = deque()
+        self._parts: deque[tuple[list[Any], BatchShard]] = deque()
 
     def __next__(self) -> Any:  # noqa: ANN401 (a batch of indexes)
         if not self._parts:

@@ -42,7 +42,7 @@ NCCL_ABORT: Final = (2, 28, 9)
 """From this version on NCCL's abort returns from every state: before it, threads could hang in it (NVIDIA/nccl release notes 2.28.9)."""
 
 
-class Abandoned(Exception):
+class GenerationEnded(Exception):
     """The flow has ended this generation while something waited in it."""
 
 
@@ -52,7 +52,7 @@ def nccl_can_abort(version: tuple[int, ...]) -> bool:
 
 
 @dataclass(slots=True)
-class Inner:
+class BackendGroup:
     """One built group: a backend for each kind of device, duplicates of its sockets, and the threads that carry out its collectives."""
 
     backends: dict[str, Any]
@@ -114,7 +114,7 @@ def pause_after(seconds: float) -> float:
     return PATIENCE if seconds < LONG_SECONDS else 0.1
 
 
-def close_later(inners: Iterable[Inner]) -> None:
+def close_later(inners: Iterable[BackendGroup]) -> None:
     """Give connections back beside training: gloo takes some 10 ms to end a group, as its thread looks up only so often."""
     left = list(inners)
 
@@ -127,7 +127,7 @@ def close_later(inners: Iterable[Inner]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class BuildOptions:
     """How a group is built."""
 
     devices: tuple[str, ...]
@@ -141,17 +141,17 @@ class Way:
 
 
 def build(  # noqa: PLR0913 (who is where, how, and how to give it up)
-    store: dist.Store, prefix: str, rank: int, size: int, *, way: Way, gave_up: Callable[[], bool]
-) -> Inner:
+    store: dist.Store, prefix: str, rank: int, size: int, *, way: BuildOptions, gave_up: Callable[[], bool]
+) -> BackendGroup:
     """Build a group of *size* members over *store*, where all use the same *prefix*.
 
-    Raise `Abandoned` as soon as *gave_up* says so: the thread that builds is left to its own time-out then.
+    Raise `GenerationEnded` as soon as *gave_up* says so: the thread that builds is left to its own time-out then.
     """
     return in_thread(lambda: _build(dist.PrefixStore(prefix, store), rank, size, way), gave_up)
 
 
 def in_thread(make: Callable[[], T], gave_up: Callable[[], bool]) -> T:
-    """Return what *make* makes in a thread of its own, or raise what it raises; raise `Abandoned` when *gave_up* says so first."""
+    """Return what *make* makes in a thread of its own, or raise what it raises; raise `GenerationEnded` when *gave_up* says so first."""
     made: list[T] = []
     failed: list[BaseException] = []
     done = threading.Event()
@@ -166,13 +166,13 @@ def in_thread(make: Callable[[], T], gave_up: Callable[[], bool]) -> T:
     threading.Thread(target=run, name="holdfast-build", daemon=True).start()
     while not done.wait(0.005):
         if gave_up():
-            raise Abandoned
+            raise GenerationEnded
     if failed:
         raise failed[0]
     return made[0]
 
 
-def _build(own: dist.Store, rank: int, size: int, way: Way) -> Inner:
+def _build(own: dist.Store, rank: int, size: int, way: BuildOptions) -> BackendGroup:
     backends: dict[str, Any] = {}
     before, threads = set(_sockets()), _workers()
     patience = way.timeout if way.first else timedelta(seconds=BUILD_SECONDS)
@@ -187,7 +187,7 @@ def _build(own: dist.Store, rank: int, size: int, way: Way) -> Inner:
         # NCCL connects with the first operation, which is part of a step and of no recovery: it may have to wait for a compiler.
         store = native(dist.PrefixStore("nccl", own), way.timeout, host=way.host, serving=rank == 0)
         backends["cuda"] = dist.ProcessGroupNCCL(store, rank, size, options)
-    return Inner(backends, sockets, _workers() - threads)
+    return BackendGroup(backends, sockets, _workers() - threads)
 
 
 def _workers() -> frozenset[int]:

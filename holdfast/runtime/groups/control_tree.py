@@ -24,8 +24,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from holdfast.authenticated_listener import Strangers, open_port
-from holdfast.runtime.groups.backends import Abandoned, pause_after
+from holdfast.authenticated_listener import PendingCallers, open_port
+from holdfast.runtime.groups.backends import GenerationEnded, pause_after
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class PeerGone(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Peer:
+class TreePeer:
     """A connection to another rank's process."""
 
     rank: int
@@ -138,7 +138,7 @@ class _Caller:
         return None
 
 
-class Desk:
+class PeerAcceptor:
     """Where other ranks of the job knock: a listening socket and one thread, which lets in who knows the job's token."""
 
     def __init__(self, token: str) -> None:
@@ -146,7 +146,7 @@ class Desk:
         self._server = open_port(0, backlog=256)
         self.port = int(self._server.getsockname()[1])
         self._waiting: dict[tuple[int, int], socket.socket] = {}
-        self._strangers = Strangers[_Caller]()
+        self._strangers = PendingCallers[_Caller]()
         self._closed = False
         self._lock = threading.Condition()
         self._wake, self._waker = socket.socketpair()
@@ -288,7 +288,7 @@ def _buddies_among(ranks: Sequence[int], rank: int, size: int, stride: int) -> l
     return found
 
 
-class Council:
+class ControlTree:
     """This rank's connections in one generation."""
 
     def __init__(self, rank: int, generation: int, incarnations: dict[int, int], stride: int) -> None:
@@ -300,7 +300,7 @@ class Council:
         self.children = [ranks[child] for child in children_of(place, len(ranks))]
         self.buddies = buddies_of(rank, size, stride, ranks)
         self.wards = [other for other in ranks if rank in buddies_of(other, size, stride, ranks)]
-        self.peers: dict[int, Peer] = {}
+        self.peers: dict[int, TreePeer] = {}
         self._number = 0
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._wake, False)
@@ -315,8 +315,8 @@ class Council:
 
     def convene(
         self,
-        before: Council | None,
-        desk: Desk,
+        before: ControlTree | None,
+        desk: PeerAcceptor,
         token: str,
         find: Callable[[int], tuple[str, int] | None],
         *,
@@ -325,7 +325,7 @@ class Council:
         """Keep the connections of *before* that are still right, make the others; return how many were made.
 
         The higher rank calls the lower. *find* gives the address of a rank's desk, once it is known; all may take *seconds* to come,
-        or as long as in a recovery. Raise `Abandoned` when given up.
+        or as long as in a recovery. Raise `GenerationEnded` when given up.
         """
         if before is not None:
             self._inherit(before)
@@ -336,24 +336,24 @@ class Council:
             for rank in sorted(missing):
                 line = self._reach(rank, desk, token, find)
                 if line is not None:
-                    self.peers[rank] = Peer(rank, self.incarnations[rank], line)
+                    self.peers[rank] = TreePeer(rank, self.incarnations[rank], line)
                     missing.discard(rank)
             if missing:
                 if self._given_up:
-                    raise Abandoned
+                    raise GenerationEnded
                 if time.monotonic() > began + most:
                     raise PeerGone(min(missing), f"no connection came about within {most:.0f} s")
                 time.sleep(pause_after(time.monotonic() - began))
         return made
 
-    def _inherit(self, before: Council) -> None:
+    def _inherit(self, before: ControlTree) -> None:
         """Take over the connections of *before* whose two ends are the same processes as then."""
         for rank, peer in list(before.peers.items() if before.rank == self.rank else ()):
             if rank in self.neighbours and peer.incarnation == self.incarnations[rank] and not peer.gone:
                 self.peers[rank] = before.peers.pop(rank)
         before.close()
 
-    def _reach(self, rank: int, desk: Desk, token: str, find: Callable[[int], tuple[str, int] | None]) -> socket.socket | None:
+    def _reach(self, rank: int, desk: PeerAcceptor, token: str, find: Callable[[int], tuple[str, int] | None]) -> socket.socket | None:
         if rank > self.rank:
             return desk.fetch(rank, self.incarnations[rank])
         address = find(rank)
@@ -364,7 +364,7 @@ class Council:
         return None
 
     def give_up(self) -> None:
-        """Have whoever waits here raise `Abandoned`, now and from now on; callable from any thread."""
+        """Have whoever waits here raise `GenerationEnded`, now and from now on; callable from any thread."""
         self._given_up = True
         with self._lock:
             if not self._closed:
@@ -460,7 +460,7 @@ class Council:
         found = self.reduce({str(self.rank): value}, lambda one, other: {**one, **other})
         return {int(rank): found[rank] for rank in sorted(found, key=int)}
 
-    def _peer(self, rank: int) -> Peer:
+    def _peer(self, rank: int) -> TreePeer:
         peer = self.peers[rank]
         if peer.gone:
             raise PeerGone(rank, peer.gone)
@@ -481,9 +481,9 @@ class Council:
             self._poll()
 
     def _poll(self) -> None:
-        """Wait for news from anybody; raise `Abandoned` when given up."""
+        """Wait for news from anybody; raise `GenerationEnded` when given up."""
         if self._given_up:
-            raise Abandoned
+            raise GenerationEnded
         poll, by_fd = select.poll(), {}
         poll.register(self._wake, select.POLLIN)
         for peer in self.peers.values():

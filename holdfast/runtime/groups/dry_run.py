@@ -13,10 +13,10 @@ from torch import Tensor
 
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.groups import first_exchanges, recorded_collectives
-from holdfast.runtime.groups.first_exchanges import NotRepeatable, Replay, Startup, Strayed
+from holdfast.runtime.groups.first_exchanges import ExchangeReplay, FirstExchanges, NotRepeatable, ReplayDiverged
 from holdfast.runtime.groups.neutral_results import as_equals
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.recorded_collectives import Tape, key_of
+from holdfast.runtime.groups.recorded_collectives import RecordedCollectives, key_of
 
 _log = logging.getLogger("holdfast.runtime")
 
@@ -24,30 +24,30 @@ REFUSED_SECONDS: Final = 120.0
 """How long a process that cannot take its rank over waits for its end, which the flow orders at once."""
 
 
-class Sandbox:
+class DryRun:
     """Answers operations without peers: before the first step from the record of the rank, in a step from a tape or as equals would."""
 
-    def __init__(self, played: Tape | None, groups: list[ManagedGroup], *, standby: int | None = None) -> None:
+    def __init__(self, played: RecordedCollectives | None, groups: list[ManagedGroup], *, standby: int | None = None) -> None:
         self._tape, self._groups = played, groups
         self.standby = standby
         """The number of this standby; none in a rank that joins at once."""
         self.known: set[str] = set() if played is None else set(played.entries)
         """Operations that were met here or on the tape."""
         self.calls = self.played = 0
-        self.record: Callable[[], tuple[int, Startup | None]] | None = None
+        self.record: Callable[[], tuple[int, FirstExchanges | None]] | None = None
         """Gives the generation that is being come into, and the record of the rank, if anybody has one."""
         self.strayed = ""
         """Why the beginning of the script was not repeated as the record has it; only a standby goes on then."""
-        self._replay: Replay | None = None
+        self._replay: ExchangeReplay | None = None
         self._began = False
         self._generation = 0
 
     @classmethod
-    def from_env(cls, groups: list[ManagedGroup], environment: Mapping[str, str] = os.environ) -> Sandbox:
+    def from_env(cls, groups: list[ManagedGroup], environment: Mapping[str, str] = os.environ) -> DryRun:
         """Return the sandbox that *environment* asks for."""
         standby, folder = environment.get("HOLDFAST_STANDBY"), recorded_collectives.folder(environment)
         path = None if folder is None else folder / f"{name_of(environment, recorded_collectives.read_roles(folder))}.pt"
-        made = cls(Tape.read(path), groups, standby=int(standby) if standby else None)
+        made = cls(RecordedCollectives.read(path), groups, standby=int(standby) if standby else None)
         if made.standby is not None:
             made.record = lambda: (0, None if path is None else recorded_collectives.read_startup(path.with_suffix(".startup")))
         return made
@@ -58,7 +58,7 @@ class Sandbox:
         return self._tape is not None
 
     @property
-    def replay(self) -> Replay | None:
+    def replay(self) -> ExchangeReplay | None:
         """What answers before the first step, once there was something to answer; none where nobody has the rank's record."""
         if self.record is not None and not self._began:
             self._began = True
@@ -66,7 +66,7 @@ class Sandbox:
             if record is None:
                 self._stray("no living rank has the record of what this rank received before its first step")
             else:
-                self._replay = Replay(record)
+                self._replay = ExchangeReplay(record)
         return self._replay
 
     def answer(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> int:
@@ -91,7 +91,7 @@ class Sandbox:
             return None
         try:
             answered, source = replay.answer(place, name, outputs, inputs)
-        except Strayed as error:
+        except ReplayDiverged as error:
             self._stray(str(error), goes_on=error.goes_on)
             return 0 if error.goes_on else None
         self._count(place, name, outputs, inputs, played=True)
@@ -116,7 +116,7 @@ class Sandbox:
         if replay is not None and not self.strayed:
             try:
                 replay.end(restored)
-            except Strayed as error:
+            except ReplayDiverged as error:
                 self._stray(str(error))
 
     def _count(self, place: int, name: str, outputs: list[Tensor], inputs: list[Tensor], *, played: bool) -> None:

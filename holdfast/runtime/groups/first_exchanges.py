@@ -43,7 +43,7 @@ class NotRepeatable(RuntimeError):
 
 
 @dataclass(slots=True)
-class Entry:
+class RecordedExchange:
     """One operation as one rank saw it."""
 
     key: str
@@ -62,12 +62,12 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Startup:
+class FirstExchanges:
     """The record of one rank."""
 
     born: int
     """The generation in which the ranks began together."""
-    entries: list[list[Entry]]
+    entries: list[list[RecordedExchange]]
     """By the place of the group among the rank's groups, in the order of the operations."""
 
     def packed(self) -> bytes:
@@ -76,10 +76,10 @@ class Startup:
         return tree.pickled({"born": self.born, "entries": rows})
 
     @classmethod
-    def of(cls, data: bytes) -> Startup:
+    def of(cls, data: bytes) -> FirstExchanges:
         """Return the record in *data*; code in it is refused."""
         told = tree.unpickled(data)
-        return cls(int(told["born"]), [[Entry(*row) for row in rows] for rows in told["entries"]])
+        return cls(int(told["born"]), [[RecordedExchange(*row) for row in rows] for rows in told["entries"]])
 
     def digest(self) -> str:
         """Return a digest of all results: two ranks with the same one were given the same."""
@@ -92,7 +92,7 @@ class Startup:
         return told.hexdigest()
 
     @property
-    def lost(self) -> list[Entry]:
+    def lost(self) -> list[RecordedExchange]:
         """Return the operations that cannot be replayed."""
         return [one for entries in self.entries for one in entries if one.lost]
 
@@ -143,20 +143,20 @@ def scratch() -> Iterator[None]:
         _scratch.pop()
 
 
-class Recorder:
+class ExchangeRecorder:
     """Records what a rank's operations bring before its first step."""
 
     def __init__(self, groups: Sequence[Any], born: int) -> None:
         self._groups, self._born = groups, born
-        self._entries: dict[int, list[Entry]] = {}
-        self._open: list[tuple[Entry, list[Tensor]]] = []
+        self._entries: dict[int, list[RecordedExchange]] = {}
+        self._open: list[tuple[RecordedExchange, list[Tensor]]] = []
         self._size = 0
         self._lock = threading.Lock()
 
     def begun(self, group: Any, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> Ended | None:  # noqa: ANN401 (a ManagedGroup)
         """Take note of an operation; return what is to be called with its end."""
         results = results_of(name, outputs, inputs)
-        entry = Entry(key_of(name, outputs, inputs), None, given_of(name, outputs, inputs), where=script_line())
+        entry = RecordedExchange(key_of(name, outputs, inputs), None, given_of(name, outputs, inputs), where=script_line())
         place = place_of(self._groups, group)
         with self._lock:
             self._entries.setdefault(place, []).append(entry)
@@ -181,7 +181,7 @@ class Recorder:
 
         return ended
 
-    def close(self, restored: set[int]) -> Startup:
+    def close(self, restored: set[int]) -> FirstExchanges:
         """End the record. What lies in memory that the session restores (*restored*) need not be kept."""
         with self._lock:
             places = range(max(self._entries, default=-1) + 1)
@@ -190,7 +190,7 @@ class Recorder:
             if all(not claim.expired() and claim.cdata in restored for claim in one.claims):
                 one.values, one.lost = None, ""
             one.claims = []
-        return Startup(self._born, entries)
+        return FirstExchanges(self._born, entries)
 
 
 def place_of(groups: Sequence[Any], group: Any) -> int:  # noqa: ANN401 (a ManagedGroup)
@@ -250,7 +250,7 @@ def _of_torch(frame: FrameType) -> bool:
 # -- replaying --------------------------------------------------------------------------------------------------------
 
 
-class Strayed(Exception):
+class ReplayDiverged(Exception):
     """An operation that the record does not answer."""
 
     def __init__(self, why: str, *, goes_on: bool = False) -> None:
@@ -262,31 +262,31 @@ class Strayed(Exception):
         return self.why
 
 
-class Replay:
+class ExchangeReplay:
     """Answers the operations of a process that takes a rank over."""
 
-    def __init__(self, record: Startup) -> None:
+    def __init__(self, record: FirstExchanges) -> None:
         self.record = record
         self.notes: list[str] = []
         """Where this process gave other values than the one before it."""
         self._next = [0] * len(record.entries)
-        self._unanswered: list[tuple[Entry, list[StorageWeakRef]]] = []
+        self._unanswered: list[tuple[RecordedExchange, list[StorageWeakRef]]] = []
 
     def answer(self, place: int, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> tuple[bool, int]:
         """Put into *outputs* what the rank before received; tell whether that is on record, and who sent it.
 
-        What is not on record because the session restores it leaves the outputs alone. Raise `Strayed` where the record has no answer.
+        What is not on record because the session restores it leaves the outputs alone. Raise `ReplayDiverged` where it has no answer.
         """
         key, there = key_of(name, outputs, inputs), self.record.entries[place] if place < len(self.record.entries) else []
         number = self._next[place] if there else 0
         if number >= len(there):
-            raise Strayed(f"{script_line() or 'it'} begins '{key}', and the process before it began nothing there before step 1")
+            raise ReplayDiverged(f"{script_line() or 'it'} begins '{key}', and the process before it began nothing there before step 1")
         entry = there[number]
         if entry.key != key:
-            raise Strayed(f"{script_line() or 'it'} begins '{key}' where the process before it began '{entry.key}' ({entry.where})")
+            raise ReplayDiverged(f"{script_line() or 'it'} begins '{key}' where the process before it began '{entry.key}' ({entry.where})")
         self._next[place] = number + 1
         if entry.lost:
-            raise Strayed(f"'{key}' at {entry.where or 'an unknown line'} cannot be replayed: {entry.lost}")
+            raise ReplayDiverged(f"'{key}' at {entry.where or 'an unknown line'} cannot be replayed: {entry.lost}")
         self._compare(entry, name, outputs, inputs)
         results = results_of(name, outputs, inputs)
         if entry.values is None:
@@ -298,23 +298,25 @@ class Replay:
                 one.detach().copy_(value)
         return True, entry.source
 
-    def _compare(self, entry: Entry, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> None:
+    def _compare(self, entry: RecordedExchange, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> None:
         """Note where this process gives another value than the one before it did; refuse where its own copy cannot be put right."""
         given = given_of(name, outputs, inputs)
         if not given or not entry.given or given == entry.given:
             return
         if name == "broadcast" and caller() == "broadcast_object_list":
             why = f"{entry.where}: this process sends other objects than the one before it sent, which the other ranks have"
-            raise Strayed(why, goes_on=True)
+            raise ReplayDiverged(why, goes_on=True)
         if len(self.notes) < MOST_NOTES:
             self.notes.append(f"{entry.where or 'before step 1'}: gave other values to '{entry.key}' than the process before it")
 
     def end(self, restored: set[int]) -> None:
-        """Be sure that all was repeated and that the session restores what was not on record; raise `Strayed` otherwise."""
+        """Be sure that all was repeated and that the session restores what was not on record; raise `ReplayDiverged` otherwise."""
         for place, number in enumerate(self._next):
             if number < len(self.record.entries[place]):
                 entry = self.record.entries[place][number]
-                raise Strayed(f"it did not begin '{entry.key}' as the process before it did ({entry.where or 'before step 1'})")
+                raise ReplayDiverged(f"it did not begin '{entry.key}' as the process before it did ({entry.where or 'before step 1'})")
         for entry, claims in self._unanswered:
             if not all(not claim.expired() and claim.cdata in restored for claim in claims):
-                raise Strayed(f"'{entry.key}' at {entry.where or 'an unknown line'} is not on record, and the session does not restore it")
+                raise ReplayDiverged(
+                    f"'{entry.key}' at {entry.where or 'an unknown line'} is not on record, and the session does not restore it"
+                )

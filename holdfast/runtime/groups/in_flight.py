@@ -17,7 +17,7 @@ MOST: Final = 64
 """Operations in work that are remembered; a script that never waits for what it sends would fill the memory else."""
 
 
-class Mark(NamedTuple):
+class OperationMark(NamedTuple):
     """An operation that was begun."""
 
     way: str
@@ -32,7 +32,7 @@ class Mark(NamedTuple):
     """When it was begun (`time.perf_counter`)."""
 
 
-class Trail:
+class InFlightOperations:
     """The operations of one group on its present connections."""
 
     __slots__ = ("counts", "pending")
@@ -40,21 +40,23 @@ class Trail:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         """Operations begun, by their way."""
-        self.pending: dict[tuple[str, int], Mark] = {}
+        self.pending: dict[tuple[str, int], OperationMark] = {}
         """Those that have not ended as far as anybody here has seen, oldest first."""
 
-    def enter(self, name: str, tensors: list[Tensor]) -> Mark:
+    def enter(self, name: str, tensors: list[Tensor]) -> OperationMark:
         """Note that an operation begins."""
         way = name if name[4:5] in (">", "<") else COLLECTIVES
         number = self.counts[way] = self.counts.get(way, 0) + 1
         first = tensors[0] if tensors else None
-        mark = Mark(way, number, name, 0 if first is None else first.numel(), None if first is None else first.dtype, time.perf_counter())
+        mark = OperationMark(
+            way, number, name, 0 if first is None else first.numel(), None if first is None else first.dtype, time.perf_counter()
+        )
         if len(self.pending) >= MOST:
             self.pending.pop(next(iter(self.pending), (way, 0)), None)
         self.pending[way, number] = mark
         return mark
 
-    def leave(self, mark: Mark) -> None:
+    def leave(self, mark: OperationMark) -> None:
         """Note that it has ended; callable from any thread."""
         self.pending.pop((mark.way, mark.number), None)
 

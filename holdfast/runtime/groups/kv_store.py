@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from holdfast.authenticated_listener import Strangers, open_port
+from holdfast.authenticated_listener import PendingCallers, open_port
 
 _HEAD: Final = struct.Struct("!IBI")
 """Length of the parts, verb, number of the question."""
@@ -119,7 +119,7 @@ class _Waiter:
     missing: set[bytes]
 
 
-class Server:
+class KvServer:
     """Hosts a store: one thread, any number of connections."""
 
     def __init__(self, port: int, token: str) -> None:
@@ -144,7 +144,7 @@ class Server:
             Verb.APPEND: self._append,
         }
         self._waiting: dict[bytes, list[_Waiter]] = {}
-        self._strangers = Strangers[_Caller]()
+        self._strangers = PendingCallers[_Caller]()
         """Who has not proved yet that it knows the token."""
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -296,12 +296,12 @@ class Server:
 
 # -- asking -----------------------------------------------------------------------------------------------------------
 
-_alive: Final[list[Store]] = []
+_alive: Final[list[KvStore]] = []
 """torch keeps the C++ half of a store; the half in Python must live as long."""
 
 
-class Store(dist.Store):
-    """A connection to a `Server`, as torch uses stores. Threads do not wait for each other in it."""
+class KvStore(dist.Store):
+    """A connection to a `KvServer`, as torch uses stores. Threads do not wait for each other in it."""
 
     def __init__(self, host: str, port: int, token: str, timeout: timedelta) -> None:
         """Connect. Raise ``OSError`` when nobody listens there, or does not let us in."""
@@ -317,7 +317,7 @@ class Store(dist.Store):
         self._answers: dict[int, list[bytes]] = {}
         self.gone = ""
         """Why the connection is of no use any more."""
-        self._patient: list[Patient] = []
+        self._patient: list[PatientStore] = []
         try:
             self._line.sendall(_frame(Verb.HELLO, 0, [token.encode()]))
             while not self._answers:
@@ -365,9 +365,9 @@ class Store(dist.Store):
         with suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
 
-    def patiently(self, timeout: timedelta) -> Patient:
+    def patiently(self, timeout: timedelta) -> PatientStore:
         """Return this store for who waits longer in it: *timeout*, or until `end_patience`."""
-        made = Patient(self, timeout)
+        made = PatientStore(self, timeout)
         with self._news:
             self._patient.append(made)
         return made
@@ -459,10 +459,10 @@ class Store(dist.Store):
     getNumKeys = num_keys  # noqa: N815
 
 
-class Patient(Store):
+class PatientStore(KvStore):
     """A store of which somebody takes that a value may be long in coming: the same connection, with a time-out of its own."""
 
-    def __init__(self, root: Store, timeout: timedelta) -> None:
+    def __init__(self, root: KvStore, timeout: timedelta) -> None:
         dist.Store.__init__(self)
         self.set_timeout(timeout)
         self._root, self._seconds, self.host, self.gone = root, timeout.total_seconds(), root.host, ""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import torch.distributed as dist
 
-from holdfast.runtime.groups.backends import BUILD_SECONDS, Abandoned, pause_after
-from holdfast.runtime.groups.kv_store import Server, Store
+from holdfast.runtime.groups.backends import BUILD_SECONDS, GenerationEnded, pause_after
+from holdfast.runtime.groups.kv_store import KvServer, KvStore
 
 if TYPE_CHECKING:
-    from holdfast.runtime.groups.membership import Generation
+    from holdfast.runtime.groups.membership import GroupGeneration
 
 _TIMEOUT: Final = timedelta(seconds=BUILD_SECONDS)
 
@@ -23,10 +23,10 @@ Place = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ReachedStore:
     """The store of one generation, as this process reaches it."""
 
-    root: Store
+    root: KvStore
     place: Place
     number: int
     serving: bool
@@ -50,25 +50,25 @@ class Reached:
         return host, int(port)
 
 
-class Stores:
+class KvStoreAccess:
     """This process's connections to stores."""
 
     def __init__(self, desk: int, token: str) -> None:
         """*desk*: the port at which this process's desk listens; *token*: the job's, by which ranks know each other."""
         self._desk, self._token = desk, token
-        self._kept: Reached | None = None
-        self._servers: dict[int, Server] = {}
+        self._kept: ReachedStore | None = None
+        self._servers: dict[int, KvServer] = {}
 
     def reach(
-        self, generation: Generation, gave_up: Callable[[], bool], *, leaving: bool = False, patience: timedelta | None = None
-    ) -> Reached:
+        self, generation: GroupGeneration, gave_up: Callable[[], bool], *, leaving: bool = False, patience: timedelta | None = None
+    ) -> ReachedStore:
         """Reach the store of *generation*, or host it; leave there where this rank's desk is.
 
         A connection to the same store is kept, so that those who only hear of a change have little to do.
 
         Args:
             generation: what to come into.
-            gave_up: tells whether *generation* has been given up meanwhile: then `Abandoned` is raised.
+            gave_up: tells whether *generation* has been given up meanwhile: then `GenerationEnded` is raised.
             leaving: another process takes this rank, so that the desk is not this one.
             patience: how long who hosts it may take to come; default: as long as in a recovery.
         """
@@ -76,33 +76,33 @@ class Stores:
         place = (host, port, generation.serve, generation.incarnations[generation.serve])
         serving, kept = generation.serve == generation.rank, self._kept
         if kept is not None and kept.place == place and not kept.root.gone:
-            return Reached(kept.root, place, generation.number, serving)
+            return ReachedStore(kept.root, place, generation.number, serving)
         if serving and port not in self._servers:
-            self._servers[port] = Server(port, self._token)
+            self._servers[port] = KvServer(port, self._token)
         root = self._connect("127.0.0.1" if serving else host, port, gave_up, _TIMEOUT if patience is None else patience)
-        reached = Reached(root, place, generation.number, serving)
+        reached = ReachedStore(root, place, generation.number, serving)
         if not leaving:
             reached.root.set(f"desk/{generation.rank}/{generation.incarnations[generation.rank]}", f"{reached.host} {self._desk}")
         return reached
 
-    def look(self, generation: Generation, gave_up: Callable[[], bool]) -> Store:
+    def look(self, generation: GroupGeneration, gave_up: Callable[[], bool]) -> KvStore:
         """Connect to the store of *generation* for a look, before this process has come into it; who looks closes the connection."""
         return self._connect(*generation.store, gave_up, _TIMEOUT)
 
-    def _connect(self, host: str, port: int, gave_up: Callable[[], bool], patience: timedelta) -> Store:
+    def _connect(self, host: str, port: int, gave_up: Callable[[], bool], patience: timedelta) -> KvStore:
         """Connect as soon as the store listens."""
         began = time.monotonic()
         while True:
             try:
-                return Store(host, port, self._token, _TIMEOUT)
+                return KvStore(host, port, self._token, _TIMEOUT)
             except OSError as error:
                 if gave_up():
-                    raise Abandoned from None
+                    raise GenerationEnded from None
                 if time.monotonic() > began + patience.total_seconds():
                     raise dist.DistNetworkError(f"the store at {host}:{port} cannot be reached: {error}") from error
             time.sleep(pause_after(time.monotonic() - began))
 
-    def keep(self, reached: Reached) -> None:
+    def keep(self, reached: ReachedStore) -> None:
         """Take *reached* as the present one; give up what it is not."""
         before, self._kept = self._kept, reached
         if before is not None and before.root is not reached.root:

@@ -27,13 +27,13 @@ from torch.distributed.constants import default_pg_timeout
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.groups import first_exchanges, recorded_collectives
-from holdfast.runtime.groups.backends import Abandoned, Inner, Way, build, in_thread, pause_after
-from holdfast.runtime.groups.control_tree import Council, Desk
-from holdfast.runtime.groups.first_exchanges import Startup
-from holdfast.runtime.groups.kv_store_access import Reached, Stores
+from holdfast.runtime.groups.backends import BackendGroup, BuildOptions, GenerationEnded, build, in_thread, pause_after
+from holdfast.runtime.groups.control_tree import ControlTree, PeerAcceptor
+from holdfast.runtime.groups.first_exchanges import FirstExchanges
+from holdfast.runtime.groups.kv_store_access import KvStoreAccess, ReachedStore
 from holdfast.runtime.groups.process_group import BACKEND, ManagedGroup
-from holdfast.runtime.groups.recorded_collectives import OnGroup, Recorder
-from holdfast.runtime.groups.step_transaction import Attempt
+from holdfast.runtime.groups.recorded_collectives import CollectiveRecorder, OnGroup
+from holdfast.runtime.groups.step_transaction import StepTransaction
 from holdfast.runtime.snapshots.restore import servers_of
 
 log = logging.getLogger("holdfast.runtime")
@@ -43,7 +43,7 @@ STUCK_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class GroupGeneration:
     """One agreed membership, as this rank sees it."""
 
     number: int
@@ -67,7 +67,7 @@ class Generation:
         return sorted(self.incarnations)
 
     @classmethod
-    def of(cls, message: Message) -> Generation:
+    def of(cls, message: Message) -> GroupGeneration:
         """Return the generation in an order ``regroup`` or ``prepare``."""
         host, port = message["store"]
         return cls(
@@ -84,7 +84,7 @@ class Generation:
         )
 
     @classmethod
-    def from_env(cls, environment: Mapping[str, str] = os.environ) -> Generation:
+    def from_env(cls, environment: Mapping[str, str] = os.environ) -> GroupGeneration:
         """Return the generation that this process was started for: all ranks begin together."""
         number, world = int(environment.get("HOLDFAST_GENERATION") or 1), int(environment["WORLD_SIZE"])
         return cls(
@@ -98,26 +98,26 @@ class Generation:
         )
 
 
-class Assembly:
+class MembershipManager:
     """The managed groups of this process."""
 
-    def __init__(self, generation: Generation, token: str, stride: int, devices: tuple[str, ...]) -> None:
+    def __init__(self, generation: GroupGeneration, token: str, stride: int, devices: tuple[str, ...]) -> None:
         self.generation, self.token, self.stride, self.devices = generation, token, stride, devices
         self.width = generation.world
         """Ranks of the job when no place is vacant."""
-        self.attempt = Attempt()
-        self.desk = Desk(token)
-        self.council: Council | None = None
+        self.attempt = StepTransaction()
+        self.desk = PeerAcceptor(token)
+        self.council: ControlTree | None = None
         self.groups: list[ManagedGroup] = []
         """In the order of their making, which is the same on every rank of a role."""
-        self.stores = Stores(self.desk.port, token)
-        self.reached: Reached | None = None
+        self.stores = KvStoreAccess(self.desk.port, token)
+        self.reached: ReachedStore | None = None
         """The store of the present generation, or of the one that is being come into."""
         self.sandbox: Any = None
         """Answers for peers while there are none: in a standby, and in a rank that is about to join."""
         self.listener: Any = None
-        self.recorder: Recorder | None = None
-        self.startup: first_exchanges.Recorder | None = None
+        self.recorder: CollectiveRecorder | None = None
+        self.startup: first_exchanges.ExchangeRecorder | None = None
         """Records what is exchanged before the first step, until that begins."""
         self.records: dict[int, bytes] = {}
         """What ranks received before their first step: of this one, and of those that have it kept here."""
@@ -144,7 +144,7 @@ class Assembly:
         """Record what operations bring before the first step, from the first group on."""
         first_exchanges.watch()
         self.attempt.final = True
-        self.listener = self.startup = first_exchanges.Recorder(self.groups, self.generation.number)
+        self.listener = self.startup = first_exchanges.ExchangeRecorder(self.groups, self.generation.number)
 
     def begin_steps(self, restored: set[int]) -> None:
         """End the beginning of the script, which no rank does twice; the session restores what lies in the memory *restored*.
@@ -159,7 +159,7 @@ class Assembly:
         for one in record.lost[:1]:
             log.warning("a fault of this rank restarts all: '%s' at %s cannot be replayed: %s", one.key, one.where, one.lost)
         self.records[self.generation.rank] = record.packed()
-        self.recorder = Recorder()
+        self.recorder = CollectiveRecorder()
         self.watch(OnGroup(self.groups, self.recorder))
         self.attempt.final = False
 
@@ -180,7 +180,7 @@ class Assembly:
             self._told_records.clear()  # nobody knows what has arrived
             raise
 
-    def leave_records(self, generation: Generation, reached: Reached) -> None:
+    def leave_records(self, generation: GroupGeneration, reached: ReachedStore) -> None:
         """Leave in the store of *generation* what those received who come as new processes, as far as it is kept here.
 
         They are those who were others in the generation that this rank came into last: orders follow each other before one is carried out.
@@ -191,18 +191,18 @@ class Assembly:
                 shelf.set(f"record/{rank}", base64.b64encode(self.records[rank]).decode())
         shelf.set(f"told/{generation.rank}", "")
 
-    def find_record(self) -> tuple[int, Startup | None]:
+    def find_record(self) -> tuple[int, FirstExchanges | None]:
         """Return what the rank that this process becomes received before its first step, and the generation that is being come into.
 
         None where no rank that stays has it, and no disk. Orders are looked at and not taken.
         """
         newer = 0
         while True:
-            generation = Generation.of(self._look_for("regroup", "prepare", newer=newer))
+            generation = GroupGeneration.of(self._look_for("regroup", "prepare", newer=newer))
             newer = generation.number
             try:
                 found = self._record_in(generation)
-            except Abandoned:
+            except GenerationEnded:
                 continue
             except RuntimeError as error:
                 link().report("broken", generation=newer, step=0, group="", why=str(error)[:500])
@@ -213,13 +213,13 @@ class Assembly:
                 found = None if left is None else left.packed()
             if found is not None:
                 self.records[generation.rank] = found
-            return newer, None if found is None else Startup.of(found)
+            return newer, None if found is None else FirstExchanges.of(found)
 
     @property
     def born(self) -> int | None:
         """Return the generation in which the processes began together whose values this one has; none where it was not asked."""
         record = self.records.get(self.generation.rank)
-        return None if not record else Startup.of(record).born
+        return None if not record else FirstExchanges.of(record).born
 
     def began_alike(self) -> bool:
         """Tell whether this standby received before its first step what the rank received that it is to become."""
@@ -229,7 +229,7 @@ class Assembly:
         _, record = self.find_record()
         return record is not None and record.digest() == replay.record.digest()
 
-    def _record_in(self, generation: Generation) -> bytes | None:
+    def _record_in(self, generation: GroupGeneration) -> bytes | None:
         """Wait in the store of *generation* for this rank's record, or for all who stay to have left what they have."""
         store, gave_up = self.stores.look(generation, self.gave_up(generation.number)), self.gave_up(generation.number)
         try:
@@ -245,7 +245,7 @@ class Assembly:
                 if over:
                     return None
                 if gave_up():
-                    raise Abandoned
+                    raise GenerationEnded
                 time.sleep(pause_after(time.monotonic() - began))
         finally:
             store.close()
@@ -388,22 +388,22 @@ class Assembly:
 
     # -- phases -------------------------------------------------------------------------------------------------------
 
-    def connect(self, generation: Generation, patience: timedelta | None = None) -> None:
+    def connect(self, generation: GroupGeneration, patience: timedelta | None = None) -> None:
         """Reach the store of *generation*, or host it."""
         self.take(self.reach(generation, patience=patience))
 
-    def reach(self, generation: Generation, *, leaving: bool = False, patience: timedelta | None = None) -> Reached:
-        """Reach the store of *generation* without taking it as the present one; see `Stores.reach`."""
+    def reach(self, generation: GroupGeneration, *, leaving: bool = False, patience: timedelta | None = None) -> ReachedStore:
+        """Reach the store of *generation* without taking it as the present one; see `KvStoreAccess.reach`."""
         return self.stores.reach(generation, self.gave_up(generation.number), leaving=leaving, patience=patience)
 
-    def take(self, reached: Reached) -> None:
+    def take(self, reached: ReachedStore) -> None:
         """Take *reached* as the present store."""
         self.reached = reached
         self.stores.keep(reached)
 
-    def convene(self, generation: Generation, patience: timedelta | None = None) -> int:
+    def convene(self, generation: GroupGeneration, patience: timedelta | None = None) -> int:
         """Connect to the neighbours in the council of *generation*; return how many connections were made."""
-        council = Council(generation.rank, generation.number, dict(generation.incarnations), self.stride)
+        council = ControlTree(generation.rank, generation.number, dict(generation.incarnations), self.stride)
         before, self.council = self.council, council
         if self._over >= generation.number:
             council.give_up()
@@ -421,11 +421,13 @@ class Assembly:
                     self._addresses[key] = address
         return self._addresses.get(key)
 
-    def patiently(self, make: Callable[[], Any], generation: Generation) -> Any:  # noqa: ANN401 (whatever is made)
+    def patiently(self, make: Callable[[], Any], generation: GroupGeneration) -> Any:  # noqa: ANN401 (whatever is made)
         """Return what *make* makes; give up when *generation* ends meanwhile."""
         return in_thread(make, self.gave_up(generation.number))
 
-    def build(self, group: ManagedGroup, generation: Generation, over: Reached | None = None, *, first: bool = False) -> Inner:
+    def build(
+        self, group: ManagedGroup, generation: GroupGeneration, over: ReachedStore | None = None, *, first: bool = False
+    ) -> BackendGroup:
         """Build connections for *group* in *generation*, *over* its store where that is not the present one; say if it had none before."""
         reached, members = over or self.reached, group.among(generation.ranks)
         assert reached is not None
@@ -434,11 +436,11 @@ class Assembly:
             f"group-{group.group_name}",
             members.index(generation.rank),
             len(members),
-            way=Way(devices=self.devices, timeout=group.timeout, host=reached.host, first=first),
+            way=BuildOptions(devices=self.devices, timeout=group.timeout, host=reached.host, first=first),
             gave_up=self.gave_up(generation.number),
         )
 
-    def enter(self, generation: Generation) -> None:
+    def enter(self, generation: GroupGeneration) -> None:
         """Take *generation* as the present one."""
         self.generation = generation
         link().generation, link().rank = generation.number, generation.rank
@@ -446,7 +448,7 @@ class Assembly:
         if default is not None and self.reached is not None:
             c10d._world.pg_map[default] = (BACKEND, self.reached.shelf("torch", default_pg_timeout))  # noqa: SLF001
 
-    def status(self, generation: Generation) -> dict[str, list[int | bool]]:
+    def status(self, generation: GroupGeneration) -> dict[str, list[int | bool]]:
         """Return what must be known of each group to decide whether its connections stay: operations, broken, used."""
         return {
             group.group_name: [
@@ -457,12 +459,14 @@ class Assembly:
             for group in self.groups
         }
 
-    def fill(self, generation: Generation) -> None:
+    def fill(self, generation: GroupGeneration) -> None:
         """Have only ranks as members of groups that are there in *generation*."""
         for group in self.groups:
             group.fill(generation.ranks)
 
-    def rebuild(self, generation: Generation, told: Mapping[int, Mapping[str, list[int | bool]]]) -> tuple[int, int, list[ManagedGroup]]:
+    def rebuild(
+        self, generation: GroupGeneration, told: Mapping[int, Mapping[str, list[int | bool]]]
+    ) -> tuple[int, int, list[ManagedGroup]]:
         """Give new connections to the groups that need them; return how many were made, how many stay, and those left for later.
 
         A group needs them when a member changed, when a member saw it break, or when members do not agree how far they are in it.
@@ -484,19 +488,19 @@ class Assembly:
             inner = self.build(group, generation)
             if self.gave_up(generation.number)():
                 inner.close()
-                raise Abandoned
+                raise GenerationEnded
             group.give(inner, dict(generation.incarnations))
             made += 1
         return made, kept, later
 
-    def rebuild_later(self, generation: Generation, groups: list[ManagedGroup]) -> None:
+    def rebuild_later(self, generation: GroupGeneration, groups: list[ManagedGroup]) -> None:
         """Give connections to *groups* in the background, in the same order on every rank."""
 
         def work() -> None:
             for group in groups:
                 try:
                     inner = self.build(group, generation)
-                except (Abandoned, RuntimeError) as error:
+                except (GenerationEnded, RuntimeError) as error:
                     if self.generation.number == generation.number:
                         group.abandon(f"it could not be built anew: {error}")
                     return
@@ -541,15 +545,15 @@ def newest(waiting: Message | None, order: Message) -> Message:
     return {**{name: older[name] for name in ("environment", "log") if name in older}, **newer}
 
 
-_ours: Assembly | None = None
+_ours: MembershipManager | None = None
 
 
-def assembly() -> Assembly | None:
+def assembly() -> MembershipManager | None:
     """Return this process's assembly, if its groups are managed."""
     return _ours
 
 
-def install(made: Assembly | None) -> None:
+def install(made: MembershipManager | None) -> None:
     """Have torch make its groups through *made*."""
     global _ours  # noqa: PLW0603 (a process has one default group, and one assembly that made it)
     _ours = made

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups.backends import Abandoned, Inner, close_later
-from holdfast.runtime.groups.kv_store_access import Reached
-from holdfast.runtime.groups.membership import Generation
-from holdfast.runtime.groups.transfer_plan import Mover
+from holdfast.runtime.groups.backends import BackendGroup, GenerationEnded, close_later
+from holdfast.runtime.groups.kv_store_access import ReachedStore
+from holdfast.runtime.groups.membership import GroupGeneration
+from holdfast.runtime.groups.transfer_plan import TransferPlan
 from holdfast.runtime.state import rng
 
 if TYPE_CHECKING:
-    from holdfast.runtime.groups.recovery_manager import Keeper
+    from holdfast.runtime.groups.recovery_manager import RecoveryManager
 
 _log = logging.getLogger("holdfast.runtime")
 
@@ -35,14 +35,14 @@ _log = logging.getLogger("holdfast.runtime")
 class Prepared:
     """What a rank has ready for a coming generation."""
 
-    def __init__(self, generation: Generation, sources: Mapping[int, int] | None = None) -> None:
+    def __init__(self, generation: GroupGeneration, sources: Mapping[int, int] | None = None) -> None:
         self.generation = generation
         self.sources = sources or {}
         """Ranks that come to a vacant place, and who hands its state to each."""
-        self.inners: dict[str, Inner] = {}
-        self.reached: Reached | None = None
+        self.inners: dict[str, BackendGroup] = {}
+        self.reached: ReachedStore | None = None
         """Its store."""
-        self.handovers: dict[int, Inner] = {}
+        self.handovers: dict[int, BackendGroup] = {}
         """The connections to those who come, by rank: of who leaves, or hands its state on."""
         self.ready = False
 
@@ -55,10 +55,10 @@ class Prepared:
         self.ready = False
 
 
-class Moves:
+class LiveMigrations:
     """This process's part in planned moves."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: RecoveryManager) -> None:
         self._keeper, self._assembly = keeper, keeper.assembly
         self.prepared: Prepared | None = None
         self._switch = 0
@@ -91,7 +91,7 @@ class Moves:
     def _prepare(self, order: Message) -> None:
         """Build what the coming generation needs beside what the present one uses."""
         begin = time.monotonic()
-        generation = Generation.of({"rank": self._assembly.generation.rank, **order})
+        generation = GroupGeneration.of({"rank": self._assembly.generation.rank, **order})
         prepared = Prepared(generation, sources_of(generation, order, self._keeper.facts))
         with self._lock:
             self.prepared = prepared
@@ -129,7 +129,7 @@ class Moves:
 
     def _meet(self, prepared: Prepared, coming: list[int]) -> None:
         """Make connections to the processes that are *coming* as these ranks: to hand the state over."""
-        mover = Mover(self._keeper.training, self._assembly, prepared.generation, prepared.reached)
+        mover = TransferPlan(self._keeper.training, self._assembly, prepared.generation, prepared.reached)
         for rank in coming:
             prepared.handovers[rank] = mover.pair(f"handover-{rank}", 0)
             self._check(prepared)
@@ -137,7 +137,7 @@ class Moves:
     def _check(self, prepared: Prepared) -> None:
         """Go no further with what was given up meanwhile."""
         if self.prepared is not prepared:
-            raise Abandoned
+            raise GenerationEnded
 
     def ready_for(self) -> int:
         """Return the generation that this rank can switch to and was told to, or 0."""
@@ -151,7 +151,7 @@ class Moves:
         with self._lock:
             prepared, self.prepared, self._switch = self.prepared, None, 0
         if prepared is None or prepared.generation.number != number:
-            raise Abandoned  # the flow has ended the present generation in this very moment
+            raise GenerationEnded  # the flow has ended the present generation in this very moment
         if prepared.generation.rank in prepared.generation.changed:
             self._leave(prepared)
         self._stay(prepared)
@@ -168,7 +168,7 @@ class Moves:
     def _hand_over(self, prepared: Prepared) -> None:
         """Give this rank's state to those who come."""
         keeper, generation = self._keeper, prepared.generation
-        mover = Mover(keeper.training, self._assembly, generation, prepared.reached)
+        mover = TransferPlan(keeper.training, self._assembly, generation, prepared.reached)
         for rank, inner in sorted(prepared.handovers.items()):
             mover.put(f"light/{rank}", keeper.live.to_bytes(8, "big") + keeper.light())
             mover.send(inner, 1, rank, 0, 1)
@@ -201,7 +201,7 @@ class Moves:
     def come_in(self, order: Message) -> None:
         """Take the place of a rank that hands its state over."""
         keeper, assembly, begin = self._keeper, self._assembly, time.monotonic()
-        generation = Generation.of(order)
+        generation = GroupGeneration.of(order)
         assembly.connect(generation)
         assert assembly.reached is not None
         shelf = assembly.reached.shelf("facts")
@@ -210,7 +210,7 @@ class Moves:
         inners = {}
         for group in sorted(assembly.groups, key=lambda one: one.group_name):
             inners[group.group_name] = assembly.build(group, generation)
-        mover = Mover(keeper.training, assembly, generation)
+        mover = TransferPlan(keeper.training, assembly, generation)
         handover = mover.pair(f"handover-{generation.rank}", 1)
         link().report("prepared", generation=generation.number, seconds=time.monotonic() - begin)
         light = mover.take(f"light/{generation.rank}")
@@ -233,7 +233,7 @@ class Moves:
         link().report("switched", generation=generation.number, step=keeper.live, seconds=took, bytes=size, bandwidth=size / took)
 
 
-def sources_of(generation: Generation, order: Message, facts: Mapping[str, Any]) -> dict[int, int]:
+def sources_of(generation: GroupGeneration, order: Message, facts: Mapping[str, Any]) -> dict[int, int]:
     """Return who hands its state to whom: to each rank that comes to a vacant place one that stays and holds what it is to hold.
 
     All ranks compute the same. A rank of which nobody holds the state has none here, and the move cannot be prepared.

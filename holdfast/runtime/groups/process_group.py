@@ -20,10 +20,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
 
-from holdfast.runtime.groups.backends import Inner
-from holdfast.runtime.groups.in_flight import Mark, Trail
+from holdfast.runtime.groups.backends import BackendGroup
+from holdfast.runtime.groups.in_flight import InFlightOperations, OperationMark
 from holdfast.runtime.groups.neutral_results import as_equals
-from holdfast.runtime.groups.step_transaction import Attempt
+from holdfast.runtime.groups.step_transaction import StepTransaction
 from holdfast.runtime.peer_errors import is_device_error, is_peer_loss
 from holdfast.runtime.telemetry.wait_windows import idle, kind_of
 
@@ -45,7 +45,7 @@ class Answerer(Protocol):
         """Put into *outputs* what the peers would have brought about; return who sent it, where it is taken from anybody."""
 
 
-class Listener(Protocol):
+class OperationListener(Protocol):
     """Is told of the operations of a group: the recorder of a tape, or who counts what a tape had foreseen."""
 
     def begun(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> Callable[..., None] | None:
@@ -62,13 +62,13 @@ class Call(NamedTuple):
     outputs: list[Tensor]
     inputs: list[Tensor]
     device: str
-    mark: Mark
+    mark: OperationMark
 
 
 class ManagedWork(dist.Work):
     """An operation in work; its end is never an exception when a peer was lost."""
 
-    def __init__(self, group: ManagedGroup, inner: Inner, work: Any, call: Call, ended: Callable[..., None] | None) -> None:  # noqa: ANN401
+    def __init__(self, group: ManagedGroup, inner: BackendGroup, work: Any, call: Call, ended: Callable[..., None] | None) -> None:  # noqa: ANN401
         super().__init__()
         self._group, self._inner, self._work, self._call, self._ended = group, inner, work, call, ended
 
@@ -200,7 +200,7 @@ class DoneWork(dist.Work):
 class ManagedGroup(dist.ProcessGroup):
     """One group of ranks; its members stay, who they are may change."""
 
-    def __init__(self, name: str, ranks: list[int], me: int, attempt: Attempt, timeout: timedelta) -> None:
+    def __init__(self, name: str, ranks: list[int], me: int, attempt: StepTransaction, timeout: timedelta) -> None:
         super().__init__(ranks.index(me), len(ranks))
         self.name_in_torch, self.ranks, self.me = name, ranks, me
         self.everybody = ranks
@@ -208,20 +208,20 @@ class ManagedGroup(dist.ProcessGroup):
         self.attempt, self.timeout = attempt, timeout
         self.operations = 0
         """Operations begun on the present connections: members that do not agree about it cannot go on with them."""
-        self.trail = Trail()
+        self.trail = InFlightOperations()
         """How far this rank is in it."""
         self.used = False
         """Whether any operation ever went through it: one that is not used need not be mended at once."""
         self.built: dict[int, int] = {}
         """Members' incarnations when the present connections were made."""
         self.sandbox: Answerer | None = None
-        self.listener: Listener | None = None
-        self._inner: Inner | None = None
+        self.listener: OperationListener | None = None
+        self._inner: BackendGroup | None = None
         self._there = threading.Event()
 
     # -- what is under it ---------------------------------------------------------------------------------------------
 
-    def give(self, inner: Inner | None, incarnations: dict[int, int]) -> Inner | None:
+    def give(self, inner: BackendGroup | None, incarnations: dict[int, int]) -> BackendGroup | None:
         """Put *inner* under this group (None: to come) and return what was there."""
         before, self._inner = self._inner, inner
         self.trail.forget()
@@ -233,7 +233,7 @@ class ManagedGroup(dist.ProcessGroup):
         return before
 
     @property
-    def inner(self) -> Inner | None:
+    def inner(self) -> BackendGroup | None:
         """The connections at hand."""
         return self._inner
 
@@ -250,7 +250,7 @@ class ManagedGroup(dist.ProcessGroup):
         if inner is not None:
             inner.abandon()
 
-    def lose(self, inner: Inner, error: RuntimeError) -> None:
+    def lose(self, inner: BackendGroup, error: RuntimeError) -> None:
         """Note *error* when it tells of a lost peer, or is an echo of one; raise it otherwise: it is the script's own, or its GPU's."""
         if is_device_error(error):
             raise error

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from holdfast.runtime.groups.first_exchanges import Startup
+from holdfast.runtime.groups.first_exchanges import FirstExchanges
 from holdfast.runtime.groups.process_group import ManagedGroup
 
 SMALL: Final = 64 * 1024
@@ -84,10 +84,10 @@ def write_startup(path: Path, data: bytes) -> None:
         beside.unlink(missing_ok=True)
 
 
-def read_startup(path: Path) -> Startup | None:
+def read_startup(path: Path) -> FirstExchanges | None:
     """Return what `write_startup` left at *path*, if it can be read."""
     with suppress(OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
-        return Startup.of(path.read_bytes())
+        return FirstExchanges.of(path.read_bytes())
     return None
 
 
@@ -99,7 +99,7 @@ def read_roles(place: Path | None) -> list[list[int]]:
     return []
 
 
-class Recorder:
+class CollectiveRecorder:
     """Records what a rank's operations bring."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class Recorder:
             beside.unlink(missing_ok=True)
 
 
-class Tape:
+class RecordedCollectives:
     """What a sandbox answers from."""
 
     def __init__(self, entries: dict[str, list[list[Tensor]]]) -> None:
@@ -140,7 +140,7 @@ class Tape:
         self._turns: dict[str, int] = {}
 
     @classmethod
-    def read(cls, path: Path | None) -> Tape | None:
+    def read(cls, path: Path | None) -> RecordedCollectives | None:
         """Return the tape at *path*, if there is one that can be read."""
         if path is None:
             return None
@@ -185,7 +185,7 @@ class Coverage:
 class OnGroup:
     """Tells a recorder, or who counts, at which place among its rank's groups a group stands."""
 
-    def __init__(self, groups: list[ManagedGroup], to: Recorder | Coverage) -> None:
+    def __init__(self, groups: list[ManagedGroup], to: CollectiveRecorder | Coverage) -> None:
         self._groups, self._to = groups, to
 
     def begun(self, group: ManagedGroup, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> Callable[..., None] | None:

@@ -24,18 +24,18 @@ from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.data.loader import Loader
 from holdfast.runtime.groups import first_exchanges, recorded_collectives, state_transfer
-from holdfast.runtime.groups.backends import Abandoned
+from holdfast.runtime.groups.backends import GenerationEnded
 from holdfast.runtime.groups.control_tree import PeerGone
-from holdfast.runtime.groups.membership import Assembly, Generation
-from holdfast.runtime.groups.migration import Moves
+from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager
+from holdfast.runtime.groups.migration import LiveMigrations
 from holdfast.runtime.groups.recorded_collectives import Coverage, OnGroup
 from holdfast.runtime.groups.state_transfer import Clock
-from holdfast.runtime.groups.transfer_plan import Mover
+from holdfast.runtime.groups.transfer_plan import TransferPlan
 from holdfast.runtime.peer_errors import is_device_error, is_late_peer, is_peer_loss
-from holdfast.runtime.process.sigterm import Farewell
-from holdfast.runtime.snapshots.restore import Memory, Restorer, Spoiled, pieces_of, tell
-from holdfast.runtime.snapshots.restore_planner import Holding, NoPlan, Plan, Stored, plan
-from holdfast.runtime.snapshots.snapshotter import Taker
+from holdfast.runtime.process.sigterm import SigtermHandler
+from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource, Spoiled, pieces_of, tell
+from holdfast.runtime.snapshots.restore_planner import NoPlan, RankHolding, RestorePlan, Stored, plan
+from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state import rng, tree, unmanaged
 from holdfast.runtime.state.training import Stateful, Training, put_values
 from holdfast.runtime.telemetry.wait_windows import idle
@@ -45,10 +45,10 @@ _log = logging.getLogger("holdfast.runtime")
 Verdict = dict[str, Any]
 
 
-class Meeting:
+class RecoveryRendezvous:
     """What the ranks of a new generation have told each other, and the plan that follows from it."""
 
-    def __init__(self, generation: Generation, told: dict[int, dict[str, Any]], found: Plan, clock: Clock) -> None:
+    def __init__(self, generation: GroupGeneration, told: dict[int, dict[str, Any]], found: RestorePlan, clock: Clock) -> None:
         self.generation, self.told, self.plan, self.clock = generation, told, found, clock
 
 
@@ -70,13 +70,13 @@ class Agreed:
     """Some rank's replicas are behind: nobody begins another snapshot."""
 
 
-class Keeper:
+class RecoveryManager:
     """Keeps one session's training whole over changes of its ranks."""
 
     shared_by: int | None = None
     """Which copy of the model this rank belongs to, where the samples of a step are shared out among the copies."""
 
-    def __init__(self, training: Training, assembly: Assembly, checkpoints: Callable[[], list[int]]) -> None:
+    def __init__(self, training: Training, assembly: MembershipManager, checkpoints: Callable[[], list[int]]) -> None:
         self.training, self.assembly = training, assembly
         self.live = 0
         """The last step that this rank has applied."""
@@ -98,20 +98,20 @@ class Keeper:
         self._step = 0
         self._tried = 0
         """The newest generation that this process has tried to come into."""
-        self._meeting: Meeting | None = None
+        self._meeting: RecoveryRendezvous | None = None
         self._begin: dict[str, Any] = {}
         self._voted_light = b""
         self._lights: dict[int, dict[int, bytes]] = {}
         """Light states of wards: by rank, by the step after which they hold."""
-        self.memory = Memory.of()
+        self.memory = SnapshotSource.of()
         """The snapshots that this process can reach."""
         self.lineage = 0
         """The generation that last went back to an earlier step."""
-        self.farewell = Farewell()
+        self.farewell = SigtermHandler()
         """Whether this process was told to end."""
-        self.taker: Taker | None = None
+        self.taker: Snapshotter | None = None
         """Takes this rank's snapshots."""
-        self.moves = Moves(self)
+        self.moves = LiveMigrations(self)
         assembly.planned = self.moves.hear
         self.warming = False
         """Steps are those of a warm-up: nobody votes, and nothing of them stays."""
@@ -127,7 +127,7 @@ class Keeper:
             self._keep_on_disk()
             try:
                 assembly.share_records()
-            except (PeerGone, Abandoned) as error:
+            except (PeerGone, GenerationEnded) as error:
                 assembly.attempt.fail(str(error) or "the flow has ended this generation")
 
     def _keep_on_disk(self) -> None:
@@ -221,7 +221,7 @@ class Keeper:
         try:
             absent = {"ok": False, "switch": 0, "facts": True, "every": 1, "control": 0, "stop": False, "behind": False}
             told = assembly.council.vote(mine, _both, absent, self._packed(self._voted_light), self._keep)
-        except (PeerGone, Abandoned) as error:
+        except (PeerGone, GenerationEnded) as error:
             attempt.fail(str(error) or "the flow has ended this generation")
             if not mine["ok"]:
                 return False  # I have voted against it, so nobody has applied it
@@ -287,7 +287,7 @@ class Keeper:
             self.agreed.facts = True
             try:
                 self._gather_facts()
-            except (PeerGone, Abandoned) as error:
+            except (PeerGone, GenerationEnded) as error:
                 assembly.attempt.fail(str(error))
         if not self.trouble:
             self._record()
@@ -316,7 +316,7 @@ class Keeper:
     def lost_peer(self, error: BaseException) -> bool:
         """Tell whether *error* comes of a peer's loss, in work that all ranks do together outside of a step; note the loss."""
         attempt = self.assembly.attempt
-        if isinstance(error, PeerGone | Abandoned) or (isinstance(error, RuntimeError) and _of_groups(error)):
+        if isinstance(error, PeerGone | GenerationEnded) or (isinstance(error, RuntimeError) and _of_groups(error)):
             attempt.fail(str(error))
         return attempt.lost and not is_device_error(error)
 
@@ -346,7 +346,7 @@ class Keeper:
             self._meeting = None
             try:
                 return self._finish(meeting)
-            except (PeerGone, Abandoned) as error:
+            except (PeerGone, GenerationEnded) as error:
                 self._begin_again(error)
             except RuntimeError as error:
                 if is_device_error(error) or not (self.assembly.attempt.lost or _of_groups(error)):
@@ -357,7 +357,7 @@ class Keeper:
         """Carry a planned move out; tell whether that went well."""
         try:
             self.moves.carry_out(number)
-        except (PeerGone, Abandoned, RuntimeError) as error:
+        except (PeerGone, GenerationEnded, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not _of_groups(error):
                 raise
             self.assembly.attempt.fail(str(error) or "the flow has ended this generation")
@@ -392,7 +392,7 @@ class Keeper:
         self.assembly.stores.doubt()
         self._tell_broken(str(error))
 
-    def _meet(self) -> Meeting:
+    def _meet(self) -> RecoveryRendezvous:
         """Wait for the next generation and learn from the others where everybody stands."""
         assembly = self.assembly
         assembly.note_meeting()
@@ -405,8 +405,8 @@ class Keeper:
             order = assembly.wait_for("regroup", newer=max(self._tried, 0 if self.new else assembly.generation.number))
             self._tried = int(order["generation"])
             try:
-                meeting = self._gathered(Generation.of(order))
-            except (PeerGone, Abandoned) as error:
+                meeting = self._gathered(GroupGeneration.of(order))
+            except (PeerGone, GenerationEnded) as error:
                 self._begin_again(error)
                 continue
             except RuntimeError as error:
@@ -417,7 +417,7 @@ class Keeper:
             if meeting is not None:
                 return meeting
 
-    def _gathered(self, generation: Generation) -> Meeting | None:
+    def _gathered(self, generation: GroupGeneration) -> RecoveryRendezvous | None:
         assembly, clock = self.assembly, Clock()
         self.learn_of(generation)
         assembly.fill(generation)
@@ -457,21 +457,21 @@ class Keeper:
             link().report("cannot", generation=generation.number, why=found.why)
             assembly.enter(generation)
             return None
-        return Meeting(generation, told, found, clock)
+        return RecoveryRendezvous(generation, told, found, clock)
 
-    def learn_of(self, generation: Generation) -> None:
+    def learn_of(self, generation: GroupGeneration) -> None:
         """Know from now on where the memory of nodes is served: some are lost since this process was started, others have come."""
         if generation.memory is not None:
             self.memory.servers = generation.memory
 
-    def take_facts(self, generation: Generation, facts: dict[str, Any]) -> None:
+    def take_facts(self, generation: GroupGeneration, facts: dict[str, Any]) -> None:
         """Take the facts that the others gathered long ago; they name the groups of the rank that this process becomes."""
         self.facts = facts
         if facts:
             self.assembly.take_places(self.facts["groups"][str(generation.rank)], generation.rank)
             self.assembly.fill(generation)
 
-    def _holding(self, generation: Generation) -> dict[str, Any]:
+    def _holding(self, generation: GroupGeneration) -> dict[str, Any]:
         """Return what this rank tells the others about itself."""
         return {
             "live": None if self.new or self._hurt else self.live,
@@ -485,7 +485,7 @@ class Keeper:
             **self.memory.told(generation.world),
         }
 
-    def _finish(self, meeting: Meeting) -> Verdict:
+    def _finish(self, meeting: RecoveryRendezvous) -> Verdict:
         generation, clock, assembly = meeting.generation, meeting.clock, self.assembly
         clock.lap("step")  # what the script still did after the meeting, in a rank that rolled forward
         notes = self.leave_sandbox(generation) if self.new else []
@@ -534,7 +534,7 @@ class Keeper:
         )
         return verdict
 
-    def _differs(self, meeting: Meeting, notes: list[str]) -> list[str]:
+    def _differs(self, meeting: RecoveryRendezvous, notes: list[str]) -> list[str]:
         """Compare what lies outside of the session with the other ranks; return where this rank, if it is new here, is not as it should be.
 
         A state that is still to be read from disk is not compared.
@@ -552,7 +552,7 @@ class Keeper:
             _log.warning("after the recovery: %s", one)
         return found
 
-    def _take_from_memory(self, plan: Plan, generation: Generation, moved: tuple[int, float]) -> tuple[int, float]:
+    def _take_from_memory(self, plan: RestorePlan, generation: GroupGeneration, moved: tuple[int, float]) -> tuple[int, float]:
         """Take what the plan has for this rank in the memory of nodes; return bytes and seconds, those of *moved* included."""
         begin, size = time.monotonic(), 0
         for fetch in plan.fetches:
@@ -566,7 +566,7 @@ class Keeper:
                 self._hurt = self._hurt and not fetch.parts
         return moved[0] + size, moved[1] + (time.monotonic() - begin if size else 0.0)
 
-    def _go_on(self, plan: Plan, generation: Generation) -> None:
+    def _go_on(self, plan: RestorePlan, generation: GroupGeneration) -> None:
         """Begin a new lineage where steps were given up; forget snapshots of those."""
         if plan.checkpoint or plan.roll_back or plan.from_memory:
             self.lineage = generation.number
@@ -574,10 +574,10 @@ class Keeper:
         else:
             self.lineage = plan.lineage
 
-    def _mover(self, generation: Generation) -> Mover:
-        return Mover(self.training, self.assembly, generation)
+    def _mover(self, generation: GroupGeneration) -> TransferPlan:
+        return TransferPlan(self.training, self.assembly, generation)
 
-    def leave_sandbox(self, generation: Generation) -> list[str]:
+    def leave_sandbox(self, generation: GroupGeneration) -> list[str]:
         """Let operations reach real peers from now on, and count those that the sandbox has not met.
 
         Return where this process began otherwise than the one before it.
@@ -696,7 +696,7 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _source(plan: Plan) -> str:
+def _source(plan: RestorePlan) -> str:
     """Return where the state came from that all go on with."""
     if plan.checkpoint:
         return "checkpoint"
@@ -708,14 +708,14 @@ def _of_groups(error: RuntimeError) -> bool:
     return is_peer_loss(error) or is_late_peer(error) or isinstance(error, state_transfer.Damaged | Spoiled)
 
 
-def _holdings(told: dict[int, dict[str, Any]], facts: dict[str, Any], stored: set[Stored]) -> list[Holding]:
+def _holdings(told: dict[int, dict[str, Any]], facts: dict[str, Any], stored: set[Stored]) -> list[RankHolding]:
     """Return the ranks' holdings as the planner reads them.
 
     When nobody is left who knows whose state is a copy of whose, snapshots tell; before any step is done everybody's is its own.
     """
     pieces = facts.get("pieces") or {str(rank): piece for rank, piece in pieces_of(stored).items()}
     return [
-        Holding(
+        RankHolding(
             rank=rank,
             piece=pieces.get(str(rank), f"of rank {rank}"),
             node=one["node"],

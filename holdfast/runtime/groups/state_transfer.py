@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from holdfast.runtime.groups.backends import Inner
+from holdfast.runtime.groups.backends import BackendGroup
 from holdfast.tensor_layout import contiguous, is_dense
 
 SLICE: Final = 32 * 2**20
@@ -91,7 +91,7 @@ def digest(parts: Iterable[Tensor]) -> str:
     return whole.hexdigest()
 
 
-def send(inner: Inner, to: int, tensors: Sequence[Tensor], share: int, shares: int) -> tuple[str, int]:
+def send(inner: BackendGroup, to: int, tensors: Sequence[Tensor], share: int, shares: int) -> tuple[str, int]:
     """Send this sender's slices to member *to* of the group; return their digest and size."""
     parts = list(slices(tensors, share, shares))
     staged = [_staged(part) for part in parts]
@@ -102,7 +102,7 @@ def send(inner: Inner, to: int, tensors: Sequence[Tensor], share: int, shares: i
     return told, sum(part.numel() for part in parts)
 
 
-def receive(inner: Inner, source: int, tensors: Sequence[Tensor], share: int, shares: int) -> Callable[[], tuple[str, int]]:
+def receive(inner: BackendGroup, source: int, tensors: Sequence[Tensor], share: int, shares: int) -> Callable[[], tuple[str, int]]:
     """Begin to take the slices that member *source* sends; return what waits for them and gives digest and size."""
     parts = list(slices(tensors, share, shares))
     staged = [part if part.device.type == "cpu" else torch.empty(part.shape, dtype=torch.uint8, pin_memory=True) for part in parts]

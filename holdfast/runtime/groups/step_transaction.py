@@ -14,7 +14,7 @@ LONGEST: Final = 500
 
 
 @dataclass(slots=True)
-class Attempt:
+class StepTransaction:
     """What went wrong between two step boundaries. Written by the training thread, autograd's threads and the watch thread."""
 
     lost: bool = False

@@ -10,26 +10,28 @@ from collections.abc import Callable, Mapping
 import torch
 
 from holdfast.runtime.groups import state_transfer
-from holdfast.runtime.groups.backends import Inner, Way, build, in_thread
-from holdfast.runtime.groups.kv_store_access import Reached
-from holdfast.runtime.groups.membership import Assembly, Generation
+from holdfast.runtime.groups.backends import BackendGroup, BuildOptions, build, in_thread
+from holdfast.runtime.groups.kv_store_access import ReachedStore
+from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.snapshots.restore_planner import Plan, Transfer
+from holdfast.runtime.snapshots.restore_planner import RestorePlan, Transfer
 from holdfast.runtime.state.training import Training
 
 
-class Mover:
+class TransferPlan:
     """Sends and takes state in one generation."""
 
-    def __init__(self, training: Training, assembly: Assembly, generation: Generation, over: Reached | None = None) -> None:
+    def __init__(
+        self, training: Training, assembly: MembershipManager, generation: GroupGeneration, over: ReachedStore | None = None
+    ) -> None:
         """*over*: the store of *generation*, where that is not the present one."""
         self._training, self._assembly, self._generation = training, assembly, generation
         reached = over or assembly.reached
         assert reached is not None
         self._store, self._host = reached.shelf("moving"), reached.host
-        self._temporary: list[Inner] = []
+        self._temporary: list[BackendGroup] = []
 
-    def move(self, plan: Plan, lights: Mapping[int, Mapping[int, bytes]], take_light: Callable[[bytes], None]) -> tuple[int, float]:
+    def move(self, plan: RestorePlan, lights: Mapping[int, Mapping[int, bytes]], take_light: Callable[[bytes], None]) -> tuple[int, float]:
         """Send to and take from others as *plan* says; return the bytes that this rank sent or took, and the seconds."""
         me, begin, size = self._generation.rank, time.monotonic(), 0
         outgoing = [one for one in plan.transfers if one.source == me]
@@ -53,7 +55,7 @@ class Mover:
         inner, place = self._between(move.source, move.target, move.target)
         return self.send(inner, place, move.target, move.share, move.shares)
 
-    def send(self, inner: Inner, place: int, target: int, share: int, shares: int) -> int:
+    def send(self, inner: BackendGroup, place: int, target: int, share: int, shares: int) -> int:
         """Send a share of this rank's state to member *place* of *inner*, who becomes rank *target*."""
         tensors, whole = self._training.moving()
         if share == 0:
@@ -70,7 +72,7 @@ class Mover:
         lines = [(*self._between(one.source, one.target, one.source), one.source, one.share, one.shares) for one in moves]
         return self.receive(lines)
 
-    def receive(self, lines: list[tuple[Inner, int, int, int, int]]) -> int:
+    def receive(self, lines: list[tuple[BackendGroup, int, int, int, int]]) -> int:
         """Take this rank's state: each line is connections, the sender's place in them, its rank, its share, and of how many."""
         me = self._generation.rank
         shapes = json.loads(self.get(f"shapes/{me}"))
@@ -100,7 +102,7 @@ class Mover:
         """Return what another rank leaves under *key*; give up when the generation ends meanwhile."""
         return in_thread(lambda: bytes(self._store.get(key)), self._assembly.gave_up(self._generation.number))
 
-    def _between(self, source: int, target: int, other: int) -> tuple[Inner, int]:
+    def _between(self, source: int, target: int, other: int) -> tuple[BackendGroup, int]:
         """Return connections that join *source* and *target*, and the place of *other* in them."""
         common = [group for group in self._assembly.groups if {source, target} <= set(group.ranks) and group.inner is not None]
         if common:
@@ -112,13 +114,13 @@ class Mover:
         self._temporary.append(inner)
         return inner, pair.index(other)
 
-    def pair(self, name: str, place: int) -> Inner:
+    def pair(self, name: str, place: int) -> BackendGroup:
         """Build connections between two processes, of which this one takes *place*."""
         return build(
             self._store,
             name,
             place,
             2,
-            way=Way(devices=("cpu",), timeout=self._assembly.groups[0].timeout, host=self._host),
+            way=BuildOptions(devices=("cpu",), timeout=self._assembly.groups[0].timeout, host=self._host),
             gave_up=self._assembly.gave_up(self._generation.number),
         )

@@ -28,7 +28,7 @@ from typing import NoReturn
 from holdfast.process import die_with_parent, let_termination_pass
 from holdfast.protocol import LineBuffer, Message, encode
 from holdfast.runtime.process import fast_exit, restart_script, successor
-from holdfast.runtime.process.restart_script import Again
+from holdfast.runtime.process.restart_script import RestartScript
 
 
 def main() -> None:
@@ -179,7 +179,7 @@ def _run(argv: list[str]) -> None:
             # Compiled once: what torch.compile keeps for a function, it keeps by the function's code.
             code = code or compile(source, script, "exec", dont_inherit=True)  # our own `from __future__` is not the script's
             exec(code, main.__dict__)  # noqa: S102 (running the user's script is what this is for)
-        except Again as again:
+        except RestartScript as again:
             _start_over(again)
         except BaseException as error:
             if not isinstance(error, SystemExit | KeyboardInterrupt):
@@ -192,7 +192,7 @@ def _run(argv: list[str]) -> None:
             return
 
 
-def _start_over(again: Again) -> None:
+def _start_over(again: RestartScript) -> None:
     """Make ready for another run of the script by a standby: here in another role, in its successor as the rank it was given."""
     from holdfast.runtime.process import standby  # noqa: PLC0415 (whoever is here has imported torch)
 

@@ -15,7 +15,7 @@ _orders: list[Message] = []
 _taker: list[Callable[[Message], None]] = []
 
 
-class Again(BaseException):
+class RestartScript(BaseException):
     """Leave the script, whatever it is doing, and run it again with *environment*."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ STATUS: Final = 128 + signal.SIGTERM
 """What a shell calls the end by this signal: whoever has sent it sees that it was heard."""
 
 
-class Farewell:
+class SigtermHandler:
     """Notices SIGTERM, which a stopped job, the end of a wall time and a spot instance's notice all send first."""
 
     def __init__(self) -> None:

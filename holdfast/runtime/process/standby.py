@@ -23,7 +23,7 @@ from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.groups.membership import assembly, install
 from holdfast.runtime.process import restart_script, successor
-from holdfast.runtime.process.restart_script import Again
+from holdfast.runtime.process.restart_script import RestartScript
 from holdfast.runtime.state.training import Training
 
 _WARMED: Final = "HOLDFAST_WARMED"
@@ -58,10 +58,10 @@ class Roles:
         warmed = [*self.warmed, self.now] if done else self.warmed
         following = self.next()
         if following is not None:
-            raise Again({"RANK": str(min(self.roles[following])), _WARMED: json.dumps(warmed)})
+            raise RestartScript({"RANK": str(min(self.roles[following])), _WARMED: json.dumps(warmed)})
 
 
-class Parked:
+class OffloadedState:
     """Parameters and optimizer state whose memory has been given back; the objects stay, and with them all that was compiled for them."""
 
     def __init__(self, training: Training) -> None:

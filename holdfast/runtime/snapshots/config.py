@@ -11,7 +11,7 @@ from holdfast.runtime.snapshots.copy_schedule import Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class SnapshotConfig:
     """What the agent and the job say about snapshots in memory."""
 
     vault: Path
@@ -24,7 +24,7 @@ class Config:
     """The agent has whom to write snapshots to disk."""
 
     @classmethod
-    def of(cls, environment: Mapping[str, str] = os.environ) -> Config | None:
+    def of(cls, environment: Mapping[str, str] = os.environ) -> SnapshotConfig | None:
         """Return what *environment* says; nothing where there is no vault, or no snapshots are wanted."""
         place = environment.get("HOLDFAST_VAULT")
         every = int(environment.get("HOLDFAST_MEMORY_EVERY") or 1)
@@ -46,7 +46,7 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SnapshotPlace:
     """Which rank's state this is, and how the work on it is shared."""
 
     rank: int
@@ -56,7 +56,7 @@ class Place:
     parts: int = 1
 
     @classmethod
-    def of(cls, rank: int, world: int, pieces: Mapping[str, str]) -> Place:
+    def of(cls, rank: int, world: int, pieces: Mapping[str, str]) -> SnapshotPlace:
         """Return the place of *rank*; *pieces* names every rank's piece, by rank: ranks with the same one share the work."""
         piece = pieces.get(str(rank))
         if piece is None:
@@ -66,7 +66,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class WriteWish:
     """A checkpoint that is wanted: of which step, where, how many whole ones stay."""
 
     step: int

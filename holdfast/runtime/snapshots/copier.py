@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from holdfast.runtime.snapshots.checksum import device_sum, sum_of
-from holdfast.runtime.telemetry.wait_windows import Idle
+from holdfast.runtime.telemetry.wait_windows import WaitWindows
 
 _log = logging.getLogger("holdfast.runtime")
 
@@ -42,15 +42,15 @@ class Task(NamedTuple):
 
 
 @dataclass(slots=True)
-class Work:
+class CopyWork:
     """One snapshot's copying, and what became of it."""
 
     tasks: Sequence[Task]
-    opened: Callable[[Work], Tensor | None]
+    opened: Callable[[CopyWork], Tensor | None]
     """Called once, by whoever copies the first slice: gives the data of the slot as bytes, or nothing where none can be had."""
     told: Callable[[int], None]
     """Told now and then how many bytes are there."""
-    ended: Callable[[Work], None]
+    ended: Callable[[CopyWork], None]
     """Called once, by whoever copies the last slice."""
     target: Tensor | None = None
     sums: list[int] = field(default_factory=list)
@@ -74,16 +74,16 @@ class Work:
 class Copier:
     """Copies one snapshot at a time."""
 
-    def __init__(self, idle: Idle, *, device: torch.device) -> None:
+    def __init__(self, idle: WaitWindows, *, device: torch.device) -> None:
         self._idle = idle
         self._wake = threading.Event()
         self._lock = threading.Lock()
         """Held for the length of one slice: who holds it takes the next one."""
-        self._work: Work | None = None
+        self._work: CopyWork | None = None
         self._mover = _Device(device) if device.type == "cuda" else _Memory()
         self._thread: threading.Thread | None = None
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: CopyWork) -> None:
         """Copy *work* from now on."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="holdfast-copier", daemon=True)
@@ -132,7 +132,7 @@ class Copier:
             if work is None or not self._turn(work):
                 self._rest(work)
 
-    def _turn(self, work: Work) -> bool:
+    def _turn(self, work: CopyWork) -> bool:
         """Copy one slice if there is leave to; tell whether there may be leave for another one."""
         if work.done or work.given_up or work.next >= self._leave(work):
             return False
@@ -142,14 +142,14 @@ class Copier:
             self._one(work, hidden=True)
         return True
 
-    def _leave(self, work: Work) -> int:
+    def _leave(self, work: CopyWork) -> int:
         """Return up to which slice may be copied now."""
         if not work.beside:
             return work.gate(self._idle.number)
         elapsed = time.perf_counter() - self._idle.step_began
         return len(work.tasks) if elapsed >= work.beside else int(len(work.tasks) * elapsed / work.beside) + 1
 
-    def _rest(self, work: Work | None) -> None:
+    def _rest(self, work: CopyWork | None) -> None:
         """Wait for the next window, or for the time of the next slice."""
         if work is not None and work.beside and not (work.done or work.given_up):
             time.sleep(PACE)
@@ -158,7 +158,7 @@ class Copier:
         if work is not None and self._idle.open and not (work.done or work.given_up) and work.next < self._leave(work):
             self._wake.set()  # opened in this very moment
 
-    def _one(self, work: Work, *, hidden: bool) -> None:
+    def _one(self, work: CopyWork, *, hidden: bool) -> None:
         """Copy the next slice."""
         if work.done or work.given_up:
             return
@@ -175,7 +175,7 @@ class Copier:
             work.given_up, work.done = True, False
         self._account(work, begin, time.thread_time() - used, hidden=hidden)
 
-    def _copy_next(self, work: Work) -> None:
+    def _copy_next(self, work: CopyWork) -> None:
         assert work.target is not None
         if work.next < len(work.tasks):
             task = work.tasks[work.next]
@@ -188,7 +188,7 @@ class Copier:
             work.done = True
             work.ended(work)
 
-    def _account(self, work: Work, begin: float, used: float, *, hidden: bool) -> None:
+    def _account(self, work: CopyWork, begin: float, used: float, *, hidden: bool) -> None:
         """Note what a slice has cost, and whether training waited meanwhile."""
         end = time.perf_counter()
         waited = hidden and (self._idle.open or bool(work.beside))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from holdfast.runtime.telemetry.wait_windows import Window
+from holdfast.runtime.telemetry.wait_windows import WaitWindow
 
 PROFILE: Final = 5
 """Steps that are looked at before the first plan, without a copy in them."""
@@ -46,7 +46,7 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CopySchedule:
     """How a snapshot is taken."""
 
     upto: Mapping[int, int] = field(default_factory=dict)
@@ -85,12 +85,12 @@ class Profile:
     """Windows and step times of the newest steps."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[float, tuple[Window, ...]]] = deque(maxlen=KEPT)
+        self._steps: deque[tuple[float, tuple[WaitWindow, ...]]] = deque(maxlen=KEPT)
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def add(self, seconds: float, windows: Sequence[Window]) -> None:
+    def add(self, seconds: float, windows: Sequence[WaitWindow]) -> None:
         """Take note of a step."""
         self._steps.append((seconds, tuple(windows)))
 
@@ -134,7 +134,7 @@ class Profile:
                 found.append(Predicted(number, kinds[number].most_common(1)[0][0], median(begins[number]), length))
         return found
 
-    def has_drifted(self, plan: Plan) -> bool:
+    def has_drifted(self, plan: CopySchedule) -> bool:
         """Tell whether the newest steps are no longer what *plan* counts on."""
         if len(self._steps) < PROFILE:
             return False
@@ -160,7 +160,7 @@ class Terms:
     """Whether copies run beside training anyway, as those of a GPU do, whose waits cannot be seen from outside."""
 
 
-def plan(profile: Profile, sizes: Sequence[int], bandwidth: float, terms: Terms, paused: float | None = None) -> Plan:
+def plan(profile: Profile, sizes: Sequence[int], bandwidth: float, terms: Terms, paused: float | None = None) -> CopySchedule:
     """Return how to copy slices of these *sizes* (bytes) at *bandwidth* (bytes a second) in the windows of *profile*.
 
     *paused*: seconds for which training did stand still for a snapshot that used all windows; who has measured need not predict.
@@ -175,19 +175,19 @@ def plan(profile: Profile, sizes: Sequence[int], bandwidth: float, terms: Terms,
         spread = 0.8 * step
         if copy <= spread:
             because = "the copy is spread over the step, beside what training does: its waits cannot be seen from outside"
-            return Plan(beside=spread, every=max(1, terms.every), hidden=copy, because=because, **facts)  # type: ignore[arg-type]
+            return CopySchedule(beside=spread, every=max(1, terms.every), hidden=copy, because=because, **facts)  # type: ignore[arg-type]
     chosen = _chosen(windows, copy)
     upto, placed = _pack(chosen, sizes, bandwidth)
     hidden = sum(sizes[:placed]) / bandwidth
     if placed == len(sizes):
         because = f"all of it fits into {len(chosen)} of {len(windows)} windows of the step"
-        return Plan(upto=upto, every=max(1, terms.every), hidden=hidden, because=because, **facts)  # type: ignore[arg-type]
+        return CopySchedule(upto=upto, every=max(1, terms.every), hidden=hidden, because=because, **facts)  # type: ignore[arg-type]
     left = copy - hidden if paused is None else paused
     hidden = copy - min(left, copy)
     every, why = _seldom(left, step, terms)
     because = f"{_ms(copy)} of copying do not fit into {_ms(sum(one.length for one in windows))} of windows: {why}"
     everything = {one.number: len(sizes) for one in windows}
-    return Plan(upto=everything, every=every, hidden=hidden, because=because, **facts)  # type: ignore[arg-type]
+    return CopySchedule(upto=everything, every=every, hidden=hidden, because=because, **facts)  # type: ignore[arg-type]
 
 
 def _chosen(windows: Sequence[Predicted], copy: float) -> list[Predicted]:

@@ -9,9 +9,9 @@ from statistics import median
 from typing import Final
 
 from holdfast.runtime.snapshots import copy_schedule
-from holdfast.runtime.snapshots.copy_schedule import MOST_EVERY, TRIFLE, Plan, Profile, Terms
+from holdfast.runtime.snapshots.copy_schedule import MOST_EVERY, TRIFLE, CopySchedule, Profile, Terms
 from holdfast.runtime.snapshots.overhead import Overhead
-from holdfast.runtime.telemetry.wait_windows import Window
+from holdfast.runtime.telemetry.wait_windows import WaitWindow
 
 FIRST_BANDWIDTH: Final = 2e9
 """Bytes a second that the first plan counts on, before a copy was measured; host memory is several times faster."""
@@ -25,13 +25,13 @@ HARMLESS: Final = 0.125
 """Share of the limit; copies that take less of a processor need not be measured: sending them on takes a few times as much."""
 
 
-class Planning:
+class StepMeasurements:
     """Plans one rank's snapshots anew when they are no longer what the plan counts on."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self.profile = Profile()
-        self.plan: Plan | None = None
+        self.plan: CopySchedule | None = None
         self.pauses: deque[float] = deque(maxlen=2 * ENOUGH)
         """Seconds for which training stood still for each of the newest snapshots."""
         self.overhead = Overhead(terms.overhead)
@@ -54,7 +54,7 @@ class Planning:
         self.pauses.clear()
         self.overhead.forget()
 
-    def lived(self, seconds: float, windows: Sequence[Window], *, copied: bool, delay: float = 0.0, used: float = 0.0) -> None:
+    def lived(self, seconds: float, windows: Sequence[WaitWindow], *, copied: bool, delay: float = 0.0, used: float = 0.0) -> None:
         """Learn what a step was like, and whether a snapshot was taken in it.
 
         *delay*: seconds for which training was ready and waited for a core; *used*: of processors, by this process, without copies.
@@ -97,11 +97,11 @@ class Planning:
         """Every how many steps this rank wants control steps, without a snapshot; 0: never. The smallest number of all ranks counts."""
         return self.overhead.cycle if self._compares else 0
 
-    def plan_for(self, sizes: Sequence[int]) -> Plan:
+    def plan_for(self, sizes: Sequence[int]) -> CopySchedule:
         """Return how to copy slices of these *sizes*, in bytes."""
         self._steps += 1
         if len(self.profile) < copy_schedule.PROFILE:  # a process that has just come in: it copies whenever it waits
-            return Plan(upto=_Everything(len(sizes)), slices=len(sizes))
+            return CopySchedule(upto=_Everything(len(sizes)), slices=len(sizes))
         if self.plan is None or self._is_stale(self.plan, len(sizes)):
             if self.plan is not None and self.profile.has_drifted(self.plan):
                 self.profile.keep_newest()
@@ -110,7 +110,7 @@ class Planning:
             self._planned_at, self._from_measured = self._steps, self._copies > 0
         return self.plan
 
-    def _is_stale(self, plan: Plan, slices: int) -> bool:
+    def _is_stale(self, plan: CopySchedule, slices: int) -> bool:
         """Tell whether there is a better plan to be had than *plan*."""
         if plan.slices != slices or (self._copies > 0 and not self._from_measured):
             return True

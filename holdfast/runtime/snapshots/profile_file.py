@@ -10,14 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.runtime.snapshots.snapshotter import Taker
+from holdfast.runtime.snapshots.snapshotter import Snapshotter
 
 FORMAT: Final = 1
 PAUSE: Final = 5.0
 """Seconds between two files of a rank."""
 
 
-class Told:
+class ProfileFile:
     """Writes one rank's file."""
 
     def __init__(self, checkpoints: Path | None) -> None:
@@ -28,7 +28,7 @@ class Told:
         """Tell whether it is time for another file."""
         return self._folder is not None and time.monotonic() >= self._next
 
-    def tell(self, taker: Taker, facts: dict[str, Any]) -> None:
+    def tell(self, taker: Snapshotter, facts: dict[str, Any]) -> None:
         """Write the file; *facts*: rank, world, generation, and the layout."""
         if self._folder is None or taker.newest is None or not len(taker.planning.profile):
             return
@@ -41,7 +41,7 @@ class Told:
             beside.replace(path)
 
 
-def _told(taker: Taker, facts: dict[str, Any]) -> dict[str, Any]:
+def _told(taker: Snapshotter, facts: dict[str, Any]) -> dict[str, Any]:
     lived, plan = taker.newest, taker.planning.plan
     assert lived is not None
     return {

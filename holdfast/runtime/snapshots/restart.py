@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from holdfast.runtime.snapshots.restore import Memory, Restorer, Spoiled, pieces_of, tell
-from holdfast.runtime.snapshots.restore_planner import Holding, NoPlan, Plan, Stored, plan
+from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource, Spoiled, pieces_of, tell
+from holdfast.runtime.snapshots.restore_planner import NoPlan, RankHolding, RestorePlan, Stored, plan
 from holdfast.runtime.state.training import Training
 from holdfast.runtime.world import World
 
 _log = logging.getLogger("holdfast.runtime")
 
 
-def from_memory(training: Training, memory: Memory, world: World, newest: int, give_light: Callable[[bytes], None]) -> Plan | None:
+def from_memory(
+    training: Training, memory: SnapshotSource, world: World, newest: int, give_light: Callable[[bytes], None]
+) -> RestorePlan | None:
     """Bring all ranks to the newest step above *newest* that the memory of nodes has whole; return the plan, or nothing.
 
     Called by all ranks together. A snapshot that turns out to be spoiled is told of and left out, and the next one is tried.
@@ -29,13 +31,13 @@ def from_memory(training: Training, memory: Memory, world: World, newest: int, g
             return found
 
 
-def _holdings(stored: set[Stored], nodes: list[str]) -> list[Holding]:
+def _holdings(stored: set[Stored], nodes: list[str]) -> list[RankHolding]:
     """Return what the ranks need: the piece that the newest snapshot of each names."""
     pieces = pieces_of(stored)
-    return [Holding(rank=rank, piece=pieces.get(rank, f"of rank {rank}"), node=node) for rank, node in enumerate(nodes)]
+    return [RankHolding(rank=rank, piece=pieces.get(rank, f"of rank {rank}"), node=node) for rank, node in enumerate(nodes)]
 
 
-def _attempt(training: Training, memory: Memory, world: World, found: Plan, give_light: Callable[[bytes], None]) -> str:
+def _attempt(training: Training, memory: SnapshotSource, world: World, found: RestorePlan, give_light: Callable[[bytes], None]) -> str:
     """Take this rank's state; return what went wrong, if anything."""
     mine = next(fetch for fetch in found.fetches if fetch.target == world.rank)
     try:

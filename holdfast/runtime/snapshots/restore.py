@@ -18,11 +18,11 @@ from torch import Tensor
 from holdfast.memstore import client, shared_memory
 from holdfast.memstore.shared_memory import Label, Snapshot
 from holdfast.runtime.checkpoint.invalidated import NOTHING, WrittenOff
-from holdfast.runtime.checkpoint.storage_errors import Teller, Trouble
+from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
 from holdfast.runtime.groups.state_transfer import bytes_of, fills_its_memory, local_of
 from holdfast.runtime.snapshots.checksum import sum_of
 from holdfast.runtime.snapshots.restore_planner import Fetch, Stored
-from holdfast.runtime.state.state_layout import Outline, settle
+from holdfast.runtime.state.state_layout import StateLayout, settle
 from holdfast.runtime.state.training import Training
 
 _log = logging.getLogger("holdfast.runtime")
@@ -46,10 +46,10 @@ class Spoiled(RuntimeError):
 def tell(spoiled: Spoiled) -> None:
     """Tell the agent, and whoever reads this rank's output, of a snapshot that could not be used."""
     one = spoiled.stored
-    Teller().tell(Trouble("snapshot-spoiled", str(spoiled)), one.step, Path(one.name))
+    StorageErrorReporter().tell(StorageError("snapshot-spoiled", str(spoiled)), one.step, Path(one.name))
 
 
-class Memory:
+class SnapshotSource:
     """The vaults that this process can reach: its own node's, and through their servers those of other nodes."""
 
     def __init__(self, own: Path | None, node: str, servers: Mapping[str, tuple[str, int]], token: str) -> None:
@@ -60,7 +60,7 @@ class Memory:
         """Snapshots that were found unusable: node, name, step, lineage."""
 
     @classmethod
-    def of(cls, environment: Mapping[str, str] = os.environ) -> Memory:
+    def of(cls, environment: Mapping[str, str] = os.environ) -> SnapshotSource:
         """Return what *environment* names."""
         place = environment.get("HOLDFAST_VAULT")
         servers: dict[str, tuple[str, int]] = {}
@@ -180,7 +180,7 @@ def pieces_of(stored: Iterable[Stored]) -> dict[int, str]:
 class Restorer:
     """Puts what was fetched into the training of this rank."""
 
-    def __init__(self, training: Training, memory: Memory) -> None:
+    def __init__(self, training: Training, memory: SnapshotSource) -> None:
         self._training, self._memory = training, memory
 
     def take(self, fetch: Fetch, give_light: Callable[[bytes], None]) -> int:
@@ -204,7 +204,7 @@ class Restorer:
             if one.entries != first.entries:
                 self._memory.spoil(stored)
                 raise Spoiled(stored, "its index is not that of the other parts")
-        own = Outline(self._training).tensors
+        own = StateLayout(self._training).tensors
         device = next((one.device for one in self._training.model.parameters()), torch.device("cpu"))
         found = {entry.key: _place(own.get(entry.key), entry, device) for entry in first.entries}
         flats = [bytes_of(one) for one in found.values()]

@@ -64,7 +64,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class RankHolding:
     """What the process of one rank of the new generation needs, and what it holds; a new process holds nothing."""
 
     rank: int
@@ -111,7 +111,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RestorePlan:
     """How all ranks come to hold `step`."""
 
     step: int
@@ -151,8 +151,8 @@ class NoPlan:
 
 
 def plan(
-    holdings: Iterable[Holding], checkpoints: Iterable[int] = (), stored: Iterable[Stored] = (), *, most: int = MOST_SOURCES
-) -> Plan | NoPlan:
+    holdings: Iterable[RankHolding], checkpoints: Iterable[int] = (), stored: Iterable[Stored] = (), *, most: int = MOST_SOURCES
+) -> RestorePlan | NoPlan:
     """Return how all ranks come to hold the newest step that can be had whole.
 
     Args:
@@ -174,13 +174,13 @@ def plan(
             return scene.plan(_because(scene.whole(), lacking), most)
         if lineage == -1:  # of a step that memory has whole too, this one comes last
             because = _because(f"the checkpoint of step {step} is whole", lacking or {step: lack})
-            return Plan(step=step, because=because, roll_back=_newer(ranks, step), checkpoint=True)
+            return RestorePlan(step=step, because=because, roll_back=_newer(ranks, step), checkpoint=True)
         lacking.setdefault(step, lack)
     what = lacking[max(lacking)] if lacking else "no rank holds any state"
     return NoPlan(f"{what}, and there is no whole checkpoint")
 
 
-def _in_order(holdings: Iterable[Holding]) -> Sequence[Holding]:
+def _in_order(holdings: Iterable[RankHolding]) -> Sequence[RankHolding]:
     """Return *holdings* by rank, each once."""
     ranks = sorted(holdings, key=lambda one: one.rank)
     if len({one.rank for one in ranks}) != len(ranks):
@@ -188,7 +188,7 @@ def _in_order(holdings: Iterable[Holding]) -> Sequence[Holding]:
     return ranks
 
 
-def _moments(ranks: Sequence[Holding], certain: frozenset[int] | None, stored: Sequence[Stored]) -> set[Moment]:
+def _moments(ranks: Sequence[RankHolding], certain: frozenset[int] | None, stored: Sequence[Stored]) -> set[Moment]:
     """Return every step, by lineage, that somebody holds a piece of and that may count."""
     live: set[Moment] = set()
     if certain is not None:
@@ -197,12 +197,12 @@ def _moments(ranks: Sequence[Holding], certain: frozenset[int] | None, stored: S
     return live | {one.moment for one in stored}
 
 
-def _lineage(ranks: Sequence[Holding]) -> int:
+def _lineage(ranks: Sequence[RankHolding]) -> int:
     """Return the lineage of the survivors."""
     return max((one.lineage for one in ranks if one.live is not None), default=0)
 
 
-def _certain(ranks: Sequence[Holding]) -> frozenset[int] | None:
+def _certain(ranks: Sequence[RankHolding]) -> frozenset[int] | None:
     """Return the steps that live state may go forward to; None when the survivors are at steps that no vote explains.
 
     A rank that is prepared for step k may apply it when any survivor has: then everybody had voted for it. When no survivor
@@ -220,18 +220,18 @@ def _certain(ranks: Sequence[Holding]) -> frozenset[int] | None:
     return frozenset({applied})
 
 
-def _last(ranks: Sequence[Holding]) -> int:
+def _last(ranks: Sequence[RankHolding]) -> int:
     """Return the last step that any rank has applied."""
     return max(one.live for one in ranks if one.live is not None)
 
 
-def _apart(ranks: Sequence[Holding]) -> dict[int, str]:
+def _apart(ranks: Sequence[RankHolding]) -> dict[int, str]:
     """Say of survivors that are at steps that no vote explains where they are."""
     at = _listed([f"rank {one.rank} at {one.live}" for one in ranks if one.live is not None])
     return {_last(ranks): f"the ranks that live are at steps that do not go together: {at}"}
 
 
-def _newer(ranks: Sequence[Holding], step: int) -> frozenset[int]:
+def _newer(ranks: Sequence[RankHolding], step: int) -> frozenset[int]:
     """Return the survivors that hold or are prepared for something newer than *step*."""
     return frozenset(one.rank for one in ranks if max(one.live or 0, one.prepared or 0) > step)
 
@@ -239,7 +239,7 @@ def _newer(ranks: Sequence[Holding], step: int) -> frozenset[int]:
 class _Scene:
     """Who holds what of one step."""
 
-    def __init__(self, ranks: Sequence[Holding], moment: Moment, certain: frozenset[int] | None, stored: Sequence[Stored]) -> None:
+    def __init__(self, ranks: Sequence[RankHolding], moment: Moment, certain: frozenset[int] | None, stored: Sequence[Stored]) -> None:
         self.ranks, (self.step, self.lineage) = ranks, moment
         self.pieces: dict[str, list[int]] = defaultdict(list)
         self.lights: dict[int, list[int]] = defaultdict(list)
@@ -253,7 +253,7 @@ class _Scene:
         for kept in self.stored:
             self.cuts[kept.piece][kept.parts][kept.part].append(kept)
 
-    def _take(self, one: Holding, certain: frozenset[int] | None) -> None:
+    def _take(self, one: RankHolding, certain: frozenset[int] | None) -> None:
         """Note what *one* holds of the step."""
         if certain is not None and one.prepared == self.step and self.step in certain:
             self.forward.add(one.rank)
@@ -282,7 +282,7 @@ class _Scene:
             return f"the ranks that live hold all of step {self.step}"
         return f"the memory of nodes {'and the ranks that live have' if self.live else 'has'} all of step {self.step}"
 
-    def _parts(self, one: Holding) -> tuple[Stored, ...]:
+    def _parts(self, one: RankHolding) -> tuple[Stored, ...]:
         """Return the parts of the piece of *one*, the nearest of each; nothing unless all are there."""
         whole = [(parts, cut) for parts, cut in sorted(self.cuts.get(one.piece, {}).items()) if len(cut) == parts]
         if not whole:
@@ -290,19 +290,19 @@ class _Scene:
         _, cut = whole[0]
         return tuple(self._nearest(one, cut[part]) for part in sorted(cut))
 
-    def _light(self, one: Holding) -> Stored | None:
+    def _light(self, one: RankHolding) -> Stored | None:
         """Return the nearest snapshot that has the light state of *one*."""
         found = [kept for kept in self.stored if kept.rank == one.rank]
         return self._nearest(one, found) if found else None
 
-    def _nearest(self, one: Holding, found: Sequence[Stored]) -> Stored:
+    def _nearest(self, one: RankHolding, found: Sequence[Stored]) -> Stored:
         """Return the one that lies on the node of *one*, or one of the others, each rank another."""
         near = [kept for kept in found if kept.node == one.node]
         return near[0] if near else found[one.rank % len(found)]
 
-    def plan(self, because: str, most: int) -> Plan:
+    def plan(self, because: str, most: int) -> RestorePlan:
         """Return the plan for the step, which is whole."""
-        return Plan(
+        return RestorePlan(
             step=self.step,
             because=because,
             lineage=self.lineage,

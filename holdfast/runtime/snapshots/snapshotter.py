@@ -25,20 +25,20 @@ from torch import Tensor
 from holdfast.memstore import shared_memory, write_requests
 from holdfast.memstore.replication_progress import replicated
 from holdfast.memstore.shared_memory import Entry, Label, Slot
-from holdfast.memstore.write_requests import FlushOrder
+from holdfast.memstore.write_requests import WriteRequest
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.checkpoint.storage_errors import Teller, Trouble
+from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
 from holdfast.runtime.groups.state_transfer import bytes_of, local_of
 from holdfast.runtime.snapshots import copy_schedule
-from holdfast.runtime.snapshots.config import Config, Place, Wish
+from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace, WriteWish
 from holdfast.runtime.snapshots.contention import RunDelay
-from holdfast.runtime.snapshots.copier import Copier, Task, Work, slot_tensor
-from holdfast.runtime.snapshots.measurements import Planning
+from holdfast.runtime.snapshots.copier import Copier, CopyWork, Task, slot_tensor
+from holdfast.runtime.snapshots.measurements import StepMeasurements
 from holdfast.runtime.snapshots.overhead import is_control
-from holdfast.runtime.snapshots.stats import Counts, Lived
-from holdfast.runtime.state.state_layout import Outline
+from holdfast.runtime.snapshots.stats import Lived, SnapshotCounts
+from holdfast.runtime.state.state_layout import StateLayout
 from holdfast.runtime.state.training import Training
-from holdfast.runtime.telemetry.wait_windows import Idle, idle
+from holdfast.runtime.telemetry.wait_windows import WaitWindows, idle
 from holdfast.tensor_layout import contiguous
 
 SLOTS: Final = 3
@@ -63,8 +63,8 @@ class _Draft:
     label: Label
     entries: list[Entry]
     blobs: dict[str, bytes]
-    work: Work
-    wish: Wish | None
+    work: CopyWork
+    wish: WriteWish | None
     """It is to be put on disk."""
     slot: int | None = None
     """The slot that it goes to, once that is open."""
@@ -88,10 +88,10 @@ def _bell() -> socket.socket:
     return bell
 
 
-class Taker:
+class Snapshotter:
     """Takes one rank's snapshots."""
 
-    def __init__(self, training: Training, config: Config, *, windows: Idle | None = None) -> None:
+    def __init__(self, training: Training, config: SnapshotConfig, *, windows: WaitWindows | None = None) -> None:
         device = next((one.device for one in training.model.parameters()), torch.device("cpu"))
         self._training, self._config = training, config
         self._idle = windows or idle()
@@ -99,28 +99,28 @@ class Taker:
         self._slots: list[Slot] = []
         self._sealed: dict[int, tuple[int, int]] = {}
         """Slot to the moment of the whole snapshot in it."""
-        self._place: Place | None = None
+        self._place: SnapshotPlace | None = None
         self._draft: _Draft | None = None
-        self._outline: Outline | None = None
+        self._outline: StateLayout | None = None
         self._entries: list[Entry] = []
         self._index = 0
         """Bytes of their JSON."""
         self._tasks: list[Task] = []
         self._bell = _bell()
-        self._teller = Teller()
+        self._teller = StorageErrorReporter()
         self._not_before = 0
-        self._wish: Wish | None = None
+        self._wish: WriteWish | None = None
         self._lag_told = False
         self.held = False
         """Some rank's replicas are behind: the snapshot that they have is not to be overwritten, so no other one is begun."""
-        self.planning = Planning(replace(config.terms, beside=device.type == "cuda"))
+        self.planning = StepMeasurements(replace(config.terms, beside=device.type == "cuda"))
         self.every = max(1, config.terms.every)
         """Steps between two snapshots, as the ranks have agreed."""
         self.control = 0
         """Every how many steps some are left without a snapshot to compare with, as the ranks have agreed; 0: never."""
         self._present, self._delay = _Step(), RunDelay()
         self.lineage = 0
-        self.counts = Counts()
+        self.counts = SnapshotCounts()
         self.newest: Lived | None = None
         """The newest step that is over."""
         self.spans: list[tuple[float, float, bool]] = []
@@ -143,7 +143,7 @@ class Taker:
 
     # -- where ----------------------------------------------------------------------------------------------------------
 
-    def sit(self, place: Place, lineage: int) -> None:
+    def sit(self, place: SnapshotPlace, lineage: int) -> None:
         """Take snapshots as *place* from now on."""
         self.lineage = lineage
         if place == self._place:
@@ -160,7 +160,7 @@ class Taker:
             slot.close()
         self._slots, self._sealed = [], {}
 
-    def _open_slots(self, place: Place) -> None:
+    def _open_slots(self, place: SnapshotPlace) -> None:
         """Open this rank's files; what a process before has left whole in them stays until its turn comes."""
         known = shared_memory.labels(self._config.vault)
         while len(self._slots) < SLOTS or self._path_of(place, len(self._slots)) in known:
@@ -168,13 +168,13 @@ class Taker:
             if path in known:
                 self._sealed[len(self._slots) - 1] = known[path].moment
 
-    def _open_slot(self, place: Place) -> Path:
+    def _open_slot(self, place: SnapshotPlace) -> Path:
         path = self._path_of(place, len(self._slots))
         self._slots.append(Slot(path))
         write_requests.drop(path)  # of a process before: who was to carry it out may never have heard of it
         return path
 
-    def _path_of(self, place: Place, number: int) -> Path:
+    def _path_of(self, place: SnapshotPlace, number: int) -> Path:
         return self._config.vault / f"rank-{place.rank:05d}.{number}{shared_memory.SUFFIX}"
 
     # -- a step ---------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class Taker:
             self._lag_told = True
             slow = "replicas do not reach the other node as fast as snapshots are taken"
             why = f"{self.counts.held} snapshots were left out by step {step}: {slow}"
-            self._teller.tell(Trouble("replica-behind", why), step, self._config.vault)
+            self._teller.tell(StorageError("replica-behind", why), step, self._config.vault)
 
     def behind(self) -> bool:
         """Tell whether the next snapshot would take the place of the last one that is whole on another node.
@@ -253,7 +253,7 @@ class Taker:
         roomy = len(self._slots) > SLOTS or not limit or shared_memory.usage(self._config.vault) + size <= limit
         return "ready" if roomy else "unable"
 
-    def wish(self, wish: Wish) -> None:
+    def wish(self, wish: WriteWish) -> None:
         """Have the next snapshot, which is the one of the wish's step, put on disk."""
         self._wish = wish
 
@@ -289,16 +289,16 @@ class Taker:
         )
         wish, self._wish = self._wish, None
         plan = self.planning.plan_for([task.size for task in tasks])
-        work = Work(tasks, self._opened, self._news, self._ended, gate=plan.gate, beside=plan.beside)
+        work = CopyWork(tasks, self._opened, self._news, self._ended, gate=plan.gate, beside=plan.beside)
         self._draft = _Draft(label, self._entries, blobs, work, wish if wish is not None and wish.step == step else None)
         self._copier.begin(work)
         self.counts.prepared += time.perf_counter() - begin
 
-    def _laid_out(self, place: Place) -> list[Task]:
+    def _laid_out(self, place: SnapshotPlace) -> list[Task]:
         """Return the slices of this rank's part; the same as last time unless a tensor has moved."""
         if self._outline is not None and self._outline.fits():
             return self._tasks
-        self._outline = Outline(self._training)
+        self._outline = StateLayout(self._training)
         flats = [bytes_of(one) for one in self._outline.tensors.values()]
         self._entries = [
             Entry(key, tuple(local_of(one).shape), str(one.dtype).removeprefix("torch."), data.numel(), _strides(local_of(one)))
@@ -364,11 +364,11 @@ class Taker:
         if draft.wish is not None:
             self._order(draft, draft.wish)
 
-    def _order(self, draft: _Draft, wish: Wish) -> None:
+    def _order(self, draft: _Draft, wish: WriteWish) -> None:
         """Have a whole snapshot put on disk; what was to be copied beyond the idle time is part of what that costs."""
         assert draft.slot is not None
         label, slot = draft.label, self._slots[draft.slot]
-        order = FlushOrder(
+        order = WriteRequest(
             snapshot=slot.path.name,
             step=label.step,
             lineage=label.lineage,
@@ -384,7 +384,9 @@ class Taker:
         try:
             order.write(self._config.vault)
         except OSError as error:
-            self._teller.tell(Trouble("snapshot-no-memory", f"no checkpoint out of memory: {error.strerror}"), label.step, wish.directory)
+            self._teller.tell(
+                StorageError("snapshot-no-memory", f"no checkpoint out of memory: {error.strerror}"), label.step, wish.directory
+            )
         else:
             link().want_flushed()
 
@@ -411,7 +413,7 @@ class Taker:
         if draft.slot is not None:
             self._slots[draft.slot].discard()
 
-    def _account(self, work: Work) -> None:
+    def _account(self, work: CopyWork) -> None:
         counts, size = self.counts, sum(task.size for task in work.tasks)
         counts.copied += work.seconds
         counts.hidden += work.hidden
@@ -421,7 +423,7 @@ class Taker:
 
     # -- in the copying thread ------------------------------------------------------------------------------------------
 
-    def _opened(self, work: Work) -> Tensor | None:
+    def _opened(self, work: CopyWork) -> Tensor | None:
         """Open a slot for the snapshot in work; return its data, or nothing where none can be had."""
         draft = self._draft
         if draft is None or draft.work is not work:
@@ -451,7 +453,7 @@ class Taker:
         return slot_tensor(self._slots[number].data)
 
     def _no_memory(self, draft: _Draft, error: OSError) -> None:
-        trouble = Trouble("snapshot-no-memory", f"no snapshots in memory: {error.strerror or error}")
+        trouble = StorageError("snapshot-no-memory", f"no snapshots in memory: {error.strerror or error}")
         self._teller.tell(trouble, draft.label.step, self._config.vault)
 
     def _news(self, size: int) -> None:
@@ -460,7 +462,7 @@ class Taker:
             self._slots[draft.slot].progress(size)
             shared_memory.ring(self._config.vault, self._bell)
 
-    def _ended(self, work: Work) -> None:
+    def _ended(self, work: CopyWork) -> None:
         """Seal the snapshot: all is copied."""
         draft = self._draft
         if draft is None or draft.slot is None or draft.work is not work:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.runtime.telemetry.wait_windows import Window
+from holdfast.runtime.telemetry.wait_windows import WaitWindow
 
 
 @dataclass(slots=True)
-class Counts:
+class SnapshotCounts:
     """What snapshots have cost so far."""
 
     steps: int = 0
@@ -42,7 +42,7 @@ class Lived:
 
     began: float
     took: float
-    windows: list[Window]
+    windows: list[WaitWindow]
     operations: list[tuple[str, int]]
     """Point-to-point operations in their order, with the peer's rank."""
     copies: list[tuple[float, float, bool]]

@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 from typing import Any, Final
 
-from holdfast.runtime.snapshots.snapshotter import Taker
-from holdfast.runtime.snapshots.stats import Counts
+from holdfast.runtime.snapshots.snapshotter import Snapshotter
+from holdfast.runtime.snapshots.stats import SnapshotCounts
 
 PAUSE: Final = 1.0
 """Seconds between two words about what snapshots cost; which one is the newest is said at every step."""
@@ -15,17 +15,17 @@ SUMS: Final = ("taken", "given_up", "copied", "hidden", "paused", "prepared", "s
 """Counts that grow while a process lives; they are told from the begin of its generation on."""
 
 
-class Ledger:
+class StatsReporter:
     """One rank's account of its snapshots, begun anew in each generation: accounts of generations can then be added up."""
 
     def __init__(self) -> None:
         self._generation: int | None = None
-        self._opening = Counts()
+        self._opening = SnapshotCounts()
         self._next = 0.0
         self.why = ""
         """Why this rank takes none, where that is its own doing."""
 
-    def said(self, taker: Taker | None, generation: int) -> dict[str, Any]:
+    def said(self, taker: Snapshotter | None, generation: int) -> dict[str, Any]:
         """Return what goes with the beat of a step: the newest whole snapshot, and now and then how often they are taken and their cost.
 
         ``at`` is wall clock; ``copied``, ``hidden`` (of it, while training waited anyway), ``paused``, ``prepared``, ``slowed`` (by

@@ -17,7 +17,7 @@ from holdfast.runtime.state import tree
 from holdfast.runtime.state.training import Training, state_of
 
 
-class Outline:
+class StateLayout:
     """The tensors of a training that change only when a step is applied, and all else in two trees: what stays, and what may change."""
 
     def __init__(self, training: Training) -> None:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from holdfast.runtime.checkpoint.storage import Reader
+from holdfast.runtime.checkpoint.storage import CheckpointReader
 from holdfast.runtime.state import rng, tree
 
 SAMPLE: Final = 4096
@@ -190,7 +190,7 @@ class Training:
         """Return copies of the model's buffers as they are now, by their keys."""
         return {f"model.{name}": one.detach().clone() for name, one in self.model.named_buffers()}
 
-    def load(self, reader: Reader, rank: int) -> dict[str, Any]:
+    def load(self, reader: CheckpointReader, rank: int) -> dict[str, Any]:
         """Take everything from *reader*; return the session's own progress and this rank's generators.
 
         A rank that did not exist when the checkpoint was written has no ``rng`` and, unless it is told otherwise by its
@@ -209,7 +209,7 @@ class Training:
             self.data.load_state_dict(whole["data"])
         return {**whole["progress"], "rng": whole["rng"] if own else None}
 
-    def _trees(self, reader: Reader, rank: int) -> tuple[dict[str, Any], bool]:
+    def _trees(self, reader: CheckpointReader, rank: int) -> tuple[dict[str, Any], bool]:
         """Return this rank's tree, or that of rank 0 for a rank that is new; say which."""
         own = reader.has(tree_of(rank))
         key = tree_of(rank if own else 0)
@@ -217,7 +217,7 @@ class Training:
         reader.fill(stored)
         return tree.from_bytes(stored[key]), own
 
-    def _model_tensors(self, reader: Reader, stored: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _model_tensors(self, reader: CheckpointReader, stored: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the model's own tensors by key, to be read in place; refuse a checkpoint of another model."""
         present = self.model.state_dict()
         _same_names("the model", present, stored)
@@ -301,7 +301,7 @@ def state_of(value: object) -> Any:  # noqa: ANN401 (an extra may be anything th
     return value.state_dict() if isinstance(value, Stateful) else value
 
 
-def _template(key: str, like: Tensor | None, reader: Reader) -> Tensor:
+def _template(key: str, like: Tensor | None, reader: CheckpointReader) -> Tensor:
     """Return a tensor to read *key* into: where *like* is, and sharded as it is, when the shapes agree; else whole."""
     if not reader.has(key):
         raise Misfit(f"the checkpoint speaks of '{key}' and does not hold it")

@@ -20,7 +20,7 @@ import torch
 
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups.in_flight import COLLECTIVES, Mark
+from holdfast.runtime.groups.in_flight import COLLECTIVES, OperationMark
 from holdfast.runtime.groups.membership import assembly
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.telemetry.wait_windows import idle
@@ -89,7 +89,7 @@ def _in_group(group: ManagedGroup) -> Message:
     }
 
 
-def _told(group: ManagedGroup, mark: Mark) -> Message:
+def _told(group: ManagedGroup, mark: OperationMark) -> Message:
     return {
         "way": _way(group, mark.way),
         "number": mark.number,

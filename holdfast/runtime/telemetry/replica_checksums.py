@@ -50,7 +50,7 @@ def _sum(tensor: Tensor) -> Tensor:
     return total + flat[whole:].to(torch.int64).sum() if whole < flat.numel() else total
 
 
-class Checker:
+class ReplicaChecksums:
     """Tells the digest of one rank's parameters at the steps at which it is time."""
 
     def __init__(self, model: nn.Module, environment: Mapping[str, str]) -> None:

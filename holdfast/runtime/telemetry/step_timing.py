@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 
 from holdfast.runtime.telemetry import sections
-from holdfast.runtime.telemetry.wait_windows import Idle, idle
+from holdfast.runtime.telemetry.wait_windows import WaitWindows, idle
 
 
-class PaceMaker:
+class StepTimer:
     """Measures each step from the end of the one before to its own."""
 
-    def __init__(self, windows: Idle | None = None) -> None:
+    def __init__(self, windows: WaitWindows | None = None) -> None:
         self._idle = windows or idle()
         self._since: float | None = None
         self._sums: dict[str, float] = {}

@@ -33,7 +33,7 @@ def kind_of(operation: str) -> str:
     return _KINDS.get(operation[:4], "") or _KINDS.get(operation, "collective")
 
 
-class Window(NamedTuple):
+class WaitWindow(NamedTuple):
     """A wait: begin and end in seconds since the step began, what was waited for, and the how manieth of the step it was, from 1."""
 
     begin: float
@@ -42,7 +42,7 @@ class Window(NamedTuple):
     number: int
 
 
-class Idle:
+class WaitWindows:
     """The windows of the step in work. Cheap: it is asked at every wait, whether anybody copies or not."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Idle:
         """Whether training waits now."""
         self.wake: threading.Event | None = None
         """Set while training waits; who copies sleeps on it."""
-        self.windows: list[Window] = []
+        self.windows: list[WaitWindow] = []
         self.step_began = time.perf_counter()
         self.number = 0
         """Windows of this step that were opened so far."""
@@ -64,7 +64,7 @@ class Idle:
         self._flying = self._launched = self._usual = 0
         self._lock = threading.Lock()
 
-    def begin_step(self) -> tuple[float, list[Window], list[tuple[str, int]]]:
+    def begin_step(self) -> tuple[float, list[WaitWindow], list[tuple[str, int]]]:
         """Begin a step; return how long the one before took, its windows and its point-to-point operations."""
         now = time.perf_counter()
         took, windows, operations = now - self.step_began, self.windows, self.operations
@@ -90,7 +90,7 @@ class Idle:
         now = self.left = time.perf_counter()
         self.sums[self._kind] = self.sums.get(self._kind, 0.0) + now - self._since
         if now - self._since >= LEAST and len(self.windows) < MOST:
-            self.windows.append(Window(self._since - self.step_began, now - self.step_began, self._kind, self.number))
+            self.windows.append(WaitWindow(self._since - self.step_began, now - self.step_began, self._kind, self.number))
 
     def present(self) -> tuple[str, float]:
         """Return what training waits for now, and for how many seconds it has; nothing while it does not wait. Callable from any thread."""
@@ -121,9 +121,9 @@ class Idle:
             self.leave()
 
 
-_ours = Idle()
+_ours = WaitWindows()
 
 
-def idle() -> Idle:
+def idle() -> WaitWindows:
     """Return this process's windows."""
     return _ours

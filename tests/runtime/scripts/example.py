@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from holdfast.runtime.groups.recovery_manager import Keeper
+from holdfast.runtime.groups.recovery_manager import RecoveryManager
 from tests.runtime.chaos import gate
 from tests.runtime.ranks import ROOT
 
@@ -19,11 +19,11 @@ folder, until, name = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 gates = {one for one in sys.argv[4:] if one.startswith("gate-")}
 rest = [one for one in sys.argv[4:] if one not in gates]
 result = folder / "result.json"
-keepers: list[Keeper] = []
-begin = Keeper.begin
+keepers: list[RecoveryManager] = []
+begin = RecoveryManager.begin
 
 
-def held(self: Keeper, step: int) -> None:
+def held(self: RecoveryManager, step: int) -> None:
     """Wait at the gate of *step*, if there is one, and go on."""
     keepers[:] = [self]
     if f"gate-{step}" in gates:
@@ -37,14 +37,14 @@ def local(tensor: Tensor) -> bytes:
     return bytes(own.detach().contiguous().view(torch.uint8).numpy().tobytes())
 
 
-Keeper.begin = held  # type: ignore[method-assign]
+RecoveryManager.begin = held  # type: ignore[method-assign]
 torch.set_num_threads(1)
 sys.path.insert(0, str(ROOT / "examples"))
 sys.argv = [str(ROOT / "examples" / f"{name}.py"), "--steps", str(until), "--result", str(result), *rest]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 finally:
-    Keeper.begin = begin  # type: ignore[method-assign]
+    RecoveryManager.begin = begin  # type: ignore[method-assign]
 
 model, moments = hashlib.sha256(), hashlib.sha256()
 training, rank = keepers[0].training, keepers[0].assembly.generation.rank

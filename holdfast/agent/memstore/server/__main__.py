@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.agent.memstore.server.handler import Serving
-from holdfast.agent.memstore.server.notification import News
-from holdfast.agent.memstore.server.replica_store import OWN, Shelf
-from holdfast.agent.memstore.server.replicator import Home, Pusher
-from holdfast.agent.memstore.server.token_bucket import Bucket
+from holdfast.agent.memstore.server.handler import RequestHandler
+from holdfast.agent.memstore.server.notification import SnapshotNotification
+from holdfast.agent.memstore.server.replica_store import OWN, ReplicaStore
+from holdfast.agent.memstore.server.replicator import ReplicaNode, Replicator
+from holdfast.agent.memstore.server.token_bucket import TokenBucket
 from holdfast.log import set_up
 from holdfast.memstore.shared_memory import SUFFIX
 from holdfast.process import let_termination_pass
@@ -31,20 +31,20 @@ TELL: Final = 1.0
 """Seconds between two words to the agent about how far replicas are."""
 
 
-class Server:
+class MemstoreServer:
     """All of a memory server, in threads that mostly sleep."""
 
     def __init__(self, control: socket.socket, facts: Message) -> None:
         place = Path(facts["vault"])
         self._control, self._said = control, threading.Lock()
-        self.shelf = Shelf(place, int(facts["limit"]))
-        self.news = News(place)
-        self.serving = Serving(self.shelf, facts["token"], self.tell, self.tidy)
+        self.shelf = ReplicaStore(place, int(facts["limit"]))
+        self.news = SnapshotNotification(place)
+        self.serving = RequestHandler(self.shelf, facts["token"], self.tell, self.tidy)
         self._facts, self._place = facts, place
         self._own: frozenset[int] | None = None
-        self._bucket = Bucket()
-        self._homes: dict[tuple[str, int], Home] = {}
-        self._pushers: dict[tuple[int, tuple[str, int]], Pusher] = {}
+        self._bucket = TokenBucket()
+        self._homes: dict[tuple[str, int], ReplicaNode] = {}
+        self._pushers: dict[tuple[int, tuple[str, int]], Replicator] = {}
         self._changing = threading.Lock()
         self._told: dict[str, int] = {}
         self._next_word = 0.0
@@ -75,7 +75,7 @@ class Server:
         self._bucket.limit(message["bandwidth"])
         with self._changing:
             self._told = {}  # the agent knows nothing of what these homes keep
-            self._homes = {address: self._homes.get(address) or Home(address=address, tell=self.tell) for address in homes}
+            self._homes = {address: self._homes.get(address) or ReplicaNode(address=address, tell=self.tell) for address in homes}
 
     def look(self) -> None:
         """Push what ranks there are to where they are to be pushed."""
@@ -86,9 +86,9 @@ class Server:
                     if (rank, address) not in self._pushers:
                         self._start(rank, home)
 
-    def _start(self, rank: int, home: Home) -> None:
+    def _start(self, rank: int, home: ReplicaNode) -> None:
         facts = self._facts
-        pusher = Pusher(self._place, rank, home, source=facts["node"], token=facts["token"], news=self.news, bucket=self._bucket)
+        pusher = Replicator(self._place, rank, home, source=facts["node"], token=facts["token"], news=self.news, bucket=self._bucket)
         self._pushers[rank, home.address] = pusher
         pusher.start()
 
@@ -131,7 +131,7 @@ def main() -> int:
     control.setblocking(True)  # noqa: FBT003 (its only argument)
     listening.setblocking(True)  # noqa: FBT003
     messages = _messages(control)
-    server = Server(control, next(messages))
+    server = MemstoreServer(control, next(messages))
     for loop in (server.news.run, server.watch, lambda: server.serving.run(listening)):
         threading.Thread(target=loop, daemon=True).start()
     for message in messages:

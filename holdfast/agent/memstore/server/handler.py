@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from holdfast.agent.memstore.server.replica_store import SOURCE, Declined, Shelf
+from holdfast.agent.memstore.server.replica_store import SOURCE, Rejected, ReplicaStore
 from holdfast.log import note
 from holdfast.memstore import shared_memory
-from holdfast.memstore.client import LONGEST_TAIL, Line
+from holdfast.memstore.client import LONGEST_TAIL, MemstoreConnection
 from holdfast.memstore.shared_memory import PAGE, Label, Slot, Snapshot, Unusable
 
 log = logging.getLogger("holdfast.agent.workers.oom")
@@ -35,10 +35,10 @@ DATA, TAIL, ABANDON = b"D", b"T", b"A"
 LONGEST_FRAME: Final = 64 * 2**20
 
 
-class Serving:
+class RequestHandler:
     """Answers on the node's port."""
 
-    def __init__(self, shelf: Shelf, token: str, tell: Callable[..., None], sealed: Callable[[], None]) -> None:
+    def __init__(self, shelf: ReplicaStore, token: str, tell: Callable[..., None], sealed: Callable[[], None]) -> None:
         """Serve what is on *shelf*; *tell* takes events for the flow, *sealed* is called when a replica has become whole."""
         self._shelf, self._token, self._tell, self._sealed = shelf, token, tell, sealed
         self._members = threading.Semaphore(MOST)
@@ -71,7 +71,7 @@ class Serving:
 
     def _meet(self, sock: socket.socket, address: Any) -> None:  # noqa: ANN401 (what accept gives)
         try:
-            with Line(sock, seconds=HELLO_SECONDS) as line:
+            with MemstoreConnection(sock, seconds=HELLO_SECONDS) as line:
                 line.until = time.monotonic() + HELLO_SECONDS
                 try:
                     line.let_in(self._token)
@@ -90,7 +90,7 @@ class Serving:
         except (OSError, Unusable, ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error) as error:
             note(log, "memory.line-ended", peer=address, why=error)
 
-    def _serve(self, line: Line) -> None:
+    def _serve(self, line: MemstoreConnection) -> None:
         while True:
             line.socket.settimeout(None)  # the next snapshot may be an hour away; a peer that is gone is noticed by the kernel
             order = line.hear()
@@ -105,22 +105,22 @@ class Serving:
                     self._take_all(line, str(order["source"]), int(order["rank"]))
                 else:
                     line.tell({"ok": False, "why": f"nothing is called '{str(verb)[:40]}' here: use the same Holdfast on all nodes"})
-            except Declined as error:
+            except Rejected as error:
                 line.tell({"ok": False, "why": error.why})
 
     # -- giving -------------------------------------------------------------------------------------------------------
 
-    def _give(self, line: Line, order: dict[str, Any]) -> None:
+    def _give(self, line: MemstoreConnection, order: dict[str, Any]) -> None:
         """Send a whole file. Somebody waits for it: this is not the moment to be the last in the queue for a processor."""
         path = self._shelf.path_of(str(order["name"]))
         try:
             snapshot = Snapshot(path)
         except (OSError, Unusable) as error:
-            raise Declined(f"{path.name} cannot be given: {error}") from error
+            raise Rejected(f"{path.name} cannot be given: {error}") from error
         with snapshot, open(snapshot.fileno(), "rb", buffering=0, closefd=False) as file:
             label = snapshot.label
             if (label.step, label.lineage, label.digest) != (order["step"], order["lineage"], order["digest"]):
-                raise Declined(f"{path.name} holds step {label.step} of lineage {label.lineage} by now")
+                raise Rejected(f"{path.name} holds step {label.step} of lineage {label.lineage} by now")
             with suppress(OSError):
                 os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # of this thread
             size = PAGE + label.size + label.tail
@@ -130,10 +130,10 @@ class Serving:
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
-    def _take_all(self, line: Line, source: str, rank: int) -> None:
+    def _take_all(self, line: MemstoreConnection, source: str, rank: int) -> None:
         """Take replicas of one rank of one node, one after the other, until the line ends."""
         if not SOURCE.fullmatch(source) or rank < 0:
-            raise Declined("no node has such a name")
+            raise Rejected("no node has such a name")
         line.tell({"ok": True})
         self._shelf.enter(source, rank)
         try:
@@ -145,17 +145,17 @@ class Serving:
         finally:
             self._shelf.leave(source, rank)
 
-    def _take(self, line: Line, source: str, rank: int, label: Label) -> None:
+    def _take(self, line: MemstoreConnection, source: str, rank: int, label: Label) -> None:
         try:
             slot = self._open(source, rank, label)
-        except Declined as error:
+        except Rejected as error:
             line.tell({"ok": False, "why": error.why, "have": error.have, "again": not (error.have or error.full)})
             return
         sealed = False
         try:
             line.tell({"ok": True})
             sealed = self._fill(line, slot, label)
-        except Declined as error:
+        except Rejected as error:
             self._note_full(source, rank, error.why)
             line.tell({"ok": False, "why": error.why})
         finally:
@@ -167,15 +167,15 @@ class Serving:
         """Return a slot for a replica; tell once when there is no memory for it."""
         try:
             slot = self._shelf.open(source, rank, label)
-        except Declined as error:
+        except Rejected as error:
             if error.full:
                 self._note_full(source, rank, error.why)
             raise
         except BlockingIOError as error:
-            raise Declined("what would be replaced is being read") from error
+            raise Rejected("what would be replaced is being read") from error
         except OSError as error:
             self._note_full(source, rank, f"no memory can be had for a replica of rank {rank}: {error}")
-            raise Declined(str(error), full=True) from error
+            raise Rejected(str(error), full=True) from error
         self._full.discard((source, rank))
         return slot
 
@@ -184,7 +184,7 @@ class Serving:
             self._full.add((source, rank))
             self._tell("memory.full", why=why)
 
-    def _fill(self, line: Line, slot: Slot, label: Label) -> bool:
+    def _fill(self, line: MemstoreConnection, slot: Slot, label: Label) -> bool:
         """Take the bytes of a replica as they come; tell whether it has become whole."""
         filled = 0
         while True:
@@ -204,7 +204,7 @@ class Serving:
                 told = f"{filled} of {label.size} bytes of data being here, and {label.tail} of the tail being announced"
                 raise ConnectionAbortedError(f"a frame {kind!r} of {length} bytes cannot be, {told}")
 
-    def _finish(self, line: Line, slot: Slot, label: Label, length: int) -> bool:
+    def _finish(self, line: MemstoreConnection, slot: Slot, label: Label, length: int) -> bool:
         whole, tail = shared_memory.label_of(line.hear()), line.exactly(length)
         if replace(whole, tail=0, digest="") != replace(label, tail=0, digest=""):
             raise ConnectionAbortedError("the label that came with the tail is another snapshot's")

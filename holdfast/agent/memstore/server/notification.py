@@ -15,7 +15,7 @@ ANYWAY: Final = 5.0
 """Seconds after which those who wait look without having been woken: a ring can be lost with the process that was to give it."""
 
 
-class News:
+class SnapshotNotification:
     """Counts rings."""
 
     def __init__(self, place: Path) -> None:

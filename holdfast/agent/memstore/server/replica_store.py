@@ -20,7 +20,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.\d+)?\.snap")
 SOURCE: Final = re.compile(r"[0-9a-f]{16}")
 
 
-class Declined(Exception):
+class Rejected(Exception):
     """A replica that is not taken: *why*, and whether memory is *full* or we *have* it already."""
 
     def __init__(self, why: str, *, full: bool = False, have: bool = False) -> None:
@@ -33,7 +33,7 @@ def order_of(label: Label) -> tuple[int, int, float]:
     return label.lineage, label.step, label.time
 
 
-class Shelf:
+class ReplicaStore:
     """The replicas in one vault."""
 
     def __init__(self, place: Path, limit: int) -> None:
@@ -49,16 +49,16 @@ class Shelf:
     # -- taking -------------------------------------------------------------------------------------------------------
 
     def open(self, source: str, rank: int, label: Label) -> Slot:
-        """Return a slot in which the replica has begun; raise `Declined` when it is not taken, ``OSError`` when memory cannot be had."""
+        """Return a slot in which the replica has begun; raise `Rejected` when it is not taken, ``OSError`` when memory cannot be had."""
         with self._lock:
             paths = [self.place / f"copy-{source}-{rank:05}.{number}{SUFFIX}" for number in range(SLOTS)]
             whole = {path: found for path in paths if (found := _label(path)) is not None}
             if label.digest and any((found.moment, found.digest) == (label.moment, label.digest) for found in whole.values()):
-                raise Declined("it is here already", have=True)
+                raise Rejected("it is here already", have=True)
             kept = sorted(whole, key=lambda path: order_of(whole[path]))[-(SLOTS - 1) :]
             free = [path for path in paths if path not in kept and path not in self._taken]
             if not free:
-                raise Declined("another replica of this rank is being taken")
+                raise Rejected("another replica of this rank is being taken")
             self._check_room(free[0], label)
             slot = self._slot(free[0])
             slot.begin(label)
@@ -85,7 +85,7 @@ class Shelf:
                 copies += max(size, self._taken.get(other, 0))
         need = _need(label)
         if SLOTS * sum(own.values()) + copies + need > self.limit:
-            raise Declined(
+            raise Rejected(
                 f"{need} bytes for rank {label.rank} do not fit: of {self.limit} bytes this node's own ranks need "
                 f"{SLOTS * sum(own.values())}, other replicas take {copies}",
                 full=True,
@@ -110,9 +110,9 @@ class Shelf:
         return {path.name: label for path, label in shared_memory.labels(self.place).items()}
 
     def path_of(self, name: str) -> Path:
-        """Return the file called *name*; raise `Declined` for what is no name of a snapshot."""
+        """Return the file called *name*; raise `Rejected` for what is no name of a snapshot."""
         if not NAME.fullmatch(name):
-            raise Declined(f"no snapshot is called '{name[:80]}'")
+            raise Rejected(f"no snapshot is called '{name[:80]}'")
         return self.place / name
 
     # -- tidying ------------------------------------------------------------------------------------------------------

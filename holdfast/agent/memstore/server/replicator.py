@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.agent.memstore.server.handler import ABANDON, DATA, FRAME, TAIL
-from holdfast.agent.memstore.server.notification import News
+from holdfast.agent.memstore.server.notification import SnapshotNotification
 from holdfast.agent.memstore.server.replica_store import order_of
-from holdfast.agent.memstore.server.tail_reader import Reading, newest
-from holdfast.agent.memstore.server.token_bucket import Bucket
-from holdfast.memstore.client import Line, connect
-from holdfast.memstore.replication_progress import Sender
+from holdfast.agent.memstore.server.tail_reader import TailReader, newest
+from holdfast.agent.memstore.server.token_bucket import TokenBucket
+from holdfast.memstore.client import MemstoreConnection, connect
+from holdfast.memstore.replication_progress import ReplicationProgress
 from holdfast.memstore.shared_memory import Unusable
 
 CHUNK: Final = 2**20
@@ -36,7 +36,7 @@ LONGEST_PAUSE: Final = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Home:
+class ReplicaNode:
     """Another node's memory server, to which this node's snapshots go, as all of its connections find it."""
 
     address: tuple[str, int]
@@ -69,19 +69,21 @@ class Home:
                 self.tell("replica.kept", peer=self.name)
 
 
-class Pusher(threading.Thread):
+class Replicator(threading.Thread):
     """Keeps one rank's newest snapshots on one home."""
 
-    def __init__(self, place: Path, rank: int, home: Home, *, source: str, token: str, news: News, bucket: Bucket) -> None:  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913
+        self, place: Path, rank: int, home: ReplicaNode, *, source: str, token: str, news: SnapshotNotification, bucket: TokenBucket
+    ) -> None:
         """Push what rank *rank* writes in the vault *place* to *home*, where it is called by this node's name *source*."""
         super().__init__(name=f"rank {rank} to {home.name}", daemon=True)
         self._place, self._rank, self._home, self._source, self._token = place, rank, home, source, token
         self._news, self._bucket = news, bucket
-        self._line: Line | None = None
+        self._line: MemstoreConnection | None = None
         self._over = threading.Event()
         self._last: tuple[int, int, float] | None = None
         """The newest snapshot that this connection has dealt with."""
-        self._sender = Sender(place, rank)
+        self._sender = ReplicationProgress(place, rank)
         self.pushed = 0
         """Bytes of data sent."""
         self.whole: int | None = None
@@ -116,7 +118,7 @@ class Pusher(threading.Thread):
             self._over.wait(pause)
             pause = min(LONGEST_PAUSE, pause * 2)
 
-    def _push_all(self, line: Line) -> None:
+    def _push_all(self, line: MemstoreConnection) -> None:
         while not self._over.is_set():
             count = self._news.count()
             found = newest(self._place, self._rank, self._last)
@@ -126,7 +128,7 @@ class Pusher(threading.Thread):
             with found as reading:
                 self._push(line, reading)
 
-    def _push(self, line: Line, reading: Reading) -> None:
+    def _push(self, line: MemstoreConnection, reading: TailReader) -> None:
         """Push one snapshot, unless it is not taken."""
         line.tell({"label": asdict(reading.label)})
         answer = line.hear()
@@ -139,7 +141,7 @@ class Pusher(threading.Thread):
             if answer.get("have"):
                 self._note_whole(reading)
 
-    def _stream(self, line: Line, reading: Reading) -> None:
+    def _stream(self, line: MemstoreConnection, reading: TailReader) -> None:
         """Send a snapshot as its bytes come to be there; give it up when it is given up."""
         sent = 0
         while not self._over.is_set():
@@ -159,14 +161,14 @@ class Pusher(threading.Thread):
             else:
                 self._news.wait(count, reading.patience)
 
-    def _overtaken(self, reading: Reading) -> bool:
+    def _overtaken(self, reading: TailReader) -> bool:
         """Tell whether the rank has begun another snapshot since: nobody goes on with this one, its worker has died over it."""
         found = newest(self._place, self._rank, order_of(reading.label))
         if found is not None:
             found.close()
         return found is not None
 
-    def _send(self, line: Line, reading: Reading, begin: int, end: int) -> int:
+    def _send(self, line: MemstoreConnection, reading: TailReader, begin: int, end: int) -> int:
         size = self._bucket.take(min(end - begin, CHUNK))
         line.socket.sendall(FRAME.pack(DATA, size))
         done = reading.send(line.socket, begin, size)
@@ -176,7 +178,7 @@ class Pusher(threading.Thread):
         self._sender.moves()
         return size
 
-    def _finish(self, line: Line, reading: Reading) -> None:
+    def _finish(self, line: MemstoreConnection, reading: TailReader) -> None:
         tail = reading.tail()
         line.socket.sendall(FRAME.pack(TAIL, len(tail)))
         line.tell(asdict(reading.label))
@@ -186,14 +188,14 @@ class Pusher(threading.Thread):
         if answer.get("ok") is True:
             self._note_whole(reading)
 
-    def _note_whole(self, reading: Reading) -> None:
+    def _note_whole(self, reading: TailReader) -> None:
         self.whole = reading.label.step
         if not self._over.is_set():
             self._sender.whole(*reading.label.moment)
         self._home.kept()
 
 
-def _granted(line: Line) -> None:
+def _granted(line: MemstoreConnection) -> None:
     answer = line.hear()
     if answer.get("ok") is not True:
         raise OSError(str(answer.get("why"))[:500])

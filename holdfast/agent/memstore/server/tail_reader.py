@@ -20,7 +20,7 @@ SOON: Final = 0.01
 ANYWAY: Final = 5.0
 
 
-class Reading:
+class TailReader:
     """One snapshot in a file of a worker's: the file may take another one any time."""
 
     def __init__(self, path: Path) -> None:
@@ -83,15 +83,15 @@ class Reading:
         return tail
 
 
-def newest(place: Path, rank: int, after: tuple[int, int, float] | None) -> Reading | None:
+def newest(place: Path, rank: int, after: tuple[int, int, float] | None) -> TailReader | None:
     """Return the snapshot of *rank* to push next, among those newer than *after*: the newest whole one, else the newest draft.
 
     Whole ones first: when the home is slow, each that is begun shall also be finished.
     """
-    found: list[Reading] = []
+    found: list[TailReader] = []
     for path in place.glob(f"rank-{rank:05}.*{shared_memory.SUFFIX}"):
         with suppress(OSError, Unusable):
-            found.append(Reading(path))
+            found.append(TailReader(path))
     wanted = [one for one in found if after is None or order_of(one.label) > after]
     best = max(wanted, key=lambda one: (one.sealed, order_of(one.label)), default=None)
     for one in found:

@@ -14,7 +14,7 @@ SHORTEST: Final = 0.0001
 """Seconds to sleep at least: less may not move the clock."""
 
 
-class Bucket:
+class TokenBucket:
     """Bytes that may be sent, as time gives them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from detectors.burn_in_results import Check, Mark
+from detectors.burn_in_results import Check, CheckMark
 
 NAME: Final = "clock"
 STEP: Final = 0.05
@@ -24,7 +24,7 @@ def ticking(seconds: float, monotonic: Clock = time.monotonic, wall: Clock = tim
         now = monotonic()
         reads += 1
         if now < before:
-            return Check(name=NAME, mark=Mark.FAILED, words=f"its monotonic clock fell by {before - now:.6f} s", seconds=now - begun)
+            return Check(name=NAME, mark=CheckMark.FAILED, words=f"its monotonic clock fell by {before - now:.6f} s", seconds=now - begun)
         before = now
         time.sleep(0.001)
     passed = monotonic() - begun
@@ -32,9 +32,9 @@ def ticking(seconds: float, monotonic: Clock = time.monotonic, wall: Clock = tim
     figures = {"drift ms": 1000 * drift, "reads": float(reads)}
     if passed <= 0:
         return Check(
-            name=NAME, mark=Mark.FAILED, words=f"its monotonic clock stood still for {seconds:g} s", figures=figures, seconds=seconds
+            name=NAME, mark=CheckMark.FAILED, words=f"its monotonic clock stood still for {seconds:g} s", figures=figures, seconds=seconds
         )
     if abs(drift) > STEP:
         words = f"its clock went {drift:+.3f} s against its monotonic clock within {passed:.2f} s"
-        return Check(name=NAME, mark=Mark.FAILED, words=words, figures=figures, seconds=passed)
-    return Check(name=NAME, mark=Mark.PASSED, words="it goes evenly", figures=figures, seconds=passed)
+        return Check(name=NAME, mark=CheckMark.FAILED, words=words, figures=figures, seconds=passed)
+    return Check(name=NAME, mark=CheckMark.PASSED, words="it goes evenly", figures=figures, seconds=passed)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from detectors.burn_in_results import Check
-from holdfast.probe.burn_in.checks.core_pool import Ended, judged, on_each, processors
+from holdfast.probe.burn_in.checks.core_pool import CoreEnded, judged, on_each, processors
 
 NAME: Final = "compute"
 LINKS: Final = 2_000
@@ -60,7 +60,7 @@ def compute(seconds: float, works: Mapping[str, Work] = WORKS, cores: list[int] 
     """Work for *seconds* on all *cores* at once (those that this process may use), and compare."""
     begun, used = time.monotonic(), processors() if cores is None else cores
     found = on_each(used, lambda _: _worked(begun + seconds, works))
-    rounds = [one["rounds"] for one in found.values() if not isinstance(one, Ended)]
+    rounds = [one["rounds"] for one in found.values() if not isinstance(one, CoreEnded)]
     figures = {"cores": float(len(used)), "rounds": float(sum(rounds))}
     return judged(NAME, found, figures, fine="every answer is the known one", seconds=time.monotonic() - begun)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from detectors.burn_in_results import Check, Mark
+from detectors.burn_in_results import Check, CheckMark
 
 MOST: Final = 1 << 16
 """Bytes that one answer may have."""
@@ -22,7 +22,7 @@ BROKEN: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CoreEnded:
     """A process that ended without an answer."""
 
     status: int
@@ -42,10 +42,10 @@ def processors() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def on_each(cores: list[int], work: Callable[[int], dict[str, Any]]) -> dict[int, dict[str, Any] | Ended]:
+def on_each(cores: list[int], work: Callable[[int], dict[str, Any]]) -> dict[int, dict[str, Any] | CoreEnded]:
     """Run *work* (of a core's place among *cores*) pinned to each core, all at once; return their answers by core."""
     children = {_started(core, place, work): core for place, core in enumerate(cores)}
-    found: dict[int, dict[str, Any] | Ended] = {}
+    found: dict[int, dict[str, Any] | CoreEnded] = {}
     with selectors.DefaultSelector() as selector:
         for pid, pipe in children:
             selector.register(pipe, selectors.EVENT_READ, (pid, bytearray()))
@@ -61,24 +61,24 @@ def on_each(cores: list[int], work: Callable[[int], dict[str, Any]]) -> dict[int
     return dict(sorted(found.items()))
 
 
-def judged(name: str, found: dict[int, dict[str, Any] | Ended], figures: dict[str, float], *, fine: str, seconds: float) -> Check:
+def judged(name: str, found: dict[int, dict[str, Any] | CoreEnded], figures: dict[str, float], *, fine: str, seconds: float) -> Check:
     """Return the check that all cores' answers make: `wrong` of each is what it saw, and empty where all is *fine*."""
-    wrong = [f"core {core}: {one if isinstance(one, Ended) else one['wrong']}" for core, one in found.items() if _is_wrong(one)]
-    lost = [f"core {core}: its process {one}" for core, one in found.items() if isinstance(one, Ended)]
-    mark = Mark.FAILED if wrong else Mark.SKIPPED if lost else Mark.PASSED
+    wrong = [f"core {core}: {one if isinstance(one, CoreEnded) else one['wrong']}" for core, one in found.items() if _is_wrong(one)]
+    lost = [f"core {core}: its process {one}" for core, one in found.items() if isinstance(one, CoreEnded)]
+    mark = CheckMark.FAILED if wrong else CheckMark.SKIPPED if lost else CheckMark.PASSED
     return Check(name=name, mark=mark, words="; ".join(wrong or lost or [fine])[:1000], figures=figures, seconds=seconds)
 
 
-def _is_wrong(one: dict[str, Any] | Ended) -> bool:
-    return one.is_fault if isinstance(one, Ended) else bool(one["wrong"])
+def _is_wrong(one: dict[str, Any] | CoreEnded) -> bool:
+    return one.is_fault if isinstance(one, CoreEnded) else bool(one["wrong"])
 
 
-def _answer(pid: int, told: bytes) -> dict[str, Any] | Ended:
+def _answer(pid: int, told: bytes) -> dict[str, Any] | CoreEnded:
     _, status = os.waitpid(pid, 0)
     try:
         answer: dict[str, Any] = json.loads(told)
     except ValueError:
-        return Ended(os.waitstatus_to_exitcode(status))
+        return CoreEnded(os.waitstatus_to_exitcode(status))
     return answer
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from detectors.burn_in_results import Check, Mark
+from detectors.burn_in_results import Check, CheckMark
 
 NAME: Final = "disk"
 BLOCK: Final = 4 << 20
@@ -46,12 +46,12 @@ def disk(folder: str, size: int, *, seconds: float) -> Check:
         blocks = int(min(size, free * SPARED)) // BLOCK
         if not blocks:
             words = f"{place} has {free / MB:.0f} MB free, and {BLOCK / MB / SPARED:.0f} MB are the least to try it"
-            return Check(name=NAME, mark=Mark.FAILED, words=words, seconds=time.monotonic() - begun)
+            return Check(name=NAME, mark=CheckMark.FAILED, words=words, seconds=time.monotonic() - begun)
         with tempfile.TemporaryDirectory(prefix="holdfast-burn-in-", dir=place) as scratch:
             written = write(Path(scratch) / "blocks", blocks, until=begun + seconds)
             return replace(told(written, begun, free), devices=names_of(place))
     except OSError as error:
-        mark = Mark.SKIPPED if error.errno in THEIRS else Mark.FAILED
+        mark = CheckMark.SKIPPED if error.errno in THEIRS else CheckMark.FAILED
         words = f"{error.filename or place}: {error.strerror or error}"
         return Check(name=NAME, mark=mark, words=words, seconds=time.monotonic() - begun)
 
@@ -89,7 +89,7 @@ def told(written: Written, begun: float, free: int) -> Check:
         "MB": size / MB,
         "free MB": free / MB,
     }
-    mark, words = (Mark.FAILED, wrong) if wrong else (Mark.PASSED, "every block was read as it was written")
+    mark, words = (CheckMark.FAILED, wrong) if wrong else (CheckMark.PASSED, "every block was read as it was written")
     return Check(name=NAME, mark=mark, words=words, figures=figures, seconds=time.monotonic() - begun)
 
 

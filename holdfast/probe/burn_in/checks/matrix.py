@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from detectors.burn_in_results import Check, Mark
+from detectors.burn_in_results import Check, CheckMark
 
 MATRIX: Final = "matrix"
 GPU: Final = "gpu"
@@ -31,7 +31,7 @@ def matrix(seconds: float) -> Check:
     begun = time.monotonic()
     torch = _torch()
     if isinstance(torch, str):
-        return Check(name=MATRIX, mark=Mark.SKIPPED, words=torch, needed=False)
+        return Check(name=MATRIX, mark=CheckMark.SKIPPED, words=torch, needed=False)
     a, b, wanted = _whole(torch)
     rounds, wrong = 0, ""
     while not wrong and (not rounds or time.monotonic() < begun + seconds):
@@ -40,7 +40,7 @@ def matrix(seconds: float) -> Check:
                 wrong = f"a product of whole numbers as {kind} differs from the same in integers"
         rounds += 1
     figures = {"threads": float(torch.get_num_threads()), "rounds": float(rounds)}
-    mark, words = (Mark.FAILED, wrong) if wrong else (Mark.PASSED, "every product is the one in integers")
+    mark, words = (CheckMark.FAILED, wrong) if wrong else (CheckMark.PASSED, "every product is the one in integers")
     return Check(name=MATRIX, mark=mark, words=words, figures=figures, seconds=time.monotonic() - begun)
 
 
@@ -52,16 +52,16 @@ def gpu(seconds: float, memory_share: float, expected: int = 0) -> list[Check]:
     devices = sorted(Path("/dev").glob("nvidia[0-9]*"))
     if not devices:
         words = "no NVIDIA device is visible" + (f", and the cluster file says {expected}" if expected else "")
-        return [Check(name=GPU, mark=Mark.SKIPPED, words=words, needed=expected > 0 and not Path("/dev/kfd").exists())]
+        return [Check(name=GPU, mark=CheckMark.SKIPPED, words=words, needed=expected > 0 and not Path("/dev/kfd").exists())]
     if len(devices) < expected:
         words = f"{len(devices)} NVIDIA device(s) are visible, and the cluster file says {expected}"
-        return [Check(name=GPU, mark=Mark.FAILED, words=words)]
+        return [Check(name=GPU, mark=CheckMark.FAILED, words=words)]
     torch = _torch()
     if isinstance(torch, str):
-        return [Check(name=GPU, mark=Mark.SKIPPED, words=f"it has {len(devices)} NVIDIA device(s), and {torch}")]
+        return [Check(name=GPU, mark=CheckMark.SKIPPED, words=f"it has {len(devices)} NVIDIA device(s), and {torch}")]
     if not torch.cuda.is_available():
         words = f"it has {len(devices)} NVIDIA device(s), and its torch {torch.__version__} can use none of them"
-        return [Check(name=GPU, mark=Mark.SKIPPED, words=words)]
+        return [Check(name=GPU, mark=CheckMark.SKIPPED, words=words)]
     count = torch.cuda.device_count()
     burnt = [_burnt(torch, number, seconds / count, memory_share) for number in range(count)]
     return _compared(burnt, missing=len(devices) - count)
@@ -168,11 +168,11 @@ def _compared(burnt: list[dict[str, Any]], *, missing: int) -> list[Check]:
     for one in burnt:
         peers = [other for other in burnt if other["name"] == one["name"] and not other["wrong"]]
         wrong = one["wrong"] or _strange(one, peers) or _slow(one, peers)
-        mark, words = (Mark.FAILED, wrong) if wrong else (Mark.PASSED, f"{one['name']}: every product is the same")
+        mark, words = (CheckMark.FAILED, wrong) if wrong else (CheckMark.PASSED, f"{one['name']}: every product is the same")
         facts = {name: one[name] for name in ("figures", "seconds", "devices")}
         checks.append(Check(name=f"{GPU} {one['number']}", mark=mark, words=words, **facts))
     if missing > 0:
-        checks.append(Check(name=GPU, mark=Mark.SKIPPED, words=f"{missing} of its NVIDIA devices cannot be used by torch"))
+        checks.append(Check(name=GPU, mark=CheckMark.SKIPPED, words=f"{missing} of its NVIDIA devices cannot be used by torch"))
     return checks
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from detectors.burn_in_results import Check, Mark
-from holdfast.probe.burn_in.checks.core_pool import Ended, judged, on_each, processors
+from detectors.burn_in_results import Check, CheckMark
+from holdfast.probe.burn_in.checks.core_pool import CoreEnded, judged, on_each, processors
 
 NAME: Final = "memory"
 BLOCK: Final = 1 << 20
@@ -57,13 +57,13 @@ def memory(seconds: float, share: float, most: int, cores: list[int] | None = No
     size = int(min(free * share, most)) // len(used) // BLOCK * BLOCK
     if size < BLOCK:
         words = f"too little is free: {free // MIB} MiB, and a share of {share:g} of it leaves nothing for {len(used)} core(s)"
-        return Check(name=NAME, mark=Mark.SKIPPED, words=words, seconds=time.monotonic() - begun)
+        return Check(name=NAME, mark=CheckMark.SKIPPED, words=words, seconds=time.monotonic() - begun)
     found = on_each(used, lambda place: _tried(size, begun + seconds, place * size))
     return _told(found, time.monotonic() - begun)
 
 
-def _told(found: dict[int, dict[str, Any] | Ended], spent: float) -> Check:
-    answers = [one for one in found.values() if not isinstance(one, Ended)]
+def _told(found: dict[int, dict[str, Any] | CoreEnded], spent: float) -> Check:
+    answers = [one for one in found.values() if not isinstance(one, CoreEnded)]
     size, gone = sum(one["size"] for one in answers), sum(one["bytes"] for one in answers)
     patterns = float(min([one["patterns"] for one in answers], default=0))
     figures = {"MiB": size / MIB, "patterns": patterns, "MB/s": gone / 1e6 / max(spent, 1e-6)}

@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from detectors.burn_in_results import Check, Mark
+from detectors.burn_in_results import Check, CheckMark
 from detectors.codec import packed
 from holdfast.probe.burn_in.checks import clock, compute, disk, matrix, memory, traffic
-from holdfast.probe.burn_in.checks.core_pool import Ended
+from holdfast.probe.burn_in.checks.core_pool import CoreEnded
 
 LINE: Final = 1 << 16
 
@@ -124,7 +124,7 @@ def _carry_out(order: Order, pipe: int) -> None:
         try:
             done = ORDERS[order["do"]](order, tell)
         except Exception as error:  # noqa: BLE001 (what nobody foresaw says nothing of the node)
-            done = Check(name=order["do"], mark=Mark.SKIPPED, words=f"{type(error).__name__}: {error}")
+            done = Check(name=order["do"], mark=CheckMark.SKIPPED, words=f"{type(error).__name__}: {error}")
         tell([packed(one) for one in (done if isinstance(done, list) else [done])])
 
 
@@ -145,9 +145,9 @@ def _hear(selector: selectors.BaseSelector, children: dict[int, Child], pipe: in
     with suppress(OSError):
         os.killpg(child.pid, signal.SIGKILL)  # what it had started
     if not child.last.startswith("["):
-        ended = Ended(os.waitstatus_to_exitcode(status))
+        ended = CoreEnded(os.waitstatus_to_exitcode(status))
         late = -ended.status == signal.SIGALRM
-        mark = Mark.FAILED if ended.is_fault else Mark.SKIPPED
+        mark = CheckMark.FAILED if ended.is_fault else CheckMark.SKIPPED
         words = "it did not end in time" if late else f"its process {ended}"
         _say(child.mark, [packed(Check(name=child.name, mark=mark, words=words))])
 

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from detectors.burn_in_results import Check, Mark
-from holdfast.authenticated_listener import Nobody, admitted, fill, open_port, taken
+from detectors.burn_in_results import Check, CheckMark
+from holdfast.authenticated_listener import NoCaller, admitted, fill, open_port, taken
 
 NAME: Final = "network"
 BLOCK: Final = 1 << 20
@@ -44,8 +44,8 @@ def serve(token: str, blocks: int, seconds: float, port: int, tell: Callable[[in
                 sock.sendall(b"k")  # all has arrived: who sent it may stop its clock
                 _sent(sock, token, blocks, begun + seconds)
                 taken(sock, 1)
-        except Nobody as error:  # strangers may have, or the other end did not start: that says nothing of this node
-            return Check(name=NAME, mark=Mark.SKIPPED, words=str(error), seconds=time.monotonic() - begun)
+        except NoCaller as error:  # strangers may have, or the other end did not start: that says nothing of this node
+            return Check(name=NAME, mark=CheckMark.SKIPPED, words=str(error), seconds=time.monotonic() - begun)
         except OSError as error:
             return _broken(error, begun)
     return _told(wrong, {}, begun, devices)
@@ -146,9 +146,9 @@ def _received(sock: socket.socket, token: str, blocks: int, until: float) -> str
 def _broken(error: OSError, begun: float) -> Check:
     words = str(error.strerror or error)
     words = "nothing came in time" if words == "timed out" else words
-    return Check(name=NAME, mark=Mark.FAILED, words=words, seconds=time.monotonic() - begun)
+    return Check(name=NAME, mark=CheckMark.FAILED, words=words, seconds=time.monotonic() - begun)
 
 
 def _told(wrong: str, figures: dict[str, float], begun: float, devices: tuple[str, ...]) -> Check:
-    mark, words = (Mark.FAILED, wrong) if wrong else (Mark.PASSED, "every byte arrived as it was sent")
+    mark, words = (CheckMark.FAILED, wrong) if wrong else (CheckMark.PASSED, "every byte arrived as it was sent")
     return Check(name=NAME, mark=mark, words=words, figures=figures, seconds=time.monotonic() - begun, devices=devices)
